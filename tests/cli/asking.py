@@ -1,7 +1,8 @@
 """Stand in for `gpubench` in a shell, or for mpirun: forking.py's process does it, with this one's folder and streams.
 
 Where that process listens is the first argument. The second is a folder with the variables of ranks, a file each: so
-many are forked, and this ends when they have, as mpirun does; without a folder, one command is. gpubench's come after.
+many are forked, and this ends when they have, as mpirun does. Without a folder one command is forked, as which this
+takes signals and ends. gpubench's arguments come after.
 """
 
 import array
@@ -32,7 +33,13 @@ _files = sorted(os.listdir(_folder)) if _folder else []  # noqa: PTH208
 # Whoever ends this process ends those that it asked for: they are told apart by who waits for them.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 _asked = [_ask(_variables(f"{_folder}/{each}")) for each in _files] or [_ask({})]
-for _each in _asked:
-    _each.recv(64)
+_pids = [int(each.recv(64)) for each in _asked]
+if not _folder:
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, lambda number, _: os.kill(_pids[0], number))
 _code = next(filter(None, [int(each.recv(64)) for each in _asked]), 0)
+if _code < 0 and not _folder:
+    if -_code != signal.SIGKILL:
+        signal.signal(-_code, signal.SIG_DFL)
+    os.kill(os.getpid(), -_code)
 sys.exit(_code if _code >= 0 else 128 - _code)

@@ -4,6 +4,7 @@ That is for modules of gpubench that have nothing of their parent but descriptor
 """
 
 import atexit
+import ctypes
 import inspect
 import os
 import runpy
@@ -17,7 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MODULES = ("gpubench", "gpubench.hardware.node.stage", "gpubench.hardware.traffic", "gpubench.hardware.watchdog.main")
+_MODULES = (
+    "gpubench",
+    "gpubench.hardware.node.stage",
+    "gpubench.hardware.scan.worker",
+    "gpubench.hardware.traffic",
+    "gpubench.hardware.watchdog.main",
+)
 _ROOT = str(Path(__file__).parents[2])
 _STREAMS = (("stdin", "r", "p2cread"), ("stdout", "w", "c2pwrite"), ("stderr", "w", "errwrite"))
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -30,6 +37,21 @@ _SIGNATURE = inspect.signature(_start_anew)
 def fork_instead() -> None:
     """From now on, of this process and its forks, `subprocess` forks for those modules."""
     _Popen._execute_child = _start
+
+
+ROOM, ROOM_VARIABLE = " " * 20_000, "GPUBENCH_TEST_ROOM"
+"""What makes room for the words and the variables that a fork shows, where its process has it as a word and in one."""
+
+
+def show(words: Sequence[str]) -> None:
+    """Have /proc show these words, and the variables of now, as of a process that was started with them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    first, last, first_variable, last_variable = map(int, fields[45:49])
+    variables = [f"{name}={value}" for name, value in os.environ.items()]
+    for texts, begin, end in ((words, first, last), (variables, first_variable, last_variable)):
+        shown = "".join(f"{each}\0" for each in texts).encode(errors="surrogateescape")
+        if len(shown) < end - begin:
+            ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def _start(popen: Any, *arguments: Any) -> Any:
@@ -65,6 +87,7 @@ def _be_child(words: Sequence[str], given: Mapping[str, Any]) -> NoReturn:
         _inherit_nothing_else(given)
         sys.argv = [*words]
         sys.orig_argv = [sys.executable, "-P", "-m", *words]
+        show(sys.orig_argv)
         sys.modules.pop(words[0], None)  # it is run as the program
         try:
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)

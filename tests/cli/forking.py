@@ -17,6 +17,7 @@ import runpy
 import select
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ _ROOT = Path(__file__).parents[2]
 _INJECTED = [str(_ROOT / "tests" / each / "inject") for each in ("cli", "mpi")]
 KEPT_RANKS = "GPUBENCH_TEST_KEPT_RANKS"
 """Names the folder of `tests/mpi/kept.py`, whose ranks a job takes in the place of an mpirun's."""
+FORKED_RANKS = "GPUBENCH_TEST_FORKED_RANKS"
+"""Names the same folder, of which a job takes the process that forks, for ranks that its mpirun starts."""
 
 
 class Finished(NamedTuple):
@@ -118,11 +121,11 @@ def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "su
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(folder / "fork"))
         listening.listen()
-        command = [sys.executable, "-m", __name__, str(listening.fileno()), "listening", *loaded]
+        command = [sys.executable, "-m", __name__, str(listening.fileno()), "listening", *loaded, children.ROOM]
         pipe = subprocess.PIPE  # as a shell's: Python asks once whether it can seek
         return subprocess.Popen(
             command,
-            env=dict(environment),
+            env=dict(environment) | {children.ROOM_VARIABLE: children.ROOM},
             pass_fds=[listening.fileno()],
             cwd=_ROOT,
             stdout=pipe,
@@ -165,6 +168,7 @@ def serve_one(connection: socket.socket) -> bool:
     for request, streams in _requests(connection):
         child = os.fork()
         if child == 0:
+            _join(_asking(connection))
             connection.close()
             _become(json.loads(request), streams)
             return True
@@ -189,6 +193,22 @@ def _requests(connection: socket.socket) -> Iterator[tuple[bytes, Sequence[int]]
         yield request, streams
 
 
+def _asking(connection: socket.socket) -> int:
+    """The process at the other end."""
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+
+def _join(pid: int) -> None:
+    """Be where a process is: on its cores, and where that is elsewhere, on its host, which are namespaces."""
+    os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    places = [Path(f"/proc/{pid}/ns/{name}") for name in ("uts", "net", "mnt")]
+    opened = [os.open(each, os.O_RDONLY) for each in places if not each.samefile(f"/proc/self/ns/{each.name}")]
+    for each in opened:
+        if ctypes.CDLL(None, use_errno=True).setns(each, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(each)
+
+
 def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -203,6 +223,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     os.chdir(str(request["cwd"]))
     sys.argv = ["gpubench", *arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    children.show(sys.orig_argv)
     for folder in sorted(_folders(os.environ).intersection(_INJECTED)):
         runpy.run_path(f"{folder}/sitecustomize.py")
     # Nothing here ends a rank because another one has ended, so that none has to wait until the first has spoken.
@@ -213,6 +234,8 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     if KEPT_RANKS in os.environ:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
+    if FORKED_RANKS in os.environ:
+        launch.Launcher.command = _of_forks  # type: ignore[method-assign]
 
 
 def _end(code: int) -> None:
@@ -240,10 +263,15 @@ class _KeptLauncher(launch.Launcher):
         return [*asking(Path(self.path), Path(self.path, str(ranks))), *arguments]
 
 
+def _of_forks(self: launch.Launcher, ranks: int, arguments: Sequence[str]) -> list[str]:
+    """In the place of `Launcher.command`: what its mpirun starts asks for forks."""
+    return [self.path, "-n", str(ranks), *asking(Path(os.environ[FORKED_RANKS])), *arguments]
+
+
 if __name__ == "__main__":
     load_all_modules()
     _given, *_words = sys.argv[1:]
-    for _name in (*_LOADED_AHEAD, *_words[1:]):
+    for _name in (*_LOADED_AHEAD, *_words[1:-1]):
         importlib.import_module(_name)
     all_profiles()  # read once, and kept, as they are in each process
     for _each in [*records._WITHOUT_METHODS]:  # once, and not in each child

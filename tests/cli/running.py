@@ -119,13 +119,19 @@ def document_so_far(path: Path) -> dict[str, Any]:
     return document
 
 
-def mpirun_command(ranks: int, *arguments: str) -> Sequence[str]:
-    return [find_launcher().path, "-n", str(ranks), sys.executable, "-m", "gpubench", *arguments]
+PROGRAM = (sys.executable, "-m", "gpubench")
 
 
-def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def mpirun_command(ranks: int, *arguments: str, program: Sequence[str] = PROGRAM) -> Sequence[str]:
+    return [find_launcher().path, "-n", str(ranks), *program, *arguments]
+
+
+def mpirun(
+    ranks: int, *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = PROGRAM
+) -> subprocess.CompletedProcess[str]:
     """A job under an mpirun of the test's, which is tried again where it could not start anything."""
-    command, variables = mpirun_command(ranks, *arguments), dict(env or environment()) | MPI_ENVIRONMENT
+    command = mpirun_command(ranks, *arguments, program=program)
+    variables = dict(env or environment()) | MPI_ENVIRONMENT
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables)

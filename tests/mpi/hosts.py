@@ -6,10 +6,10 @@ that is slow, which its watchdog tells from one that hangs, and one that has sai
 """
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +20,14 @@ import pytest
 
 from gpubench.hardware.launch import Flavour, find_launcher
 from tests.cli.running import ROOT, environment
+from tests.mpi.kept import program
 
 SECONDS_TO_SPEAK = 60
 SECONDS_OF_A_HANG = 15
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl": "^ofi",  # spares each start a second
 }
 AGENT = """#!/bin/bash
 # What Open MPI takes for ssh: drops its options, and runs the command in the namespace with that address.
@@ -70,7 +72,8 @@ class Hosts:
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
         mpirun = f"{agent} --host {places} -n {self.ranks * len(self.names)} {exports} {self.options}"
-        script = f"hostname {self.names[0]}; exec {mpirun} {sys.executable} -m gpubench {' '.join(arguments)}"
+        ranks = shlex.join([*program(environment(**settings)), *arguments])
+        script = f"hostname {self.names[0]}; exec {mpirun} {ranks}"
         printed = self.folder / "printed"
         with printed.open("w") as stream:
             process = subprocess.Popen(

@@ -1,9 +1,10 @@
 """Jobs of real ranks that are kept: what mpirun, Python and the imports take, a job is spared.
 
 MPI knows a rank by variables that mpirun gives it. An mpirun whose processes only wait lends theirs, to one job after
-another, whose ranks are forked by a process that has imported everything. What tests how ranks start, end or die, or
-what mpirun does, has a job of its own: `tests/cli/running.py`. MPI_Abort ends the mpirun too, and the next job gets
-another one.
+another, whose ranks are forked by a process that has imported everything. MPI_Abort ends the mpirun too, and the next
+job gets another one. What tests how ranks end or die, or what mpirun does, has an mpirun of its own, which starts what
+asks that process for forks, and takes signals and ends as they do: `own_gpubench`, `own_mpirun`. What tests how they
+start has them started: `tests/cli/running.py`.
 """
 
 import atexit
@@ -48,6 +49,33 @@ def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) ->
     return subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=ROOT
     )
+
+
+def own_gpubench(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """A command that launches ranks under an mpirun of its own."""
+    return running.gpubench(*arguments, env=forked(env or environment()), cwd=cwd)
+
+
+def own_mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """A user's own job of that many ranks under an mpirun of its own."""
+    variables = dict(env or environment())
+    return running.mpirun(ranks, *arguments, env=variables, program=program(variables))
+
+
+def program(env: Mapping[str, str]) -> Sequence[str]:
+    """What stands for `python -m gpubench` on a command line with this environment."""
+    if find_launcher().flavour is not Flavour.OPEN_MPI or not forking.can_fork(env):
+        return running.PROGRAM
+    return forking.asking(_forking())
+
+
+def forked(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which the ranks that a command launches are forks."""
+    if find_launcher().flavour is not Flavour.OPEN_MPI or not forking.can_fork(env):
+        return dict(env)
+    return {**env, forking.FORKED_RANKS: str(_forking())}
 
 
 def _kept(ranks: int) -> Path | None:

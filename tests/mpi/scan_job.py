@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 from gpubench.hardware.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
+from tests.mpi.kept import program
 
 DEADLINE = 2.0
 SECONDS = 300.0
@@ -73,7 +73,7 @@ def scan_of_ranks(
     """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left."""
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
     outputs = [rounds, str(folder / "rounds"), "--output", str(folder / "report.json")]
-    command = [find_launcher().path, *options, "-n", str(ranks), sys.executable, "-m", "gpubench", *words, *outputs]
+    command = [find_launcher().path, *options, "-n", str(ranks), *program(environment()), *words, *outputs]
     variables = environment(GPUBENCH_TEST_FOLDER=str(folder)) | MPI_ENVIRONMENT
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen(command, stdout=printed, stderr=printed, env=variables, cwd=ROOT)

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from gpubench.model.terms.ranks import Phase
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, document_so_far, environment, mpirun_command
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, broken, document_so_far, environment, mpirun_command
+from tests.mpi.kept import forked, program
 
 pytestmark = pytest.mark.mpi
 
@@ -143,19 +144,25 @@ def start(
     launch: Sequence[str] = (),
     start_seconds: float = UNHURRIED,
     variables: Mapping[str, str] | None = None,
+    forks: bool = True,
 ) -> Run:
-    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none."""
+    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none.
+
+    Its ranks are forks that what mpirun started has asked for, unless they are to die with it.
+    """
     usual = ("--backend", "host", "--timeout", str(TIMEOUT))
     words = ("allreduce", *usual, f"--output={output}", *arguments)
-    if how == ALONE:
-        command = [sys.executable, "-m", "gpubench", *words, *(launch or ("--np", str(ranks)))]
-    else:
-        command = [*mpirun_command(ranks, *words)]
     settings = {
         "GPUBENCH_TEST_START_SECONDS": str(start_seconds),
         "GPUBENCH_TEST_FILE": str(output.with_suffix(".struck")),
     }
     env = broken(fault) | settings | MPI_ENVIRONMENT | dict(variables or {})
+    own = program(env) if forks else PROGRAM
+    if how == ALONE:
+        command = [*own, *words, *(launch or ("--np", str(ranks)))]
+    else:
+        command = [*mpirun_command(ranks, *words, program=own)]
+    env = forked(env) if forks else env
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT, start_new_session=True
     )
@@ -301,7 +308,7 @@ def test_interrupted_the_rows_are_kept(how: str, number: signal.Signals, output:
 @pytest.mark.parametrize("how", [ALONE, slow(MPIRUN)])
 def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(output.parent))
-    run = start(how, output, *LONG)
+    run = start(how, output, *LONG, forks=False)
     run.wait_for_rows(1)
     run.process.kill()
     run.end()
@@ -347,8 +354,9 @@ def test_a_full_disk_is_named_and_other_outputs_stay(how: str, output: Path) -> 
 
 def test_a_closed_pipe_ends_the_run_of_a_users_own_mpirun(output: Path) -> None:
     words = ["allreduce", "--backend", "host", "--sizes", "8:4M", "--format", "csv", f"--output={output}"]
+    command = mpirun_command(2, *words, program=program(environment()))
     result = subprocess.run(
-        ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *mpirun_command(2, *words)],
+        ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *command],
         capture_output=True, text=True, timeout=300, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT,
     )  # fmt: skip
     assert result.returncode != 0

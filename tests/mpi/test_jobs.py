@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from gpubench.hardware.mpi.group import host_name
 from tests.cli import running
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import gpubench, mpirun
+from tests.mpi.kept import forked, gpubench, mpirun, own_gpubench, own_mpirun, program
 
 pytestmark = pytest.mark.mpi
 
@@ -235,7 +236,7 @@ def test_dropped_sizes_are_named_on_stderr_where_stdout_has_no_room() -> None:
 
 
 def test_nothing_that_fits_is_an_error() -> None:
-    result = running.gpubench("allreduce", *HOST, "--sizes", "512T")
+    result = own_gpubench("allreduce", *HOST, "--sizes", "512T")
     assert result.returncode == 3
     assert "no size is left to measure" in result.stderr
 
@@ -245,7 +246,7 @@ def test_a_users_own_mpirun_into_a_file_from_a_terminal_holds_no_escape_codes(tm
     outer, inner = pty.openpty()
     with (tmp_path / "out").open("w") as stdout:
         subprocess.run(
-            mpirun_command(2, "allreduce", *SMALL),
+            mpirun_command(2, "allreduce", *SMALL, program=program(environment())),
             stdin=inner,
             stdout=stdout,
             stderr=inner,
@@ -335,7 +336,7 @@ def test_inside_a_slurm_allocation_the_job_stays_here() -> None:
         "SLURM_STEP_NUM_TASKS": "1",
         "SLURM_STEP_ID": "4294967290",
     }
-    result = running.gpubench("allreduce", *SMALL, env=environment(**allocation))
+    result = own_gpubench("allreduce", *SMALL, env=environment(**allocation))
     assert result.returncode == 0, result.stderr
     assert f"rank 0-1 on {host_name()}" in result.stdout
 
@@ -358,7 +359,7 @@ def test_wrong_data_fail_the_run_and_name_the_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
     output = tmp_path / "result.csv"
-    result = running.gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("2:raise"))
+    result = own_gpubench("allreduce", *SMALL, "--np", "3", "--output", str(output), env=broken("2:raise"))
     assert result.returncode == 3
     assert f"rank 2 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" not in result.stderr
@@ -367,7 +368,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) ->
 
 
 def test_a_rank_that_raises_under_mpirun_is_named_too_and_a_traceback_can_be_had() -> None:
-    result = running.mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
+    result = own_mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
     assert result.returncode == 3
     assert f"rank 1 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" in result.stderr
@@ -375,7 +376,7 @@ def test_a_rank_that_raises_under_mpirun_is_named_too_and_a_traceback_can_be_had
 
 def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    result = running.gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
+    result = own_gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
     assert result.returncode == 3
     assert "rank 1 on " in result.stderr
     # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
@@ -390,11 +391,11 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
     output = tmp_path / "result.csv"
     marker = f"--output={output}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpubench", "allreduce", *SMALL, marker],
+        [*program(broken("1:stall")), "allreduce", *SMALL, marker],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=broken("1:stall"),
+        env=forked(broken("1:stall")),
         cwd=ROOT,
     )
     until(lambda: output.exists() and len(rows(output.read_text())) == 4)
@@ -432,14 +433,14 @@ def processes_with(word: str) -> list[str]:
 )
 def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
     options = f"--backend host --sizes 1K:16M --format {format_name} --no-progress"
-    command = f"{sys.executable} -m gpubench allreduce {options}"
+    command = f"{shlex.join(program(environment()))} allreduce {options}"
     result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=environment(),
+        env=forked(environment()),
         cwd=ROOT,
     )
     assert result.returncode == 3
@@ -447,7 +448,7 @@ def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
 
 
 def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
-    result = running.gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
+    result = own_gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
     assert result.returncode == 3
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -457,9 +458,11 @@ def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
 
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
     output = tmp_path / "result.csv"
-    command = f"{sys.executable} -m gpubench allreduce {' '.join(SMALL)} --format csv --output {output} > /dev/full"
+    arguments = ["allreduce", *SMALL, "--format", "csv", "--output", str(output)]
+    command = f"{shlex.join([*program(environment()), *arguments])} > /dev/full"
+    variables = forked(environment())
     result = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False, env=environment(), cwd=ROOT
+        ["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False, env=variables, cwd=ROOT
     )
     assert result.returncode == 3
     assert "stdout cannot be written any more: No space left on device" in result.stderr
@@ -469,7 +472,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
 
 def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
     """As NCCL_DEBUG=INFO does: also what is printed before the first row."""
-    result = running.gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
+    result = own_gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
     assert result.returncode == 0
     assert "gpubench: hello from NCCL" in result.stderr
     assert len(rows(result.stdout)) == 8

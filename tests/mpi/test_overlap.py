@@ -10,7 +10,6 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
 from gpubench.model.terms.overlap import OverlapAsked, Partner
-from tests.cli import running
 from tests.mpi import kept
 from tests.mpi.test_evidence import believing, document_of
 
@@ -82,7 +81,7 @@ def test_wrong_data_beside_computation_and_a_staged_path_under_a_users_own_mpiru
 @pytest.mark.mpi
 def test_a_rank_that_hangs_beside_computation_ends_the_run() -> None:
     stuck = believing("tuning", GPUBENCH_TEST_STUCK_STEPS="1")
-    result = running.gpubench(*SHORT, "--timeout", "2", env=stuck)
+    result = kept.own_gpubench(*SHORT, "--timeout", "2", env=stuck)
     assert result.returncode == 3
     assert "no progress for" in result.stderr
     assert "rank 1" in result.stderr

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli import running
 from tests.cli.running import ROOT, broken, environment
 from tests.cli.test_collective_replay import comparable
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import gpubench, mpirun
+from tests.mpi.kept import gpubench, mpirun, own_gpubench
 from tests.mpi.test_evidence import SWEEP, believing
 from tests.mpi.test_settings import emulated_nodes
 
@@ -123,7 +122,7 @@ def test_a_hierarchy_on_two_nodes(tmp_path: Path) -> None:
 def test_rows_before_a_rank_died_are_there_and_the_replay_says_that_it_is_not_all(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     asked = ("--np", "2", "--record", str(folder), "--format", "json")
-    measured = running.gpubench(*HOST, *asked, env=broken("1:kill"))
+    measured = own_gpubench(*HOST, *asked, env=broken("1:kill"))
     assert measured.returncode == 3
     rows = shown(measured.stdout)["rows"]
     assert rows

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli import running
 from tests.cli.running import ROOT, environment
 from tests.formats.schema import VALIDATOR
 from tests.mpi.hosts import Hosts, connected
-from tests.mpi.kept import gpubench, mpirun
+from tests.mpi.kept import gpubench, mpirun, own_gpubench
 from tests.mpi.test_evidence import INJECT, believing, document_of
 
 pytestmark = pytest.mark.mpi
@@ -346,7 +345,7 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
 def test_a_setting_whose_job_fails_is_left_out_with_the_reason() -> None:
     """What stands in for the library fails where this variable is set, and MPI_Abort ends that job's mpirun."""
     arguments = (*SMALL, "--set", "NCCL_NET=Broken,Socket", "--format", "json")
-    result = running.gpubench(*arguments, env=believing("tuning", GPUBENCH_TEST_BROKEN_NET="Broken"))
+    result = own_gpubench(*arguments, env=believing("tuning", GPUBENCH_TEST_BROKEN_NET="Broken"))
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     (refused,) = document["refused"]
