@@ -25,6 +25,8 @@ def made_by(decorator: Decorator, **options: bool) -> Any:
         y: float = 1.5
         rest: list[int] = dataclasses.field(default_factory=list, compare=False, repr=False)
         total: float = dataclasses.field(init=False, default=0.0)
+        notes: list[str] = dataclasses.field(init=False, default_factory=list)
+        rank: int = dataclasses.field(default=0, hash=False, kw_only=True)
         kind: ClassVar[str] = "a point"
 
         def __post_init__(self) -> None:
@@ -44,12 +46,21 @@ def outcome(act: Callable[[], Any]) -> Any:
         return type(error)
 
 
+def message(act: Callable[[], Any]) -> str:
+    with pytest.raises(TypeError) as raised:
+        act()
+    return str(raised.value)
+
+
 def seen(point: Any) -> dict[str, Any]:
     """What anybody can do with a class that has just been made."""
     one, other = point(x=1), point(x=1, y=1.5, rest=[3])
     return {
         "positional": outcome(lambda: point(1).x),
         "wrong": outcome(lambda: point(z=1)),
+        "missing": message(point),
+        "rest": (one.rest, point(x=1).rest is not point(x=1).rest, one.notes is point(x=1).notes),
+        "ranks": (one == point(x=1, rank=1), outcome(lambda: hash(one) == hash(point(x=1, rank=1)))),
         "repr": repr(one).rpartition(".")[2],
         "equal": (one == other, one == point(x=2), one == 7),
         "hash": outcome(lambda: hash(one) == hash(other)),
@@ -70,6 +81,19 @@ def seen(point: Any) -> dict[str, Any]:
 @options
 def test_a_class_is_what_the_standard_library_makes(options: dict[str, bool]) -> None:
     assert seen(made_by(records.dataclass, **options)) == seen(made_by(dataclasses.dataclass, **options))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("names", [(), ("x",)])
+def test_a_class_may_have_one_field_or_none(names: tuple[str, ...], frozen: bool) -> None:
+    def few(decorator: Decorator) -> Any:
+        return decorator(type("Few", (), {"__annotations__": dict.fromkeys(names, int)}), frozen=frozen, slots=True)
+
+    ours, theirs = few(records.dataclass), few(dataclasses.dataclass)
+    values = range(len(names))
+    assert repr(ours(*values)) == repr(theirs(*values))
+    assert ours(*values) == ours(*values) != theirs(*values)
+    assert outcome(lambda: hash(ours(*values))) == outcome(lambda: hash(theirs(*values)))
 
 
 FIRST: dict[str, Callable[[Any], Any]] = {
@@ -94,7 +118,7 @@ def test_a_class_that_nobody_has_used_can_be_inherited(decorator: Decorator) -> 
         name: str = "n"
 
     named = decorator(Named, frozen=True, slots=True)
-    assert repr(named(x=1, name="m")).endswith("Named(x=1, y=1.5, total=2.5, name='m')")
+    assert repr(named(x=1, name="m")).endswith("Named(x=1, y=1.5, total=2.5, notes=[], rank=0, name='m')")
     assert named(x=1) == named(x=1) != named(x=1, name="m")
 
 
