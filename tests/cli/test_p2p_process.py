@@ -21,7 +21,10 @@ from gpubench.model.terms.verdict import Origin
 from tests.cli.running import planned
 from tests.fakes.copies import FakeCopies
 
-QUICK: dict[str, Any] = {"sizes": "64K,64M", "pairs": ["0-1"]}
+LARGE = 2**26
+"""From here on a slow copy is a failure."""
+
+QUICK: dict[str, Any] = {"sizes": "64K,8M", "pairs": ["0-1"]}
 
 
 def here() -> Snapshot:
@@ -134,12 +137,12 @@ def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch:
 
 def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
-    plan = planned(P2pPlan, checked, QUICK | {"output": [str(output)]})
+    plan = planned(P2pPlan, checked, QUICK | {"sizes": str(LARGE), "output": [str(output)]})
     assert p2p_job.run_alone(replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
     document = json.loads(output.read_text())
     profile = document["metadata"]["profile"]
     assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")
-    slow = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    slow = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == LARGE and row["peer"] == "on"]
     assert slow == ["FAIL"]
 
 
@@ -149,7 +152,7 @@ def test_gpus_of_a_model_that_nobody_knows_are_judged_by_the_profile_of_any_mach
     node = here()
     unknown = replace(node, gpus=tuple(replace(gpu, name="NVIDIA X1") for gpu in node.gpus))
     monkeypatch.setattr("gpubench.hardware.probe.probe", lambda *_: unknown)
-    document = measured(tmp_path)
+    document = measured(tmp_path, sizes=str(LARGE))
     assert document["metadata"]["profile"]["name"] == "generic-nvlink"
-    judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == 2**26 and row["peer"] == "on"]
+    judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == LARGE and row["peer"] == "on"]
     assert judged == ["PASS"]
