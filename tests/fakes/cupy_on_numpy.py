@@ -12,9 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from queue import Queue
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ _ALLOCATOR = ("ncclMemAlloc", "ncclMemFree")
 _NATIVE = ("ncclAlltoAll", "ncclGather", "ncclScatter")
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 class CudaError(RuntimeError):
@@ -646,6 +648,19 @@ class Nccl(ModuleType):
         self._submit("ncclScatter", comm, stream, lambda c: c.scatter(send, receive, count, dtype, root))
 
 
+class Once(Generic[T]):
+    """What all ranks compute alike, made by the first that asks."""
+
+    def __init__(self) -> None:
+        self._lock, self._made = threading.Lock(), list[T]()
+
+    def get(self, make: Callable[[], T]) -> T:
+        with self._lock:
+            if not self._made:
+                self._made.append(make())
+        return self._made[0]
+
+
 _messages: dict[tuple[int, int, int], Queue[Array]] = {}
 """What one rank has sent to another and the other has not yet received, by world and both ranks."""
 
@@ -683,16 +698,18 @@ class Communicator:
         Stream.of(stream).submit(lambda: _write(buffer, on_its_way.get(timeout=SECONDS_TO_MEET)[:count]), SEND_US)
 
     def all_reduce(self, send: int, receive: int, count: int, dtype: int, op: int) -> None:
-        self._reduce_to(receive, self._all(send, count, dtype), dtype, op)
+        everything = self._world.exchange(self._rank, (_read(send, count, dtype), Once[Array]()))
+        total = everything[0][1]
+        _write(receive, total.get(lambda: _reduced([values for values, _ in everything], dtype, op)))
 
     def reduce_scatter(self, send: int, receive: int, count: int, dtype: int, op: int) -> None:
         everything = self._all(send, count * self.size(), dtype)
-        self._reduce_to(receive, [each[self._own(count)] for each in everything], dtype, op)
+        _write(receive, _reduced([each[self._own(count)] for each in everything], dtype, op))
 
     def reduce(self, send: int, receive: int, count: int, dtype: int, op: int, root: int) -> None:
         everything = self._all(send, count, dtype)
         if self._rank == root:
-            self._reduce_to(receive, everything, dtype, op)
+            _write(receive, _reduced(everything, dtype, op))
 
     def all_gather(self, send: int, receive: int, count: int, dtype: int) -> None:
         _write(receive, np.concatenate(self._all(send, count, dtype)))
@@ -726,16 +743,17 @@ class Communicator:
     def _all(self, address: int, count: int, dtype: int) -> list[Array]:
         return self._world.exchange(self._rank, _read(address, count, dtype))
 
-    def _reduce_to(self, receive: int, values: Sequence[Array], dtype: int, op: int) -> None:
-        function = (np.add, np.multiply, np.maximum, np.minimum, np.add)[op]
-        wide = [_to_wide(each, dtype) for each in values]
-        total = wide[0]
-        with np.errstate(all="ignore"):
-            for each in wide[1:]:
-                total = function(total, each)
-            if _OPS[op] == "NCCL_AVG":
-                total = total / len(values) if total.dtype.kind == "f" else total // len(values)
-        _write(receive, _from_wide(total, dtype))
+
+def _reduced(values: Sequence[Array], dtype: int, op: int) -> Array:
+    function = (np.add, np.multiply, np.maximum, np.minimum, np.add)[op]
+    wide = [_to_wide(each, dtype) for each in values]
+    total = wide[0]
+    with np.errstate(all="ignore"):
+        for each in wide[1:]:
+            total = function(total, each)
+        if _OPS[op] == "NCCL_AVG":
+            total = total / len(values) if total.dtype.kind == "f" else total // len(values)
+    return _from_wide(total, dtype)
 
 
 def _storage(dtype: int) -> str:
@@ -757,7 +775,17 @@ def _to_wide(values: Array, dtype: int) -> Array:
 def _from_wide(values: Array, dtype: int) -> Array:
     if _TYPE_NAMES[dtype] == "bfloat16":
         return (values.astype("float32").view("uint32") >> 16).astype("uint16")
-    return values.astype(_TYPE_NAMES[dtype])
+    return values.astype(_TYPE_NAMES[dtype], copy=False)
+
+
+_EXPECTING = threading.Lock()
+
+
+@lru_cache(maxsize=16)
+def _expected(data: DataPattern, stretch: Stretch, rank: int) -> Array:
+    """What every rank of a job is to have received, computed for all of them once."""
+    pattern = ArrayPattern(np, data)
+    return pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
 
 
 class RawModule:
@@ -802,7 +830,8 @@ class RawModule:
 
     def _count(self, _grid: object, _block: object, arguments: Sequence[Any]) -> None:
         pattern, elements, stretch, rank = self._read(arguments[:-1])
-        expected = pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
+        with _EXPECTING:
+            expected = _expected(pattern.data, stretch, rank)
         arguments[-1][0] += np.uint64(pattern.wrong(elements, expected))
 
     def _read(self, arguments: Sequence[Any]) -> tuple[ArrayPattern, Array, Stretch, int]:

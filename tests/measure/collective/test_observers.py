@@ -55,7 +55,7 @@ from tests.measure.collective.test_sweep import BOTH, ReceivedRows, request_for
 RANKS = 4
 RING = {"0 → 1", "1 → 2", "2 → 3", "3 → 0"}
 H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
-MIB = 2**20
+SIZE, COUNTED = 2**18, 2**21
 
 
 @dataclass
@@ -147,9 +147,9 @@ class Result:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, job: Job, collective: Collective = ALLREDUCE, sizes: tuple[int, ...] = (MIB,)
+    monkeypatch: pytest.MonkeyPatch, job: Job, collective: Collective = ALLREDUCE, sizes: tuple[int, ...] = (SIZE,)
 ) -> Result:
-    monkeypatch.setattr(paths, "COUNTED_BYTES", 4 * MIB)
+    monkeypatch.setattr(paths, "COUNTED_BYTES", COUNTED)
     nccl = cupy_on_numpy.Nccl(RANKS)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), nccl)
     request = request_for(collective, sizes=sizes, sampling=Sampling(iterations=4), check=job.check)
@@ -200,11 +200,11 @@ def sockets(rank: int) -> FakeLog:
 
 
 def over_nvlink(_rank: int) -> FakeCounters:
-    return FakeCounters(nvlink=8 * MIB, pcie=1000)
+    return FakeCounters(nvlink=2 * COUNTED, pcie=1000)
 
 
 def over_pcie(_rank: int) -> FakeCounters:
-    return FakeCounters(nvlink=0, pcie=8 * MIB)
+    return FakeCounters(nvlink=0, pcie=2 * COUNTED)
 
 
 def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_an_operation_faster_than_its_links_is_an_error_of_the_facts(monkeypatch
     assert (finding.id, finding.severity, finding.subject) == (
         "above-limit",
         Verdict.ERROR,
-        "allreduce of 1M on 4 ranks",
+        "allreduce of 256K on 4 ranks",
     )
     assert finding.expected.startswith("at most 1e-06 GB/s, the limit of its ranks' links and NICs")
     assert result.report.verdict is Verdict.ERROR
@@ -490,7 +490,7 @@ def test_a_counter_against_the_log_is_a_dispute(monkeypatch: pytest.MonkeyPatch)
 
 def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on four H200s: another process copied from GPU 0 to GPU 1, and their counters moved by 16 times our bytes."""
-    counters = {0: FakeCounters(nvlink=32 * MIB), 1: FakeCounters(nvlink=32 * MIB)}
+    counters = {0: FakeCounters(nvlink=8 * COUNTED), 1: FakeCounters(nvlink=8 * COUNTED)}
     result = run(monkeypatch, Job(direct, lambda rank: counters.get(rank) or over_nvlink(rank)))
     assert {pair: row.measurement for pair, row in result.evidence.items()} == {
         **dict.fromkeys(RING - {"2 → 3"}, "absent"),
@@ -503,9 +503,9 @@ def test_traffic_of_others_is_no_proof_of_a_path_and_is_named(monkeypatch: pytes
 
 def test_what_passes_while_the_job_is_idle_is_no_proof_either() -> None:
     used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
-    ours = Carried(nvlink_bytes=2 * MIB, nvlink_share=2.0)
+    ours = Carried(nvlink_bytes=2 * SIZE, nvlink_share=2.0)
     observed = PathObservations(
-        choices=LoggedChoices({(DataType.FLOAT32, None, MIB): Choice(used, None)}),
+        choices=LoggedChoices({(DataType.FLOAT32, None, SIZE): Choice(used, None)}),
         expected_bytes=[(1.0, 1.0)] * RANKS,
         traffic=[Traffic(ours, ours)] * RANKS,
         circumstances=Job(direct).circumstances(),
@@ -578,7 +578,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
     expected_bytes: tuple[tuple[float, float], ...],
 ) -> None:
     used = Used({(0, 1): (Transport("P2P/CUMEM", TransportKind.P2P),)})
-    choices = LoggedChoices({(DataType.FLOAT32, None, MIB): Choice(used, None)})
+    choices = LoggedChoices({(DataType.FLOAT32, None, SIZE): Choice(used, None)})
     observed = PathObservations(
         choices=choices,
         expected_bytes=[*expected_bytes, (0.0, 0.0), (0.0, 0.0)],
@@ -586,7 +586,7 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
         circumstances=Job(direct).circumstances(),
     )
     rows = RowObservations()
-    rows.add(replace(ROW, size_bytes=MIB, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
+    rows.add(replace(ROW, size_bytes=SIZE, algbw_gb_s=100.0, busbw_gb_s=100.0), [0] * RANKS)
     section = conclude(observed, rows).sections["evidence"]
     assert isinstance(section, Table)
     (row,) = section.rows()

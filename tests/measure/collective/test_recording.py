@@ -58,7 +58,7 @@ from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_observers import (
-    MIB,
+    COUNTED,
     RANKS,
     Job,
     Users,
@@ -133,7 +133,7 @@ def recording(
     parts: tuple[RankGroup, ...] = (),
     unwatched: str = "",
 ) -> Recording:
-    monkeypatch.setattr(paths, "COUNTED_BYTES", 4 * MIB)
+    monkeypatch.setattr(paths, "COUNTED_BYTES", COUNTED)
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(RANKS), cupy_on_numpy.Nccl(RANKS))
     described = RecordedCollective(
         schema_version=RECORDING_VERSION,
@@ -173,7 +173,9 @@ def observer_of(request: SweepRequest, job: Job, group: ThreadGroup) -> PathObse
     log = RecordedLog(job.logs(group.rank))
     counters, window = job.counters(group.rank), None
     if job.users is not None:
-        window = IdleWindow(counters, Users(*job.users(group.rank)), wait=lambda _seconds: None)
+        passed = [0.0]
+        users = Users(*job.users(group.rank))
+        window = IdleWindow(counters, users, clock=lambda: sum(passed), wait=passed.append)
     sources = ObservationSources(log, counters, look_around, job.nodes, window)
     return PathObserver.of(request, group, sources)
 

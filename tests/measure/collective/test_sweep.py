@@ -112,7 +112,7 @@ def test_every_collective_is_right_on_any_number_of_ranks(
     assert {row.verified for row in rows if row.placement == "in_place"} <= {"repeat"}
 
 
-@pytest.mark.parametrize("ranks", [3, 13])
+@pytest.mark.parametrize("ranks", [3, 9])
 def test_every_type_and_reduction_is_exact(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     dtypes, ops = tuple(DataType), tuple(ReduceOp)
     request = request_for(ALLREDUCE, dtypes=dtypes, ops=ops, sizes=(4096,), sampling=Sampling(iterations=2))
