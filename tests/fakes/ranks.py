@@ -18,14 +18,15 @@ class World:
     def __init__(self, size: int) -> None:
         self.size = size
         self._barrier = threading.Barrier(size, timeout=SECONDS_TO_MEET)
-        self._values: list[Any] = [None] * size
+        self._meetings = [0] * size
+        self._values: list[list[Any]] = [[None] * size, [None] * size]
 
     def exchange(self, rank: int, value: T) -> list[T]:
-        self._values[rank] = value
+        values = self._values[self._meetings[rank] % 2]  # whoever is ahead is one meeting ahead, and uses the other
+        self._meetings[rank] += 1
+        values[rank] = value
         self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
+        return list(values)
 
     def abort(self) -> None:
         self._barrier.abort()

@@ -199,7 +199,7 @@ def test_all_ranks_do_the_same_whatever_their_clocks_say() -> None:
     assert {tuple(backend.loops) for backend in backends} == {tuple(backends[0].loops)}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+@pytest.mark.parametrize("seconds", [0.0, 1e-7])
 def test_operations_that_take_no_time_come_to_an_end(seconds: float) -> None:
     (own,), _ = timed(AUTO, [Clocked(steady(seconds))])
     assert own.iterations > 0
