@@ -198,6 +198,7 @@ class SimulatedCopies:
         self._indices = [each.index for each in links.gpus]
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
         self._enabled: set[tuple[int, int]] = set()
+        self._known: tuple[Sequence[CopyStream], float] = (), 0.0
         self._corrupted = {
             frozenset((fault.index, fault.second))
             for fault in faults
@@ -216,6 +217,7 @@ class SimulatedCopies:
     def enable(self, source: int, destination: int) -> None:
         """Copies between the two are direct from now on."""
         self._enabled.add((source, destination))
+        self._known = ((), 0.0)
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         """Memory without a limit, and without contents."""
@@ -223,13 +225,18 @@ class SimulatedCopies:
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """The time of the busiest link: of all streams that leave or enter a GPU by NVLink, or by PCIe, together."""
+        if streams is not self._known[0]:  # what a copy is measured with is asked for once a sample
+            self._known = streams, self._busiest(streams)
+        return repeats * self._known[1] * (1 + abs(self._noise.gauss(0.0, self._spread)))
+
+    def _busiest(self, streams: Sequence[CopyStream]) -> float:
         busy: dict[tuple[Place, bool, bool], float] = defaultdict(float)
         for stream in streams:
             source, destination = _place(stream.source), _place(stream.destination)
             seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
             for place, leaves in ((source, True), (destination, False)):
                 busy[place, leaves, nvlink] += seconds
-        return repeats * max(busy.values()) * (1 + abs(self._noise.gauss(0.0, self._spread)))
+        return max(busy.values())
 
     def close(self) -> None:
         """Nothing to give back."""

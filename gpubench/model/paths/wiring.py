@@ -61,8 +61,8 @@ class Wiring:
 
     def one_gpu(self, pair: Pair) -> bool:
         """True where both drive the same GPU, or instances of it."""
-        bus_ids = [each.gpu_bus_id for each in (self.gpus[pair[0]], self.gpus[pair[1]])]
-        return self.together(pair) and None not in bus_ids and bus_ids[0] == bus_ids[1]
+        one, other = self.gpus[pair[0]], self.gpus[pair[1]]
+        return one.node == other.node and one.gpu_bus_id is not None and one.gpu_bus_id == other.gpu_bus_id
 
     def domain(self, gpu: int) -> tuple[str, int | None] | None:
         """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
@@ -114,8 +114,7 @@ class Wiring:
 
     def to_host(self, gpu: int) -> Limit:
         """The ceiling between a GPU and host memory, in GB/s per direction."""
-        facts = self._found[gpu]
-        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
+        return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._to_host(gpu))
 
     def through_host_gb_s(self, pair: Pair) -> float | None:
         """GB/s of a pair through host memory at most: of the narrower of both GPUs' ways to it, if they are known."""
@@ -220,6 +219,15 @@ class Wiring:
         """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
 
+    @cached_property
+    def _host_limits(self) -> dict[int, Limit]:
+        """Ceilings to host memory by GPU, kept once found out: every pair asks for those of its ends."""
+        return {}
+
+    def _to_host(self, gpu: int) -> Limit:
+        facts = self._found[gpu]
+        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
+
     def _of_nodes(self, pair: Pair) -> Evidence:
         bare = self._nodes_without_rdma(pair)
         if bare:
@@ -241,7 +249,7 @@ class Wiring:
         return list(dict.fromkeys(map(self.host, bare)))
 
     def _facts(self, pair: Pair) -> tuple[GpuFacts, GpuFacts] | None:
-        source, destination = (self._found[gpu] for gpu in pair)
+        source, destination = self._found[pair[0]], self._found[pair[1]]
         return None if source is None or destination is None else (source, destination)
 
     @cached_property
