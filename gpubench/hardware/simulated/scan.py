@@ -117,7 +117,7 @@ class SimulatedRounds:
         return max(gb_s, 0.0)
 
     def _share(self, node: int, rail: int) -> float:
-        share = self._model.cells.get(NodeRail(node, rail), 1.0)
+        share = self._model.cells.get(NodeRail(node, rail), 1.0) if self._model.cells else 1.0
         if self._model.leaf_rails:
             share *= self._model.leaf_rails.get((self._leaf(node), rail), 1.0)
         return share

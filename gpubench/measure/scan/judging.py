@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import cache
+from math import fsum
 from statistics import NormalDist, fmean, median
 
 from gpubench.collectives.expected import curve
@@ -59,8 +60,8 @@ _FEW_FIGURES, _FEW_NODES = 10, 9
 
 def upper_mean(values: Sequence[float]) -> float:
     """The mean of the upper half of some values, of an odd number the larger half."""
-    ordered = sorted(values)
-    return fmean(ordered[len(ordered) // 2 :])
+    upper = sorted(values)[len(values) // 2 :]
+    return fsum(upper) / len(upper)
 
 
 @cache
@@ -109,11 +110,19 @@ def shares_of(fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSa
 
 def _by_cell(figures: Iterable[tuple[PairSample, float]]) -> Shares:
     found: Shares = {}
-    for sample, figure in figures:
-        for node in (sample.first, sample.second):
-            if not sample.failure or sample.culprit in (None, node):
-                found.setdefault(NodeRail(node, sample.rail), []).append(figure)
+    for (first, second, rail, _, failure, culprit), figure in figures:
+        for node in (first, second):
+            if not failure or culprit in (None, node):
+                _add(found, node, rail, figure)
     return found
+
+
+def _add(found: Shares, node: int, rail: int, figure: float) -> None:
+    own = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
+    if own is None:
+        found[NodeRail(node, rail)] = [figure]
+    else:
+        own.append(figure)
 
 
 def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Yardstick:
@@ -121,9 +130,9 @@ def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Ya
     measured = [each for each in samples if not each.failure]
     by_class: dict[tuple[int, bool], Shares] = {}
     for sample in measured:
-        key = sample.rail, fabric.inside(sample.first, sample.second)
+        own = by_class.setdefault((sample.rail, fabric.inside(sample.first, sample.second)), {})
         for node in (sample.first, sample.second):
-            by_class.setdefault(key, {}).setdefault(NodeRail(node, sample.rail), []).append(sample.gb_s)
+            _add(own, node, sample.rail, sample.gb_s)
     centres = {key: _level(_merged(by_class, key), 0.0) for key in by_class}
     rough = Yardstick(centres, 0.0)
     deviation = _within(shares_of(fabric, rough, measured)) * _caution(measured)

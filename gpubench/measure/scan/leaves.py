@@ -369,6 +369,8 @@ def with_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yards
 
 def without_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Iterable[PairSample]) -> list[PairSample]:
     """The figures as they would be if the slow leaves of a yardstick were not."""
+    if not yardstick.slow_leaves:
+        return list(samples)
     plain = replace(yardstick, slow_leaves={})
     found = []
     for each in samples:

@@ -125,7 +125,14 @@ class Schedule:
         A pair within a leaf changes partners with a pair of which neither node is on it: there is one, as no leaf has
         more than half of all.
         """
-        before = self._before(number, nodes) if len(nodes) <= _FEW_NODES else frozenset()
+        before = set[frozenset[int]]()
+        if len(nodes) <= _FEW_NODES:
+            before = {frozenset(pair) for pair in self._inside(1, nodes)}
+            for earlier in range(2, number):
+                before |= {frozenset(pair) for pair in self._between(earlier, nodes, before)}
+        return self._between(number, nodes, before)
+
+    def _between(self, number: int, nodes: Sequence[int], before: Set[frozenset[int]]) -> list[NodePair]:
         order = self._shuffled(f"across{number}", nodes)
         pairs = [NodePair(order[place], order[place + 1]) for place in range(0, len(order) - 1, 2)]
         for place in range(len(pairs)):
@@ -141,19 +148,13 @@ class Schedule:
             elsewhere = (place + step) % len(pairs)
             for third, fourth in (pairs[elsewhere], pairs[elsewhere][::-1]):
                 changed = NodePair(one, third), NodePair(other, fourth)
-                if not any(self._is_poor(pair, before) for pair in changed):
+                if not (self._is_poor(changed[0], before) or self._is_poor(changed[1], before)):
                     pairs[place], pairs[elsewhere] = changed
                     return True
         return False
 
-    def _before(self, number: int, nodes: Sequence[int]) -> frozenset[frozenset[int]]:
-        found = {frozenset(pair) for pair in self._inside(1, nodes)}
-        for earlier in range(2, number):
-            found |= {frozenset(pair) for pair in self._across(earlier, nodes)}
-        return frozenset(found)
-
     def _is_poor(self, pair: NodePair, before: Set[frozenset[int]]) -> bool:
-        return self.fabric.inside(*pair) or frozenset(pair) in before
+        return self.fabric.inside(*pair) or (bool(before) and frozenset(pair) in before)
 
     def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
         """An even number of nodes: of an odd one another node sits out in every round."""
@@ -383,9 +384,9 @@ class ScanCourse:
             for cell, seen in self.before.failed.items()
         }
         for outcome in self.outcomes:
-            for sample in outcome.samples:
+            for sample in (each for each in outcome.samples if each.failure):
                 for node in (sample.first, sample.second):
-                    if sample.failure and sample.culprit in (None, node):
+                    if sample.culprit in (None, node):
                         found.setdefault(NodeRail(node, sample.rail), []).append(sample)
         return found
 

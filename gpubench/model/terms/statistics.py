@@ -138,8 +138,13 @@ def _smallest_distance(ordered: Sequence[float], number: int) -> float:
             low, below = middle, found
         else:
             high, until = middle, found
-    later = ((one, ordered[place:]) for place, one in enumerate(ordered, 1))
-    near = [each for one, others in later for other in others if low < (each := other - one) <= high]
+    near, begin, end = list[float](), 0, 0
+    for place, one in enumerate(ordered, 1):
+        while begin < len(ordered) and ordered[begin] - one <= low:
+            begin += 1
+        while end < len(ordered) and ordered[end] - one <= high:
+            end += 1
+        near += [other - one for other in ordered[max(begin, place) : end]]
     return sorted(near)[number - below - 1]
 
 
