@@ -206,10 +206,12 @@ def test_checks_that_passed_are_folded() -> None:
 BAD = ("check", "--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
 
 
-def test_what_failed_is_on_a_page_that_has_no_room_for_all() -> None:
+def test_what_failed_is_on_a_page_that_has_no_room_for_all(tmp_path: Path) -> None:
     """292 verdicts of four nodes, of which a page has 200: the 16 that fail are on the last node."""
-    page_, text = (gpubench(*BAD, "--format", name).stdout for name in ("html", "markdown"))
-    verdicts = json.loads(gpubench(*BAD, "--format", "json").stdout)["verdicts"]
+    files = [tmp_path / f"bad.{suffix}" for suffix in ("html", "md", "json")]
+    gpubench(*BAD, "-q", *(word for file in files for word in ("-o", str(file))))
+    page_, text, document = (file.read_text(encoding="utf-8") for file in files)
+    verdicts = json.loads(document)["verdicts"]
     failed = [row["subject"] for row in verdicts if row["verdict"] == "FAIL"]
     assert len(verdicts) > MOST_LINES
     assert len(failed) > 10

@@ -2,6 +2,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def shown(
     width: int = 100,
     color: bool = False,
     verbose: bool = False,
+    report: Report | None = None,
     **metadata: Any,
 ) -> str:
     described = Metadata(
@@ -53,8 +55,19 @@ def shown(
     stream = io.StringIO()
     writer = TABLE.writer(Target(stream=stream), Style(width=width, color=color, verbose=verbose))
     writer.begin(described, ())
-    writer.end(examine([Topology(node) for node in nodes], ranks))
+    writer.end(report or examine([Topology(node) for node in nodes], ranks))
     return stream.getvalue()
+
+
+@cache
+def looked_at(machine: Path) -> tuple[Sequence[Snapshot], Report]:
+    nodes, _ = read_recording(machine)
+    return nodes, examine([Topology(node) for node in nodes])
+
+
+def shown_again(machine: Path, **style: Any) -> str:
+    nodes, report = looked_at(machine)
+    return shown(nodes, report=report, **style)
 
 
 def machine(name: str, *faults: str) -> list[Snapshot]:
@@ -89,14 +102,14 @@ def table(text: str, head: str) -> list[list[str]]:
 @recorded
 @together("width", [80, 100])
 def test_no_line_is_wider_than_the_page(machine: Path, width: int) -> None:
-    found = shown(read_recording(machine)[0], width=width, verbose=True).splitlines()
+    found = shown_again(machine, width=width, verbose=True).splitlines()
     assert [line for line in found if len(line.rstrip()) > width] == []
 
 
 @recorded
 @together("width", [40, 60, 160, 200])
 def test_only_a_table_that_cannot_shrink_is_wider(machine: Path, width: int) -> None:
-    found = shown(read_recording(machine)[0], width=width, verbose=True).splitlines()
+    found = shown_again(machine, width=width, verbose=True).splitlines()
     wide = [line for line in found if len(line.rstrip()) > width]
     assert all(re.match(r"(GPU|NIC|mlx5_|eth|en[ops]|wl)", line) for line in wide)
     assert not wide or width < 80
@@ -104,19 +117,17 @@ def test_only_a_table_that_cannot_shrink_is_wider(machine: Path, width: int) -> 
 
 @recorded
 def test_nothing_is_cut_from_the_tree_on_a_narrow_page(machine: Path) -> None:
-    nodes = read_recording(machine)[0]
-    wide = shown(nodes, width=200, verbose=True)
+    wide = shown_again(machine, width=200, verbose=True)
     tree = [line for line in wide.splitlines() if re.match(r"[│├└ ]*[├└]──", line)]
-    narrow = squeezed(shown(nodes, width=60, verbose=True))
+    narrow = squeezed(shown_again(machine, width=60, verbose=True))
     assert all(squeezed(line) in narrow for line in tree)
 
 
 @recorded
 def test_colour_comes_only_when_asked_for(machine: Path) -> None:
-    nodes = read_recording(machine)[0]
-    plain, coloured = shown(nodes), shown(nodes, color=True)
+    plain, coloured = shown_again(machine), shown_again(machine, color=True)
     assert ESCAPE not in plain
-    assert (ESCAPE in coloured) is any(node.gpus for node in nodes)  # without any, nothing is judged
+    assert (ESCAPE in coloured) is any(node.gpus for node in looked_at(machine)[0])  # without any, nothing is judged
     stripped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert [line.rstrip() for line in stripped.splitlines()] == [line.rstrip() for line in plain.splitlines()]
 
