@@ -254,26 +254,30 @@ def test_both_sides_of_a_comparison_are_in_one_picture(tmp_path: Path) -> None:
     assert OPEN_ENDED not in text
 
 
-@needs_browser
-@pytest.mark.parametrize(("width", "scheme"), [(1200, 1), (500, 0)], ids=["light", "dark phone"])
-def test_a_browser_draws_it(tmp_path: Path, width: int, scheme: int) -> None:
-    """The picture is there and has both ink and paper; people looked at what it shows."""
-    (tmp_path / "page.html").write_text(page(), encoding="utf-8")
-    picture = tmp_path / "page.png"
+def browsed(page_: Path, width: int, scheme: int, *arguments: str) -> str:
+    """What a browser says of a page in the light (1) or the dark (0); its picture has both ink and paper.
+
+    People looked at what pictures show.
+    """
+    picture = page_.with_suffix(".png")
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
-    command += [
-        f"--blink-settings=preferredColorScheme={scheme}",
-        f"--screenshot={picture}",
-        f"--user-data-dir={tmp_path}",
-    ]
-    subprocess.run([*command, f"file://{tmp_path}/page.html"], capture_output=True, check=True, timeout=300)
+    command += [f"--blink-settings=preferredColorScheme={scheme}", f"--user-data-dir={page_.parent}/user"]
+    command += [f"--screenshot={picture}", *arguments, f"file://{page_}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
+    return ended.stdout
+
+
+@needs_browser
+def test_a_browser_draws_it_in_the_dark(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(), encoding="utf-8")
+    browsed(tmp_path / "page.html", 500, 0)
 
 
 @needs_browser
 def test_nothing_is_wider_than_the_window(tmp_path: Path) -> None:
-    """Tables scroll in boxes of their own: the page itself does not."""
+    """Tables scroll in boxes of their own: the page itself does not. In the light, and drawn."""
     measuring = "<script>document.title = 'overflow ' + (document.documentElement.scrollWidth - innerWidth)</script>"
     checked = gpubench("check", "--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5", "--format", "html").stdout
     for number, text in enumerate((page(), checked)):
@@ -288,16 +292,7 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path) -> None:
         "document.body.append(each.contentDocument.title + ';'))</script>",
         encoding="utf-8",
     )
-    arguments = [
-        str(BROWSER),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--allow-file-access-from-files",
-        "--dump-dom",
-    ]
-    arguments += [f"--user-data-dir={tmp_path}/user", f"file://{frame}"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
-    found = [int(number) for number in re.findall(r"overflow (-?\d+);", result.stdout)]
-    assert len(found) == len(windows), result.stdout
+    dumped = browsed(frame, 1200, 1, "--allow-file-access-from-files", "--dump-dom")
+    found = [int(number) for number in re.findall(r"overflow (-?\d+);", dumped)]
+    assert len(found) == len(windows), dumped
     assert {window: wider for window, wider in zip(windows, found, strict=True) if wider > 0} == {}
