@@ -3,82 +3,43 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.lines import Column
+from gpubench.formats.table import text_module
+from gpubench.formats.text.collective import collective_columns
+from gpubench.formats.text.overlap import overlap_columns
 from gpubench.formats.text.p2p import copy_columns, copying_way, expected_lines, most_expected, series_title
 from gpubench.model.facts.environment import bearing_on_performance
-from gpubench.model.results.compare import HOST, Chart, ComparisonRow, bandwidth_lost, charts, compared_charts
+from gpubench.model.results.compare import HOST, Chart, ComparisonRow, charts, compared_charts
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import (
-    OVERLAP_SECTION,
-    CheckRow,
     CollectiveRow,
-    EvidenceRow,
     Matrix,
     Metadata,
+    OnPage,
     PairRow,
+    Record,
     Report,
+    Row,
     Table,
-    VerdictRow,
 )
+from gpubench.model.results.result_file import TABLES
 from gpubench.model.results.scan import ScanCellRow
 from gpubench.model.terms.overlap import cap_name
-from gpubench.model.terms.units import compress_names, format_memory, format_percent, format_size, grouped, some_of
+from gpubench.model.terms.units import compress_names, format_memory, format_size, grouped, some_of
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
 from gpubench.records import dataclass
 
 R = TypeVar("R")
 
-MOST_LINES = 200
-_MOST_COMPARED = 1000
+MOST_LINES = OnPage().most
 MOST_COLUMNS = 64
-_HIDDEN = (
-    *("rows", "nvlinks", "kinds", "tree", "ranks", "members", "paths", "pairs", "matrices"),
-    *(ScanCellRow.section, OVERLAP_SECTION),
-)
-"""Sections that are too long for a page, or stand on it in another shape. JSON and CSV have them."""
-
-_SHOWN: Mapping[str, Sequence[str]] = {
-    "gpus": (
-        *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
-        *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
-    ),
-    "nics": ("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),
-    "nodes": ("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu"),
-    "fallback": (
-        *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
-        *("cause_seen", "advice", "how"),
-    ),
-    "layouts": (
-        *("place", "layout", "gpus", "microbatches", "step_ms", "step_least_ms", "step_most_ms", "compute_ms"),
-        *("slowed_ms", "exposed_ms", "bubble_ms"),
-        *("host_ms", "tokens_per_second", "bucket_mb", "states_bytes", "gpu_memory_bytes"),
-    ),
-    CheckRow.section: ("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"),
-    VerdictRow.section: ("scope", "node", "subject", "verdict", "findings"),
-    EvidenceRow.section: (
-        *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
-        *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
-    ),
-}
-"""The columns of sections that have many; of others a page shows all."""
-
-_TITLES = {
-    "curves": "Times of collectives that the step follows from",
-    "scan_collectives": "Rings of many nodes",
-    "exclusions": "Lists that leave the bad nodes out",
-    "settings": "The best layout with other settings",
-    "exposed": "Communication of the best layout",
-    "fault_costs": "What faults cost",
-}
-"""Titles of sections whose names say too little on a page."""
-
-
-_FOLDED = (CheckRow.section, VerdictRow.section, ComparisonRow.section)
 _NOT_JUDGED = "not judged"
+_EMPTY = ("", "-")
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
 
 _BYTES = "_bytes"
@@ -158,47 +119,29 @@ def _device_kind(name: str) -> str:
     return "GPU" if name.startswith("GPU") else "NIC"
 
 
-def _section_blocks(report: Report) -> Iterator[Listing | Grid]:
+def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Grid]:
     kinds = _kinds(report)
+    columns_of = getattr(text_module(metadata), "COLUMNS", {})
     for name, section in report.sections.items():
-        if name in _HIDDEN:
+        kind = TABLES.get(name, Record)
+        on_page = section.on_page if isinstance(section, Matrix) else getattr(kind, "on_page", OnPage())
+        if on_page.is_hidden:
             continue
-        if isinstance(section, Table):
-            listing = _comparison_block(section) if name == ComparisonRow.section else _listing_of(name, section)
-            if listing.lines:
-                yield listing
-        elif section.cells:
-            yield _matrix(name, section, kinds)
+        if isinstance(section, Matrix):
+            if section.cells:
+                yield _matrix(name, section, kinds)
+            continue
+        rows, more = gravest(section.rows(), on_page.most, name, sort=on_page.folds)
+        if rows:
+            make = columns_of.get(kind, partial(_plain_columns, section, on_page.columns))
+            yield _listing(on_page.title or _title_of(name), make(rows), rows, more, folds=on_page.folds)
 
 
-def _listing_of(name: str, section: Table) -> Listing:
-    columns = [column for column in _SHOWN.get(name, section.columns) if column in section.columns]
-    rows, more = gravest(section.rows(), MOST_LINES, name, sort=name in _FOLDED)
+def _plain_columns(section: Table, names: Sequence[str], rows: Sequence[Row]) -> list[Column]:
+    """The values of rows in words: of these columns, else of all."""
     records = [row.to_record() for row in rows]
-    lines = [[_value_words(column, record[column]) for column in columns] for record in records]
-    heads = [_words(column) for column in columns]
-    verdicts = [verdict_of(record.get("verdict")) for record in records]
-    title_ = _TITLES.get(name) or _words(name)[0].upper() + _words(name)[1:]
-    return _without_empty(Listing(title_, heads, lines, verdicts, more, folds=name in _FOLDED))
-
-
-def _comparison_block(section: Table) -> Listing:
-    compared = (row for row in section.rows() if isinstance(row, ComparisonRow))
-    rows, more = gravest(compared, _MOST_COMPARED, ComparisonRow.section, sort=True)
-    heads = ("what", "before µs", "after µs", "before GB/s", "after GB/s", "% of before", "noise", "verdict", "reason")
-    lines = [
-        (
-            row.name,
-            *map(spelled, (row.base_time_us, row.new_time_us, row.base_gb_s, row.new_gb_s)),
-            "" if row.slower_percent is None else format_percent(100 - bandwidth_lost(row.slower_percent)),
-            "" if row.noise_percent is None else format_percent(bandwidth_lost(row.noise_percent)),
-            row.verdict,
-            row.reason or "",
-        )
-        for row in rows
-    ]
-    verdicts = [verdict_of(row.verdict) for row in rows]
-    return _without_empty(Listing("Comparison", heads, lines, verdicts, more, folds=True))
+    columns = [name for name in names or section.columns if name in section.columns]
+    return [Column(_words(name), [_value_words(name, record[name]) for record in records]) for name in columns]
 
 
 def _value_words(column: str, value: Any) -> str:
@@ -242,7 +185,12 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
         }
         for row, cells in islice(section.cells.items(), MOST_COLUMNS)
     }
-    return Grid(_words(name)[0].upper() + _words(name)[1:] + more, "", columns, lines)
+    return Grid(_title_of(name) + more, "", columns, lines)
+
+
+def _title_of(section: str) -> str:
+    words = _words(section)
+    return words[0].upper() + words[1:]
 
 
 def _cell_words(value: object) -> str:
@@ -296,16 +244,14 @@ def _verdict(row: object) -> str | None:
     return None if found is None else str(found)
 
 
-def _without_empty(listing: Listing) -> Listing:
-    kept = [number for number in range(len(listing.heads)) if any(line[number] for line in listing.lines)]
-    return Listing(
-        listing.title,
-        [listing.heads[number] for number in kept],
-        [[line[number] for number in kept] for line in listing.lines],
-        listing.verdicts,
-        listing.left_out,
-        listing.folds,
-    )
+def _listing(
+    title: str, columns: Sequence[Column], rows: Sequence[Any], more: str = "", *, folds: bool = False
+) -> Listing:
+    """The columns in which anything stands."""
+    kept = [column for column in columns if any(cell not in _EMPTY for cell in column.cells)]
+    lines = list(zip(*(column.cells for column in kept), strict=True))
+    verdicts = [verdict_of(getattr(row, "verdict", None)) for row in rows]
+    return Listing(title, [column.head for column in kept], lines, verdicts, more, folds)
 
 
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Chart]:
@@ -324,47 +270,7 @@ def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Listing | Grid | Cha
         columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
         yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
     if rows:
-        yield _overlap(rows)
-
-
-def _overlap(rows: Sequence[OverlapRow]) -> Listing:
-    heads = (
-        *(
-            "beside",
-            "size",
-            "CTAs",
-            "channels",
-            "collective µs",
-            "beside it µs",
-            "κm",
-            "waiting",
-            "sharing",
-            "operations",
-        ),
-        *("alone µs", "beside it µs", "κc", "step µs", "hidden", "MHz", "W", "note", "verdict"),
-    )
-    lines = [
-        (
-            *(row.partner, format_size(row.size_bytes), cap_name(row.ctas), spelled(row.channels)),
-            *(
-                spelled(row.communication_alone_us),
-                spelled(row.communication_together_us),
-                spelled(row.communication_slowdown),
-            ),
-            *(spelled(row.waiting_slowdown), spelled(row.sharing_slowdown), spelled(row.partner_count)),
-            *(
-                spelled(row.partner_alone_us),
-                spelled(row.partner_together_us),
-                spelled(row.compute_slowdown),
-                spelled(row.step_us),
-            ),
-            "" if row.hidden_share is None else format_percent(100 * row.hidden_share),
-            *(spelled(row.sm_clock_mhz), spelled(row.power_w), row.note or ""),
-            row.verdict or Verdict.SKIP.value,
-        )
-        for row in rows
-    ]
-    return _without_empty(Listing("Every row", heads, lines, [verdict_of(row.verdict) for row in rows]))
+        yield _listing("Every row", overlap_columns(rows), rows)
 
 
 _MOST_MAPPED = 2048
@@ -409,14 +315,15 @@ def blocks(run: DocumentRun) -> Iterator[Block]:
     every = (*run.rows, *run.report.rows(CollectiveRow))
     collectives = [row for row in every if isinstance(row, CollectiveRow)]
     if collectives:
-        yield _collective(collectives)
+        columns = collective_columns(run.metadata, collectives)
+        yield _listing(_title(collectives, "Every row"), columns, collectives)
     pairs = [row for row in run.rows if isinstance(row, PairRow)]
     if pairs:
         gpus = run.metadata.options.get("gpus")
         yield from _copy_blocks(pairs, gpus if isinstance(gpus, Mapping) else ())
     yield from _overlap_blocks([row for row in run.rows if isinstance(row, OverlapRow)])
     yield from _map(run.report)
-    yield from _section_blocks(run.report)
+    yield from _section_blocks(run.metadata, run.report)
 
 
 def copies_of_report(report: Report) -> Iterator[Block]:
@@ -453,21 +360,6 @@ def _badness(cell: GridCell) -> tuple[int, float]:
     return gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share
 
 
-def _collective(rows: Sequence[CollectiveRow]) -> Listing:
-    heads = ("size", "type", "placement", "time µs", "algbw GB/s", "busbw GB/s", "of expected", "expected GB/s",
-             "of limit", "transport", "wrong", "verdict")  # fmt: skip
-    lines = [
-        (
-            *(format_size(row.size_bytes), " ".join(filter(None, (row.dtype, row.op)))),
-            *(row.placement.replace("_", " "), spelled(row.time_us), spelled(row.algbw_gb_s), spelled(row.busbw_gb_s)),
-            *(format_percent(row.expected_percent), spelled(row.expected_gb_s), format_percent(row.limit_percent)),
-            *(row.transport or "", spelled(row.wrong), row.verdict or Verdict.SKIP.value),
-        )
-        for row in rows
-    ]
-    return _without_empty(Listing(_title(rows, "Every row"), heads, lines, [verdict_of(row.verdict) for row in rows]))
-
-
 def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
     sources = ", ".join(dict.fromkeys(row.expected_source for row in rows if row.expected_source))
     return f"{what}; expected: {sources}" if sources else what
@@ -489,10 +381,7 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
         shown, more = gravest(listed, MOST_LINES, "pairs")
         pair, *columns = copy_columns(shown)
         columns = [pair, Column("how", [copying_way(row) for row in shown]), *columns]
-        heads = [column.head or "note" for column in columns]
-        lines = list(zip(*(column.cells for column in columns), strict=True))
-        verdicts = [verdict_of(row.verdict) for row in shown]
-        yield _without_empty(Listing(_title(listed, "Copies"), heads, lines, verdicts, more))
+        yield _listing(_title(listed, "Copies"), columns, shown, more)
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:

@@ -5,9 +5,9 @@ Marks differ in shape, not in colour, and nothing is drawn between them: that wa
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.backends import RefusedRow, WinnerRow, crossings
@@ -32,6 +32,17 @@ from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+def figure(value: float | None) -> str:
+    """A measured time or bandwidth: four or five significant digits in at most nine characters, '-' if unknown."""
+    if value is None:
+        return "-"
+    if value >= 100_000:
+        return f"{value:.0f}"
+    if value >= 1_000:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
 def or_dash(value: float | None, form: str) -> str:
@@ -76,6 +87,47 @@ class Column:
     def width(self) -> int:
         """Of its widest cell."""
         return max(map(len, (self.head, *self.cells)))
+
+
+class Figure(NamedTuple):
+    """A column of rows that the terminal prints one by one, so that its width is fixed; pages have it too.
+
+    `on_page` is a longer head for pages. A `width` of 0 is for columns of pages alone; the highest `spare` goes first
+    from a narrow terminal, 0 never. It is shown in runs for which `when` is true.
+    """
+
+    head: str
+    text: Callable[[Any], str]
+    width: int = 0
+    spare: int = 0
+    on_page: str = ""
+    when: Callable[[Metadata], bool] = lambda _metadata: True
+
+
+def width_of(figures: Sequence[Figure]) -> int:
+    """The columns of a terminal that a line of these takes."""
+    return sum(each.width for each in figures)
+
+
+def fitting_figures(
+    figures: Sequence[Figure], width: int, needed: Callable[[Sequence[Figure]], int] = width_of
+) -> list[Figure]:
+    """The figures that a width has room for; those that are equally spare go together."""
+    kept = [each for each in figures if each.width]
+    while needed(kept) > width and (most := max((each.spare for each in kept), default=0)):
+        kept = [each for each in kept if each.spare != most]
+    return kept
+
+
+def page_columns(figures: Sequence[Figure], rows: Sequence[Any]) -> list[Column]:
+    """The figures as columns of a page, which has room for all."""
+    return [Column(each.on_page or each.head, [each.text(row) for row in rows]) for each in figures]
+
+
+def note_columns(rows: Sequence[Any], spare: int = 0) -> list[Column]:
+    """A column of notes, where rows have any."""
+    notes = [row.note or "" for row in rows]
+    return [Column("note", notes, spare)] if any(notes) else []
 
 
 def fitting(columns: Sequence[Column], width: int) -> tuple[Column, ...]:
@@ -287,18 +339,22 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
     first = rows[0]
     what = ", ".join(filter(None, (first.dtype, first.op, first.placement.replace("_", " "))))
     yield f"fastest by size, {what}"
-    columns = (
+    yield from fitted_lines(winner_columns(rows), width)
+    yield f"cross-over  {_crossings(rows)}"
+
+
+def winner_columns(rows: Sequence[WinnerRow]) -> list[Column]:
+    """The fastest way by size, beside the own choice."""
+    return [
         Column("size", [format_size(row.size_bytes) for row in rows], right=True),
         Column("fastest", [row.fastest for row in rows]),
-        Column("time µs", [_number(row.time_us) for row in rows], right=True),
+        Column("time µs", [figure(row.time_us) for row in rows], right=True),
         Column("own choice", [(taken_name(row.own_algorithm, row.own_protocol) or row.own_backend) for row in rows]),
-        Column("time µs", [_number(row.own_time_us) for row in rows], right=True),
+        Column("time µs", [figure(row.own_time_us) for row in rows], right=True),
         Column("loses", [_loss(row) for row in rows], right=True),
         Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
         Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
-    )
-    yield from fitted_lines(columns, width)
-    yield f"cross-over  {_crossings(rows)}"
+    ]
 
 
 def _crossings(rows: Sequence[WinnerRow]) -> str:
@@ -338,10 +394,6 @@ def _refused(row: RefusedRow) -> str:
     name = row.setting if NcclSetting.of(row.setting) != NcclSetting() else f"{row.backend} {row.setting}"
     name = row.backend if row.setting == row.backend else name
     return f"could not run     {name}{f', {what}' if what else ''}{where}: {row.reason}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 1_000 else f"{value:.1f}"
 
 
 INDENT = "  "

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from gpubench.formats.lines import (
@@ -556,9 +557,14 @@ class TableWriter:
 
 def _view(page: "Page", metadata: Metadata) -> View:
     """The view of the run's command, `P2pView` of `text.p2p`; only that one is imported."""
-    module = metadata.of_command.page
-    name = "brief" if is_brief(metadata.options) else module
-    make: Callable[[Page, Metadata], View] = getattr(
-        import_module(f"gpubench.formats.text.{module}"), f"{name.capitalize()}View"
-    )
+    name = "brief" if is_brief(metadata.options) else metadata.of_command.page
+    make: Callable[[Page, Metadata], View] = getattr(text_module(metadata), f"{name.capitalize()}View")
     return make(page, metadata)
+
+
+def text_module(metadata: Metadata) -> ModuleType:
+    """The module of `formats.text` for the run's command.
+
+    Pages take the columns of its tables, too, those in its `COLUMNS`: what makes columns of rows, by the rows' type.
+    """
+    return import_module(f"gpubench.formats.text.{metadata.of_command.page}")

@@ -1,11 +1,22 @@
+import io
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.lines import Column, fitting, lines, matrix_lines
+from gpubench.formats.lines import Column, Figure, fitting, lines, matrix_lines
+from gpubench.formats.registry import TABLE, Format, Style, Target
+from gpubench.formats.table import text_module
+from gpubench.formats.text import collective, overlap
+from gpubench.model.results.overlap import OverlapRow
+from gpubench.model.results.report import Metadata, Record, Report, Row, Table
+from gpubench.model.results.result_file import TABLES
+from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 from gpubench.model.terms.units import counted, spans
+from tests.formats.sample import HTML, MARKDOWN, METADATA, REPORT, ROWS
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
@@ -98,3 +109,84 @@ def test_counts_and_ranges_in_words() -> None:
     assert spans([]) == ""
     assert spans([3]) == "3"
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+FOR_PEOPLE = (TABLE, MARKDOWN, HTML)
+ADDED = Figure("added", lambda _row: "7.77", 6)
+
+
+def printed(format_: Format, metadata: Metadata, rows: Sequence[Row] = (), report: Report = REPORT) -> str:
+    stream = io.StringIO()
+    writer = format_.writer(Target(stream=stream), Style(width=200))
+    writer.begin(metadata, ())
+    for row in rows:
+        writer.row(row)
+    writer.end(report)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("format_", FOR_PEOPLE, ids=lambda each: each.name)
+def test_a_column_added_to_collectives_or_overlap_appears_in_every_format_for_people(
+    monkeypatch: pytest.MonkeyPatch, format_: Format
+) -> None:
+    for module in (collective, overlap):
+        monkeypatch.setattr(module, "FIGURES", (ADDED, *module.FIGURES))
+    for metadata, rows in ((METADATA, ROWS), (OVERLAP, [step()])):
+        text = printed(format_, metadata, rows)
+        assert "added" in text
+        assert text.count("7.77") == len(rows)
+
+
+STEPS = {"collective": "allreduce", "dtypes": ["float32"], "ops": ["sum"], "check": True, "seconds": 1, "ctas": [2]}
+OVERLAP = replace(METADATA, subject="overlap", collective=None, options=STEPS)
+
+
+def example(kind: type[Record]) -> Record:
+    """A row of any type: 1 of every number, the word of every text, the first of what a column may hold."""
+    values: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        words: list[Any] = [part for part in getattr(each.type, "__metadata__", ()) if isinstance(part, type)]
+        text = str(each.type)
+        values[each.name] = (
+            next(iter(words[0])) if words
+            else 1 if "int" in text or "float" in text
+            else ("GPU0",) if "tuple" in text
+            else "PASS" if each.name == "verdict"
+            else "some text"
+        )  # fmt: skip
+    return kind(**values)
+
+
+def step() -> OverlapRow:
+    row = example(OverlapRow)
+    assert isinstance(row, OverlapRow)
+    return replace(row, partner="gemm", verdict="PASS")
+
+
+SHARED = [
+    (command.page, kind)
+    for command in {each.page: each for each in (*BEFORE_COLLECTIVES, COLLECTIVE, *AFTER_COLLECTIVES)}.values()
+    for kind in getattr(text_module(replace(METADATA, subject=command.name or "allreduce")), "COLUMNS", {})
+]
+
+
+def test_the_tables_that_pages_share_with_the_terminal_are_known() -> None:
+    assert {page for page, _ in SHARED} == {"collective", "p2p", "plan", "compare", "explain", "watch", "overlap"}
+
+
+@pytest.mark.parametrize(("page", "kind"), SHARED, ids=lambda each: getattr(each, "section", each))
+def test_a_column_added_to_another_shared_table_appears_on_pages(
+    monkeypatch: pytest.MonkeyPatch, page: str, kind: type[Record]
+) -> None:
+    metadata = replace(METADATA, subject=page, collective=None if page != "collective" else "allreduce")
+    columns = text_module(metadata).COLUMNS
+    monkeypatch.setitem(columns, kind, lambda rows: [Column("added", ["7.77"] * len(rows))])
+    report = replace(REPORT, sections={kind.section: Table(kind.columns(), lambda: [example(kind)])})
+    for format_ in (MARKDOWN, HTML):
+        assert "7.77" in printed(format_, metadata, report=report)
+
+
+def test_every_section_has_a_type_of_row_that_says_how_it_stands_on_a_page() -> None:
+    for kind in TABLES.values():
+        if issubclass(kind, Record):
+            assert set(kind.on_page.columns) <= set(kind.columns())

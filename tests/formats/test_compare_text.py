@@ -56,7 +56,7 @@ def shown(rows: list[ComparisonRow], width: int = 80, circumstances: tuple[Circu
 def test_rows_that_got_worse_then_those_that_got_better() -> None:
     lines = shown([SLOW, SAME, FASTER], width=100).splitlines()
     table = lines.index(next(line for line in lines if line.startswith("row ")))
-    worse = "allreduce bfloat16 max in place 1G 470.0 → 418.4 GB/s 89.0 % 2.0 % FAIL"
+    worse = "allreduce bfloat16 max in place 1G 470.00 → 418.40 GB/s 89.0 % 2.0 % FAIL"
     assert " ".join(lines[table + 1].split()) == worse
     assert lines[table + 2].split()[-1] == "faster"
     assert lines[table + 3].endswith("lower is slower")

@@ -174,9 +174,9 @@ def test_pages_say_how_much_of_what_is_expected_was_reached() -> None:
     expected = replace(ROW, expected_gb_s=0.3, expected_percent=50.0, expected_source="profile hgx-h200-4")
     text = written(MARKDOWN, rows=(expected,))
     assert "Every row; expected: profile hgx-h200-4" in text
-    head, line = (next(line for line in text.splitlines() if start in line) for start in ("of expected", "| 1K |"))
+    head, line = (next(line for line in text.splitlines() if start in line) for start in ("% exp |", "| 1K |"))
     cells = dict(zip(*(map(str.strip, each.split("|")) for each in (head, line)), strict=True))
-    assert (cells["of expected"], cells["expected GB/s"]) == ("50%", "0.3")
+    assert (cells["% exp"], cells["expected GB/s"]) == ("50", "0.30")
     assert "count" not in cells
 
 

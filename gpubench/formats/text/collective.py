@@ -5,23 +5,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from statistics import median
-from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats.lines import (
     VERDICT_MARKS,
     Column,
+    Figure,
     backends_beside,
     collective_lines,
+    figure,
     fitted_lines,
+    fitting_figures,
+    or_dash,
+    page_columns,
     verdict_mark,
     way_name,
     way_names,
+    width_of,
+    winner_columns,
     winner_lines,
 )
 from gpubench.formats.table import Page
 from gpubench.model.facts.process import TrialOutcome
-from gpubench.model.results.backends import BackendRow, MpiTrialRow, speed_words
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, WinnerRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
@@ -53,9 +59,7 @@ def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
     at = [{row.backend: row for row in here} for here in by_size.values()]
     columns = [
         Column("size", [format_size(size) for size in by_size], right=True),
-        Column(
-            f"{first.first} µs", [_number_of_backend(here[0].first_time_us) for here in by_size.values()], right=True
-        ),
+        Column(f"{first.first} µs", [figure(here[0].first_time_us) for here in by_size.values()], right=True),
     ]
     for name in names:
         cells = [_UNKNOWN if name not in here else _share_of_first(here[name].speed_percent) for here in at]
@@ -72,10 +76,10 @@ def _issue_columns(
     known = list(dict.fromkeys(row.backend for row in rows if row.issue_us is not None))
     if not known:
         return []
-    firsts = [_number_of_backend(here[0].first_issue_us) for here in by_size]
+    firsts = [figure(here[0].first_issue_us) for here in by_size]
     columns = [Column("issued in µs:", [""] * len(at), spare=1), Column(rows[0].first, firsts, spare=1, right=True)]
     for name in known:
-        cells = [_UNKNOWN if name not in here else _number_of_backend(here[name].issue_us) for here in at]
+        cells = [_UNKNOWN if name not in here else figure(here[name].issue_us) for here in at]
         columns.append(Column(name, cells, spare=1, right=True))
     return columns
 
@@ -112,35 +116,99 @@ def _share_of_first(percent: float) -> str:
     return f"{percent:.1f}" if percent >= 10 else f"{percent:.2g}"
 
 
-def _number_of_backend(value: float | None) -> str:
-    if value is None:
-        return _UNKNOWN
-    return f"{value:.2f}" if value < 1_000 else f"{value:.1f}"
-
-
-_SIZE, _TOOK = 9, 14
+_SIZE, _NARROW_SIZE = 9, 8
 
 _LIMITED_FROM_BYTES = 64 * 2**10
 """Smaller operations take the time of a launch: their share of the limit says nothing."""
 
-_Figure = tuple[str, int, Callable[[CollectiveRow], str]]
-"""A column: its head, its width, and what a row has in it."""
 
-_TIME: _Figure = ("time µs", 9, lambda row: _number(row.time_us))
-_INTERVAL: _Figure = ("±%", 5, lambda row: _percent(row.ci95_percent))
-_ALGBW: _Figure = ("algbw", 7, lambda row: _number(row.algbw_gb_s))
-_BUSBW: _Figure = ("busbw", 7, lambda row: _number(row.busbw_gb_s))
-_MARKED_BUSBW: _Figure = ("busbw", 8, lambda row: _number(row.busbw_gb_s) + _mark(row))
-_EXPECTED: _Figure = ("% exp", 8, lambda row: _share(row))
-_P50: _Figure = ("p50", 9, lambda row: _number(row.p50_us) + _mark(row))
-_P95: _Figure = ("p95", 9, lambda row: _number(row.p95_us))
-_P99: _Figure = ("p99", 9, lambda row: _number(row.p99_us))
-_WRONG: _Figure = ("wrong", 6, lambda row: "-" if row.wrong is None else str(row.wrong))
+def _are_alone(metadata: Metadata) -> bool:
+    """Of operations alone no bandwidth is shown, which is made by many at once."""
+    return metadata.options.get("mode") == Mode.LATENCY
 
-_NARROW_SIZE = 8
+
+def _are_many(metadata: Metadata) -> bool:
+    return not _are_alone(metadata)
+
+
+def _has_one_placement(metadata: Metadata) -> bool:
+    return len(metadata.options.get("placements", ())) == 1
+
+
+def _hears_choices(metadata: Metadata) -> bool:
+    """True of a sweep of settings of which NCCL says what it took."""
+    tells = metadata.backend == NCCL or metadata.backend in KERNELS
+    return bool(way_names(metadata)) and tells and _has_algorithms(metadata)
+
+
+_BUSBW = Figure("busbw", lambda row: figure(row.busbw_gb_s), 7, on_page="busbw GB/s", when=_are_many)
+_MARKED_BUSBW = Figure("busbw", lambda row: figure(row.busbw_gb_s) + _mark(row), 8)
+_EXPECTED = Figure("% exp", lambda row: _share(row), 8, spare=1, when=_are_many)
+_TAKEN = Figure("took", lambda row: _taken(row), 14, when=_hears_choices)
+_SPREAD = (
+    Figure("fastest", lambda row: figure(row.time_us_fastest_rank), 10, 6, "fastest µs", _has_one_placement),
+    Figure("slowest µs", lambda row: figure(row.time_us_slowest_rank), 11, 6, when=_has_one_placement),
+    Figure("rank", lambda row: or_dash(row.slowest_rank, "d"), 5, 6, "slowest rank", _has_one_placement),
+)
+FIGURES = (
+    Figure("time µs", lambda row: figure(row.time_us), 9, spare=3),
+    Figure("±%", lambda row: _percent(row.ci95_percent), 5, spare=4, when=lambda run: "budget_s" in run.options),
+    Figure("p50", lambda row: figure(row.p50_us) + _mark(row), 9, on_page="p50 µs", when=_are_alone),
+    Figure("p95", lambda row: figure(row.p95_us), 9, 3, "p95 µs", _are_alone),
+    Figure("p99", lambda row: figure(row.p99_us), 9, 1, "p99 µs", _are_alone),
+    Figure("algbw", lambda row: figure(row.algbw_gb_s), 7, 5, "algbw GB/s", _are_many),
+    _BUSBW,
+    _EXPECTED,
+    Figure("expected GB/s", lambda row: figure(row.expected_gb_s), when=_are_many),
+    Figure("% limit", lambda row: format_share(row.limit_percent), when=_are_many),
+    Figure("wrong", lambda row: or_dash(row.wrong, "d"), 6),
+    *_SPREAD,
+    _TAKEN,
+    Figure("transport", lambda row: row.transport or ""),
+    Figure("verdict", lambda row: row.verdict or Verdict.SKIP.value),
+)
+"""The columns of collectives in the terminal, where each placement has them, and on pages."""
+
 _FOOTER_LABEL = 18
-_SPREAD = (("fastest", 10), ("slowest µs", 11), ("rank", 5))
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
+
+
+def collective_columns(metadata: Metadata, rows: Sequence[CollectiveRow]) -> list[Column]:
+    """The columns of a page, a line a row."""
+    head, labels = _labels(metadata)
+    return [
+        Column(head, [labels(row) for row in rows]),
+        Column("size", [format_size(row.size_bytes) for row in rows]),
+        Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
+        Column("placement", [row.placement.replace("_", " ") for row in rows]),
+        *page_columns([each for each in FIGURES if each.when(metadata)], rows),
+    ]
+
+
+def _parts(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
+    """The figures of each placement, and those that a line has once."""
+    of_line = [each for each in figures if each in (*_SPREAD, _TAKEN)]
+    return [each for each in figures if each not in of_line], of_line
+
+
+def _winners_on_page(rows: Sequence[WinnerRow]) -> list[Column]:
+    """The table of the terminal, which is one for each type, reduction and placement, in one."""
+    return [
+        Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
+        Column("placement", [row.placement.replace("_", " ") for row in rows]),
+        *winner_columns(rows),
+    ]
+
+
+COLUMNS = {WinnerRow: _winners_on_page}
+
+
+def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
+    """What is said before the size: what was asked for in a sweep of settings, else the group of ranks."""
+    if not way_names(metadata):
+        return "group", lambda row: row.group or ""
+    several = bool(backends_beside(metadata))
+    return "asked", lambda row: way_name(row.backend, row.setting, several=several)
 
 
 class CollectiveView:
@@ -156,18 +224,14 @@ class CollectiveView:
         self._waiting: dict[tuple[str | None, ...], list[CollectiveRow]] = {}
         self._block: tuple[str, str | None] | None = None
         self._placements = tuple(metadata.options["placements"])
-        self._choices = _figures(metadata.options)
         self._shows_evidence = metadata.options.get("evidence") == "shown"
-        self._several_backends = bool(backends_beside(metadata))
-        self._ways = way_names(metadata)
         self._why_not_judged = why_not_judged(metadata.ranks)
-        tells = metadata.backend == NCCL or metadata.backend in KERNELS
-        self._hears_choices = bool(self._ways) and tells and _has_algorithms(metadata)
-        names = metadata.options.get("groups") or self._ways
+        names = metadata.options.get("groups") or way_names(metadata)
         if "turns" in metadata.options:
             names = [repeated_name(name) for name in names[1:-1]]
+        self._head, self._label = _labels(metadata)
         self._group_width = max(map(len, names)) + 1 if names else 0
-        self._size_width, self._figures = self._fitting()
+        self._size_width, self._figures = self._fitting([each for each in FIGURES if each.when(metadata)])
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
         for line in collective_lines(metadata, verbose=page.verbose):
             page.wrap(line)
@@ -208,49 +272,34 @@ class CollectiveView:
         if self._many_blocks:
             yield " ".join(filter(None, (row.dtype, row.op)))
         lead = " " * (self._group_width + self._size_width)
-        placed = _width(self._figures)
-        yield lead + "".join(placement.replace("_", " ").rjust(placed) for placement in self._placements)
-        heads = "".join(name.rjust(width) for name, width, _ in self._figures) * len(self._placements)
-        spread = "".join(name.rjust(width) for name, width in _SPREAD) if self._shows_spread else ""
-        head = "asked" if self._ways else "group"
-        size = (head.ljust(self._group_width) if self._group_width else "") + "size".rjust(self._size_width)
-        yield size + heads + spread + ("took".rjust(_TOOK) if self._shows_taken else "")
+        placed, of_line = _parts(self._figures)
+        width = width_of(placed)
+        yield lead + "".join(placement.replace("_", " ").rjust(width) for placement in self._placements)
+        heads = "".join(each.head.rjust(each.width) for each in (*placed * len(self._placements), *of_line))
+        size = (self._head.ljust(self._group_width) if self._group_width else "") + "size".rjust(self._size_width)
+        yield size + heads
 
     def _cells(self, rows: Sequence[CollectiveRow]) -> Iterator[str]:
+        placed, of_line = _parts(self._figures)
         yield self._label(rows[0]).ljust(self._group_width) + format_size(rows[0].size_bytes).rjust(self._size_width)
         for row in rows:
-            yield from (_cell(value(row), width) for _, width, value in self._figures)
-        if self._shows_spread:
-            row = rows[0]
-            spread = (
-                _number(row.time_us_fastest_rank),
-                _number(row.time_us_slowest_rank),
-                "-" if row.slowest_rank is None else str(row.slowest_rank),
-            )
-            yield from (_cell(value, width) for value, (_, width) in zip(spread, _SPREAD, strict=True))
-        if self._shows_taken:
-            yield _taken(rows[-1]).rjust(_TOOK)
+            yield from (_cell(each.text(row), each.width) for each in placed)
+        yield from (_cell(each.text(rows[-1]), each.width) for each in of_line)
 
-    def _label(self, row: CollectiveRow) -> str:
-        return way_name(row.backend, row.setting, several=self._several_backends) if self._ways else row.group or ""
-
-    def _fitting(self) -> tuple[int, Sequence[_Figure]]:
-        taken = _TOOK if self._hears_choices else 0
+    def _fitting(self, figures: Sequence[Figure]) -> tuple[int, Sequence[Figure]]:
+        """The width of sizes, and the figures that fit beside them; busbw has the mark where % exp has no room."""
+        kept: list[Figure] = []
         for size in (_SIZE, _NARROW_SIZE):
-            for figures in self._choices[:-1]:
-                if self._group_width + size + _width(figures) * len(self._placements) + taken <= self._page.width:
-                    return size, figures
-        return _NARROW_SIZE, self._choices[-1]
+            kept = fitting_figures(figures, self._page.width - self._group_width - size, self._needed)
+            if all(each in kept for each in figures if each.spare == 1):
+                return size, kept
+        kept = [_MARKED_BUSBW if each is _BUSBW else each for each in kept]
+        fits = self._group_width + _NARROW_SIZE + self._needed(kept) <= self._page.width
+        return _NARROW_SIZE, kept if fits else [each for each in kept if each is not _TAKEN]
 
-    @property
-    def _shows_taken(self) -> bool:
-        needed = self._group_width + self._size_width + _width(self._figures) * len(self._placements) + _TOOK
-        return self._hears_choices and not self._shows_spread and self._page.width >= needed
-
-    @property
-    def _shows_spread(self) -> bool:
-        needed = self._group_width + _SIZE + _width(self._choices[0]) + sum(width for _, width in _SPREAD)
-        return len(self._placements) == 1 and self._page.width >= needed
+    def _needed(self, figures: Sequence[Figure]) -> int:
+        placed, of_line = _parts(figures)
+        return width_of(placed) * len(self._placements) + width_of(of_line)
 
 
 def _has_algorithms(metadata: Metadata) -> bool:
@@ -262,26 +311,7 @@ def _has_algorithms(metadata: Metadata) -> bool:
 def _taken(row: CollectiveRow) -> str:
     """What NCCL took; '?' where it did not say, '-' where another library moved the data."""
     name = taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
-    return name if len(name) < _TOOK else name.partition("/")[0]
-
-
-def _figures(options: Mapping[str, Any]) -> Sequence[Sequence[_Figure]]:
-    """The columns of a placement: the first of these sets that fits, or else the last.
-
-    Of operations alone no bandwidth is shown, which is made by many at once.
-    """
-    if options.get("mode") == Mode.LATENCY:
-        return ((_TIME, _P50, _P95, _P99, _WRONG), (_P50, _P99, _WRONG), (_P50, _WRONG))
-    time = (_TIME, _INTERVAL) if "budget_s" in options else (_TIME,)
-    judged = (_BUSBW, _EXPECTED, _WRONG)
-    narrower = ((_TIME, *judged), judged, (_MARKED_BUSBW, _WRONG))
-    if options.get("settings"):  # with room for what NCCL took
-        return ((*time, *judged), *narrower)
-    return ((*time, _ALGBW, *judged), (*time, *judged), *narrower)
-
-
-def _width(figures: Sequence[_Figure]) -> int:
-    return sum(width for _, width, _ in figures)
+    return name if len(name) < _TAKEN.width else name.partition("/")[0]
 
 
 def _cell(text: str, width: int) -> str:
@@ -306,9 +336,9 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if peak.busbw_gb_s is not None:
         shares = f"{_of_expected(peak)}{_of_limit(peak)}"
-        yield f"peak busbw        {_number(peak.busbw_gb_s)} GB/s at {_where(peak)}{shares}"
-        yield f"at the largest    {_number(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
-    yield f"at the smallest   {_number(smallest.time_us)} µs at {_where(smallest)}"
+        yield f"peak busbw        {figure(peak.busbw_gb_s)} GB/s at {_where(peak)}{shares}"
+        yield f"at the largest    {figure(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
+    yield f"at the smallest   {figure(smallest.time_us)} µs at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
@@ -320,9 +350,9 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
     for name, row in (("smallest", smallest), ("largest", largest)):
-        times = f"{_number(row.p50_us)} µs (p50), {_number(row.p99_us)} µs (p99)"
+        times = f"{figure(row.p50_us)} µs (p50), {figure(row.p99_us)} µs (p99)"
         if row.p50_us is None:
-            times = f"{_number(row.time_us)} µs (mean)"
+            times = f"{figure(row.time_us)} µs (mean)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
@@ -337,7 +367,7 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     if len({row.group for row in alike}) > 1:
         slowest, middle = max(alike, key=lambda row: row.time_us), median(row.time_us for row in alike)
         over = slowest.time_us / middle - 1
-        yield f"slowest group     {slowest.group}: {_number(slowest.time_us)} µs, {over:.1%} over the median of groups"
+        yield f"slowest group     {slowest.group}: {figure(slowest.time_us)} µs, {over:.1%} over the median of groups"
 
 
 def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
@@ -411,14 +441,3 @@ def _percent(value: float | None) -> str:
     if value is None:
         return "?"
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
-
-
-def _number(value: float | None) -> str:
-    """Four or five significant digits in at most nine characters."""
-    if value is None:
-        return "-"
-    if value >= 100_000:
-        return f"{value:.0f}"
-    if value >= 1_000:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"

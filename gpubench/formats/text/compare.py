@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.lines import INDENT, Column, figure, fitted_lines
 from gpubench.formats.table import ReportView
 from gpubench.model.results.compare import (
     Change,
@@ -176,30 +176,29 @@ def _described(file: Mapping[str, Any]) -> str:
 
 def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
     """Old and new figures in the unit that suits a row's size; --format csv has both. Rows without times say why."""
-    verdicts = Column("verdict", ["faster" if row.verdict == Verdict.PASS else row.verdict for row in rows])
-    names = Column("row", [replace(row, size_bytes=None, root=None, group=None).name for row in rows])
-    if all(row.slower_percent is None for row in rows):
-        return [names, verdicts, Column("because", [row.reason or "" for row in rows], 1)]
-    return [
-        names,
+    figures = [
         Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
         Column("before → now", [_before_and_now(row) for row in rows], 1, right=True),
         Column("% of before", [_of_before(row.slower_percent) for row in rows], right=True),
         Column("noise", [_noise(row.noise_percent) for row in rows], 2, right=True),
-        verdicts,
     ]
+    faster = (Change.FASTER, Verdict.PASS)
+    reasons = [row.reason or "" for row in rows]
+    return [
+        Column("row", [replace(row, size_bytes=None).name for row in rows]),
+        *(figures if any(row.slower_percent is not None for row in rows) else ()),
+        Column("verdict", ["faster" if (row.change, row.verdict) == faster else row.verdict for row in rows]),
+        *([Column("because", reasons, 3)] if any(reasons) else ()),
+    ]
+
+
+COLUMNS = {ComparisonRow: _columns}
 
 
 def _before_and_now(row: ComparisonRow) -> str:
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
-        return f"{_figure(row.base_time_us)} → {_figure(row.new_time_us)} µs"
-    return f"{_figure(row.base_gb_s)} → {_figure(row.new_gb_s)} GB/s"
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "?"
-    return f"{value:.0f}" if value >= 10_000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+        return f"{figure(row.base_time_us)} → {figure(row.new_time_us)} µs"
+    return f"{figure(row.base_gb_s)} → {figure(row.new_gb_s)} GB/s"
 
 
 def _arrow(base: float | None, new: float | None) -> str:

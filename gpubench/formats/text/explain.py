@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, fitting, lines, or_dash
+from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, fitting, lines
 from gpubench.formats.table import ReportView
-from gpubench.formats.text.hangs import print_hangs
+from gpubench.formats.text.hangs import hang_columns, print_hangs
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import compress_names, counted, format_size, grouped
@@ -79,15 +79,7 @@ class ExplainView(ReportView):
             return
         shown = sorted(sorted(rows, key=lambda row: -row.size_bytes)[:_MOST_SIZES], key=rows.index)
         self._page.print("", "collectives of the job, by NCCL's Inspector")
-        columns = [
-            Column("collective", [row.collective for row in shown]),
-            Column("ranks", [str(row.ranks) for row in shown], right=True),
-            Column("size", [format_size(row.size_bytes) for row in shown], right=True),
-            Column("operations", [str(row.operations) for row in shown], right=True),
-            Column("time µs", [f"{row.time_us:.1f}" for row in shown], right=True),
-            Column("busbw GB/s", [or_dash(row.busbw_gb_s, ".2f") for row in shown], right=True),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
+        self._page.table(fitted_lines(_operation_columns(shown), self._page.width))
         if len(rows) > len(shown):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
@@ -110,6 +102,20 @@ class ExplainView(ReportView):
         if any(member.node != member.host for member in own):
             columns.insert(2, Column("for NCCL", [member.node for member in own]))
         self._page.table(fitted_lines(columns, self._page.width))
+
+
+def _operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
+    return [
+        Column("collective", [row.collective for row in rows]),
+        Column("ranks", [str(row.ranks) for row in rows], right=True),
+        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+        Column("operations", [str(row.operations) for row in rows], right=True),
+        Column("time µs", [figure(row.time_us) for row in rows], right=True),
+        Column("busbw GB/s", [figure(row.busbw_gb_s) for row in rows], right=True),
+    ]
+
+
+COLUMNS = {OperationRow: _operation_columns, HangRow: hang_columns}
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:

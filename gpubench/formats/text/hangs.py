@@ -11,21 +11,27 @@ from gpubench.model.terms.units import counted, some_of
 _MOST_LINES = 10
 
 
+def hang_columns(rows: Sequence[HangRow]) -> list[Column]:
+    """The columns in the terminal and on pages."""
+    return [
+        Column("group", [row.group for row in rows]),
+        Column("who", [some_of(row.ranks) for row in rows]),
+        Column("what", [row.reason for row in rows]),
+        Column("waiting", [str(row.waiting) for row in rows], right=True),
+        Column("in", [row.operation or "-" for row in rows], 1),
+        Column("since (UTC)", [row.since or "?" for row in rows], 2),
+        Column("called instead", [row.theirs or "-" for row in rows], 3),
+        Column("at", [row.place or "-" for row in rows], 4),
+    ]
+
+
 def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
     """Who, why, and in which operation the others wait."""
     if not hangs:
         return
     shown = hangs[:_MOST_LINES]
     page.print("")
-    columns = [
-        Column("group", [row.group for row in shown]),
-        Column("who", [some_of(row.ranks) for row in shown]),
-        Column("what", [row.reason for row in shown]),
-        Column("waiting", [str(row.waiting) for row in shown], right=True),
-        Column("in", [row.operation or "-" for row in shown], 1),
-        Column("since (UTC)", [row.since or "?" for row in shown], 2),
-    ]
-    page.table(fitted_lines(columns, page.width))
+    page.table(fitted_lines(hang_columns(shown), page.width))
     if len(hangs) > _MOST_LINES:
         page.wrap(f"and {len(hangs) - _MOST_LINES} more: --format csv --section {HangRow.section}")
 

@@ -1,41 +1,66 @@
 """An overlap for people: a line a cap and size as it is measured, the caps with the shortest steps, the verdict."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, or_dash, rank_lines, sharing_lines, software_lines
+from gpubench.formats.lines import (
+    INDENT,
+    Column,
+    Figure,
+    figure,
+    fitted_lines,
+    fitting_figures,
+    or_dash,
+    page_columns,
+    rank_lines,
+    sharing_lines,
+    software_lines,
+)
 from gpubench.formats.table import Page
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.overlap import OWN_CTAS, Partner
 from gpubench.model.terms.units import counted, describe_dropped, format_size
+from gpubench.model.terms.verdict import Verdict
 
 _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
 
-_Figure = tuple[str, int, int, Callable[[OverlapRow], str]]
-"""A column: its head, its width, when it goes from a narrow page (the highest first, 0 never), and what a row has."""
-
-_FIGURES: Sequence[_Figure] = (
-    ("size", 5, 0, lambda row: format_size(row.size_bytes)),
-    ("CTAs", 5, 0, lambda row: OWN_CTAS if row.ctas is None else str(row.ctas)),
-    ("alone", 8, 0, lambda row: _number(row.communication_alone_us)),
-    ("both", 8, 1, lambda row: _number(row.communication_together_us)),
-    ("κm", 6, 0, lambda row: _ratio(row.communication_slowdown)),
-    ("wait", 6, 3, lambda row: _ratio(row.waiting_slowdown)),
-    ("share", 6, 4, lambda row: _ratio(row.sharing_slowdown)),
-    ("ops", 6, 5, lambda row: str(row.partner_count)),
-    ("alone", 8, 6, lambda row: _number(row.partner_alone_us)),
-    ("both", 8, 7, lambda row: _number(row.partner_together_us)),
-    ("κc", 6, 0, lambda row: _ratio(row.compute_slowdown)),
-    ("step µs", 8, 0, lambda row: _number(row.step_us) + ("!" if row.wrong else "")),
-    ("hidden", 7, 2, lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%"),
-    ("MHz", 6, 8, lambda row: or_dash(row.sm_clock_mhz, ".0f")),
-    ("W", 5, 9, lambda row: or_dash(row.power_w, ".0f")),
+_COMMUNICATION = (
+    Figure("alone", lambda row: figure(row.communication_alone_us), 8, on_page="collective alone µs"),
+    Figure("both", lambda row: figure(row.communication_together_us), 8, 1, "collective beside it µs"),
+    Figure("κm", lambda row: _ratio(row.communication_slowdown), 6),
+    Figure("wait", lambda row: _ratio(row.waiting_slowdown), 6, 3, "waiting"),
+    Figure("share", lambda row: _ratio(row.sharing_slowdown), 6, 4, "sharing"),
 )
-_COMMUNICATION, _COMPUTATION = (2, 7), (7, 11)
+_COMPUTATION = (
+    Figure("ops", lambda row: str(row.partner_count), 6, 5, "operations"),
+    Figure("alone", lambda row: figure(row.partner_alone_us), 8, 6, "operations alone µs"),
+    Figure("both", lambda row: figure(row.partner_together_us), 8, 7, "operations beside it µs"),
+    Figure("κc", lambda row: _ratio(row.compute_slowdown), 6),
+)
+FIGURES = (
+    Figure("size", lambda row: format_size(row.size_bytes), 5),
+    Figure("CTAs", lambda row: OWN_CTAS if row.ctas is None else str(row.ctas), 5),
+    Figure("channels", lambda row: or_dash(row.channels, "d")),
+    *_COMMUNICATION,
+    *_COMPUTATION,
+    Figure("step µs", lambda row: figure(row.step_us) + ("!" if row.wrong else ""), 8),
+    Figure("hidden", lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%", 7, 2),
+    Figure("MHz", lambda row: or_dash(row.sm_clock_mhz, ".0f"), 6, 8),
+    Figure("W", lambda row: or_dash(row.power_w, ".0f"), 5, 9),
+    Figure("note", lambda row: row.note or ""),
+    Figure("verdict", lambda row: row.verdict or Verdict.SKIP.value),
+)
+"""The columns of steps in the terminal and on pages."""
+
 _MOST_NOTES = 6
 _TWO_DECIMALS = 99.995
 """A ratio from here on has none, for the columns are six wide."""
+
+
+def overlap_columns(rows: Sequence[OverlapRow]) -> list[Column]:
+    """The columns of a page, a line a row."""
+    return [Column("beside", [row.partner for row in rows]), *page_columns(FIGURES, rows)]
 
 
 class OverlapView:
@@ -45,7 +70,7 @@ class OverlapView:
         self._page = page
         self._metadata = metadata
         self._rows: list[OverlapRow] = []
-        self._figures = _fitting(page.width)
+        self._figures = fitting_figures(FIGURES, page.width)
         for line in _header(metadata, verbose=page.verbose):
             page.wrap(line)
 
@@ -58,7 +83,7 @@ class OverlapView:
         elif self._rows[-1].size_bytes != row.size_bytes and len(self._metadata.options["ctas"]) > 1:
             self._page.print("")
         self._rows.append(row)
-        cells = "".join(value(row).rjust(width) for _, width, _, value in self._figures)
+        cells = "".join(each.text(row).rjust(each.width) for each in self._figures)
         self._page.print(cells, style="bold red" if row.wrong else "")
 
     def end(self, report: Report) -> None:
@@ -74,37 +99,38 @@ class OverlapView:
         self._page.outcome(report)
 
     def _heads(self, row: OverlapRow) -> Iterator[str]:
-        shown = self._figures
         yield f"{_NAMES[Partner(row.partner)]}: each a {row.partner_operation}"
-        groups = []
-        for figure in shown:
-            number = _FIGURES.index(figure)
-            within = [name for name, (first, end) in _GROUPS.items() if first <= number < end]
-            groups.append(within[0] if within else "")
-        widths = [width for _, width, _, _ in shown]
+        groups = [next((name for name, own in _GROUPS.items() if each in own), "") for each in self._figures]
+        widths = [each.width for each in self._figures]
         if all(len(name) < sum(w for w, own in zip(widths, groups, strict=True) if own == name) for name in _GROUPS):
             yield _group_line(groups, widths)
-        yield "".join(head.rjust(width) for head, width, _, _ in shown)
+        yield "".join(each.head.rjust(each.width) for each in self._figures)
 
     def _shortest(self, rows: Sequence[ShortestStepRow]) -> None:
         if not rows:
             return
         several = len({row.partner for row in rows}) > 1
-        columns = [
-            *([Column("beside", [_NAMES[Partner(row.partner)] for row in rows])] if several else []),
-            Column("size", [format_size(row.size_bytes) for row in rows], right=True),
-            Column("CTAs", [OWN_CTAS if row.ctas is None else str(row.ctas) for row in rows], right=True),
-            Column("shortest step µs", [_number(row.step_us) for row in rows], right=True),
-            Column("NCCL's own µs", ["-" if row.own_step_us is None else _number(row.own_step_us) for row in rows],
-                   right=True),
-            Column("shorter by", [_gain(row) for row in rows], right=True),
-            Column("", [_doubt(row) for row in rows], 1),
-        ]  # fmt: skip
         self._page.print("the cap with the shortest step:")
-        for line in fitted_lines(columns, self._page.width - len(INDENT), keys=1 + several):
+        for line in fitted_lines(_shortest_columns(rows), self._page.width - len(INDENT), keys=1 + several):
             self._page.print(INDENT + line)
         self._page.print("")
 
+
+def _shortest_columns(rows: Sequence[ShortestStepRow]) -> list[Column]:
+    several = len({row.partner for row in rows}) > 1
+    doubts = [_doubt(row) for row in rows]
+    return [
+        *([Column("beside", [_NAMES[Partner(row.partner)] for row in rows])] if several else []),
+        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+        Column("CTAs", [OWN_CTAS if row.ctas is None else str(row.ctas) for row in rows], right=True),
+        Column("shortest step µs", [figure(row.step_us) for row in rows], right=True),
+        Column("NCCL's own µs", [figure(row.own_step_us) for row in rows], right=True),
+        Column("shorter by", [_gain(row) for row in rows], right=True),
+        *([Column("note", doubts, 1)] if any(doubts) else ()),
+    ]
+
+
+COLUMNS = {ShortestStepRow: _shortest_columns}
 
 _GROUPS = {"communication µs, slowed ×": _COMMUNICATION, "computation µs, slowed ×": _COMPUTATION}
 
@@ -120,16 +146,6 @@ def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
         line += groups[start][: width - 1].rjust(width)
         start = end
     return line.rstrip()
-
-
-def _fitting(width: int) -> Sequence[_Figure]:
-    kept = list(_FIGURES)
-    while sum(each[1] for each in kept) > width:
-        spare = max(kept, key=lambda each: each[2])
-        if not spare[2]:
-            break
-        kept.remove(spare)
-    return kept
 
 
 def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
@@ -180,10 +196,6 @@ def _doubt(row: ShortestStepRow) -> str:
     if row.ctas is None or row.beyond_noise is not False:
         return ""
     return f"within noise, {row.noise_percent:.1f} %"
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def _ratio(value: float | None) -> str:

@@ -10,9 +10,12 @@ from gpubench.formats.lines import (
     VERDICT_MARKS,
     Column,
     device_lines,
+    figure,
     fitted_lines,
     lines,
     matrix_lines,
+    note_columns,
+    or_dash,
     verdict_mark,
 )
 from gpubench.formats.table import Page
@@ -66,10 +69,10 @@ def _stands_beside(row: PairRow) -> bool:
 def _cell(row: PairRow | None, copied: PairRow | None) -> str:
     if row is None or row.bandwidth_gb_s is None:
         return "ERROR" if row is not None and row.verdict == Verdict.ERROR else "-"
-    figure = f"{row.bandwidth_gb_s:.1f}{verdict_mark(row.verdict)}"
+    reached = f"{row.bandwidth_gb_s:.1f}{verdict_mark(row.verdict)}"
     if row.engine == _COPY or copied is None or copied.bandwidth_gb_s is None:
-        return figure
-    return f"{figure} ({format_share(percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"
+        return reached
+    return f"{reached} ({format_share(percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"
 
 
 def support_lines(managed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -235,16 +238,22 @@ class P2pView:
             return
         self._page.print("")
         self._page.wrap(f"many pairs at once, {format_size(rows[0].size_bytes)} each, copy engine, GB/s")
-        columns = [
-            Column("pattern", [row.pattern.replace("_", " ") for row in rows]),
-            Column("", [row.direction for row in rows]),
-            Column("pairs", [str(row.pairs) for row in rows], right=True),
-            Column("together", [_number(row.total_gb_s) for row in rows], right=True),
-            Column("one at a time, summed", [_number(row.parts_gb_s) for row in rows], right=True),
-            Column("share", [format_percent(row.share_percent, "-") for row in rows], right=True),
-            Column("wrong", ["-" if row.wrong is None else str(row.wrong) for row in rows], right=True),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width, keys=2))
+        self._page.table(fitted_lines(_pattern_columns(rows), self._page.width, keys=2))
+
+
+def _pattern_columns(rows: Sequence[PatternRow]) -> list[Column]:
+    return [
+        Column("pattern", [row.pattern.replace("_", " ") for row in rows]),
+        Column("way", [row.direction for row in rows]),
+        Column("pairs", [str(row.pairs) for row in rows], right=True),
+        Column("together", [figure(row.total_gb_s) for row in rows], right=True),
+        Column("one at a time, summed", [figure(row.parts_gb_s) for row in rows], right=True),
+        Column("share", [format_percent(row.share_percent, "-") for row in rows], right=True),
+        Column("wrong", [or_dash(row.wrong, "d") for row in rows], right=True),
+    ]
+
+
+COLUMNS = {PatternRow: _pattern_columns}
 
 
 def _subject(metadata: Metadata) -> str:
@@ -285,12 +294,12 @@ def copy_columns(rows: Sequence[PairRow]) -> list[Column]:
     return [
         Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
         Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
-        Column("µs", [_number(row.latency_us) for row in rows], right=True),
-        Column("GB/s", [_number(row.bandwidth_gb_s) for row in rows], right=True),
+        Column("µs", [figure(row.latency_us) for row in rows], right=True),
+        Column("GB/s", [figure(row.bandwidth_gb_s) for row in rows], right=True),
         _shares(rows),
         Column("path", [row.path_class or "?" for row in rows]),
         Column("verdict", [row.verdict or "" for row in rows]),
-        Column("", [row.note or "" for row in rows]),
+        *note_columns(rows),
     ]
 
 
@@ -349,9 +358,3 @@ def _word(row: PairRow, *, latency: bool) -> str:
         return "ERROR" if row.verdict == Verdict.ERROR else "-"
     mark = verdict_mark(row.verdict)
     return f"{value:.2f}{mark}" if latency else f"{value:.1f}{mark}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"

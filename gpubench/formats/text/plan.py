@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines
+from gpubench.formats.lines import INDENT, Column, fitted_lines, note_columns, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report
@@ -48,22 +48,7 @@ class PlanView(ReportView):
             "layouts, the fastest first; a step is forward, backward and optimizer; states are what weights, gradients "
             "and optimizer take on a GPU" + (f", which has {format_memory(memory)}" if memory else "")
         )
-        waits = [f"{row.host_ms:.1f}" for row in rows if row.host_ms is not None]
-        host = [Column("host", waits, 5, right=True)] if waits else []
-        columns = [
-            Column("", [str(row.place) for row in rows], 3, right=True),
-            Column("layout", [row.layout for row in rows]),
-            Column("step ms", [_span(row.step_least_ms, row.step_most_ms) for row in rows], right=True),
-            Column("tokens/s", [_tokens(row) for row in rows], 4, right=True),
-            Column("compute", [f"{row.compute_ms:.1f}" for row in rows], 5, right=True),
-            Column("slowed", [f"{row.slowed_ms:.1f}" for row in rows], 5, right=True),
-            Column("exposed", [f"{row.exposed_ms:.1f}" for row in rows], 2, right=True),
-            Column("bubble", [f"{row.bubble_ms:.1f}" for row in rows], 3 if rows[0].bubble_ms else 6, right=True),
-            *host,
-            Column("microbatches", [str(row.microbatches) for row in rows], 7, right=True),
-            Column("states", [format_memory(row.states_bytes) for row in rows], 1, right=True),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
+        self._page.table(fitted_lines(_layout_columns(rows), self._page.width))
         self._page.print("")
 
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:
@@ -72,16 +57,7 @@ class PlanView(ReportView):
         copies = ", copies of gradients into buckets and out of them among it" if best.bucket_mb is not None else ""
         computing = f"computing {best.compute_ms:.1f}{copies}"
         self._page.wrap(f"{best.layout}: {_span(best.step_least_ms, best.step_most_ms)} ms a step; {computing}")
-        columns = [
-            Column("communication", [row.source for row in rows]),
-            Column("collective", [row.collective for row in rows], 4),
-            Column("times", [str(row.operations) for row in rows], 2, right=True),
-            Column("bytes", [format_memory(row.bytes) for row in rows], 3, right=True),
-            Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], 1, right=True),
-            Column("exposed ms", [f"{row.exposed_ms:.2f}" for row in rows], right=True),
-            Column("hidden", [f"{row.hidden_percent:.0f} %" for row in rows], right=True),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
+        self._page.table(fitted_lines(_exposed_columns(rows), self._page.width))
         self._page.print("")
 
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
@@ -90,21 +66,67 @@ class PlanView(ReportView):
         assumed = self._metadata.options["contention_assumed"]
         least = "; contention was not measured" if assumed else ""
         self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
-        columns = [
-            Column("fault", [row.fault for row in rows]),
-            Column("", [row.what for row in rows], 3),
-            Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
-            Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
-            Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], 1, right=True),
-            Column("slowed ms", [f"{row.slowed_ms:.1f}" for row in rows], 4, right=True),
-            Column("alone ms", [f"{row.communication_ms:.1f}" for row in rows], 2, right=True),
-            Column("from", [row.source for row in rows], 5),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
+        self._page.table(fitted_lines(_fault_columns(rows), self._page.width))
         for row in rows:
             if row.note:
                 self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
+
+
+def _layout_columns(rows: Sequence[LayoutRow]) -> list[Column]:
+    waits = [or_dash(row.host_ms, ".1f") for row in rows]
+    return [
+        Column("#", [str(row.place) for row in rows], 3, right=True),
+        Column("layout", [row.layout for row in rows]),
+        Column("step ms", [_span(row.step_least_ms, row.step_most_ms) for row in rows], right=True),
+        Column("tokens/s", [_tokens(row) for row in rows], 4, right=True),
+        Column("compute", [f"{row.compute_ms:.1f}" for row in rows], 5, right=True),
+        Column("slowed", [f"{row.slowed_ms:.1f}" for row in rows], 5, right=True),
+        Column("exposed", [f"{row.exposed_ms:.1f}" for row in rows], 2, right=True),
+        Column("bubble", [f"{row.bubble_ms:.1f}" for row in rows], 3 if rows[0].bubble_ms else 6, right=True),
+        *([Column("host", waits, 5, right=True)] if any(row.host_ms is not None for row in rows) else ()),
+        Column("bucket MB", [or_dash(row.bucket_mb, ".4g") for row in rows], 8, right=True),
+        Column("microbatches", [str(row.microbatches) for row in rows], 7, right=True),
+        Column("states", [format_memory(row.states_bytes) for row in rows], 1, right=True),
+    ]
+
+
+def _exposed_columns(rows: Sequence[ExposedRow]) -> list[Column]:
+    return [
+        Column("communication", [row.source for row in rows]),
+        Column("collective", [row.collective for row in rows], 4),
+        Column("times", [str(row.operations) for row in rows], 2, right=True),
+        Column("bytes", [format_memory(row.bytes) for row in rows], 3, right=True),
+        Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], 1, right=True),
+        Column("exposed ms", [f"{row.exposed_ms:.2f}" for row in rows], right=True),
+        Column("hidden", [f"{row.hidden_percent:.0f} %" for row in rows], right=True),
+    ]
+
+
+def _fault_columns(rows: Sequence[FaultCostRow]) -> list[Column]:
+    return [
+        Column("fault", [row.fault for row in rows]),
+        Column("what", [row.what for row in rows], 3),
+        Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
+        Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
+        Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], 1, right=True),
+        Column("slowed ms", [f"{row.slowed_ms:.1f}" for row in rows], 4, right=True),
+        Column("alone ms", [f"{row.communication_ms:.1f}" for row in rows], 2, right=True),
+        Column("from", [row.source for row in rows], 5),
+    ]
+
+
+def _layouts_on_page(rows: Sequence[LayoutRow]) -> list[Column]:
+    memory = ["-" if row.gpu_memory_bytes is None else format_memory(row.gpu_memory_bytes) for row in rows]
+    return [*_layout_columns(rows), Column("GPU memory", memory)]
+
+
+def _faults_on_page(rows: Sequence[FaultCostRow]) -> list[Column]:
+    return [*_fault_columns(rows), *note_columns(rows)]
+
+
+COLUMNS = {LayoutRow: _layouts_on_page, ExposedRow: _exposed_columns, FaultCostRow: _faults_on_page}
+"""Pages have in columns, too, what the terminal says above and below its tables."""
 
 
 def _span(least: float, most: float) -> str:

@@ -16,7 +16,7 @@ from typing import TextIO
 from gpubench.formats.delivery import say
 from gpubench.formats.lines import INDENT, wrapped
 from gpubench.formats.table import Page, ReportView
-from gpubench.formats.text.hangs import print_hangs
+from gpubench.formats.text.hangs import hang_columns, print_hangs
 from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
@@ -226,6 +226,9 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
 def broken(line: str, width: int) -> Iterator[str]:
     """A line of a log, broken at a width."""
     yield from wrapped(line, width, " " * _TIME_COLUMNS)
+
+
+COLUMNS = {HangRow: hang_columns}
 
 
 class WatchView(ReportView):

@@ -7,7 +7,16 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Annotated, NamedTuple
 
-from gpubench.model.results.report import SIGNED, CollectiveRow, PairRow, Record, Row, cells_of, made_of
+from gpubench.model.results.report import (
+    SIGNED,
+    CollectiveRow,
+    OnPage,
+    PairRow,
+    Record,
+    Row,
+    cells_of,
+    made_of,
+)
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
@@ -75,7 +84,7 @@ class RowKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(Record, section="comparison"):
+class ComparisonRow(Record, section="comparison", on_page=OnPage(most=1000, folds=True)):
     """The same thing in old and new results."""
 
     collective: str | None = None  #: as in rows of collectives; null where it is a pair

@@ -13,7 +13,13 @@ from gpubench.model.paths.transport import (
     judge,
     names,
 )
-from gpubench.model.results.report import EvidenceRow, FallbackRow, Record, made_of
+from gpubench.model.results.report import (
+    HIDDEN,
+    EvidenceRow,
+    FallbackRow,
+    Record,
+    made_of,
+)
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
 from gpubench.records import dataclass
@@ -235,7 +241,7 @@ def either(candidates: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathRow(Record, section="paths"):
+class PathRow(Record, section="paths", on_page=HIDDEN):
     """Channels from one rank of a communicator to another that travel alike."""
 
     communicator: str | None  #: NCCL's commId; null where lines could not be told
@@ -315,7 +321,7 @@ class CommunicatorRow(Record, section="communicators"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow(Record, section="members"):
+class MemberRow(Record, section="members", on_page=HIDDEN):
     """A rank of a communicator."""
 
     communicator: str | None  #: its id

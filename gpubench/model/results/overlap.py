@@ -5,7 +5,15 @@ from typing import Annotated
 
 from gpubench.model.results.compare import Chart, CurveLine
 from gpubench.model.results.ending import SOON, LinePart, part
-from gpubench.model.results.report import BACKENDS, OVERLAP_SECTION, SIGNED, Record, Report, Verified
+from gpubench.model.results.report import (
+    BACKENDS,
+    HIDDEN,
+    OVERLAP_SECTION,
+    SIGNED,
+    Record,
+    Report,
+    Verified,
+)
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name
 from gpubench.model.terms.units import format_size, grouped
@@ -19,7 +27,7 @@ SECTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapRow(Record, section="overlap"):
+class OverlapRow(Record, section="overlap", on_page=HIDDEN):
     """A step: a collective and a partner's operations, started together. docs/overlap.md defines every time."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv

@@ -5,7 +5,11 @@ All times are predictions of an event simulation; `docs/plan.md` derives them.
 
 from typing import Annotated
 
-from gpubench.model.results.report import SIGNED, Record
+from gpubench.model.results.report import (
+    SIGNED,
+    OnPage,
+    Record,
+)
 from gpubench.records import dataclass
 
 
@@ -34,7 +38,7 @@ class LayoutRow(Record, section="layouts"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedRow(Record, section="exposed"):
+class ExposedRow(Record, section="exposed", on_page=OnPage("Communication of the best layout")):
     """What one kind of communication costs the chosen layout."""
 
     source: str  #: what it is for
@@ -47,7 +51,7 @@ class ExposedRow(Record, section="exposed"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCostRow(Record, section="fault_costs"):
+class FaultCostRow(Record, section="fault_costs", on_page=OnPage("What faults cost")):
     """The chosen layout on another fabric: with a fault, or as the profile expects it."""
 
     fault: str  #: as --fault writes it; none: the fabric that the profile expects

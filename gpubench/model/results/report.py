@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache, partial
 from itertools import chain, repeat
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
@@ -53,14 +53,34 @@ class Row(Protocol):
         ...
 
 
+class OnPage(NamedTuple):
+    """A section on pages (Markdown, HTML): its title, its columns, and how many rows at most.
+
+    Without a title it has the section's name; without columns all, unless the command's module in `formats.text` has
+    columns for its terminal table. Where it `folds`, the worst rows come first, and rows that pass are folded away.
+    """
+
+    title: str = ""
+    columns: Sequence[str] = ()
+    most: int = 200
+    folds: bool = False
+    is_hidden: bool = False
+
+
+HIDDEN = OnPage(is_hidden=True)
+"""A section that is too long for a page, or stands on it in another shape. JSON and CSV have it."""
+
+
 class Record:
     """A frozen dataclass of plain values that is a row of a `section`: its fields are the columns."""
 
     __slots__ = ()
     section: ClassVar[str] = ""
+    on_page: ClassVar[OnPage] = OnPage()
 
-    def __init_subclass__(cls, section: str = "") -> None:
+    def __init_subclass__(cls, section: str = "", on_page: OnPage | None = None) -> None:
         cls.section = section or cls.section
+        cls.on_page = on_page or cls.on_page
 
     def to_record(self) -> dict[str, Any]:
         """Its values by column name."""
@@ -210,13 +230,14 @@ class Matrix:
     """A section of cells by row and column name."""
 
     cells: Mapping[str, Mapping[str, Any]]
+    on_page: OnPage = OnPage()
 
 
 Section = Table | Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow(Record, section="rows"):
+class CollectiveRow(Record, section="rows", on_page=HIDDEN):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
@@ -292,7 +313,7 @@ SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow(Record, section="pairs"):
+class PairRow(Record, section="pairs", on_page=HIDDEN):
     """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
 
     source: str  #: where the bytes come from: a GPU, a rank, host
@@ -461,8 +482,11 @@ class Report:
         )
 
 
+_CHECKS_ON_PAGE = OnPage(columns=("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"), folds=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow(Record, section="checks"):
+class CheckRow(Record, section="checks", on_page=_CHECKS_ON_PAGE):
     """One check of `check`: its verdict, how many findings it has, and why it was left out where it was."""
 
     check: str  #: what was looked for, by the name of its file
@@ -474,8 +498,11 @@ class CheckRow(Record, section="checks"):
     nodes_in_error: tuple[str, ...] = ()  #: hosts that it could not look at; the verdict is of the others
 
 
+_VERDICTS_ON_PAGE = OnPage(columns=("scope", "node", "subject", "verdict", "findings"), folds=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow(Record, section="verdicts"):
+class VerdictRow(Record, section="verdicts", on_page=_VERDICTS_ON_PAGE):
     """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
 
     scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
@@ -486,8 +513,16 @@ class VerdictRow(Record, section="verdicts"):
     origin: str  #: measured, simulated or recorded
 
 
+_EVIDENCE_ON_PAGE = OnPage(
+    columns=(
+        *("source", "destination", "path_class", "capability", "selection", "measurement", "correctness"),
+        *("transport", "bandwidth_gb_s", "limit_gb_s", "conclusion", "confidence", "verdict"),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceRow(Record, section="evidence"):
+class EvidenceRow(Record, section="evidence", on_page=_EVIDENCE_ON_PAGE):
     """All evidence on one path: each kind is for, silent on, or against the claim that it is direct.
 
     docs/evidence.md has the decision table. Of more than ten thousand paths, those that are not direct.
@@ -520,8 +555,16 @@ class EvidenceRow(Record, section="evidence"):
     meaning: str  #: the rule of docs/evidence.md
 
 
+_FALLBACK_ON_PAGE = OnPage(
+    columns=(
+        *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
+        *("cause_seen", "advice", "how"),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackRow(Record, section="fallback"):
+class FallbackRow(Record, section="fallback", on_page=_FALLBACK_ON_PAGE):
     """The verdict on paths that fare alike; the gravest come first."""
 
     conclusion: Annotated[str, Conclusion]  #: the last two are of `topo`, which sends nothing

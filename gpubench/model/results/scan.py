@@ -5,7 +5,13 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from gpubench.model.results.ending import SOON, LinePart, part
-from gpubench.model.results.report import Metadata, Record, Report
+from gpubench.model.results.report import (
+    HIDDEN,
+    Metadata,
+    OnPage,
+    Record,
+    Report,
+)
 from gpubench.model.results.rounds import ScanPhase
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Verdict, drained_hosts
@@ -68,7 +74,7 @@ class ScanPartRow(Record, section="parts"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCellRow(Record, section="cells"):
+class ScanCellRow(Record, section="cells", on_page=HIDDEN):
     """One rail of one node: its newest score and, if it is bad, the part that explains it."""
 
     node: str  #: host
@@ -101,7 +107,7 @@ class ScanRoundRow(Record, section="rounds"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCollectiveRow(Record, section="scan_collectives"):
+class ScanCollectiveRow(Record, section="scan_collectives", on_page=OnPage("Rings of many nodes")):
     """A collective of many nodes beside what their parts predict."""
 
     subject: str  #: all, a half, a mixed half
@@ -115,7 +121,7 @@ class ScanCollectiveRow(Record, section="scan_collectives"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExclusionRow(Record, section="exclusions"):
+class ExclusionRow(Record, section="exclusions", on_page=OnPage("Lists that leave the bad nodes out")):
     """A line of an exclude list, ready to be pasted."""
 
     tool: Annotated[str, Tool]  #: what it is for

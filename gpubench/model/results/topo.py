@@ -32,13 +32,29 @@ from gpubench.model.paths.topology import (
     rounded,
 )
 from gpubench.model.paths.wiring import to_other_nodes
-from gpubench.model.results.report import PairRow, Record, RowsOfNode, Section, Table, made_of
+from gpubench.model.results.report import (
+    HIDDEN,
+    OnPage,
+    PairRow,
+    Record,
+    RowsOfNode,
+    Section,
+    Table,
+    made_of,
+)
 from gpubench.model.terms.verdict import Origin
 from gpubench.records import dataclass
 
+_GPUS_ON_PAGE = OnPage(
+    columns=(
+        *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
+        *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
+    )
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Record, section="gpus"):
+class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE):
     """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
 
     node: str  #: host name of the node
@@ -89,7 +105,7 @@ class GpuRow(Record, section="gpus"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow(Record, section="nvlinks"):
+class NvlinkRow(Record, section="nvlinks", on_page=HIDDEN):
     """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
 
     node: str  #: host name of the node
@@ -105,8 +121,13 @@ class NvlinkRow(Record, section="nvlinks"):
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
 
 
+_NICS_ON_PAGE = OnPage(
+    columns=(*("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),)
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NicRow(Record, section="nics"):
+class NicRow(Record, section="nics", on_page=_NICS_ON_PAGE):
     """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
 
     node: str  #: host name of the node
@@ -135,8 +156,13 @@ class NicRow(Record, section="nics"):
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
+_NODES_ON_PAGE = OnPage(
+    columns=(*("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu"),)
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow(Record, section="nodes"):
+class NodeRow(Record, section="nodes", on_page=_NODES_ON_PAGE):
     """One node: of which kind, and how it differs from it."""
 
     node: str  #: host name of the node
@@ -167,7 +193,7 @@ class NodeRow(Record, section="nodes"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindRow(Record, section="kinds"):
+class KindRow(Record, section="kinds", on_page=HIDDEN):
     """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
 
     node_kind: str  #: letter of the kind
@@ -183,7 +209,7 @@ class KindRow(Record, section="kinds"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow(Record, section="tree"):
+class TreeRow(Record, section="tree", on_page=HIDDEN):
     """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
 
     node: str  #: host name of the node
@@ -195,7 +221,7 @@ class TreeRow(Record, section="tree"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow(Record, section="ranks"):
+class RankRow(Record, section="ranks", on_page=HIDDEN):
     """One process of the job."""
 
     rank: int  #: number in the job
