@@ -359,23 +359,19 @@ def separate_jobs(launcher: str, claimed: int) -> CouldNotMeasureError:
     )
 
 
-_WITHOUT_GPU = {
-    **dict.fromkeys(("p2p", "topo", "overlap", "watch"), "--simulate hgx-h200-4 shows what it prints"),
-    "--expect-gpus": "without it CPU buffers are measured instead",
-    "check": "--profile host checks NICs, libraries and CPUs; --simulate hgx-h200-4 shows what it prints",
-    "profiles": "--simulate hgx-h200-4 shows what it prints",
-}
-"""The next step of a command that needs GPUs, where there are none."""
-
-
-def no_gpu(reason: str, for_what: str = "--backend nccl") -> CouldNotMeasureError:
-    """A command, or `--backend nccl`, where no GPU can be used."""
-    instead = _WITHOUT_GPU.get(for_what, "--backend host measures MPI on CPU buffers instead")
+def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> CouldNotMeasureError:
+    """A command, or an option such as `--backend nccl`, where no GPU can be used; `instead` is what can be done."""
+    if not instead:
+        on_cpus = "--backend host measures MPI on CPU buffers instead"
+        instead = on_cpus if for_what.startswith("-") else SIMULATED_INSTEAD
     return CouldNotMeasureError(
         f"no usable GPU: {reason}",
         expected=f"at least one NVIDIA GPU for {for_what}",
         next_step=f"nvidia-smi shows what the driver sees; {instead}",
     )
+
+
+SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows what it prints"
 
 
 def missing_cupy(cuda_major: int | None) -> CouldNotMeasureError:

@@ -22,8 +22,9 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
 from gpubench.model.paths.transport import RULES
 from gpubench.model.results.backends import CaseKey
-from gpubench.model.results.report import SIGNED, TOPO_SECTIONS, Metadata, Record
+from gpubench.model.results.report import SIGNED, Metadata, Record
 from gpubench.model.results.result_file import MATRICES, TABLES
+from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.model.terms.operation import algbw_gb_s, ring_allreduce_factor
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli.running import gpubench
@@ -79,7 +80,7 @@ def test_what_is_generated_is_up_to_date() -> None:
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {CaseKey.__name__}
     listed = {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
-    assert names == listed, f"TABLES in model/results/result_file.py: {sorted(names ^ listed)}"
+    assert names == listed, f"_MODULES in model/results/result_file.py: {sorted(names ^ listed)}"
     for kind in (Metadata, *TABLES.values()):
         described = generate.column_descriptions(kind)
         assert [each.name for each in fields(kind) if each.name not in described] == [], kind

@@ -11,7 +11,13 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
-from gpubench.errors import CouldNotMeasureError, GpubenchError, no_gpu, shared_gpu_under_launcher
+from gpubench.errors import (
+    SIMULATED_INSTEAD,
+    CouldNotMeasureError,
+    GpubenchError,
+    no_gpu,
+    shared_gpu_under_launcher,
+)
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.hardware import recorded
 from gpubench.hardware.launch import module_command
@@ -64,6 +70,7 @@ from gpubench.readers.documents import read_json_line
 from gpubench.records import dataclass
 
 NAME = "check"
+_WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {SIMULATED_INSTEAD}"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths, the larger as in profiles
@@ -365,8 +372,8 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
     matches = profiles_for(machines.nodes, os.environ, asked)
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     if not has_gpus and not is_host:
-        raise no_gpu(machines.why_no_gpu, for_what=NAME)
-    check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu)
+        raise no_gpu(machines.why_no_gpu, NAME, _WITHOUT_GPU)
+    check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu, _WITHOUT_GPU)
     return matches
 
 

@@ -30,11 +30,13 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
             )
 
 
-def check_any_gpu(nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "") -> None:
+def check_any_gpu(
+    nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "", instead: str = ""
+) -> None:
     """Raise CouldNotMeasureError where GPUs are expected and no node has any; `hidden` says what was left out."""
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
-        raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what=for_what)
+        raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.results.report import PAIR_COLUMNS, TOPO_SECTIONS
+from gpubench.model.results.report import PAIR_COLUMNS
+from gpubench.model.results.topo import TOPO_SECTIONS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR
 

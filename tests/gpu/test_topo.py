@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.hardware.recorded import read_recording
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import TOPO_SECTIONS
+from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from tests.cli.running import environment, gpubench, mpirun
 from tests.gpu.machine import DRIVER, has_gpu

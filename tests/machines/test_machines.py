@@ -22,8 +22,9 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import PAIR_COLUMNS, TOPO_SECTIONS, Metadata, Report
+from gpubench.model.results.report import PAIR_COLUMNS, Metadata, Report
 from gpubench.model.results.sentence import sentence
+from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.readers.registry import read_file
 from tests.formats.sample import JSON, JSONL
 from tests.formats.schema import VALIDATOR

@@ -31,7 +31,7 @@ nothing was judged.
 
 def checked(plan: TopoPlan, shown: PresentationOptions) -> TopoPlan:
     """The plan with its presentation. Raises UsageError for two sources of machines."""
-    from gpubench.model.results.report import TOPO_SECTIONS
+    from gpubench.model.results.topo import TOPO_SECTIONS
 
     named = {"--from": plan.from_file, "--replay": plan.recording.replay, "--simulate": plan.simulation}
     sources = [option for option, value in named.items() if value is not None]

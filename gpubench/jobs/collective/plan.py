@@ -251,7 +251,11 @@ class CollectivePlan(RankOptions):
     def check_any_gpu(self, listed: Sequence[int]) -> None:
         """Raise CouldNotMeasureError where `--expect-gpus` asks for GPUs and no rank has any `listed`."""
         if self.expected_gpus is not None and not any(listed):
-            raise no_gpu(f"--expect-gpus says {self.expected_gpus}, and there is none", for_what="--expect-gpus")
+            raise no_gpu(
+                f"--expect-gpus says {self.expected_gpus}, and there is none",
+                for_what="--expect-gpus",
+                instead="without it CPU buffers are measured instead",
+            )
 
     @property
     def collective(self) -> "Collective":

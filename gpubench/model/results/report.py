@@ -72,15 +72,22 @@ HIDDEN = OnPage(is_hidden=True)
 
 
 class Record:
-    """A frozen dataclass of plain values that is a row of a `section`: its fields are the columns."""
+    """A frozen dataclass of plain values that is a row of a `section`: its fields are the columns.
+
+    `host_fields` are the columns that hold the node, of rows that each are of one.
+    """
 
     __slots__ = ()
     section: ClassVar[str] = ""
     on_page: ClassVar[OnPage] = OnPage()
+    host_fields: ClassVar[Sequence[str]] = ()
 
-    def __init_subclass__(cls, section: str = "", on_page: OnPage | None = None) -> None:
+    def __init_subclass__(
+        cls, section: str = "", on_page: OnPage | None = None, host_fields: Sequence[str] = ()
+    ) -> None:
         cls.section = section or cls.section
         cls.on_page = on_page or cls.on_page
+        cls.host_fields = host_fields or cls.host_fields
 
     def to_record(self) -> dict[str, Any]:
         """Its values by column name."""
@@ -313,7 +320,7 @@ SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow(Record, section="pairs", on_page=HIDDEN):
+class PairRow(Record, section="pairs", on_page=HIDDEN, host_fields=("source_node", "destination_node")):
     """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
 
     source: str  #: where the bytes come from: a GPU, a rank, host
@@ -502,7 +509,7 @@ _VERDICTS_ON_PAGE = OnPage(columns=("scope", "node", "subject", "verdict", "find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow(Record, section="verdicts", on_page=_VERDICTS_ON_PAGE):
+class VerdictRow(Record, section="verdicts", on_page=_VERDICTS_ON_PAGE, host_fields=("node",)):
     """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
 
     scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
@@ -664,9 +671,3 @@ class RankTimeRow(Record, section="rank_times"):
     #: of operations alone, in how many it was the last to enter
     last_percent: Annotated[float | None, {"minimum": 0, "maximum": 100}]
     setting: str | None = None  #: that of the row
-
-
-TOPO_SECTIONS = (
-    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", "pairs", "ranks", "tree"),
-    *("fallback", "causes", "causes_unread", "findings"),
-)

@@ -14,38 +14,19 @@ from dataclasses import field
 from itertools import groupby
 from typing import Any
 
-from gpubench.model.results.backends import BackendRow, LibraryRow, MpiTrialRow, RefusedRow, WinnerRow
-from gpubench.model.results.compare import (
-    CircumstanceRow,
-    ComparisonRow,
-    FindingChangeRow,
-    HistoryRow,
-    MachineRow,
-)
-from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, PathRow, TransportRow
-from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
-from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
+from gpubench.model.results import backends, compare, fallback, overlap, plan, report, scan, topo, watch
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
-    CauseRow,
-    CheckRow,
     CollectiveRow,
     EvidenceRow,
-    FallbackRow,
     Metadata,
     PairRow,
-    PatternRow,
-    RankTimeRow,
     Record,
     RowsOfNode,
     Table,
-    UnreadRow,
     VerdictRow,
     cells_of,
 )
-from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow
-from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, NvlinkRow, RankRow, TreeRow
-from gpubench.model.results.watch import JobRow, TrafficRow
 from gpubench.model.terms.units import escaped
 from gpubench.model.terms.verdict import Finding
 from gpubench.records import dataclass
@@ -203,12 +184,6 @@ def _gpus(metadata: Metadata) -> list[str]:
 
 ALIKE = "alike"  # The member of a document that says which nodes have the rows of which
 LEAST_ROWS = 4096  # Sections with fewer rows are written out: seventeen nodes have as many pairs
-HOST_FIELDS: Mapping[str, Sequence[str]] = {
-    PairRow.section: ("source_node", "destination_node"),
-    **dict.fromkeys(("gpus", "nvlinks", "nics", VerdictRow.section), ("node",)),
-}
-"""By section whose rows are of nodes: the columns that hold the node."""
-
 _MOST_KNOWN = 8
 _MOST_DIFFERING = 3  # The part of the columns, one in so many, in which nodes may differ that are written as alike
 
@@ -333,57 +308,21 @@ class UnfoldedRows:
             yield {**row, **own, **{key: column[number] for key, column in values.items()}}
 
 
+_MODULES = (report, topo, backends, fallback, compare, scan, watch, overlap, plan)
 TABLES: Mapping[str, type] = {
-    getattr(kind, "section", FINDINGS_SECTION): kind
-    for kind in (
-        CollectiveRow,
-        GpuRow,
-        NvlinkRow,
-        NicRow,
-        NodeRow,
-        KindRow,
-        PairRow,
-        RankRow,
-        TreeRow,
-        Finding,
-        PatternRow,
-        LibraryRow,
-        EvidenceRow,
-        FallbackRow,
-        RankTimeRow,
-        PathRow,
-        CauseRow,
-        UnreadRow,
-        TransportRow,
-        CommunicatorRow,
-        MemberRow,
-        HangRow,
-        OperationRow,
-        CheckRow,
-        VerdictRow,
-        ComparisonRow,
-        FindingChangeRow,
-        CircumstanceRow,
-        MachineRow,
-        HistoryRow,
-        WinnerRow,
-        RefusedRow,
-        BackendRow,
-        MpiTrialRow,
-        ScanPartRow,
-        ScanCellRow,
-        ScanRoundRow,
-        ScanCollectiveRow,
-        ExclusionRow,
-        TrafficRow,
-        JobRow,
-        OverlapRow,
-        ShortestStepRow,
-        LayoutRow,
-        ExposedRow,
-        FaultCostRow,
-    )
+    **{
+        kind.section: kind
+        for module in _MODULES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Record) and kind.section and kind.__module__ == module.__name__
+    },
+    FINDINGS_SECTION: Finding,
 }
 """The row type of every section that is a table."""
+
+HOST_FIELDS: Mapping[str, Sequence[str]] = {
+    kind.section: kind.host_fields for kind in TABLES.values() if issubclass(kind, Record) and kind.host_fields
+}
+"""By section whose rows are of nodes: the columns that hold the node."""
 
 MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")  # The sections that are matrices

@@ -45,6 +45,11 @@ from gpubench.model.results.report import (
 from gpubench.model.terms.verdict import Origin
 from gpubench.records import dataclass
 
+TOPO_SECTIONS = (
+    *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", "pairs", "ranks", "tree"),
+    *("fallback", "causes", "causes_unread", "findings"),
+)
+
 _GPUS_ON_PAGE = OnPage(
     columns=(
         *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
@@ -54,7 +59,7 @@ _GPUS_ON_PAGE = OnPage(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE):
+class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=("node",)):
     """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
 
     node: str  #: host name of the node
@@ -105,7 +110,7 @@ class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow(Record, section="nvlinks", on_page=HIDDEN):
+class NvlinkRow(Record, section="nvlinks", on_page=HIDDEN, host_fields=("node",)):
     """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
 
     node: str  #: host name of the node
@@ -127,7 +132,7 @@ _NICS_ON_PAGE = OnPage(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NicRow(Record, section="nics", on_page=_NICS_ON_PAGE):
+class NicRow(Record, section="nics", on_page=_NICS_ON_PAGE, host_fields=("node",)):
     """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
 
     node: str  #: host name of the node

@@ -10,7 +10,8 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.results.report import FINDINGS_SECTION, TOPO_SECTIONS, Matrix, PairRow, Record, Report, Table
+from gpubench.model.results.report import FINDINGS_SECTION, Matrix, PairRow, Record, Report, Table
+from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.model.terms.verdict import Verdict
 
 
