@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.errors import GpubenchError
-from gpubench.jobs.curves import CurveFinder
 from gpubench.jobs.plan import job_of, microbatches_of
-from gpubench.jobs.planned_machine import machine_of
+from gpubench.jobs.planned_machine import CurveFinder, machine_of
 from gpubench.jobs.training import TrainingPlan
 from gpubench.measure.plan.program import StepJob
 from gpubench.measure.plan.report import tokens_per_second

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.models import MODELS
-from gpubench.jobs.curves import read_all
-from gpubench.measure.plan.compute import ComputeTimes
+from gpubench.jobs.planned_machine import read_all
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
 from gpubench.measure.plan.program import (
     CollectiveCurve,
     CollectiveTimesFound,
     CommunicatorRanks,
+    ComputeTimes,
     CurvePoint,
     StepJob,
     StepSettings,

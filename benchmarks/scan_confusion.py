@@ -25,7 +25,7 @@ from gpubench.measure.scan.judging import slow_figures, still_slow
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.rounds import scan
 from gpubench.measure.scan.verdicts import FaultyPart, PartKind, decode
-from gpubench.model.results.rounds import LocalFigure, LocalQuantity, NodeRail, ScanFabric
+from gpubench.model.results.scan import LocalFigure, LocalQuantity, NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
 
 USUAL_GB_S = 92.0

@@ -19,7 +19,7 @@ from statistics import median
 
 from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
 from gpubench.hardware.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
-from gpubench.model.results.rounds import NodePair, PlannedRound, ScanPhase
+from gpubench.model.results.scan import NodePair, PlannedRound, ScanPhase
 
 SECRET = b"benchmark of the control path..."
 

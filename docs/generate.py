@@ -29,8 +29,8 @@ from typer.testing import CliRunner
 from gpubench import profiles
 from gpubench.cli.app import app
 from gpubench.cli.app import typer_command as command_of
+from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import FAULT_HEADING
-from gpubench.cli.table import COMMANDS
 from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
 from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     """What is for programs is imported when it is asked for: the command line needs none of it."""
     from importlib import import_module
 
-    commands = [each.name for each in import_module("gpubench.cli.table").COMMANDS if each.writes_reports]
+    commands = [each.name for each in import_module("gpubench.cli.process").COMMANDS if each.writes_reports]
     if name == "__all__":
         return ["__version__", *_OF_LIBRARY, *commands]
     if name in commands or name in _OF_LIBRARY:

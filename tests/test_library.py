@@ -9,7 +9,7 @@ import pytest
 
 import gpubench
 from gpubench import allreduce, check, p2p, run, topo
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.topo import GpuRow

@@ -11,9 +11,8 @@ import typer.completion
 from typer.core import TyperCommand
 
 from gpubench import __version__
-from gpubench.cli.process import exit_with
+from gpubench.cli.process import COMMANDS, exit_with
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off, usage_error
-from gpubench.cli.table import COMMANDS
 from gpubench.errors import (
     COULD_NOT_MEASURE,
     DONE,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from gpubench.cli.process import DEFAULTS_FILES, PREFIX, PROJECT_FILE
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
 from gpubench.errors import GpubenchError, UsageError, advising
 from gpubench.formats.presentation import Color, ExitStyle
 from gpubench.formats.registry import FORMATS

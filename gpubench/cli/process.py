@@ -1,4 +1,4 @@
-"""The process around a command: its streams, its exit, and whether there are defaults for its options."""
+"""The commands, and the process around one: its streams, its exit, and whether there are defaults for its options."""
 
 import codecs
 import contextlib
@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.model.facts.environment import OF_TORCHRUN, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy, launched_by
+from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 
 _HANDLER = "gpubench"
 _SPELLED = str.maketrans(
@@ -126,7 +128,6 @@ def _own_launch() -> LaunchedBy | None:
         launch = LaunchedBy(TORCHRUN, 0, 1)
     if launch is None or launch.launcher != TORCHRUN:
         return launch
-    from gpubench.cli.table import COMMANDS
     from gpubench.model.terms.commands import UnderTorchrun
 
     under = next((each.under_torchrun for each in COMMANDS if each.name in sys.argv[1:2]), UnderTorchrun.REFUSED)
@@ -139,3 +140,10 @@ def _own_launch() -> LaunchedBy | None:
 def may_have_defaults() -> bool:
     """True if a variable or a file may have defaults of options."""
     return any(name.startswith(PREFIX) for name in os.environ) or any(map(os.path.exists, DEFAULTS_FILES))
+
+
+COMMANDS = (
+    *BEFORE_COLLECTIVES,
+    *(COLLECTIVE._replace(name=name, summary=summary) for name, summary in SUMMARIES.items()),
+    *AFTER_COLLECTIVES,
+)

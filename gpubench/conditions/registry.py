@@ -9,8 +9,7 @@ from gpubench.conditions.hardware_errors import HARDWARE_ERRORS
 from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
-from gpubench.conditions.nccl_settings import NCCL_SETTINGS
-from gpubench.conditions.nccl_tuning import NCCL_TUNING
+from gpubench.conditions.nccl_settings import NCCL_SETTINGS, NCCL_TUNING
 from gpubench.conditions.network import NETWORK, RDMA_PORTS
 from gpubench.conditions.node import DRIVER, NODE
 from gpubench.conditions.nvlink import NVLINK

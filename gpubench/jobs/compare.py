@@ -10,13 +10,12 @@ from gpubench.hardware.timing import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ComparePlan
-from gpubench.measure.compare.circumstances import describe_file, have_other_gpus
+from gpubench.measure.compare.findings import describe_file, have_other_gpus
 from gpubench.measure.compare.judge import Rules
-from gpubench.measure.compare.machines import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
-from gpubench.measure.compare.machines import compare_machines
 from gpubench.measure.compare.report import SECTIONS as SECTIONS
 from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_HISTORY
-from gpubench.measure.compare.report import choose, compare, compare_history
+from gpubench.measure.compare.report import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
+from gpubench.measure.compare.report import choose, compare, compare_history, compare_machines
 from gpubench.measure.p2p.rows import PastBandwidth
 from gpubench.model.profiles.learning import learn, samples_of, toml_text
 from gpubench.model.profiles.profile import Expected, Profile, check_expected

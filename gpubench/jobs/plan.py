@@ -6,14 +6,21 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from gpubench.errors import UsageError
-from gpubench.jobs.curves import CurveFinder, FoundResults, measured_now, read_all
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.planned_machine import PlannedMachine, machine_of
+from gpubench.jobs.planned_machine import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all
 from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan.compute import OPTIMIZER_TRAFFIC, ComputeTimes, times_at, times_of_sheet
 from gpubench.measure.plan.events import USUAL_CONTENTION, ContentionTable
-from gpubench.measure.plan.program import EXPECTED, CollectiveTimesFound, StepJob, StepSettings
+from gpubench.measure.plan.program import (
+    EXPECTED,
+    OPTIMIZER_TRAFFIC,
+    CollectiveTimesFound,
+    ComputeTimes,
+    StepJob,
+    StepSettings,
+    times_at,
+    times_of_sheet,
+)
 from gpubench.measure.plan.report import (
     NO_FAULT,
     FaultCase,

@@ -1,19 +1,41 @@
-"""The machine that a plan is for."""
+"""The machine that a plan is for, and times of its collectives: stored, measured now, or from the profile."""
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan.program import CommunicatorRanks
+from gpubench.measure.plan.events import MeasuredContention
+from gpubench.measure.plan.program import (
+    EXPECTED,
+    MEASURED,
+    SIMULATED,
+    CollectiveCurve,
+    CommunicatorRanks,
+    CurvePoint,
+    curve_of,
+)
 from gpubench.model.profiles.fault import Fault
+from gpubench.model.results.overlap import OverlapRow
+from gpubench.model.results.report import CollectiveRow, made_of
 from gpubench.model.results.result_file import ResultFile
+from gpubench.model.terms.operation import ROW_BACKENDS
+from gpubench.model.terms.statistics import Mode
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Origin
+from gpubench.readers.registry import read_results
+from gpubench.readers.results.gpubench_json import read_stored
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Profile
+
 
 _UNKNOWN = "unknown GPU"
 
@@ -161,3 +183,274 @@ def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequenc
         origin=Origin.SIMULATED if simulated else Origin.RECORDED,
         memory_bytes=profile.gpu.memory_bytes if profile else None,
     )
+
+
+_SUFFIXES = (".json", ".jsonl", ".csv", ".txt")
+_MOST_FILES = 2000
+_POSITIVE = (
+    *("size_bytes", "partner_count", "partner_alone_us", "communication_alone_us"),
+    *("compute_slowdown", "communication_slowdown"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundResults:
+    """Files of collectives, contention with where it is from, and files of a folder that could not be used.
+
+    `contention_gpus` are the models that it was measured on, `unusable` how many of its rows tell nothing.
+    """
+
+    files: Sequence[ResultFile] = ()
+    contention: Sequence[MeasuredContention] = ()
+    contention_source: str = ""
+    contention_gpus: Sequence[str] = ()
+    unusable: int = 0
+    passed_over: Sequence[str] = ()
+
+
+def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
+    """Read everything; in a folder what is no result is passed over, a file that was named has to be one.
+
+    Raises UsageError where a file that was named cannot be read, or a folder holds no result at all.
+    """
+    files: list[ResultFile] = []
+    passed_over: list[str] = []
+    for path in results:
+        before = len(files)
+        for each in _paths(path):
+            try:
+                file = read_results(each)
+            except UsageError:
+                if each == path:
+                    raise
+                passed_over.append(each.name)
+                continue
+            files += [file] if file.rows else []
+        if len(files) == before:
+            raise UsageError(
+                f"{path} holds no results of a collective",
+                expected="what gpubench allreduce --output wrote, or nccl-tests' text",
+                next_step=f"gpubench allreduce --output {path}/",
+            )
+    stored = [_overlap_rows(path) for path in overlap]
+    rows = [row for own, _ in stored for row in own]
+    contention = [found for row in rows if (found := _contention(row)) is not None]
+    simulated = ", simulated" if any(row.origin == Origin.SIMULATED for row in rows) else ""
+    return FoundResults(
+        files=files,
+        contention=contention,
+        contention_gpus=list(dict.fromkeys(name for _, gpus in stored for name in gpus)),
+        unusable=len(rows) - len(contention),
+        contention_source=", ".join(path.name for path in overlap) + simulated,
+        passed_over=passed_over,
+    )
+
+
+def _paths(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    found = sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES and not each.name.startswith("."))
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{path} holds {len(found)} files", expected=f"at most {_MOST_FILES}")
+    yield from found
+
+
+def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
+    """The rows of a file, and the GPUs that they are of; UsageError where it cannot be read, has none, or nonsense."""
+    stored = read_stored(path)
+    rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
+    if not rows:
+        raise UsageError(
+            f"{path} has no rows of overlap",
+            expected="a result of gpubench overlap, .json or .jsonl",
+            reason="it is of another command, or its run ended before the first row",
+            next_step=f"gpubench overlap --output {path.name}",
+        )
+    for number, row in enumerate(rows):
+        for name in _POSITIVE:
+            value = getattr(row, name)
+            if value is not None and value <= 0:
+                raise UsageError(
+                    f"{path}: overlap[{number}].{name} is {value}",
+                    expected="a number above 0",
+                    reason="edited by hand",
+                    next_step="the same command again, with --output",
+                )
+    return rows, [each.gpu for each in stored.metadata.ranks if each.gpu]
+
+
+def _contention(row: OverlapRow) -> MeasuredContention | None:
+    """What the simulation needs of a row; None of wrong data, and where computation lost nearly all of its time."""
+    if row.compute_slowdown is None or row.wrong:
+        return None
+    return made_of(
+        MeasuredContention,
+        row,
+        alone_seconds=row.communication_alone_us / MICROSECONDS_PER_SECOND,
+        kernel_seconds=row.partner_alone_us / row.partner_count / MICROSECONDS_PER_SECOND,
+    )
+
+
+SIZES = tuple(2**power for power in range(10, 33, 2))
+"""The sizes that a profile is asked for, and that are measured now: 1 KiB to 4 GiB by 4."""
+
+_SECONDS_TO_MEASURE = 15.0
+"""Of a collective, in these sizes; an estimate for whoever waits."""
+
+_TRAINED_WITH = ("nccl", "torch:nccl", "rccl", "torch:rccl", "torch:xccl", "simulated")
+_PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TRAINED_WITH))
+"""Backends of rows, that of NCCL first: times of several are of several libraries, and never one curve."""
+
+Measured = Callable[[str, int], Sequence[CollectiveRow]]
+"""Measures a collective among so many ranks here."""
+
+
+@dataclass(slots=True)
+class CurveFinder:
+    """Finds curves: stored rows of that number of ranks, or scaled from another one; a measurement; the profile.
+
+    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know; `staged` is
+    whether a collective went through host memory.
+    """
+
+    machine: PlannedMachine
+    found: FoundResults = FoundResults()
+    measure_now: Measured | None = None
+    notes: list[str] = field(default_factory=list)
+    staged: bool = False
+
+    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+        """The curve of a collective among the ranks of a group.
+
+        Raises:
+            UsageError: neither results nor a profile know it.
+            CouldNotMeasureError: it was measured now, and could not be.
+        """
+        stored = self._stored(collective, group)
+        if stored is not None:
+            return stored
+        if self.measure_now is not None and group.nodes == 1 and group.ranks <= self.machine.gpus_per_node:
+            rows = self.measure_now(collective, group.ranks)
+            if rows:
+                self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
+                self._note_staged(collective, rows)
+                return curve_of(_points(rows), source="measured now")
+        return self._expected(collective, group)
+
+    def _stored(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve | None:
+        found = self._of_one_backend(
+            collective,
+            [
+                (row, file)
+                for file in self.found.files
+                for row in file.rows
+                if row.collective == collective and _is_usual(row) and row.nodes == group.nodes and row.ranks > 1
+            ],
+        )
+        if not found:
+            return None
+        ranks = min({row.ranks for row, _ in found}, key=lambda count: (abs(count - group.ranks), -count))
+        rows = [row for row, _ in found if row.ranks == ranks]
+        self._note_staged(collective, rows)
+        if ranks != group.ranks:
+            self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes of rings")
+        factor = collective_named(collective).busbw_factor
+        return curve_of(
+            _points(rows, factor(group.ranks) / factor(ranks)),
+            origin=SIMULATED if any(row.origin == Origin.SIMULATED for row in rows) else MEASURED,
+            source=", ".join(dict.fromkeys(file.name for row, file in found if row.ranks == ranks)),
+        )
+
+    def _note_staged(self, collective: str, rows: Sequence[CollectiveRow]) -> None:
+        if any(row.host_staged for row in rows):
+            self.staged = True
+            self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
+
+    def _of_one_backend(
+        self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
+    ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
+        """Rows with right data of the backend that is most like training; none where there are none."""
+        right = [(row, file) for row, file in found if not row.wrong]
+        if len(right) < len(found):
+            self.notes.append(f"rows of {collective} with wrong data are left out")
+        backends = sorted({row.backend for row, _ in right}, key=_PREFERRED.index)
+        if len(backends) > 1:
+            self.notes.append(f"{collective} is that of {backends[0]}; left out: {', '.join(backends[1:])}")
+        elif backends and backends[0] not in _TRAINED_WITH:
+            self.notes.append(f"{collective} is that of {backends[0]}, which is not what GPUs usually train with")
+        return [(row, file) for row, file in right if row.backend == backends[0]]
+
+    def _expected(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+        profile = self.machine.profile
+        if collective not in SUMMARIES or profile is None:
+            raise self._unknown(collective, group, "no profile knows this machine")
+        try:
+            seconds = _above_latency(partial(self.machine.collectives(group), collective))
+        except (CouldNotMeasureError, UsageError) as error:
+            raise self._unknown(collective, group, error.seen) from None
+        # Pairs of GPUs side by side have a NIC each, as far as there are NICs.
+        pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
+        source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
+        return curve_of([CurvePoint(size, pairs * each) for size, each in seconds], EXPECTED, source)
+
+    def _unknown(self, collective: str, group: CommunicatorRanks, why: str) -> UsageError:
+        known = ", ".join(
+            dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.found.files for row in file.rows)
+        )
+        return UsageError(
+            f"nothing is known of {collective} among {group}: {why}",
+            expected="results of every collective that the layout uses" + (f"; there are {known}" if known else ""),
+            reason="the results are of other collectives",
+            next_step=f"gpubench {collective} --output results/, or --layout with one that does without it",
+        )
+
+
+_MOST_LATENCY_S = 1e-3
+_USUAL_LATENCY_S = 50e-6
+
+
+def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
+    """Seconds by size; where the smallest size that a profile knows is large, its time is no latency of smaller ones.
+
+    Then they take what they have of its bytes, beyond 50 µs.
+    """
+    known, smallest = seconds_of(SIZES[0]), SIZES[0]
+    while known > _MOST_LATENCY_S and seconds_of(2 * smallest) <= known * 1.01:
+        smallest *= 2
+    return [
+        (size, _USUAL_LATENCY_S + known * size / smallest if size < smallest else seconds_of(size)) for size in SIZES
+    ]
+
+
+def _is_usual(row: CollectiveRow) -> bool:
+    return (
+        row.group is None and row.mode == Mode.THROUGHPUT and not row.graph and row.setting is None and row.time_us > 0
+    )
+
+
+def _points(rows: Sequence[CollectiveRow], scale: float = 1.0) -> list[CurvePoint]:
+    return [
+        CurvePoint(row.size_bytes, scale * row.time_us / MICROSECONDS_PER_SECOND, (row.ci95_percent or 0.0) / 100)
+        for row in rows
+        if row.size_bytes > 0
+    ]
+
+
+def measured_now(timeout_s: float, announce: Callable[[str, float], None]) -> Measured:
+    """Measures by gpubench's own command in a process of its own.
+
+    `announce` is told what begins and about how many seconds it takes.
+    """
+
+    def measure(collective: str, ranks: int) -> Sequence[CollectiveRow]:
+        from gpubench.jobs.library import run_command
+
+        announce(f"measuring {collective} among {ranks} ranks", _SECONDS_TO_MEASURE)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "curve.json"
+            sizes = f"{SIZES[0]}:{SIZES[-1]}:4"
+            run_command([collective, "--np", str(ranks), "--sizes", sizes, "--output", str(path), "--quiet"], timeout_s)
+            return [row for row in read_results(path).rows if _is_usual(row)] if path.exists() else []
+
+    return measure

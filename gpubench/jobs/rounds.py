@@ -28,10 +28,11 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     MOST_RAILS,
     ROUNDS,
     BeforeRounds,
+    ExclusionRow,
     LocalFigure,
     NodePair,
     NodeRail,
@@ -43,8 +44,8 @@ from gpubench.model.results.rounds import (
     StoredFabric,
     StoredLocal,
     StoredRound,
+    Tool,
 )
-from gpubench.model.results.scan import ExclusionRow, Tool
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text

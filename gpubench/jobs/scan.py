@@ -77,7 +77,7 @@ from gpubench.measure.scan.verdicts import decode, nic_names, rail_rates
 from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.rounds import RANK_OF_HOST, BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
+from gpubench.model.results.scan import RANK_OF_HOST, BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.profiles import matched_profiles

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app, typer_command
 from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
+from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import HELP
-from gpubench.cli.table import COMMANDS
 from gpubench.jobs.options import GROUPS
 from gpubench.model.profiles.fault import FAULT_KEYS, keys_of_parts
 from gpubench.model.terms.commands import BARE, Command

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.jobs.curves import SIZES, measured_now
+from gpubench.jobs.planned_machine import SIZES, measured_now
 from gpubench.measure.plan.report import SECTIONS
 from tests.cli.running import ROOT, gpubench
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.cli import commands
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from tests.cli.running import ROOT
 
 OWN_MODULES_OF_HELP = 15

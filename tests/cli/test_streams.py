@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from tests.cli.running import ROOT, environment, gpubench
 
 LOG = str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")

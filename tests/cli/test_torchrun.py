@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from gpubench.model.terms.commands import UnderTorchrun
 from tests.cli.running import environment, gpubench
 

@@ -28,7 +28,7 @@ from gpubench.hardware.scan.messages import (
     welcome,
 )
 from gpubench.hardware.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR, SECONDS_TO_BE_KILLED
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     BeforeRounds,
     LocalFigure,
     NodeRail,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
+from gpubench.model.results.scan import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
 from gpubench.records import dataclass
 
 _LENGTH = struct.Struct("!H")

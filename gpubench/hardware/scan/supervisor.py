@@ -30,7 +30,7 @@ from gpubench.hardware.scan.messages import (
 )
 from gpubench.hardware.scan.worker import REFUSED, WorkerTask
 from gpubench.model.facts.environment import as_if_alone
-from gpubench.model.results.rounds import LocalFigure, LocalQuantity
+from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.records import dataclass
 
 SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long

@@ -22,7 +22,7 @@ from gpubench.hardware.nccl.library import NcclLibrary
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.scan.messages import greet, welcome
 from gpubench.hardware.timing import copy_seconds
-from gpubench.model.results.rounds import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
+from gpubench.model.results.scan import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
 from gpubench.records import dataclass
 

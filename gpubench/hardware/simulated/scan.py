@@ -14,7 +14,7 @@ from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes, wrong_value
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     BOTH_WAYS,
     EXCHANGED_BYTES,
     WRONG_DATA_ARRIVED,

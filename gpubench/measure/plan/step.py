@@ -32,9 +32,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, field, replace
 
-from gpubench.measure.plan.compute import ComputeTimes
 from gpubench.measure.plan.events import GpuTimes, StreamTask, simulate
-from gpubench.measure.plan.program import BlockWriter, StepJob, StepProgram
+from gpubench.measure.plan.program import BlockWriter, ComputeTimes, StepJob, StepProgram
 from gpubench.model.workload import Operation, ParameterTensor, Sharding, layers_of_stages
 from gpubench.records import dataclass
 

@@ -20,7 +20,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     BOTH_WAYS,
     EXCHANGED_BYTES,
     WRONG_DATA_ARRIVED,

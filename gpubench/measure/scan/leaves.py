@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import NormalDist, median, median_high
 
 from gpubench.measure.scan.judging import Shares, Yardstick, screening_yardstick, shares_of
-from gpubench.model.results.rounds import NodeRail, PairSample, ScanFabric
+from gpubench.model.results.scan import NodeRail, PairSample, ScanFabric
 from gpubench.records import dataclass
 
 LEAST_NODES, LEAST_LEAVES = 4, 3

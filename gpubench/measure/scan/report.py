@@ -24,15 +24,18 @@ from gpubench.measure.scan.verdicts import (
     unknown_between_leaves,
 )
 from gpubench.model.results.report import Report, Table
-from gpubench.model.results.rounds import WRONG_DATA_ARRIVED, NodeRail, ScanFabric, login_name
 from gpubench.model.results.scan import (
     OF_ONE_NODE,
+    WRONG_DATA_ARRIVED,
     ExclusionRow,
+    NodeRail,
     ScanCellRow,
     ScanCollectiveRow,
+    ScanFabric,
     ScanPartRow,
     ScanRoundRow,
     Tool,
+    login_name,
 )
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, drained_hosts, overall

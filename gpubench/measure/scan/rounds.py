@@ -37,7 +37,7 @@ from gpubench.measure.scan.leaves import (
     with_slow_leaves,
     without_slow_leaves,
 )
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     ROUNDS,
     BeforeRounds,
     LocalFigure,

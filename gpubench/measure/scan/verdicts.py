@@ -11,8 +11,7 @@ from gpubench.measure.scan.leaves import LEAST_LEAVES, MEDIAN_ERROR, LeafLevel, 
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.facts.snapshot import NicFacts
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
-from gpubench.model.results.rounds import BOTH_WAYS, LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
-from gpubench.model.results.scan import OF_ONE_NODE
+from gpubench.model.results.scan import BOTH_WAYS, OF_ONE_NODE, LocalFigure, NodeRail, PairSample, ScanFabric, ScanPhase
 from gpubench.model.results.scan import PartKind as PartKind
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation

@@ -18,12 +18,12 @@ from gpubench.readers.nccl_log.lines import (
     CommunicatorLine,
     Connection,
     LineSource,
+    ReachedLimits,
     claimed_ranks,
     parse_communicator,
     parse_connection,
     parse_tuning,
 )
-from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.records import dataclass
 
 _MOST_ENDS = 1024

@@ -17,8 +17,7 @@ from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator,
 from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
-from gpubench.readers.nccl_log.lines import Connection, bus_id
-from gpubench.readers.nccl_log.reached import ReachedLimits
+from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, bus_id
 from gpubench.records import dataclass
 
 _BETWEEN_MACHINES = "P2P/MNNVL"

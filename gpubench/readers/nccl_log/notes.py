@@ -7,8 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers import limits
-from gpubench.readers.nccl_log.lines import bus_id
-from gpubench.readers.nccl_log.reached import ReachedLimits
+from gpubench.readers.nccl_log.lines import ReachedLimits, bus_id
 from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
 from gpubench.readers.results.nccl_tests.text import HEADER, wrong_data_in
 

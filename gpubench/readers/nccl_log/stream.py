@@ -21,9 +21,16 @@ from gpubench.readers.hangs import ras, recorder, stacks
 from gpubench.readers.hangs.watchdog import WatchdogLines
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
 from gpubench.readers.nccl_log.communicators import communicators
-from gpubench.readers.nccl_log.lines import INFO, NAMELESS, cleaned, parse_channel, parse_head, without_colors
+from gpubench.readers.nccl_log.lines import (
+    INFO,
+    NAMELESS,
+    ReachedLimits,
+    cleaned,
+    parse_channel,
+    parse_head,
+    without_colors,
+)
 from gpubench.readers.nccl_log.notes import WORDS_OF_OTHERS, Notes, OwnGpu, may_be_noted, parse_failed_call
-from gpubench.readers.nccl_log.reached import ReachedLimits
 from gpubench.readers.results import nccl_inspector
 from gpubench.readers.results.nccl_inspector import InspectorLines
 from gpubench.records import dataclass

@@ -23,7 +23,7 @@ from gpubench.hardware.scan.messages import (
     packed_local,
     receive_one,
 )
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     LocalFigure,
     LocalQuantity,
     NodePair,

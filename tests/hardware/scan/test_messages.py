@@ -21,7 +21,7 @@ from gpubench.hardware.scan.messages import (
     receive_one,
     welcome,
 )
-from gpubench.model.results.rounds import LocalFigure, LocalQuantity
+from gpubench.model.results.scan import LocalFigure, LocalQuantity
 
 SECRET = b"s" * 32
 

@@ -17,7 +17,7 @@ from gpubench.errors import ClientRefusedError
 from gpubench.hardware.node.nvml import Driver
 from gpubench.hardware.scan import worker
 from gpubench.hardware.scan.worker import PAIR, NcclRail, Ring, WrongDataError
-from gpubench.model.results.rounds import EXCHANGED_BYTES
+from gpubench.model.results.scan import EXCHANGED_BYTES
 from gpubench.model.terms.operation import Block, DataPattern
 from tests.hardware.scan.rings import everywhere
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.jobs.rounds import HOST, NCCL, check_backend, check_node_count, check_placement
-from gpubench.model.results.rounds import NodeRail
+from gpubench.model.results.scan import NodeRail
 
 
 def test_every_rank_of_a_node_is_a_rail() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.measure.compare.machines import compare_machines
+from gpubench.measure.compare.report import compare_machines
 from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.verdict import Verdict

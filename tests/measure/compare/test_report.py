@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.circumstances import describe_file
+from gpubench.measure.compare.findings import describe_file
 from gpubench.measure.compare.judge import JudgedRow, Rules, slower_ranges
 from gpubench.measure.compare.noise import ChangeNoise, RunFigures, gather
 from gpubench.measure.compare.report import compare

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from gpubench.jobs.planned_machine import PlannedMachine
-from gpubench.measure.plan.compute import ComputeTimes
 from gpubench.measure.plan.events import ContentionTable
 from gpubench.measure.plan.program import (
     CollectiveCurve,
     CollectiveTimesFound,
     CommunicatorRanks,
+    ComputeTimes,
     CurvePoint,
     StepJob,
     StepSettings,

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.compute import rates_of, times_of_sheet
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention
-from gpubench.measure.plan.program import CollectiveTimesFound, CommunicatorRanks, CurvePoint, curve_of
+from gpubench.measure.plan.program import (
+    CollectiveTimesFound,
+    CommunicatorRanks,
+    CurvePoint,
+    curve_of,
+    rates_of,
+    times_of_sheet,
+)
 from gpubench.measure.plan.step import fill_buckets
 from gpubench.model.workload import TransformerModel
 from gpubench.profiles import all_profiles

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.compute import SMALLEST_COPY_SECONDS
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention, simulate
-from gpubench.measure.plan.program import StepJob, StepSettings
+from gpubench.measure.plan.program import SMALLEST_COPY_SECONDS, StepJob, StepSettings
 from gpubench.measure.plan.report import exposed_rows
 from gpubench.measure.plan.step import compute_of_step, predict, rhythm, step_tasks
 from gpubench.model.workload import Recompute, Sharding, layers_of_stages, parse_layout

@@ -3,7 +3,7 @@
 from gpubench.hardware.simulated.scan import SimulatedFabric, SimulatedRounds
 from gpubench.measure.scan.rounds import ScanCourse, scan
 from gpubench.measure.scan.verdicts import FaultyPart, decode
-from gpubench.model.results.rounds import LocalFigure, PlannedRound, RoundOutcome, ScanFabric
+from gpubench.model.results.scan import LocalFigure, PlannedRound, RoundOutcome, ScanFabric
 
 USUAL_GB_S = 90.0
 

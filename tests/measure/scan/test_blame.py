@@ -8,7 +8,7 @@ import pytest
 from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import blamed
 from gpubench.measure.scan.verdicts import PartKind
-from gpubench.model.results.rounds import NodeRail, PairSample
+from gpubench.model.results.scan import NodeRail, PairSample
 from tests.measure.scan.fabrics import USUAL_GB_S, fabric, parts
 
 

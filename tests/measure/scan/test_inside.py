@@ -16,7 +16,7 @@ from gpubench.measure.scan.judging import (
 )
 from gpubench.measure.scan.rounds import InsideNodes
 from gpubench.measure.scan.verdicts import PartKind
-from gpubench.model.results.rounds import LocalFigure, LocalQuantity, NodeRail, RingFailure, RingOutcome, ScanFabric
+from gpubench.model.results.scan import LocalFigure, LocalQuantity, NodeRail, RingFailure, RingOutcome, ScanFabric
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.profiles import find
 from tests.measure.scan.fabrics import fabric, parts

@@ -10,7 +10,7 @@ from gpubench.measure.scan.judging import screening_yardstick
 from gpubench.measure.scan.leaves import _LEAST_CHANCE, _HealthyNodes, deviation_between_leaves
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import PartKind, decode
-from gpubench.model.results.rounds import NodeRail, ScanFabric
+from gpubench.model.results.scan import NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 

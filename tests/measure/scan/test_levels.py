@@ -16,8 +16,7 @@ from gpubench.measure.scan.verdicts import (
     rails_without_level,
 )
 from gpubench.model.results.report import Report
-from gpubench.model.results.rounds import NodeRail
-from gpubench.model.results.scan import ScanCellRow, ScanPartRow
+from gpubench.model.results.scan import NodeRail, ScanCellRow, ScanPartRow
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
 

@@ -1,7 +1,7 @@
 """Phase 0: a GPU is held against the same figure of all nodes, twice."""
 
 from gpubench.measure.scan.judging import better_of, slow_figures, still_slow
-from gpubench.model.results.rounds import LocalFigure, LocalQuantity
+from gpubench.model.results.scan import LocalFigure, LocalQuantity
 
 
 def figures(slow: dict[tuple[int, int], float], nodes: int = 8) -> list[LocalFigure]:

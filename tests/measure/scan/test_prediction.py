@@ -6,7 +6,7 @@ import pytest
 
 from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import collectives, predicted_gb_s
-from gpubench.model.results.rounds import NodeRail
+from gpubench.model.results.scan import NodeRail
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 

@@ -9,8 +9,7 @@ from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
-from gpubench.model.results.rounds import NodeRail, ScanFabric
-from gpubench.model.results.scan import ScanCellRow, ScanPartRow
+from gpubench.model.results.scan import NodeRail, ScanCellRow, ScanFabric, ScanPartRow
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA

@@ -5,7 +5,7 @@ import pytest
 from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import scan
 from gpubench.measure.scan.verdicts import PartKind, decode
-from gpubench.model.results.rounds import (
+from gpubench.model.results.scan import (
     BeforeRounds,
     LocalFigure,
     LocalQuantity,

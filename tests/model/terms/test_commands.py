@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from gpubench.model.results.result_file import TABLES
 from gpubench.model.terms.commands import COLLECTIVE, TOPO, Command, command_of
 
