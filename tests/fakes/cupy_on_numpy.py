@@ -785,7 +785,8 @@ _EXPECTING = threading.Lock()
 def _expected(data: DataPattern, stretch: Stretch, rank: int) -> Array:
     """What every rank of a job is to have received, computed for all of them once."""
     pattern = ArrayPattern(np, data)
-    return pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
+    expected: Array = pattern.reduced(stretch) if rank < 0 else pattern.sent(rank, stretch)
+    return expected
 
 
 class RawModule:
