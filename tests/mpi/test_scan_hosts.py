@@ -1,6 +1,7 @@
 """Scans of hosts, which are network namespaces with cables of their own: slow, dropping, cut, stopped, killed.
 
-Cables carry 200 Mbit/s, far less than the machine copies, so that figures are of the cables and not of its cores.
+Cables carry 50 Mbit/s, far less than the machine copies, and TCP is told to use all of that, so that figures are of the
+cables and not of its cores.
 """
 
 import json
@@ -24,9 +25,10 @@ pytestmark = pytest.mark.mpi
 HOSTS = 8
 FEW_HOSTS = 4
 """As many as tell which one is slow: the daemons of more take the cores from each other, which takes the time."""
-USUAL = ("tbf", "rate", "200mbit", "burst", "128kb", "latency", "50ms")
-SLOW = ("tbf", "rate", "100mbit", "burst", "128kb", "latency", "50ms")
-DROPPING = ("tbf", "rate", "200mbit", "burst", "64kb", "limit", "3kb")
+QUEUE = ("burst", "16kb", "limit", "16mb")
+USUAL = ("tbf", "rate", "50mbit", *QUEUE)
+SLOW = ("tbf", "rate", "25mbit", *QUEUE)
+DROPPING = ("tbf", "rate", "50mbit", "burst", "16kb", "limit", "3kb")
 """A queue of two packets: whatever comes in a burst is lost."""
 
 MOST_SCANS = 5
@@ -53,7 +55,9 @@ def few_hosts(tmp_path: Path) -> Iterator[Hosts]:
 @contextmanager
 def cabled(count: int, folder: Path) -> Iterator[Hosts]:
     with connected(count, folder) as found:
-        for number in range(count):
+        for number, name in enumerate(found.names):
+            # BBR, which is usual on some machines, sends at the rate that it has estimated: figures vary by 20 %.
+            command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
             shape(found, number, USUAL)
         yield replace(found, ranks=1)
 
@@ -119,28 +123,37 @@ def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(few_hosts: Hosts
         folder.mkdir()
         with few_hosts.job(*words(folder)) as job:
             report = report_of(folder, job)
-        if not any(each["id"] == "scan-too-noisy" for each in report["findings"]):
+        if all(row["verdict"] != "INCONCLUSIVE" for row in report["cells"]):
             break
     part = check_named(few_hosts, report, 3, ("node",))
     assert part["percent"] == pytest.approx(50, abs=12)
 
 
 def test_rows_of_the_host_backend_are_judged_by_the_links(tmp_path: Path) -> None:
-    """By the rate that a profile tells of them; one cable at an eighth of it makes all rows slow."""
-    profile, output = tmp_path / "links.toml", tmp_path / "rows.jsonl"
-    text = (ROOT / "profiles" / "host.toml").read_text().replace("rate_gbit_s = 25.0", "rate_gbit_s = 0.2")
-    profile.write_text(text.replace('name = "host"', 'name = "links"'))
-    asked = ("allreduce", "--sizes", "1M", "--iters", "2", "--warmup", "0", "--out-of-place")
-    outputs = (f"--profile={profile}", f"--output={output}")
-    verdicts = []
+    """By the rate that a profile tells of them; all rows are slow where it should be forty times that of the cables."""
+    output, folder = tmp_path / "rows.jsonl", tmp_path / "recorded"
+    asked = ("allreduce", "--sizes", "1M", "--iters", "1", "--warmup", "0", "--out-of-place")
+    outputs = (f"--output={output}", f"--profile={profile_of_links(tmp_path, 0.05)}", f"--record={folder}")
     with cabled(2, tmp_path) as hosts:
-        for rate in ("200mbit", "25mbit"):
-            shape(hosts, 1, ("tbf", "rate", rate, *USUAL[3:]))
-            said = hosts.run(*asked, *outputs, until="data right")
-            rows = [row for row in map(json.loads, output.read_text().splitlines()) if "busbw_gb_s" in row]
-            assert {row["expected_source"] for row in rows} == {"2 nodes by their links: 0.025 GB/s a node"}, said
-            verdicts.append({row["verdict"] for row in rows})
-    assert verdicts == [{"PASS"}, {"FAIL"}]
+        hosts.run(*asked, *outputs, until="data right")
+    check_judged(output.read_text(), 0.05, "PASS")
+    faster = profile_of_links(tmp_path, 2.0)
+    slow = gpubench("allreduce", "--replay", str(folder), "--profile", faster, "--format", "jsonl")
+    check_judged(slow.stdout, 2.0, "FAIL")
+
+
+def profile_of_links(folder: Path, rate_gbit_s: float) -> str:
+    path = folder / f"links-{rate_gbit_s}.toml"
+    text = (ROOT / "profiles" / "host.toml").read_text()
+    text = text.replace("rate_gbit_s = 25.0", f"rate_gbit_s = {rate_gbit_s}")
+    path.write_text(text.replace('name = "host"', 'name = "links"'))
+    return str(path)
+
+
+def check_judged(text: str, rate_gbit_s: float, verdict: str) -> None:
+    rows = [row for row in map(json.loads, text.splitlines()) if "busbw_gb_s" in row]
+    found = {(row["expected_source"], row["verdict"]) for row in rows}
+    assert found == {(f"2 nodes by their links: {rate_gbit_s / 8:g} GB/s a node", verdict)}
 
 
 @pytest.mark.slow
@@ -205,7 +218,7 @@ def test_a_host_whose_clock_is_wrong_is_named_and_its_figures_are_right(hosts: H
 
 
 def test_ranks_of_one_host_measure_each_other_in_phase_0(tmp_path: Path) -> None:
-    with connected(3, tmp_path) as three, replace(three, ranks=2).job(*words(tmp_path)) as job:
+    with connected(3, tmp_path) as three, replace(three, ranks=2).job(*words(tmp_path), "--quick") as job:
         report = report_of(tmp_path, job)
     assert len(report["cells"]) == 6
     local = local_figures(tmp_path)
