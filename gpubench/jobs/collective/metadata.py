@@ -190,11 +190,10 @@ def speed_judge_of(
         joined, unlike = None, why_not_judged(ranks)
         if circumstances is not None:
             from gpubench.model.paths.topology import split_by_mig
-            from gpubench.model.paths.wiring import networks
 
             unlike = unlike or split_by_mig(circumstances.nodes.values())
 
-            joined = networks(circumstances.wiring)
+            joined = circumstances.wiring.networks
             if circumstances.wiring.domain(0) is not None:
                 from gpubench.profiles import domain_of
 

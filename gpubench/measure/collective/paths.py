@@ -27,7 +27,7 @@ from gpubench.model.paths.transport import (
     names,
     without_idle,
 )
-from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
+from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit
 from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import CollectiveRow
@@ -496,7 +496,7 @@ class PathJudge:
             return Limit(None, ONE_RANK)
         if why := wiring.why_not_judged:
             return Limit(None, f"no limit: {why}")
-        joined = networks(wiring)
+        joined = wiring.networks
         if joined is not None and joined[0].nodes > 1:
             return network_limit(algorithm, collective, joined[0])
         if collective.point_to_point:

@@ -13,7 +13,7 @@ from gpubench.measure.path_outcome import unwatched
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.transport import Confidence
-from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit, networks
+from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit
 from gpubench.model.results.report import CollectiveRow, Effect, Report
 from gpubench.model.results.result_file import CPU_TIME, ResultFile
 from gpubench.model.results.speed import (
@@ -467,7 +467,7 @@ def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
 
 
 def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Limit:
-    joined = networks(wiring)
+    joined = wiring.networks
     if joined is not None and joined[0].nodes > 1:
         return network_limit(algorithm, collective, joined[0])
     if algorithm is None or collective.point_to_point:

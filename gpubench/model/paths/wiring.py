@@ -1,7 +1,7 @@
 """The wiring between the GPUs of a run: whether a path could be direct, and its most busbw (docs/limits.md)."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
 from typing import Protocol
@@ -208,6 +208,11 @@ class Wiring:
         return Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
 
     @cached_property
+    def networks(self) -> "tuple[NodeNetwork, NodeNetwork] | None":
+        """What joins nodes, or NVLink domains, at the weakest and the strongest of them; None where not known."""
+        return _networks(self)
+
+    @cached_property
     def _nics(self) -> dict[int, list[NicFacts]]:
         return {
             number: [nic for nic in node.nics if nic.rdma and nic.state in (_ACTIVE, None)]
@@ -346,24 +351,33 @@ def nccl_name(algorithm: str | None) -> str:
     return (algorithm or "").upper().replace("_", "")
 
 
-def networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
-    """What joins nodes, or NVLink domains, at the weakest and the strongest of them; None where not known."""
+def _networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
     positions: dict[object, list[int]] = {}
     for position, gpu in enumerate(wiring.gpus):
         positions.setdefault(wiring.domain(position) or gpu.node, []).append(position)
     counts = {len(each) for each in positions.values()}
     if len({gpu.node for gpu in wiring.gpus}) < 2 or len(counts) > 1:
         return None
-    carried = [_node_gb_s(wiring, each) for each in positions.values()]
-    known = [each for each in carried if each is not None]
-    rdma = all(nic.rdma for position in range(len(wiring.gpus)) for nic in wiring.near_nics(position))
     if len(positions) == 1:
         single = NodeNetwork(1, len(wiring.gpus), 0.0, 0.0)
         return single, single
+    unlike = {_facts_of(wiring, each): each for each in positions.values()}
+    carried = [_node_gb_s(wiring, each) for each in unlike.values()]
+    known = [each for each in carried if each is not None]
+    rdma = all(nic.rdma for each in unlike.values() for position in each for nic in wiring.near_nics(position))
     if len(known) < len(carried):
         return None
     found = [NodeNetwork(len(positions), len(wiring.gpus), node, nic, rdma) for node, nic in known]
     return min(found, key=lambda each: each.node_gb_s), max(found, key=lambda each: each.node_gb_s)
+
+
+def _facts_of(wiring: Wiring, positions: Sequence[int]) -> Hashable:
+    """A key that GPUs share with those at the same places of other nodes with the same facts."""
+    places = [wiring.gpus[position] for position in positions]
+    numbers = list(dict.fromkeys(place.node for place in places))
+    nodes = [(number, wiring.nodes.get(number)) for number in numbers]
+    likes = [number if node is None else node.like for number, node in nodes]
+    return (*likes, *((numbers.index(place.node), place.gpu_bus_id) for place in places))
 
 
 def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpubench.collectives.record import exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.paths.transport import Pair, without_idle
-from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, network_limit, networks
+from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, network_limit
 from gpubench.model.terms.operation import DataType
 from tests.model.paths.test_wiring import nodes_of, wiring
 
@@ -72,7 +72,7 @@ def test_what_is_not_known_says_why() -> None:
     two = machine("hgx-h200-2*2")
     work, pairs = work_of("alltoall", 4)
     assert "no NIC of known rate" in exchange_limit(work, pairs, two).note
-    assert networks(two) is None
+    assert two.networks is None
     one = machine("hgx-h200-4")
     assert busbw_limit("NVLS", ring(0, 1, 2, 3), one).note == "no ceiling is derived for NVLS"
     for nobody in (busbw_limit("RING", [], one), exchange_limit(work, [], one)):
@@ -102,12 +102,12 @@ def test_no_algorithm_promises_more_than_the_links(down: list[int], order: list[
 
 
 def test_between_nodes_the_nics_near_the_ranks_gpus_count() -> None:
-    both = networks(machine("hgx-h100-8*2", "node1.nic0:rate=200"))
+    both = machine("hgx-h100-8*2", "node1.nic0:rate=200").networks
     assert both is not None
     weakest, strongest = both
     assert (weakest.node_gb_s, strongest.node_gb_s) == (375, 400)
     assert (weakest.nic_gb_s, strongest.nic_gb_s) == (25, 50)
-    assert networks(machine("hgx-h100-8")) is None
+    assert machine("hgx-h100-8").networks is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_goes_straight_from_rank_to_rank_is_bounded_by_the_nics_too(name: s
 
 
 def test_an_nvlink_domain_counts_as_one_node() -> None:
-    alone, racks = networks(machine("gb200-nvl72")), networks(machine("gb200-nvl72*2"))
+    alone, racks = machine("gb200-nvl72").networks, machine("gb200-nvl72*2").networks
     assert alone is not None
     assert racks is not None
     assert alone[0].nodes == 1

@@ -9,7 +9,7 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import State, parse_transport
-from gpubench.model.paths.wiring import Wiring, networks
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 
@@ -136,6 +136,6 @@ def test_devices_that_share_a_port_carry_no_more_than_it() -> None:
 
 def test_the_uplink_of_a_switch_that_gpu_and_nic_share_is_no_limit_between_nodes() -> None:
     """HGX B300: NICs of 100 GB/s beside their GPUs, behind an uplink of 63; two ranks a node."""
-    found = networks(wiring(nodes_of("hgx-b300-8*2")))
+    found = wiring(nodes_of("hgx-b300-8*2")).networks
     assert found is not None
     assert (found[0].node_gb_s, found[0].nic_gb_s) == (200.0, 100.0)
