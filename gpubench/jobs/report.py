@@ -23,6 +23,7 @@ from gpubench.measure.collective.report import (
     check_figures,
     check_limits,
     judge_rows,
+    limits,
 )
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
@@ -320,11 +321,12 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     table = _table(plan, file, rows)
     speed = table.speed_judge(file, _assumed_network(plan, table))
     wiring, collective = table.wiring, speed.expected.collective
-    if wiring is not None:
-        check_limits(rows, collective, wiring, file.name)
+    limit_of = None if wiring is None else limits(collective, wiring)
+    if limit_of is not None:
+        check_limits(rows, limit_of, file.name)
     with presenting(plan.presentation) as presenter:
         presenter.begin(_metadata_of_results(plan, file, table, speed, arguments))
-        presenter.end(judge_rows(file, rows, collective, table.ranks, wiring, speed, presenter))
+        presenter.end(judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter))
     return presenter.exit_code
 
 

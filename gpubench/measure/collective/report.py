@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
+from functools import cache
 from itertools import permutations
 from typing import TYPE_CHECKING, TypeVar
 
@@ -406,10 +407,13 @@ def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
         )
 
 
-def check_limits(rows: Sequence[CollectiveRow], collective: Collective, wiring: Wiring, name: str) -> None:
+LimitOf = Callable[[str | None], Limit]  # The ceiling of busbw by algorithm, None for one that is not known
+
+
+def check_limits(rows: Sequence[CollectiveRow], limit_of: LimitOf, name: str) -> None:
     """Raise UsageError where a busbw is far beyond what links of the machine carry; NICs whose switches reduce do 2."""
     row = max(rows, key=lambda each: each.reached_gb_s)
-    limit = _limit(row.algorithm, collective, wiring).gb_s
+    limit = limit_of(row.algorithm).gb_s
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
         raise UsageError(
             f"{name}: busbw is {row.reached_gb_s:.4g} GB/s at {format_size(row.size_bytes)}, and links of this machine "
@@ -425,19 +429,16 @@ def judge_rows(
     rows: Sequence[CollectiveRow],
     collective: Collective,
     ranks: Sequence[RankIdentity],
-    wiring: Wiring | None,
+    limit_of: LimitOf | None,
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's `wiring`; the report."""
-    limits: dict[str | None, Limit] = {}
+    """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's limits; the report."""
     verdicts, wrong = [Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
     for row in (_with_all_digits(each, factor) for each in rows):
-        if wiring is not None and row.algorithm not in limits:
-            limits[row.algorithm] = _limit(row.algorithm, collective, wiring)
-        if row.algorithm in limits and row.limit_gb_s is None:
-            row = limited(row, limits[row.algorithm])
+        if limit_of is not None and row.limit_gb_s is None:
+            row = limited(row, limit_of(row.algorithm))
         if row.wrong is not None:
             row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
         # What is expected is the direct path; that it was not taken is a finding of its own.
@@ -466,13 +467,19 @@ def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
     return replace(row, algbw_gb_s=algbw, busbw_gb_s=algbw * factor)
 
 
-def _limit(algorithm: str | None, collective: Collective, wiring: Wiring) -> Limit:
-    joined = wiring.networks
-    if joined is not None and joined[0].nodes > 1:
-        return network_limit(algorithm, collective, joined[0])
-    if algorithm is None or collective.point_to_point:
-        return assumed_limit(collective, wiring)
-    return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
+def limits(collective: Collective, wiring: Wiring) -> LimitOf:
+    """The ceiling of a collective on a machine, by algorithm; each is derived once."""
+
+    @cache
+    def limit_of(algorithm: str | None) -> Limit:
+        joined = wiring.networks
+        if joined is not None and joined[0].nodes > 1:
+            return network_limit(algorithm, collective, joined[0])
+        if algorithm is None or collective.point_to_point:
+            return assumed_limit(collective, wiring)
+        return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
+
+    return limit_of
 
 
 def _advised(found: Finding, speed: SpeedJudge) -> Finding:
