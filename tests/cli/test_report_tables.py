@@ -75,9 +75,7 @@ def report(path: Path, *arguments: str) -> tuple[int, str]:
 
 def document(path: Path, *arguments: str) -> dict[str, object]:
     """The report as json, with any verdict."""
-    target = path.with_suffix(".report.json")
-    report(path, "-o", str(target), *arguments)
-    found: dict[str, object] = json.loads(target.read_text())
+    found: dict[str, object] = json.loads(gpubench("report", str(path), "--format", "json", *arguments).stdout)
     return found
 
 
