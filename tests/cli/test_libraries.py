@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.running import environment, gpubench
 from tests.fakes.shared_objects import wheel
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 from tests.mpi import kept
 
 
@@ -20,7 +20,7 @@ def test_this_environment(tmp_path: Path) -> None:
     assert "mpi4py" in result.stdout
     assert "not here: " in result.stdout
     document = json.loads(output.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     found = {row["library"]: row for row in document["libraries"]}
     assert found["mpi4py"]["found"] is True
     assert found["MPI"]["version"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.running import environment, gpubench
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 from tests.mpi import kept
 
 
@@ -54,7 +54,7 @@ def test_a_staged_link_is_said_to_be_simulated_and_judged_where_that_is_asked_fo
     arguments = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes")
     result = gpubench(*arguments, "--format", "json")
     document = json.loads(result.stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     assert (result.returncode, document["verdict"]) == (0, "FAIL")
     assert [(row["origin"], row["pairs"], row["cause"]) for row in document["fallback"]] == [
         ("simulated", ["0 → 1", "1 → 0"], "simulated")
@@ -70,7 +70,7 @@ def test_the_document_validates_and_names_profile_and_source() -> None:
     arguments = ("reduce", "--simulate", "hgx-a100-8*40", "--sizes", "8,1M", "--root", "9", "--format", "json")
     result = gpubench(*arguments)
     document = json.loads(result.stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     metadata = document["metadata"]
     assert metadata["profile"]["name"] == "hgx-a100-8"
     assert metadata["source"] == "--simulate hgx-a100-8*40"

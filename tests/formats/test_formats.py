@@ -29,7 +29,7 @@ from gpubench.model.results.report import (
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
-from tests.formats.schema import SCHEMA, VALIDATOR
+from tests.formats.schema import SCHEMA, VALIDATOR, validate
 
 
 def written(
@@ -90,11 +90,13 @@ def test_json_validates_against_the_schema() -> None:
     "change",
     [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
 )
-def test_the_schema_refuses_what_no_row_can_be(change: dict[str, object]) -> None:
-    document = json.loads(written(JSON))
-    document["rows"][0] |= change
+@pytest.mark.parametrize("place", [0, -1])
+def test_the_schema_refuses_what_no_row_can_be(place: int, change: dict[str, object]) -> None:
+    document = json.loads(written(JSON, rows=ROWS * 9))
+    validate(document)
+    document["rows"][place] |= change
     with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(document)
+        validate(document)
 
 
 def test_a_json_file_is_whole_after_every_row(tmp_path: Path) -> None:

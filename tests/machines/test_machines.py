@@ -27,7 +27,7 @@ from gpubench.model.results.sentence import sentence
 from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.readers.registry import read_file
 from tests.formats.sample import JSON, JSONL
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 
 FOLDER = Path(__file__).parent
 MACHINES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")
@@ -86,7 +86,7 @@ def test_output_is_as_approved(machine: str, format_: Format, request: pytest.Fi
 @machines
 def test_json_holds_every_section_and_validates(machine: str) -> None:
     document = json.loads(written(machine, JSON))
-    VALIDATOR.validate(document)
+    validate(document)
     assert list(document)[6:] == list(TOPO_SECTIONS)
     names = set(document["matrix"])
     for source, row in document["matrix"].items():
