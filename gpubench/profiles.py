@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,8 +50,13 @@ def path_in(words: str) -> KeyPath:
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """The line, from 1 on, of a key or table, else of the nearest table around it; None where none of it is there."""
-    lines = dict(_stated(text))
+    lines = _lines(text)
     return next((lines[key] for end in range(len(path), 0, -1) if (key := tuple(path[:end])) in lines), None)
+
+
+@lru_cache(maxsize=1)
+def _lines(text: str) -> Mapping[KeyPath, int]:
+    return dict(_stated(text))
 
 
 def _stated(text: str) -> Iterator[tuple[KeyPath, int]]:

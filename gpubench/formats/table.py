@@ -474,6 +474,7 @@ def _console(stream: TextIO, style: Style) -> "Console":
     return _pipe_console(
         stream,
         width=style.width,
+        height=1,  # else the terminal is asked for its size with each line
         force_terminal=style.color,
         color_system="standard" if style.color else None,
         soft_wrap=True,

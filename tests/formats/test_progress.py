@@ -87,10 +87,9 @@ def test_a_bar_is_gone_at_the_end_and_fits_a_narrow_terminal() -> None:
     assert shown.endswith("\x1b[2K")
 
 
-@pytest.mark.mpi
 def test_a_terminal_is_told_at_once_what_is_done_and_stdout_has_the_answer_alone() -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "gpubench", "--width", "100"]
+    command = [sys.executable, "-m", "gpubench", "--quick", "--width", "100"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=theirs, cwd=ROOT, env=environment(TERM="xterm"), text=True
     ) as run:
