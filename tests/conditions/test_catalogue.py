@@ -59,6 +59,6 @@ def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:
 @together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_a_condition_has_the_severity_of_the_table_and_no_other_that_it_does_not_name(plant: Plant) -> None:
     grade = SEVERITIES.get(plant.id)
-    for found in plant.make().findings():
+    for found in plant.findings:
         if grade is not None and found.id == plant.id:
             assert found.severity is grade.severity or found.severity in grade.degrees

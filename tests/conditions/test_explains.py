@@ -50,7 +50,7 @@ def logs() -> Iterator[Staged]:
 @pytest.mark.parametrize("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
 def test_no_cause_is_named_first_for_a_path_that_it_cannot_explain(plant: Plant) -> None:
     """Of all machines and paths on which causes are planted."""
-    job = plant.make()
+    job = plant.job
     run = job.circumstances()
     for pair, kind in path_kinds(run.wiring, run.staged or {}).items():
         for named in job.diagnosis().explaining({pair: kind}):

@@ -14,14 +14,14 @@ APPROVED = Path(__file__).parent / "said.txt"
 
 def said(plant: Plant) -> list[str]:
     """Findings, causes of the ranks' paths and of the machines, and what could not be looked at."""
-    job = plant.make()
+    job = plant.job
     nodes = [Topology(node) for node in job.nodes]
     lines = [
         f"finding {each.id} {each.severity}: {each.subject} | {each.seen} | {each.expected} | {each.cause} | "
         f"{each.next_command} | {', '.join(each.subjects)}"
-        for each in job.findings()
+        for each in plant.findings
     ]
-    named = job.diagnosis().named
+    named = plant.diagnosis.named
     lines += [
         f"cause {each.cause.id} {each.gravity} {each.confidence}, {'; '.join(each.effects)}: "
         f"{each.subject} | {each.seen} | {each.with_ids(each.cure)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import permutations
 from typing import Any
 
@@ -343,6 +343,21 @@ class Plant:
     id: str
     make: Callable[[], Job]
     beside: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def job(self) -> Job:
+        """What it is planted in."""
+        return self.make()
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What checks say of that."""
+        return self.job.findings()
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """All causes that hold there."""
+        return self.job.diagnosis()
 
 
 def _idle(**seen: IdleGpu) -> Job:

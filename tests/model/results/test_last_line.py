@@ -65,7 +65,7 @@ def line_of(found: Finding) -> str:
 
 @together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_every_planted_condition_makes_a_line(plant: Plant) -> None:
-    for found in plant.make().findings():
+    for found in plant.findings:
         assert is_well_formed(line_of(found)), line_of(found)
 
 
