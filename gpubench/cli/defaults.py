@@ -74,9 +74,7 @@ def set_by(source: str) -> str:
     return f"  set by:   {source}"
 
 
-def defaults_of(
-    command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ, folder: Path | None = None
-) -> Defaults:
+def defaults_of(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
     """The defaults of a command's options; the environment comes before the file.
 
     Raises UsageError for a file that cannot be read, an option that no command has, or a value that is none.
@@ -84,7 +82,7 @@ def defaults_of(
     if not _are_read(environment):
         return NO_DEFAULTS
     options = _options_of(parameters)
-    file, values = _of_file(command, folder or Path(), options)
+    file, values = _of_file(command, Path(), options)
     found = {}
     for key, option in options.items():
         variable = variable_of(key)

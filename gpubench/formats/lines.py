@@ -27,7 +27,7 @@ from gpubench.model.terms.units import (
     printable_line,
     spans,
 )
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def figure(value: float | None) -> str:
     if value >= 1_000:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def heading(metadata: Metadata, *words: str) -> str:
+    """The first line of a page, with the origin in capitals unless it was measured."""
+    origin = "" if metadata.origin == Origin.MEASURED else f"({metadata.origin.upper()})"
+    return "  ".join(filter(None, (f"gpubench {metadata.gpubench_version}", *words, origin)))
 
 
 def or_dash(value: float | None, form: str) -> str:
@@ -451,11 +457,8 @@ def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> It
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """The header of a collective: the machine, the libraries, and how to read the figures."""
     beside = "".join(f" and {each}" for each in backends_beside(metadata))
-    yield (
-        f"gpubench {metadata.gpubench_version}  {metadata.collective}  backend {metadata.backend}{beside}  "
-        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}{_hosts_of_nccl(metadata)}"
-        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
-    )
+    job = f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}{_hosts_of_nccl(metadata)}"
+    yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
     if metadata.backend == "host" or (
         metadata.backend == "torch:gloo" and not any(each.gpu for each in metadata.ranks)
     ):

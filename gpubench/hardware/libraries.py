@@ -175,7 +175,7 @@ def finder(search_path: str, root: Path) -> Finder:
 
 def torch_user(find: Finder) -> LibraryUser | None:
     """PyTorch and the libraries that its own need, by its files; None where there is none."""
-    folder = _package_folder("torch")
+    folder = _torch_folder()
     if folder is None:
         return None
     text = text_of(folder / "version.py") or ""
@@ -256,9 +256,9 @@ def kernel_modules(root: Path) -> tuple[KernelModule, ...]:
     )
 
 
-def _package_folder(name: str) -> Path | None:
+def _torch_folder() -> Path | None:
     try:
-        found = find_spec(name)
+        found = find_spec("torch")
     except (ImportError, ValueError):
         return None
     places = [] if found is None else list(found.submodule_search_locations or ())

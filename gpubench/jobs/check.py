@@ -169,7 +169,8 @@ class ChildCommands:
     ) -> None:
         self._nodes, self._depth, self._timeout_s = nodes, depth, timeout_s
         self._judged_by = () if profile is None else ("--profile", profile)
-        self._gpus = _visible(nodes[0])
+        node = nodes[0]
+        self._gpus = sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
         self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
         self.why_alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
 
@@ -201,10 +202,6 @@ class ChildCommands:
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
         return of_collective(_document([collective.name, *options], self._timeout_s))
-
-
-def _visible(node: Topology) -> int:
-    return sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:

@@ -39,14 +39,6 @@ class FileKind(Generic[T]):
         return value
 
 
-def _read_file_of(kinds: Sequence[FileKind[T]], path: Path, wanted: Wanted, **user_facts: Any) -> T:
-    """The value in a file, read by the first of `kinds` that recognises it; `user_facts` is what a person says of it.
-
-    Raises UsageError where there is no such file, it is no text, no kind recognises it, or its reader finds it wrong.
-    """
-    return _read_text_of(kinds, read_text(path, wanted), str(path), wanted, **user_facts)
-
-
 def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **user_facts: Any) -> T:
     for kind in kinds:
         if kind.recognises(text):
@@ -73,7 +65,7 @@ def read_file(path: Path) -> Snapshot:
 
     Raises UsageError where there is no such text, none of READERS knows it, or the one that does finds it wrong.
     """
-    snapshot = _read_file_of(READERS, path, _WANTED)
+    snapshot = _read_text_of(READERS, read_text(path, _WANTED), str(path), _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)
 
 

@@ -179,19 +179,19 @@ class VariantOptions:
         requests = {
             REGISTER: parse_choices("--register", self.register or (), Registration),
             CTA_POLICY: parse_choices("--cta-policy", self.cta_policy or (), CtaPolicy),
-            MAX_CTAS: _parse_counts("--max-ctas", self.max_ctas or ()),
+            MAX_CTAS: _parse_max_ctas(self.max_ctas or ()),
         }
         chosen |= {name: values for name, values in requests.items() if values}
         settings = tuple(every_combination({**chosen, **by_set}))
         return AskedVariants(settings, self.hierarchical, backends if len(backends) > 1 else (), tuple(by_set))
 
 
-def _parse_counts(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
     """The numbers in texts with commas, each once. Raises UsageError: one is none, or zero."""
     words = dict.fromkeys(count.strip() for text in texts for count in text.split(","))
     for count in words:
         if not count.isdecimal() or int(count) < 1:
-            raise UsageError(f"{option} {count}", expected="a number of 1 or more", next_step=f"{option} 8")
+            raise UsageError(f"--max-ctas {count}", expected="a number of 1 or more", next_step="--max-ctas 8")
     return tuple(str(int(count)) for count in words)
 
 

@@ -42,16 +42,12 @@ def _run(plan: ReportPlan, shown: PresentationOptions) -> int:
 
     text = read_text(Path(plan.name), WANTED)
     if is_stored(text):
-        _refuse_for_own(plan)
+        unfit = [*given_options(plan)]
+        if unfit:
+            raise exclusive((plan.name, unfit[0]), "one of them: a result of gpubench has all this, and its verdict")
         run = stored_of(text, plan.name)
         return report.run(run, plan.name, shown.parse(run.sections))
     return report.judge_results(replace(plan, presentation=shown.parse(report.SECTIONS)), text, sys.argv[1:])
-
-
-def _refuse_for_own(plan: ReportPlan) -> None:
-    unfit = [*given_options(plan)]
-    if unfit:
-        raise exclusive((plan.name, unfit[0]), "one of them: a result of gpubench has all this, and its verdict")
 
 
 app = app_of(HELP, ReportPlan, _run, plots=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.lines import INDENT
+from gpubench.formats.lines import INDENT, heading
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS, bearing_on_performance
 from gpubench.model.facts.health import HIDDEN_GPUS
@@ -13,7 +13,7 @@ from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Repo
 from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
 from gpubench.model.terms.operation import Direction
 from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
+from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
 class CheckView(ReportView):
@@ -120,8 +120,7 @@ class BriefView(ReportView):
     def end(self, report: Report) -> None:
         """All of it, for it comes at once; of a run that was cut short the last line."""
         metadata, page = self._metadata, self._page
-        simulated = "" if metadata.origin == Origin.MEASURED else f"  ({metadata.origin.upper()})"
-        page.wrap(f"gpubench {metadata.gpubench_version}  {compress_names(metadata.hosts)}{simulated}")
+        page.wrap(heading(metadata, compress_names(metadata.hosts)))
         if report.sections:
             self._line("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
             for place in dict.fromkeys(filter(None, map(_place, report.rows(NodeRow)))):

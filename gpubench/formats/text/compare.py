@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from gpubench.formats.lines import INDENT, Column, figure, fitted_lines
+from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, heading
 from gpubench.formats.table import ReportView
 from gpubench.model.results.compare import (
     Change,
@@ -38,7 +38,7 @@ class CompareView(ReportView):
         """The whole; of a run that was cut short there is nothing but the verdict."""
         if report.sections:
             metadata = self._metadata
-            self._page.wrap(f"gpubench {metadata.gpubench_version}  compare  ({metadata.origin.upper()})")
+            self._page.wrap(heading(metadata, "compare"))
             self._page.defaults(metadata)
             rows = report.by_column(ComparisonRow)
             judged = list(enumerate(map(_Judged._make, rows.cells(*_Judged._fields))))

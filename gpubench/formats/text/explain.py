@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, fitting, lines
+from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, fitting, heading, lines
 from gpubench.formats.table import ReportView
 from gpubench.formats.text.hangs import hang_columns, print_hangs
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
@@ -48,9 +48,9 @@ class ExplainView(ReportView):
     def _header(self, communicators: Sequence[CommunicatorRow]) -> None:
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
-        job = f"{counted(len(communicators), 'communicator')}  " if communicators else ""
-        job += f"up to {counted(largest, 'rank')}  " if largest else ""
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  explain  {job}({metadata.origin.upper()})")
+        found = counted(len(communicators), "communicator") if communicators else ""
+        ranks = f"up to {counted(largest, 'rank')}" if largest else ""
+        self._page.wrap(heading(metadata, "explain", found, ranks))
         without = options["files_without_nccl"]
         files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")

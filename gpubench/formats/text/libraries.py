@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitting, lines
+from gpubench.formats.lines import INDENT, Column, fitting, heading, lines
 from gpubench.formats.table import ReportView
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report
@@ -22,8 +22,7 @@ class LibrariesView(ReportView):
         """The whole; of a run that was cut short there is nothing but the verdict."""
         rows = report.rows(LibraryRow)
         metadata = self._metadata
-        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  libraries  {', '.join(metadata.hosts)}{origin}")
+        self._page.wrap(heading(metadata, "libraries", ", ".join(metadata.hosts)))
         if metadata.source:
             self._page.wrap(f"{INDENT}{metadata.source}")
         for python in dict.fromkeys(metadata.options.get("python", ())):

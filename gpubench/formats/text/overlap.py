@@ -9,6 +9,7 @@ from gpubench.formats.lines import (
     figure,
     fitted_lines,
     fitting_figures,
+    heading,
     or_dash,
     page_columns,
     rank_lines,
@@ -150,11 +151,8 @@ def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
 
 def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     options = metadata.options
-    yield (
-        f"gpubench {metadata.gpubench_version}  overlap of {options['collective']}  backend {metadata.backend}  "
-        f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
-        + ("" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})")
-    )
+    job = f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
+    yield heading(metadata, f"overlap of {options['collective']}", f"backend {metadata.backend}", job)
     if metadata.origin == "simulated" and metadata.profile:
         yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
         yield f"{INDENT}{metadata.source}"

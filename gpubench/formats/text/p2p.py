@@ -12,6 +12,7 @@ from gpubench.formats.lines import (
     device_lines,
     figure,
     fitted_lines,
+    heading,
     lines,
     matrix_lines,
     note_columns,
@@ -122,8 +123,7 @@ class P2pView:
         self._plain: list[PairRow] = []
         self._managed: list[PairRow] = []
         gpus = metadata.options["gpus"]
-        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
-        page.wrap(f"gpubench {metadata.gpubench_version}  p2p  {_subject(metadata)}{origin}")
+        page.wrap(heading(metadata, "p2p", _subject(metadata)))
         if metadata.origin == "simulated" and metadata.profile:
             page.wrap(f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured")
         if metadata.source:

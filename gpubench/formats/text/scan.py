@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, or_dash
+from gpubench.formats.lines import INDENT, Column, fitted_lines, heading, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow, Tool
@@ -31,12 +31,11 @@ class ScanView(ReportView):
 
     def _header(self) -> None:
         metadata, options = self._metadata, self._metadata.options
-        origin = f"  ({metadata.origin.upper()})" if metadata.origin != "measured" else ""
         rails = f"{counted(int(options['rails']), 'rail')} each"
         known = options["leaves"]
         leaves = ", leaves not known" if not known else f", {known} {'leaf' if known == 1 else 'leaves'}"
         nodes = f"{len(metadata.hosts):,} nodes of {rails}{leaves}"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  scan  {nodes}  backend {metadata.backend}{origin}")
+        self._page.wrap(heading(metadata, "scan", nodes, f"backend {metadata.backend}"))
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         if "ranks_per_gpu" in options:

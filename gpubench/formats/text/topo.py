@@ -9,6 +9,7 @@ from gpubench.formats.lines import (
     Column,
     fitted_lines,
     fitting,
+    heading,
     line_text,
     matrix_lines,
     or_dash,
@@ -317,8 +318,7 @@ class TopoView(ReportView):
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata
-        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  topo  {counts}{origin}")
+        self._page.wrap(heading(metadata, "topo", counts))
         profile = metadata.profile
         note = f": {profile['note']}" if profile and "note" in profile else ""
         names = [f"from {metadata.source}"] if metadata.source else []

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TextIO
 
 from gpubench.formats.delivery import say
-from gpubench.formats.lines import INDENT, wrapped
+from gpubench.formats.lines import INDENT, heading, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.hangs import hang_columns, print_hangs
 from gpubench.model.results.fallback import HangRow
@@ -246,11 +246,10 @@ class WatchView(ReportView):
     def end(self, report: Report) -> None:
         """The whole; of a watch that was cut short there is nothing but the verdict."""
         metadata = self._metadata
-        origin = "" if metadata.origin == "measured" else f"  ({metadata.origin.upper()})"
         seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
         options = metadata.options
         extent = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  watch  {extent}{origin}")
+        self._page.wrap(heading(metadata, "watch", extent))
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         self._page.defaults(metadata)

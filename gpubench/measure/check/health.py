@@ -313,7 +313,8 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     every += list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, every))
     hosts = [node.snapshot.host for node in facts.nodes]
     nvlinked = any(gpu.nvlinks for node in facts.nodes for gpu in node.gpus)
-    found = _gravest_first(folded(merged(every), hosts, nvlinked=nvlinked))
+    findings = folded(merged(every), hosts, nvlinked=nvlinked)
+    found = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
     passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
@@ -345,10 +346,6 @@ def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
 
 
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
-
-
-def _gravest_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
 
 
 def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:

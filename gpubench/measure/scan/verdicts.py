@@ -117,15 +117,11 @@ def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
     }
 
 
-def _usual_by_rail(course: ScanCourse) -> Mapping[int, float]:
-    centres = course.yardstick.centres
-    found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
-    return {rail: median(own) for rail, own in found.items() if own}
-
-
 def faster_rails(course: ScanCourse) -> Mapping[int, float]:
     """Rails that are faster than the other rails on all nodes, as shares of the other rails' median."""
-    usual = _usual_by_rail(course)
+    centres = course.yardstick.centres
+    found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
+    usual = {rail: median(own) for rail, own in found.items() if own}
     shares = {
         rail: gb_s / median(others)
         for rail, gb_s in usual.items()

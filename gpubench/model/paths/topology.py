@@ -327,7 +327,11 @@ class Topology:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
             return Limit(None, lost[0] if lost else "whether NVLinks join them is not known")
         if links:
-            return _nvlink_limit(source, links)
+            own = source.nvlinks if isinstance(source, GpuFacts) else None
+            rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
+            if rate is None:
+                return Limit(None, f"{links} NVLinks, but their speed is not known")
+            return Limit(links * rate, f"{links} NVLinks × {rate:g}")
         limits = [self._pcie_limit(source, destination)]
         limits += [_rate_limit(device) for device in (source, destination) if isinstance(device, NicFacts)]
         return min(limits, key=lambda limit: limit.gb_s or 0.0)
@@ -491,14 +495,6 @@ def _shared_switches(one: PciPlace, other: PciPlace) -> int:
             break
         shared += 1
     return shared
-
-
-def _nvlink_limit(source: Device, links: int) -> Limit:
-    own = source.nvlinks if isinstance(source, GpuFacts) else None
-    rate = next((nvlink_gb_s(link) for link in own or () if link.active), None)
-    if rate is None:
-        return Limit(None, f"{links} NVLinks, but their speed is not known")
-    return Limit(links * rate, f"{links} NVLinks × {rate:g}")
 
 
 def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:

@@ -567,7 +567,8 @@ def _ineffective_requests(
         yield f"{REGISTER} {Registration.USER}", "NCCL gave no handle: NCCL_LOCAL_REGISTER is 0, or it copies by memcpy"
     if asked.get(CTA_POLICY) == CtaPolicy.ZERO and algorithms.isdisjoint(_BY_COPY_ENGINE):
         yield f"{CTA_POLICY} {CtaPolicy.ZERO}", _why_not_copied(collective, way, asked)
-    efficient = collective in _EFFICIENT and _NVLS in algorithms and not _all_took(own, _NVLS)
+    takes_nvls = all(row.algorithm == _NVLS for row in own)
+    efficient = collective in _EFFICIENT and _NVLS in algorithms and not takes_nvls
     if asked.get(CTA_POLICY) == CtaPolicy.EFFICIENCY and not efficient:
         yield f"{CTA_POLICY} {CtaPolicy.EFFICIENCY}", _why_not_efficient(collective, own, asked)
     if MAX_CTAS in asked:
@@ -607,13 +608,9 @@ def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Map
         return f"NCCL follows it in {' and '.join(_EFFICIENT)} alone"
     if asked.get(REGISTER) != Registration.USER:
         return "it needs registered buffers: add --register user"
-    if _all_took(own, _NVLS):
+    if all(row.algorithm == _NVLS for row in own):
         return "NCCL takes NVLS by its own choice"
     return "it needs NVLS, multicast by NVSwitch, between all ranks of a node"
-
-
-def _all_took(rows: Sequence[CollectiveRow], algorithm: str) -> bool:
-    return all(row.algorithm == algorithm for row in rows)
 
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:

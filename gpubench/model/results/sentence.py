@@ -232,7 +232,10 @@ def _machine(metadata: Metadata, report: Report) -> str:
     if not names and isinstance(described, dict):
         names = [str(each).partition(" ")[2] for each in described.values()]
     if not names:
-        names = _checked(metadata, report)
+        from gpubench.model.results.result_file import MODELS
+
+        models = metadata.options.get(MODELS) or ["GPU"]
+        names = [" and ".join(models) for row in report.rows(VerdictRow) if row.scope == "gpu"]
     if not names and any(not row.gpus and not row.failures for row in report.rows(NodeRow)):
         return "no GPU"
     if not names:
@@ -253,13 +256,6 @@ def _open(report: Report) -> Iterator[str]:
         yield notes[_PRESENT].partition(" (")[0]
     if _BELOW_CARD in notes.get(_NIC_STATE, ""):
         yield notes[_NIC_STATE]
-
-
-def _checked(metadata: Metadata, report: Report) -> list[str]:
-    from gpubench.model.results.result_file import MODELS
-
-    models = metadata.options.get(MODELS) or ["GPU"]
-    return [" and ".join(models) for row in report.rows(VerdictRow) if row.scope == "gpu"]
 
 
 def _model(name: str) -> str:
