@@ -22,7 +22,7 @@ from gpubench.model.facts.environment import launched_by
 from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
-from gpubench.readers.hangs import ras
+from gpubench.readers.hangs import is_ras_answer, read_ras_answer
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata
@@ -91,7 +91,7 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
     if not data:
         return None
     name = f"the answer of {address_of()}"
-    if not ras.recognises(data):
+    if not is_ras_answer(data):
         raise UsageError(
             f"{name} is not one of NCCL's RAS: {data[:60].decode(errors='replace')!r}",
             expected=f"{ADDRESS} as the job has it",
@@ -105,7 +105,7 @@ def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | N
         except OSError as error:
             raise unwritable_output(path, error) from error
     try:
-        return ras.read(data, name)
+        return read_ras_answer(data, name)
     except UsageError:  # JSON that was cut off by the end of the time
         return None
 

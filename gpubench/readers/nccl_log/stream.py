@@ -17,8 +17,15 @@ from gpubench.errors import UsageError
 from gpubench.model.paths.nccl_log import LogFacts, channel_code
 from gpubench.readers import limits
 from gpubench.readers.documents import SilentPipeError, opened, unreadable
-from gpubench.readers.hangs import ras, recorder, stacks
-from gpubench.readers.hangs.watchdog import WatchdogLines
+from gpubench.readers.hangs import (
+    WatchdogLines,
+    is_ras_answer,
+    is_recorder_dump,
+    is_stack,
+    read_ras_answer,
+    read_recorder_dump,
+    read_stack,
+)
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
 from gpubench.readers.nccl_log.communicators import communicators
 from gpubench.readers.nccl_log.lines import (
@@ -591,12 +598,12 @@ def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _M
 
 def _read_dump(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
     beginning = stream.peek()
-    if recorder.recognises(beginning):
-        reader.records.append(recorder.read(_whole(stream, name), name))
-    elif ras.recognises(beginning):
-        reader.ras.extend(ras.read(_whole(stream, name), name))
-    elif stacks.recognises(beginning):
-        reader.stacks.append(stacks.read(_whole(stream, name), name))
+    if is_recorder_dump(beginning):
+        reader.records.append(read_recorder_dump(_whole(stream, name), name))
+    elif is_ras_answer(beginning):
+        reader.ras.extend(read_ras_answer(_whole(stream, name), name))
+    elif is_stack(beginning):
+        reader.stacks.append(read_stack(_whole(stream, name), name))
     elif nccl_inspector.recognises(beginning[:_LONGEST_BEGINNING].decode("utf-8", "replace")):
         while line := stream.readline(_LONGEST_LINE + 1):
             reader.inspector.add(line.decode("utf-8", "replace"))

@@ -18,7 +18,7 @@ from gpubench.measure.explain.report import explain
 from gpubench.model.paths.hang import HangReason, RankRecord, RecordedCall
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.hangs import ras, recorder
+from gpubench.readers.hangs import is_ras_answer, read_ras_answer, read_recorder_dump
 from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
 from tests.cli.running import gpubench
 from tests.fakes.ras import FakeRank, as_json, as_text
@@ -236,7 +236,7 @@ class Evil:
 )
 def test_a_dump_holds_plain_data_only(data: bytes, seen: str) -> None:
     with pytest.raises(UsageError, match=seen):
-        recorder.read(data, "rank_0")
+        read_recorder_dump(data, "rank_0")
     assert not Path("/tmp/executed-by-a-pickle").exists()
 
 
@@ -289,13 +289,13 @@ RAS_JSON = b"""{"nccl_version": "2.29.1", "communicators_count": 1, "communicato
 )
 def test_an_answer_of_ras_names_the_rank(text: bytes, expected: list[tuple[HangReason, str, str, bool]]) -> None:
     """The texts are made up in the form of NCCL's documentation and source."""
-    assert ras.recognises(text)
-    found = hangs_of((), ras.read(text, "ras"))
+    assert is_ras_answer(text)
+    found = hangs_of((), read_ras_answer(text, "ras"))
     assert [(each.reason, each.ranks[0], each.operation, each.is_sure) for each in found] == expected
 
 
 def test_two_answers_of_ras_tell_a_hang_from_progress() -> None:
-    (first,) = ras.read(RAS_TEXT, "ras")
+    (first,) = read_ras_answer(RAS_TEXT, "ras")
     assert [each.is_sure for each in hangs_of((), (first, first))] == [True]
     moved = replace(first.ranks[0], counts={"AllReduce": 6648})
     assert hangs_of((), (replace(first, ranks=(moved,)), first)) == ()

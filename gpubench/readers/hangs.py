@@ -1,0 +1,444 @@
+"""What jobs that hang leave behind: PyTorch's recorder and watchdog, stacks by py-spy, answers of NCCL's RAS.
+
+Dumps of the recorder are JSON or pickle, in the form of versions 2.x (torch/csrc/distributed/c10d/FlightRecorder.hpp).
+Nothing in a pickle is executed: it may hold plain data only. RAS answers `ncclras`, or `VERBOSE STATUS` on port 28028,
+as text or, since NCCL 2.28.7, as JSON.
+"""
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpubench.errors import UsageError
+from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
+from gpubench.readers.documents import load_json
+
+_PICKLE = b"\x80"
+_DAMAGED = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""What a pickle that was cut off or made up raises, and a dictionary of another form."""
+
+_DUMP_WORDS = (b'"pg_config"', b'"pg_status"', b'"entries"')
+_EXPECTED_DUMP = "a dump of PyTorch's Flight Recorder, as TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes one for every rank"
+_RANK_OF_FILE = re.compile(r"(\d{1,7})(?:\.\w+)*$")
+_TORCH_FILES = ("-packages/torch/", "/torch/distributed/")
+_PREFIX = re.compile(r"^[\w-]{1,20}:")
+
+
+def is_recorder_dump(beginning: bytes) -> bool:
+    """True if a file begins as a pickle does, or as JSON with the words of a dump."""
+    text = beginning.lstrip()
+    return beginning.startswith(_PICKLE) or (text.startswith(b"{") and any(word in text for word in _DUMP_WORDS))
+
+
+class _PlainData(pickle.Unpickler):
+    """Reads dictionaries, lists, numbers and text, and refuses whatever else a pickle names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain data")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {str(pid)[:40]!r} outside of it")
+
+
+def read_recorder_dump(data: bytes, name: str) -> RankRecord:
+    """The record in a dump. Its rank is the number at the end of the name of the file.
+
+    Raises UsageError where it holds anything but plain data, is damaged, or is no dump.
+    """
+    found = _RANK_OF_FILE.search(name)
+    try:
+        plain = not data.startswith(_PICKLE)
+        dump = load_json(data.decode("utf-8")) if plain else _PlainData(io.BytesIO(data)).load()
+        if found is None:
+            raise ValueError("its name does not end with the number of a rank")
+        return _record(int(found[1]), dump)
+    except _DAMAGED as error:
+        raise UsageError(
+            f"{name} is no dump that can be read: {str(error) or type(error).__name__}",
+            expected=_EXPECTED_DUMP,
+            reason="a file that was cut off, of another kind, or made to run code in who reads it",
+            next_step="ls -l. Give the files as PyTorch wrote them, with the rank at the end of their names",
+        ) from None
+
+
+def _record(rank: int, dump: Mapping[str, Any]) -> RankRecord:
+    groups = {}
+    for key, config in dump.get("pg_config", {}).items():
+        ranks = config.get("ranks", [])
+        listed = json.loads(ranks) if isinstance(ranks, str) and ranks else ranks
+        if listed:
+            groups[str(key)] = tuple(int(each) for each in listed)
+    entries = list(dump.get("entries", ()))
+    unfinished = sum(1 for each in entries if each.get("is_p2p") and not _is_done(each))
+    return RankRecord(rank, tuple(_calls(entries)), groups, unfinished)
+
+
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _calls(entries: list[Any]) -> Iterator[RecordedCall]:
+    for each in entries:
+        if each.get("is_p2p"):
+            continue
+        group, _ = each["process_group"]
+        yield RecordedCall(
+            group=str(group),
+            sequence=int(each["collective_seq_id"]),
+            operation=_PREFIX.sub("", str(each["profiling_name"])),
+            sizes=tuple(tuple(int(side) for side in size) for size in each.get("input_sizes", ())),
+            types=tuple(str(kind) for kind in each.get("input_dtypes", ())),
+            done=_is_done(each),
+            called_ns=int(each.get("time_created_ns") or 0),
+            place=_place(each.get("frames", ())),
+        )
+
+
+def _place(frames: Any) -> str:
+    """The innermost line that is not PyTorch's own."""
+    for frame in frames:
+        file = str(frame["filename"])
+        if not any(library in file for library in _TORCH_FILES):
+            return f"{file}:{int(frame['line'])} ({frame['name']})"
+    return ""
+
+
+_STACK_HEADER = re.compile(rb"\s*Process (\d{1,10}): ")
+_PYTHON_VERSION = b"Python v"
+_THREAD = re.compile(r'^Thread \S+ \([^)]*\)(?:: "(?P<name>[^"]*)")?')
+_FRAME = re.compile(r"^\s+(?P<function>.{1,200}) \((?P<place>[^()]{1,300}:\d+)\)$")
+_LIBRARY_FILES = re.compile(
+    r"(?:^|/)(?:torch|site-packages|dist-packages|lib/python[\d.]+|multiprocessing|concurrent|asyncio|importlib)/"
+    r"|^(?:threading|selectors|socket|ssl|queue|subprocess|contextlib|runpy|\w*_bootstrap\w*)\.py:|^<"
+)
+
+
+def is_stack(beginning: bytes) -> bool:
+    """True if a file begins as py-spy's dump of a process does."""
+    return _STACK_HEADER.match(beginning) is not None and _PYTHON_VERSION in beginning
+
+
+def read_stack(data: bytes, name: str) -> ProcessStack:
+    """The innermost frame of the main thread, and the innermost that is no library's.
+
+    Its rank is the number at the end of the name of the file, where there is one.
+    """
+    header = _STACK_HEADER.match(data)
+    frames: list[str] = []
+    is_main = False
+    for line in data.decode("utf-8", "replace").splitlines():
+        if thread := _THREAD.match(line):
+            is_main = thread["name"] in ("MainThread", None)
+        elif is_main and (frame := _FRAME.match(line)):
+            frames.append(f"{frame['place']} ({frame['function']})")
+    own = [each for each in frames if not _LIBRARY_FILES.search(each)][:1]
+    rank = _RANK_OF_FILE.search(name)
+    pid = int(header[1]) if header else 0
+    return ProcessStack(pid, None if rank is None else int(rank[1]), tuple(dict.fromkeys([*frames[:1], *own])))
+
+
+_RANK_OF_LINE = re.compile(rb"\[rank(\d{1,7})\]:|\[(?:PG [^\]]{1,80} )?Rank (\d{1,7})\]", re.ASCII)
+_CAUGHT = re.compile(
+    rb"Watchdog caught collective operation timeout: WorkNCCL"
+    rb"\(SeqNum=(\d{1,12}), OpType=(\w{1,40}), NumelIn=(\d{1,20})",
+    re.ASCII,
+)
+_GROUP_OF_LINE = re.compile(rb"\[PG (?:ID \d+ PG GUID )?([^\]]{1,60}?) Rank \d{1,7}\]", re.ASCII)
+_STATUS = re.compile(
+    rb"(?:at work(?: sequence id)?: |Timeout at NCCL work: |dump signal)(\d{1,12})?\b.{0,200}?"
+    rb"last enqueued (?:NCCL )?work: (-?\d{1,12}), last completed (?:NCCL )?work: (-?\d{1,12})",
+    re.ASCII | re.IGNORECASE,
+)
+_FINGERPRINT = re.compile(
+    rb"Rank (\d{1,7}) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(\d{1,12}), ?)?OpType=(\w{1,40})"
+    rb"(?:, TensorShape=\[([\d, ]{0,200})\], TensorDtypes=(\w{1,40}))?",
+    re.ASCII,
+)
+_BARRIER = re.compile(rb"Ranks? ([\d, ]{1,200}) failed to pass monitoredBarrier", re.ASCII)
+_FEWEST_DIGITS_OF_NONE = 18
+"""2**64 - 1 elements are none: of several operations together the watchdog knows no size."""
+
+_BETWEEN_TWO = ("SEND", "RECV")
+_DEFAULT = ("0", "0(default_pg)", "0(default)", "default_pg")
+WRAPPER, BARRIER = "wrapper", "monitoredBarrier"
+"""Groups of lines that name none."""
+
+
+class WatchdogLines:
+    """Collects such lines by rank."""
+
+    def __init__(self) -> None:
+        self._caught: dict[tuple[int, int], RecordedCall] = {}
+        self._status: dict[tuple[int, str], tuple[int | None, int, int]] = {}
+        self._fingerprints: dict[int, RecordedCall] = {}
+        self.missed_barrier: dict[int, None] = {}
+
+    def add(self, line: bytes) -> None:
+        """Take a line, if it is one of them."""
+        if missed := _BARRIER.search(line):
+            self.missed_barrier |= {int(each): None for each in missed[1].replace(b",", b" ").split()}
+        for found in _FINGERPRINT.finditer(line):
+            shape = () if found[4] is None else (tuple(int(each) for each in found[4].split(b",") if each.strip()),)
+            self._fingerprints[int(found[1])] = RecordedCall(
+                WRAPPER,
+                int(found[2] or 0),
+                found[3].decode().lower(),
+                shape,
+                () if found[5] is None else (found[5].decode(),),
+            )
+        named = _RANK_OF_LINE.search(line)
+        if named is None:
+            return
+        rank = int(named[1] or named[2])
+        if caught := _CAUGHT.search(line):
+            sizes = ((int(caught[3]),),) if len(caught[3]) < _FEWEST_DIGITS_OF_NONE else ()
+            self._caught[rank, int(caught[1])] = RecordedCall(
+                "", int(caught[1]), caught[2].decode().lstrip("_").lower(), sizes
+            )
+        elif (status := _STATUS.search(line)) and (group := _GROUP_OF_LINE.search(line)):
+            place = rank, group[1].decode()
+            waits = None if status[1] is None else int(status[1])
+            self._status.setdefault(place, (waits, int(status[2]), int(status[3])))
+
+    def records(self) -> tuple[RankRecord, ...]:
+        """What each rank waits in, and the last that it completed. Groups have the ranks that said something of them.
+
+        The default group has all ranks up to the highest where few of them said nothing.
+        """
+        calls: dict[int, list[RecordedCall]] = {}
+        members: dict[str, set[int]] = {}
+        for (rank, group), (waits, enqueued, completed) in self._status.items():
+            own = list(self._calls(rank, group, waits, enqueued, completed))
+            if all(each.operation.upper() not in _BETWEEN_TWO for each in own):
+                calls.setdefault(rank, []).extend(own)
+                members.setdefault(group, set()).add(rank)
+        for group, ranks in members.items():
+            waited = {each.sequence for rank in ranks for each in calls[rank] if each.group == group and not each.done}
+            for rank in ranks:
+                # A rank that completed a later one has passed those that others wait in.
+                passed = [number for number in waited if number < self._status[rank, group][2]]
+                calls[rank] += [RecordedCall(group, number, "operation", done=True) for number in passed]
+        if not self._status and len({number for _, number in self._caught}) == 1:
+            # PyTorch before 2.3 names no group.
+            for (rank, _), call in self._caught.items():
+                calls.setdefault(rank, []).append(replace(call, group=_DEFAULT[0]))
+                members.setdefault(_DEFAULT[0], set()).add(rank)
+        for rank, call in self._fingerprints.items():
+            calls.setdefault(rank, []).append(call)
+            members.setdefault(WRAPPER, set()).add(rank)
+        for group in _DEFAULT:
+            spoke = members.get(group, set())
+            silent = set(range(max(spoke, default=0))) - spoke
+            if len(silent) * 2 < len(spoke):
+                members[group] = spoke | silent
+        groups = {group: tuple(sorted(ranks)) for group, ranks in members.items()}
+        return tuple(RankRecord(rank, tuple(own), groups) for rank, own in sorted(calls.items()))
+
+    def _calls(self, rank: int, group: str, waits: int | None, enqueued: int, completed: int) -> Iterator[RecordedCall]:
+        if completed > 0:
+            yield RecordedCall(group, completed, "operation", done=True)
+        first = waits if waits is not None else completed + 1
+        if first <= enqueued:
+            seen = self._caught.get((rank, first))
+            yield RecordedCall(group, first, seen.operation if seen else "operation", seen.sizes if seen else ())
+
+
+_BEFORE = re.compile(r"(?:\s*(?:OK|SERVER PROTOCOL \d+|ERROR: [^\n]{0,200})\r?\n)*\s*")
+"""What the service says before an answer: to the time-out and format that were asked for."""
+
+_RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')
+"""NCCL 2.28.7 to 2.28.9 leave a comma out of every missing rank (jsonWriteMissingRank); 2.29.2 has it."""
+
+_JSON_WORDS = ('"nccl_version"', '"communicators')
+_RAS_GROUP = re.compile(
+    r"^(?P<group>\d+) +\d+ +\d+ +\d+(?:-\d+)? +(?P<size>\d+) +\d+"
+    r" +(?:NOCOMM|INIT|RUNNING|FINALIZE|ABORT) +(?P<errors>[A-Z,]+)$"
+)
+_COMMUNICATOR = re.compile(r"^#(?P<group>\d+)-\d+ \((?P<id>[0-9a-f]{1,16})\) [A-Z]+")
+_DIFFERENT = re.compile(r"^Communicator ranks have different (?:status|(?P<name>.+?) ?operation counts)")
+_SEVERAL = re.compile(
+    r"^\d+ ranks (?:have launched up to operation (?P<count>\d+)|(?P<none>have not launched any operations)"
+    r"|have status (?P<status>\w+)|reported (?P<error>.+))"
+)
+_RAS_RANK = re.compile(
+    r"^Rank (?P<rank>\d{1,7})(?: has launched up to operation (?P<count>\d+)|(?P<none> has not launched any operations)"
+    r"| has status (?P<status>\w+)| reported (?P<error>[^-]+?))?(?= --|$)"
+)
+_MANAGED = re.compile(r" managed by process (?P<pid>\d+) on node (?P<host>\S+)")
+_MISSING = re.compile(r"^The missing ranks?: (?P<ranks>[\d, -]+)")
+_PROCESS = re.compile(r"^Process (?P<pid>\d+) on node (?P<host>\S+)")
+_SECTION = re.compile(r"^(?P<kind>INCOMPLETE|DEAD|TIMEOUT)$")
+_GONE = ("NOCOMM", "FINALIZE", "ABORT")
+_ERRORS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+}
+"""Values of ncclResult_t, in the words of the text."""
+
+
+def is_ras_answer(beginning: bytes) -> bool:
+    """True if a file begins as an answer of RAS."""
+    text = _ras_text(beginning)
+    return _RAS_HEADER.match(text) is not None or (text.startswith("{") and all(word in text for word in _JSON_WORDS))
+
+
+def _ras_text(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    before = _BEFORE.match(text)
+    return text[before.end() :] if before else text
+
+
+def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
+    """The communicators of an answer; in text, those with which nothing is wrong have no ranks and no id.
+
+    Raises UsageError for JSON that is damaged, or no answer of RAS.
+    """
+    text = _ras_text(data)
+    if not text.startswith("{"):
+        answer = _RasText()
+        for line in text.splitlines():
+            answer.add(line.strip())
+        return answer.communicators
+    try:
+        return tuple(_of_json(each) for each in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{name} is no answer of NCCL's RAS that can be read: {error}",
+            expected="the output of ncclras -f json",
+            reason="a file that was cut off",
+            next_step="ncclras -v -f json > ras.json",
+        ) from None
+
+
+def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
+    ranks = [
+        RasRank(
+            rank=int(each["rank"]),
+            host=str(each["host"]),
+            pid=int(each["pid"]),
+            counts={str(name): int(count) for name, count in each["collective_counts"].items()},
+            left=any(bool(each["status"][flag]) for flag in ("finalize_called", "destroy_flag", "abort_flag")),
+            error=_ERRORS.get(each["status"].get("async_error"), _ERRORS.get(each["status"].get("init_state"), "")),
+        )
+        for each in found["ranks"]
+    ]
+    # A missing rank that does respond is not of this communicator any more.
+    ranks += [
+        RasRank(
+            rank=int(each["rank"]),
+            host=str(each["host"]),
+            pid=int(each["pid"]),
+            silent=bool(each["status"]["unresponsive"]),
+            dead=bool(each["status"]["considered_dead"]),
+            left=not each["status"]["unresponsive"],
+        )
+        for each in found["missing_ranks"]
+    ]
+    ranks.sort(key=lambda each: each.rank)
+    return RasCommunicator(str(found["hash"]), int(found["size"]), tuple(ranks))
+
+
+class _RasText:
+    """The groups of communicators in the table, and those that have a paragraph below Errors and Warnings."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, RasCommunicator] = {}
+        self._ranks: dict[str, dict[int, RasRank]] = {}
+        self._sizes: dict[str, int] = {}
+        self._id = self._section = self._function = ""
+        self._of_several: Mapping[str, str | None] = {}
+        self._dead: set[tuple[str, int | None]] = set()
+
+    @property
+    def communicators(self) -> tuple[RasCommunicator, ...]:
+        """What was read."""
+        return tuple(
+            replace(each, ranks=tuple(ranks[number] for number in sorted(ranks)))
+            for name, each in self._found.items()
+            for ranks in [self._ranks.get(name, {})]
+        )
+
+    def add(self, line: str) -> None:
+        """Take a line."""
+        if group := _RAS_GROUP.match(line):
+            self._sizes[group["group"]] = int(group["size"])
+            if group["errors"] == "OK":
+                name = f"group {group['group']}"
+                self._found[name] = RasCommunicator(name, int(group["size"]), ())
+        elif heading := _SECTION.match(line):
+            self._section, self._id = heading["kind"], ""
+        elif heading := _COMMUNICATOR.match(line):
+            self._section, self._function, self._of_several = "", "", {}
+            self._id = f"0x{heading['id']}"
+            self._found.setdefault(self._id, RasCommunicator(self._id, self._sizes.get(heading["group"]), ()))
+        elif self._section == "DEAD" and (process := _PROCESS.match(line)):
+            self._dead.add((process["host"], int(process["pid"])))
+        elif self._id:
+            self._of_communicator(line)
+
+    def _of_communicator(self, line: str) -> None:
+        if heading := _DIFFERENT.search(line):
+            self._function, self._of_several = heading["name"] or "", {}
+        elif several := _SEVERAL.match(line):
+            self._of_several = several.groupdict()
+            if self._function and (several["count"] or several["none"]):
+                found = self._found[self._id]
+                launched = (*found.unnamed.get(self._function, ()), int(several["count"] or 0))
+                self._found[self._id] = replace(found, unnamed={**found.unnamed, self._function: launched})
+        elif missing := _MISSING.match(line):
+            for number in _numbers(missing["ranks"]):
+                self._add(RasRank(number, silent=True))
+        elif rank := _RAS_RANK.match(line):
+            process = _MANAGED.search(line)
+            host, pid = (process["host"], int(process["pid"])) if process else ("", None)
+            said = rank.groupdict() if any(rank.group("count", "none", "status", "error")) else self._of_several
+            counts = {self._function: int(said["count"] or 0)} if said and (said["count"] or said["none"]) else {}
+            self._add(
+                RasRank(
+                    int(rank["rank"]),
+                    host,
+                    pid,
+                    counts,
+                    left=bool(said) and said["status"] in _GONE,
+                    silent=not said,
+                    dead=(host, pid) in self._dead,
+                    error=(said["error"] or "") if said else "",
+                )
+            )
+
+    def _add(self, rank: RasRank) -> None:
+        """Join it with what other paragraphs say of the same rank."""
+        own = self._ranks.setdefault(self._id, {})
+        seen = own.get(rank.rank, rank)
+        own[rank.rank] = replace(
+            rank,
+            counts={**seen.counts, **rank.counts},
+            left=seen.left or rank.left,
+            silent=seen.silent or rank.silent,
+            dead=seen.dead or rank.dead,
+            error=seen.error or rank.error,
+        )
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = each.partition("-")
+        yield from range(int(first), min(int(last or first), int(first) + 2**16) + 1)
