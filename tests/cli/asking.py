@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 _path, _folder, *_arguments = sys.argv[1:]
 _own = dict(os.environ)
@@ -34,9 +35,16 @@ _files = sorted(os.listdir(_folder)) if _folder else []  # noqa: PTH208
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 _asked = [_ask(_variables(f"{_folder}/{each}")) for each in _files] or [_ask({})]
 _pids = [int(each.recv(64)) for each in _asked]
+
+
+def _pass_on(number: int, _: object) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(_pids[0], number)
+
+
 if not _folder:
     for _number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(_number, lambda number, _: os.kill(_pids[0], number))
+        signal.signal(_number, _pass_on)
 _code = next(filter(None, [int(each.recv(64)) for each in _asked]), 0)
 if _code < 0 and not _folder:
     if -_code != signal.SIGKILL:

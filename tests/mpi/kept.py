@@ -91,6 +91,9 @@ def _kept(ranks: int) -> Path | None:
     return folder
 
 
+_LOADED = ("numpy", "mpi4py.MPI", "tests.fakes.library_log", "tests.fakes.nccl_log", "tests.mpi.on_import")
+
+
 _HELD: "dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]]" = {}
 """By number of ranks, their mpirun, and the pipe on which they wait: this process ends, closing it, and so do they."""
 
@@ -114,12 +117,32 @@ def _let_all_go() -> None:
 def _forking() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="kept-ranks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    process = forking.listening(folder, environment(), "numpy", "mpi4py")
+    variables = environment(MPI4PY_RC_INITIALIZE="0", MPI4PY_RC_FINALIZE="0") | _idle_waits(folder)
+    process = forking.listening(folder, variables, *_LOADED)
     ending = ExitStack()
     ending.enter_context(process)
     ending.callback(process.kill)
     atexit.register(ending.close)
     return folder
+
+
+_SLEEPS = """
+#include <time.h>
+int sched_yield(void) { struct timespec t = {0, 100000}; return nanosleep(&t, 0); }
+"""
+
+
+def _idle_waits(folder: Path) -> dict[str, str]:
+    """Variables with which a rank that waits inside MPI, which else looks for messages without end, sleeps in between.
+
+    Where there is no C compiler there are none: such a rank takes a core from others until a fault in another is found.
+    """
+    compiler, library = shutil.which("cc"), folder / "idle.so"
+    if compiler is None:
+        return {}
+    words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
+    compiled = subprocess.run(words, input=_SLEEPS, text=True, capture_output=True, check=False)
+    return {"LD_PRELOAD": str(library)} if compiled.returncode == 0 else {}
 
 
 def _started(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 INJECT = Path(__file__).parent / "inject"
-SWEEP = ("allreduce", "--sizes", "1K,2K,4M", "--iters", "17", "--warmup", "1")
+SWEEP = ("allreduce", "--sizes", "1K,2K,4M", "--iters", "3", "--warmup", "1")
 RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
 
 

@@ -26,7 +26,7 @@ from tests.mpi.kept import forked, program
 
 pytestmark = pytest.mark.mpi
 
-TIMEOUT = 4
+TIMEOUT = 3
 """Of every job here. Ranks tell of progress at every second of work, which takes several seconds on a busy machine."""
 
 STARTS = 5
@@ -58,7 +58,7 @@ def all_but_slow(usual: tuple[str, int]) -> list[Any]:
 
 
 SMALL = ("--sizes", "1K:64K:4", "--iters", "3")
-LONG = ("--sizes", "1K,16M", "--iters", "400")
+LONG = ("--sizes", "1K,4M", "--iters", "600")
 
 
 @dataclass
@@ -222,7 +222,7 @@ def is_named(said: str, how: str, rank: int, pid: int) -> bool:
 @pytest.mark.parametrize("how", [MPIRUN, ALONE])
 def test_a_stopped_watchdog_delays_no_end(how: str, output: Path) -> None:
     """Whether it is found while the job runs, or at its end, it is killed and named, and the job ends as it would."""
-    run = start(how, output, *SMALL)
+    run = start(how, output, "--sizes", "1K:1M:4", "--iters", "100")
     run.wait_for_rows(1)
     pid = watchdogs_of(output)[-1]
     os.kill(pid, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from tests.mpi.test_faults import left_after
 
 pytestmark = pytest.mark.mpi
 
-TIMEOUT = 3
+TIMEOUT = 2
 SECONDS_FOR_MPIRUN = 10
 """What an mpirun has to say which daemon is gone; Open MPI's sometimes does not end then."""
 
@@ -46,7 +46,7 @@ def check_kept(output: Path) -> None:
 
 def test_a_cut_cable_names_the_host_behind_it_and_ends_the_ranks_on_both(hosts: Hosts, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    with hosts.job(*WORDS, "--sizes", "1K,16M", "--iters", "20", f"--output={output}") as job:
+    with hosts.job(*WORDS, "--sizes", "1K,4M", "--iters", "400", f"--output={output}") as job:
         wait_for_rows(output, job)
         hosts.on_switch("ip", "link", "set", "port1", "down")
         said = job.wait_for("try:")
