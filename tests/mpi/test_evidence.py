@@ -22,6 +22,7 @@ pytestmark = pytest.mark.mpi
 
 INJECT = Path(__file__).parent / "inject"
 SWEEP = ("allreduce", "--sizes", "1K,2K,4M", "--iters", "3", "--warmup", "1")
+SMALL = ("allreduce", "--sizes", "1K", "--iters", "3")
 RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
 
 
@@ -81,13 +82,13 @@ def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() 
         (SHARING, "NCCL_MULTI_RANK_GPU_ENABLE is not 1"),
         ({**SHARING, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "GPUBENCH_TEST_MPS": "1"}, "with 200 % of its SMs in all"),
     ):
-        result = mpirun(4, *SWEEP, env=believing("tuning", **settings))
+        result = mpirun(4, *SMALL, env=believing("tuning", **settings))
         assert result.returncode == 2, result.stderr
         assert result.stderr.count(seen) == 1, result.stderr
-    taken = mpirun(4, *SWEEP, env=believing("tuning", NCCL_MULTI_RANK_GPU_ENABLE="1", **SHARING))
+    taken = mpirun(4, *SMALL, env=believing("tuning", NCCL_MULTI_RANK_GPU_ENABLE="1", **SHARING))
     assert taken.returncode == 0, taken.stderr
     assert "  2 ranks share each of GPU 0-1 (taking turns)" in taken.stdout
-    refused = mpirun(4, *SWEEP, "--ranks-per-gpu", "2", env=believing("tuning", **SHARING))
+    refused = mpirun(4, *SMALL, "--ranks-per-gpu", "2", env=believing("tuning", **SHARING))
     assert (refused.returncode, "--ranks-per-gpu only where gpubench launches itself" in refused.stderr) == (2, True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.launch import Flavour, find_launcher
-from tests.cli.running import gpubench, mpirun
+from tests.cli.running import gpubench
 from tests.mpi import kept
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 
@@ -104,16 +104,16 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     assert code not in (0, 1)
     assert not report or not report.get("complete")
     rounds = tmp_path / "rounds"
-    kept = (rounds / "scan.jsonl").read_text()
+    before = (rounds / "scan.jsonl").read_text()
     replayed = gpubench("scan", "--replay", str(rounds), "--format", "json")
-    assert len(json.loads(replayed.stdout)["rounds"]) == kept.count("\n") - 2
+    assert len(json.loads(replayed.stdout)["rounds"]) == before.count("\n") - 2
     words = ("scan", "--backend", "host", "--ranks-as-nodes", "--resume", str(rounds), "--format", "json")
-    resumed = mpirun(3, *words)
+    resumed = kept.own_mpirun(3, *words)
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
     assert silent(document) == {"rank3": "node gone"}
     seen = seen_of(document, "node gone")
     assert "not in the job that goes on" in seen or "its supervisor is gone" in seen
-    assert (rounds / "scan.jsonl").read_text().startswith(kept)
+    assert (rounds / "scan.jsonl").read_text().startswith(before)
 
 
 def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(

@@ -33,7 +33,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(output: Path) -> None:
-    run = start(MPIRUN, output, *LONG, ranks=3)
+    run = start(MPIRUN, output, *LONG, "--timeout", "2", ranks=3)
     run.wait_for_rows(1)
     killed = watchdogs_of(output)
     assert len(killed) == 3
