@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from gpubench import __version__
 from gpubench.cli.process import COMMANDS, exit_with
-from gpubench.cli.signature import HELP_ALL, HelpfulGroup, switched_off, usage_error
+from gpubench.cli.signature import HELP_ALL, HelpfulGroup, usage_error
 from gpubench.errors import (
     COULD_NOT_MEASURE,
     DONE,
@@ -87,10 +87,6 @@ class LazyCommands(HelpfulGroup):
         own = {name for each in self.get_params(ctx) for name in each.opts} - {HELP_ALL}
         named = bool(args) and (not args[0].startswith("-") or args[0] in own)
         return super().parse_args(ctx, args if named or ctx.resilient_parsing else [BARE.name, *args])
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The flags before the command."""
-        return switched_off(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first of these words names, and the words that are left for it."""

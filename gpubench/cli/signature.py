@@ -134,6 +134,10 @@ class HelpfulGroup(TyperGroup):
 
     flags: ClassVar[Sequence[tuple[str, str]]] = (("-h, --help", "Show this page."),)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The flags before the command."""
+        return switched_off(super().get_params(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The flags, and the commands."""
         with formatter.section("Options"):

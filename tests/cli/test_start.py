@@ -82,6 +82,13 @@ def test_help_loads_no_heavy_library(command: tuple[str, ...]) -> None:
     assert not FOREIGN & loaded_by_help(*command)
 
 
+def test_a_list_of_profiles_loads_nothing_to_read_values_with() -> None:
+    program = PROGRAM.replace(', "--help"]', "]")
+    result = subprocess.run([sys.executable, "-c", program, "profiles", "list"], capture_output=True, check=True)
+    assert b"hgx-h100-8" in result.stdout
+    assert not FOREIGN & set(result.stdout.decode().splitlines()[-1].split())
+
+
 def test_no_module_imports_a_foreign_library_before_it_is_used() -> None:
     """Tests fork from a process that has imported all of gpubench: a child may start MPI, or a driver, afresh."""
     program = "import sys; from tests.modules import load_all_modules; load_all_modules(); print(*sys.modules)"
