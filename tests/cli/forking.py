@@ -30,13 +30,16 @@ from typing import NamedTuple
 
 from gpubench import records
 from gpubench.cli import process
+from gpubench.cli.app import typer_command
+from gpubench.cli.table import COMMANDS
 from gpubench.formats import presenter
 from gpubench.hardware import launch
+from gpubench.model.terms.commands import BARE
 from gpubench.profiles import all_profiles
 from tests.cli import children
 from tests.modules import load_all_modules
 
-_LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core")
+_LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core", "pydantic.fields", "pydantic.types")
 """Beside all of gpubench, of which no module imports MPI, CuPy, NumPy or NVML before it is used."""
 
 _ENCODING = ("LANG", "LC_", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONUTF8")
@@ -231,6 +234,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     # A job of a test takes ten seconds only where others take the cores from it, of which stderr is not to speak.
     vars(presenter).update(SECONDS_TO_FIRST_LINE=600.0)
     children.fork_instead()
+    gc.set_threshold(10_000)  # a search for garbage writes to all that is new, a third of what most commands take
     if KEPT_RANKS in os.environ:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
@@ -276,6 +280,8 @@ if __name__ == "__main__":
     all_profiles()  # read once, and kept, as they are in each process
     for _each in [*records._WITHOUT_METHODS]:  # once, and not in each child
         records._write_methods(_each)
+    for _command in (BARE, *COMMANDS):
+        typer_command(_command)
     gc.freeze()
     _socket = socket.socket(fileno=int(_given))
     if _words:
