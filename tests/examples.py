@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-USUAL = 100
+USUAL = 50
 
 
 def examples(usual: int) -> int:

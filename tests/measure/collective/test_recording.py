@@ -53,6 +53,7 @@ from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
 from gpubench.readers import limits
 from gpubench.readers.documents import json_line, read_json_line
+from tests.examples import examples
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, said
 from tests.fakes.one_variant import measure
@@ -471,7 +472,7 @@ def alike(value: object) -> st.SearchStrategy[Any]:
     return st.sampled_from(["", "nccl", "host", "ring", "RING", "NVLS", "float16", "in_place", "avg"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 @given(st.data())
 def test_any_value_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
     documents = [json.loads(line) for line in healthy().lines]
@@ -484,7 +485,7 @@ def test_any_value_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
         json.dumps(plain(report, rows), allow_nan=False)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_damaged_recording_is_read_or_refused(data: st.DataObject) -> None:
     text = "\n".join(healthy().lines)

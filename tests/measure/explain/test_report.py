@@ -513,7 +513,7 @@ def test_nccl_that_gave_up() -> None:
     assert report.findings[0].subject == "nodeA:100"
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_lines_that_were_written_into_each_other_do_not_pass(data: st.DataObject) -> None:
     """One rank's connection line, with another's whole line in the middle of it."""
@@ -583,7 +583,7 @@ def test_sections_are_those_that_the_command_offers() -> None:
     }
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObject) -> None:
     """Sockets between the nodes, without evidence of a design: whatever is lost, this never passes."""
@@ -597,7 +597,7 @@ def test_a_log_that_lost_lines_is_never_better_than_the_whole(data: st.DataObjec
     assert report.verdict in (Verdict.FAIL, Verdict.ERROR)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_a_healthy_log_with_lines_cut_in_the_middle_does_not_pass(data: st.DataObject) -> None:
     job = Job(ranks=2, per_node=1, channels=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")

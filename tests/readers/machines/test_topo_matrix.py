@@ -394,7 +394,7 @@ def test_garbage_is_refused_and_never_breaks(text: str) -> None:
         assert read(text).gpus
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_damaged_capture_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 5000))
