@@ -95,27 +95,7 @@ class CompareView(ReportView):
         """Two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
         if not rows:
             return
-        names = Column("collective", [row.what for row in rows])
-        reached = [
-            names,
-            Column("GPUs", [_arrow(row.base_gpus, row.new_gpus) for row in rows], right=True),
-            Column(
-                "at", ["peak" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True
-            ),
-            Column("GB/s per GPU", [_arrow(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
-            Column("ratio", [_ratio(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
-            Column("GB/s per node", [_arrow(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
-            Column("ratio", [_ratio(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
-        ]
-        curves = [
-            names,
-            Column("peak GB/s", [_arrow(row.base_peak_gb_s, row.new_peak_gb_s) for row in rows], right=True),
-            Column("peak at", [_sizes(row.base_peak_bytes, row.new_peak_bytes) for row in rows], 1, right=True),
-            Column("half from", [_sizes(row.base_half_bytes, row.new_half_bytes) for row in rows], right=True),
-            Column("latency µs", [_arrow(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
-            Column("ratio", [_ratio(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
-        ]
-        for columns in (reached, curves):
+        for columns in _machine_columns(rows):
             self._page.print("")
             self._page.table(fitted_lines(columns, self._page.width))
         self._page.wrap(
@@ -192,7 +172,35 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
     ]
 
 
-COLUMNS = {ComparisonRow: _columns}
+def _machine_columns(rows: Sequence[MachineRow]) -> tuple[list[Column], list[Column]]:
+    """What a GPU and a node reach; then the peak, half of it, and latency."""
+    names = Column("collective", [row.what for row in rows])
+    reached = [
+        names,
+        Column("GPUs", [_arrow(row.base_gpus, row.new_gpus) for row in rows], right=True),
+        Column("at", ["peak" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
+        Column("GB/s per GPU", [_arrow(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
+        Column("ratio", [_ratio(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
+        Column("GB/s per node", [_arrow(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
+        Column("ratio", [_ratio(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
+    ]
+    curves = [
+        names,
+        Column("peak GB/s", [_arrow(row.base_peak_gb_s, row.new_peak_gb_s) for row in rows], right=True),
+        Column("peak at", [_sizes(row.base_peak_bytes, row.new_peak_bytes) for row in rows], 1, right=True),
+        Column("half from", [_sizes(row.base_half_bytes, row.new_half_bytes) for row in rows], right=True),
+        Column("latency µs", [_arrow(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
+        Column("ratio", [_ratio(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
+    ]
+    return reached, curves
+
+
+def _machines_on_page(rows: Sequence[MachineRow]) -> list[Column]:
+    reached, (_, *curves) = _machine_columns(rows)
+    return [*reached, *curves]
+
+
+COLUMNS = {ComparisonRow: _columns, MachineRow: _machines_on_page}
 
 
 def _before_and_now(row: ComparisonRow) -> str:

@@ -115,7 +115,13 @@ def _operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
     ]
 
 
-COLUMNS = {OperationRow: _operation_columns, HangRow: hang_columns}
+def _transports_on_page(rows: Sequence[TransportRow]) -> list[Column]:
+    """The table of the terminal, which is one for each communicator, in one."""
+    return [Column("communicator", [row.communicator or "" for row in rows]), *_columns(rows, _PAIRS_ON_PAGE)]
+
+
+_PAIRS_ON_PAGE = 8
+COLUMNS = {OperationRow: _operation_columns, HangRow: hang_columns, TransportRow: _transports_on_page}
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
