@@ -31,7 +31,7 @@ from typing import NamedTuple
 from gpubench import records
 from gpubench.cli import process
 from gpubench.cli.app import typer_command
-from gpubench.cli.table import COMMANDS
+from gpubench.cli.process import COMMANDS
 from gpubench.formats import presenter
 from gpubench.hardware import launch
 from gpubench.model.terms.commands import BARE

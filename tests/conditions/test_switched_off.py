@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -45,10 +44,14 @@ WELL_WITHOUT: dict[str, tuple[str, ...]] = {
 """Of one condition alone: a figure without a limit is above none, and what was not measured is a finding of its own."""
 
 
-@cache
+_FIELDS: "dict[type, tuple[Field[Any], ...]]" = {}
+
+
 def fields_of(kind: type) -> "tuple[Field[Any], ...]":
     """The fields of records of a type; none of what is no record."""
-    return fields(kind) if is_dataclass(kind) else ()
+    if kind not in _FIELDS:
+        _FIELDS[kind] = fields(kind) if is_dataclass(kind) else ()
+    return _FIELDS[kind]
 
 
 def absent(field: "Field[Any]") -> Any:
