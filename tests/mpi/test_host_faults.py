@@ -16,7 +16,7 @@ from tests.mpi.test_faults import left_after
 
 pytestmark = pytest.mark.mpi
 
-TIMEOUT = 2
+TIMEOUT = 3
 SECONDS_FOR_MPIRUN = 10
 """What an mpirun has to say which daemon is gone; Open MPI's sometimes does not end then."""
 
