@@ -40,6 +40,8 @@ def to_plain(value: Any) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
+    if isinstance(value, (tuple, list)):  # first, as a round of a scan has a hundred thousand of them
+        return [held if type(held) in _SCALARS else to_plain(held) for held in value]
     if is_dataclass(kind):
         return {
             name: to_plain(held)
@@ -48,8 +50,6 @@ def to_plain(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): to_plain(held) for key, held in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_plain(held) for held in value]
     return value.value if isinstance(value, Enum) else value
 
 
