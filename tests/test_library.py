@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,13 +12,32 @@ import gpubench
 from gpubench import allreduce, check, p2p, run, topo
 from gpubench.cli.process import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.hardware.launch import module_command
+from gpubench.jobs import library
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
-from tests.cli.running import ROOT
+from tests.cli import forking
+from tests.cli.running import ROOT, environment
 from tests.cli.running import gpubench as command_line
 
 NODE = "hgx-h100-8"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands are forks of a process that has imported gpubench; `test_a_process_of_its_own` starts one as it is."""
+    folder = tmp_path_factory.mktemp("fork")
+    started = forking.listening(folder, environment(PYTHONPATH=str(ROOT)))
+    with started, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(library, "module_command", lambda _, *arguments: [*forking.asking(folder), *arguments])
+        yield
+        started.kill()
+
+
+def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "module_command", module_command)
+    assert topo(simulate=NODE).exit_code == 0
 
 
 def test_a_check_returns_what_the_command_line_says() -> None:
