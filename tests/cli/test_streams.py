@@ -5,12 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from gpubench.cli.process import COMMANDS
+from tests.cli import forking
 from tests.cli.running import ROOT, environment, gpubench
 
 LOG = str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")
@@ -43,9 +44,19 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def shell(redirection: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What stands for gpubench in a shell, where every stream is open: it forks, and has the streams of the shell."""
+    with forking.for_shells(tmp_path_factory.mktemp("fork"), environment(PYTHONPATH=str(ROOT))) as program:
+        yield program
+
+
+OWN = shlex.join([sys.executable, "-m", "gpubench"])
+
+
+def shell(redirection: str, *arguments: str, program: str = OWN) -> "subprocess.CompletedProcess[str]":
     """A command whose streams a shell redirects; what it prints otherwise is captured."""
-    line = f"set -o pipefail; {shlex.join([sys.executable, '-m', 'gpubench', *arguments])} {redirection}"
+    line = f"set -o pipefail; {program} {shlex.join(arguments)} {redirection}"
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=environment(), cwd=ROOT
     )
@@ -91,8 +102,9 @@ def test_a_command_without_stdout_ends_as_with_one(result: str) -> None:
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2</dev/null", "<&- 2>&-"])
-def test_what_cannot_be_narrated_reaches_no_data_and_changes_no_verdict(redirection: str) -> None:
-    ended = shell(redirection, "topo", *SIMULATED, "--format", "json")
+def test_what_cannot_be_narrated_reaches_no_data_and_changes_no_verdict(redirection: str, forks: str) -> None:
+    program = OWN if "&-" in redirection else forks
+    ended = shell(redirection, "topo", *SIMULATED, "--format", "json", program=program)
     assert ended.returncode == DONE
     assert json.loads(ended.stdout)["verdict"] == "PASS"
 
@@ -107,28 +119,30 @@ def test_a_verdict_is_the_exit_code_where_no_stream_is_left(redirection: str, tm
 
 @pytest.mark.parametrize("module", ["topo", "profiles"])
 @pytest.mark.parametrize("more", [(), ("--help",)], ids=["run", "help"])
-def test_a_full_disk_under_stdout_is_named(module: str, more: Sequence[str], result: str) -> None:
-    ended = shell("> /dev/full", *words_of(module, module, result), *more)
+def test_a_full_disk_under_stdout_is_named(module: str, more: Sequence[str], result: str, forks: str) -> None:
+    """Of topo a process of its own is asked: it also is Python that ends with a stream that cannot be flushed."""
+    program = OWN if (module, more) == ("topo", ()) else forks
+    ended = shell("> /dev/full", *words_of(module, module, result), *more, program=program)
     assert ended.returncode == COULD_NOT_MEASURE
     assert "stdout cannot be written any more: No space left on device" in ended.stderr
     assert not re.search("Traceback|Exception", ended.stderr)
 
 
-def test_stdout_that_takes_nothing_is_not_said_to_be_full() -> None:
-    ended = shell("1< /dev/null", "topo", *SIMULATED)
+def test_stdout_that_takes_nothing_is_not_said_to_be_full(forks: str) -> None:
+    ended = shell("1< /dev/null", "topo", *SIMULATED, program=forks)
     assert ended.returncode == COULD_NOT_MEASURE
     assert "stdout cannot be written any more: Bad file descriptor" in ended.stderr
     assert "full" not in ended.stderr
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("profiles", "list")])
-def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str]) -> None:
-    ended = shell("| true", *words)
+def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str], forks: str) -> None:
+    ended = shell("| true", *words, program=forks)
     assert (ended.returncode, ended.stderr) in ((DONE, ""), (COULD_NOT_MEASURE, ""))
 
 
-def test_a_wrong_command_is_wrong_usage_where_nobody_can_be_told() -> None:
-    assert shell("2>/dev/full", "nosuch").returncode == 2
+def test_a_wrong_command_is_wrong_usage_where_nobody_can_be_told(forks: str) -> None:
+    assert shell("2>/dev/full", "nosuch", program=forks).returncode == 2
 
 
 @pytest.mark.parametrize(
