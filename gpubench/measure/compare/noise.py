@@ -56,16 +56,16 @@ RunsByRow = dict[RowKey, list[RunFigures]]
 
 def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
     """Both sides by key. Pairs are known by bus id where the hosts are the same, else by the devices' names."""
-    settings = _swept([*base, *new])
+    keyed = [[[(collective_key(row), row) for row in file.rows] for file in files] for files in (base, new)]
+    settings = _swept(chain.from_iterable(keyed))
     hosts = [_pair_nodes(files) for files in (base, new)]
     sides: list[RunsByRow] = []
     known: dict[RowKey, RowKey] = {}  # Both sides of a cluster have the same many keys
-    for files, own_hosts in zip((base, new), hosts, strict=True):
+    for files, rows, own_hosts in zip((base, new), keyed, hosts, strict=True):
         measured: RunsByRow = {}
         places = None if hosts[0] == hosts[1] else {host: place for place, host in enumerate(own_hosts)}
-        for file in files:
-            for row in file.rows:
-                key = collective_key(row)
+        for file, own_rows in zip(files, rows, strict=True):
+            for key, row in own_rows:
                 if key in settings:
                     key = key._replace(setting=_setting(row))
                 measured.setdefault(key, []).append(_of_collective(row))
@@ -77,13 +77,13 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
     return sides[0], sides[1]
 
 
-def _swept(files: Iterable[ResultFile]) -> set[RowKey]:
+def _swept(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKey]:
     """Keys of which one file has rows with several algorithms or protocols: these were asked for, and not chosen."""
     found = set()
-    for file in files:
+    for rows in files:
         settings: dict[RowKey, set[str | None]] = {}
-        for row in file.rows:
-            settings.setdefault(collective_key(row), set()).add(_setting(row))
+        for key, row in rows:
+            settings.setdefault(key, set()).add(_setting(row))
         found |= {key for key, each in settings.items() if len(each) > 1}
     return found
 

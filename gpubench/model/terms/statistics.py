@@ -90,6 +90,7 @@ AUTO = "auto"
 
 FALSE_ALARMS = 0.01  # The probability that a comparison in which nothing changed names a row, all its rows together
 _MOST_VALUES = 400
+_FEW_VALUES = 50  # Of no more than these all distances are sooner sorted than searched
 _NORMAL = 2.2219
 _SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
 _EFFICIENCY = 0.82
@@ -128,6 +129,8 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
 
 def _smallest_distance(ordered: Sequence[float], number: int) -> float:
     """The distance between two of ascending values that is so many-th: 400 values have 80,000, too many to sort all."""
+    if len(ordered) <= _FEW_VALUES:
+        return sorted(other - one for place, one in enumerate(ordered, 1) for other in ordered[place:])[number - 1]
     low, high = 0.0, ordered[-1] - ordered[0]
     below, until = _distances_within(ordered, low), len(ordered) ** 2
     if below >= number:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -20,8 +21,13 @@ from tests.fakes.sibling_nodes import Slowdown, node_run, unchanged
 seeds = pytest.mark.parametrize("seeds", [20, pytest.param(60, marks=pytest.mark.slow)])
 
 
+@cache
+def healthy_run(seed: str) -> ResultFile:
+    return node_run(seed)
+
+
 def failures(slowdown: Slowdown, seeds: int) -> int:
-    sides = [([node_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(seeds)]
+    sides = [([healthy_run(f"{seed} old")], [node_run(f"{seed} new", slowdown)]) for seed in range(seeds)]
     return sum(compare(*each, Rules()).verdict is Verdict.FAIL for each in sides)
 
 
