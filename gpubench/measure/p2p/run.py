@@ -355,15 +355,17 @@ class P2pRun:
             self._tell(label(series))
             cells[pair] = without[pair] if pair in without else next(measured)
         gb_s = {pair: bandwidth_gb_s(series, cell) for pair, cell in cells.items() if cell.seconds}
+        siblings = siblings_gb_s(gb_s, self._paths)
         for pair in filter(lambda pair: self._is_judged(series, pair), gb_s):
             for _ in range(_MOST_REPEATS):
-                if not is_near(gb_s[pair], self._reference(series, pair, gb_s)):
+                if not is_near(gb_s[pair], self._reference(series, pair, siblings)):
                     break
                 cells[pair] = self._bench.measure_again(PairCopy(series, pair), cells[pair])
                 if cells[pair].error:
                     break
                 gb_s[pair] = bandwidth_gb_s(series, cells[pair])
-        rows = {pair: self._row(series, pair, cell, gb_s) for pair, cell in cells.items()}
+                siblings = siblings_gb_s(gb_s, self._paths)
+        rows = {pair: self._row(series, pair, cell, siblings) for pair, cell in cells.items()}
         verdicts = {
             pair: (None if row.verdict is None else Verdict(row.verdict), row.note or "") for pair, row in rows.items()
         }
@@ -372,9 +374,9 @@ class P2pRun:
             self._listener.row(row)
         self._above += [row for row in rows.values() if times_limit(row) is not None]
 
-    def _row(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> PairRow:
-        row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, gb_s))
-        reference = self._reference(series, pair, gb_s) if self._is_judged(series, pair) else None
+    def _row(self, series: Series, pair: Pair, cell: Cell, siblings: Mapping[str, float]) -> PairRow:
+        reference = self._reference(series, pair, siblings) if self._is_judged(series, pair) else None
+        row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, reference))
         expected = expected_copy(self._machine, series, pair, reference)
         if expected is None or row.bandwidth_gb_s is None:
             return row
@@ -396,10 +398,10 @@ class P2pRun:
         by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
-    def _reference(self, series: Series, pair: Pair, gb_s: Mapping[Pair, float]) -> Reference:
+    def _reference(self, series: Series, pair: Pair, siblings_gb_s: Mapping[str, float]) -> Reference:
         """What a bandwidth is compared with; no share of a limit is known for host memory, nor both ways."""
         limit = self._machine.limit(series, pair).gb_s
-        siblings = siblings_gb_s(gb_s, self._paths, pair)
+        siblings = siblings_gb_s.get(self._paths[pair])
         expected = self._machine.expected(series.quantity, limit, self._paths[pair])
         by_limit = series.peer and (series.direction is not Direction.BOTH or self._machine.wiring.has_nvlinks(pair))
         limit = limit if by_limit else None
@@ -408,11 +410,13 @@ class P2pRun:
         known = None if siblings is not None else self._past(pair_row(self._machine, series, pair, Cell(), (None, "")))
         return Reference(limit, siblings, *(known or (None,)))
 
-    def _verdict(self, series: Series, pair: Pair, cell: Cell, gb_s: Mapping[Pair, float]) -> Judged:
+    def _verdict(self, series: Series, pair: Pair, cell: Cell, reference: Reference | None) -> Judged:
         if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
-        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=self._is_judged(series, pair))
-        return known or judge(gb_s[pair], cell, self._reference(series, pair, gb_s))
+        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=reference is not None)
+        if known is not None or reference is None:
+            return known or (None, "")
+        return judge(bandwidth_gb_s(series, cell), cell, reference)
 
     def _report(self) -> Report:
         if self._look_again is not None:

@@ -160,10 +160,12 @@ def usual(figures: Sequence[float]) -> float:
     return sorted(figures, reverse=True)[len(figures) // 4]
 
 
-def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str], pair: Pair) -> float | None:
-    """The figure that pairs wired like this one reach, itself included; None where there are fewer than three."""
-    alike = [figure for other, figure in figures.items() if paths[other] == paths[pair]]
-    return usual(alike) if len(alike) > 2 else None
+def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str]) -> dict[str, float]:
+    """The figures that pairs of a path class reach, by class; none of classes with fewer than three."""
+    alike: dict[str, list[float]] = {}
+    for pair, figure in figures.items():
+        alike.setdefault(paths[pair], []).append(figure)
+    return {path: usual(own) for path, own in alike.items() if len(own) > 2}
 
 
 _STAGED_GAIN = 1.15  # Host-staged copies measured with peer access are within 15 % of those without
