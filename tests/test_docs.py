@@ -184,4 +184,4 @@ def test_examples_for_newcomers_are_python_that_works() -> None:
 
 
 def test_every_matrix_is_described() -> None:
-    assert tuple(generate.MATRICES) == MATRICES
+    assert list(generate.MATRICES) == list(MATRICES)

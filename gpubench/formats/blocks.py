@@ -27,7 +27,7 @@ from gpubench.model.results.report import (
     Row,
     Table,
 )
-from gpubench.model.results.result_file import TABLES
+from gpubench.model.results.result_file import MATRICES, TABLES
 from gpubench.model.results.scan import ScanCellRow
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.units import compress_names, format_memory, format_size, grouped, some_of
@@ -124,7 +124,7 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
     columns_of = getattr(text_module(metadata), "COLUMNS", {})
     for name, section in report.sections.items():
         kind = TABLES.get(name, Record)
-        on_page = section.on_page if isinstance(section, Matrix) else getattr(kind, "on_page", OnPage())
+        on_page: OnPage = MATRICES.get(name) or getattr(kind, "on_page", OnPage())
         if on_page.is_hidden:
             continue
         if isinstance(section, Matrix):

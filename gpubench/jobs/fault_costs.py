@@ -267,7 +267,7 @@ def _of_part(row: ScanPartRow) -> Iterator[str]:
     share = None if row.percent is None else round(min(0.99, max(0.01, row.percent / 100)), 2)
     if share is None:
         return
-    if row.kind in (PartKind.NIC, PartKind.RAIL, PartKind.LEAF_RAIL) and row.rail is not None:
+    if row.part_kind in (PartKind.NIC, PartKind.RAIL, PartKind.LEAF_RAIL) and row.rail is not None:
         yield f"nic{row.rail}:bandwidth={share:g}"
-    elif row.kind == PartKind.GPU and row.gpu is not None:
+    elif row.part_kind == PartKind.GPU and row.gpu is not None:
         yield f"gpu{row.gpu}:speed={share:g}"

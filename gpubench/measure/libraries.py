@@ -81,7 +81,7 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
             yield LibraryRow(
                 node=facts.host,
                 library=library,
-                kind=LibraryKind.LIBRARY,
+                library_kind=LibraryKind.LIBRARY,
                 found=True,
                 version=user.inside[library] or None,
                 path=user.path,
@@ -110,7 +110,7 @@ def _file_row(facts: LibrariesFacts, file: LibraryFile, origin: Origin) -> Libra
     return LibraryRow(
         node=facts.host,
         library=file.library,
-        kind=LibraryKind.LIBRARY,
+        library_kind=LibraryKind.LIBRARY,
         found=True,
         version=file.version,
         path=file.path,
@@ -126,7 +126,7 @@ def _package_row(facts: LibrariesFacts, user: LibraryUser, origin: Origin) -> Li
     return LibraryRow(
         node=facts.host,
         library=user.name,
-        kind=LibraryKind.PACKAGE,
+        library_kind=LibraryKind.PACKAGE,
         found=True,
         version=user.version,
         path=user.path,
@@ -140,7 +140,7 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
     yield LibraryRow(
         node=host.facts.host,
         library="dma-buf",
-        kind=LibraryKind.KERNEL,
+        library_kind=LibraryKind.KERNEL,
         found=host.dma_buf,
         used_by=[f"{_RDMA}, where a NIC's driver takes it"],
         note=host.dma_buf_unknown or None,
@@ -150,7 +150,7 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         yield LibraryRow(
             node=host.facts.host,
             library=module.name,
-            kind=LibraryKind.KERNEL,
+            library_kind=LibraryKind.KERNEL,
             found=module.loaded,
             version=module.version,
             used_by=[_MODULE_USES[module.name]] if module.name in _MODULE_USES else [],
@@ -163,7 +163,7 @@ def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin)
     failed = facts.failures.get(name.lower()) or facts.failures.get("search")
     note = f"not read: {failed}" if failed else _NOT_FOUND if kind is LibraryKind.LIBRARY else "not installed here"
     return LibraryRow(
-        node=facts.host, library=name, kind=kind, found=None if failed else False, note=note, origin=origin
+        node=facts.host, library=name, library_kind=kind, found=None if failed else False, note=note, origin=origin
     )
 
 

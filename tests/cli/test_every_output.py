@@ -34,6 +34,11 @@ RUNS = (
     *(("p2p", "--simulate", name) for name in PROFILES[::6]),
     ("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes", "--fault", "gpu5:lost=yes"),
     ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1G", "--fault", "link0-1:staged=yes", "--strict"),
+    ("scan", "--simulate", "hgx-h100-8*8", "--fault", "node3.nic5:bandwidth=0.5"),
+    ("plan", "--parameters", "7B", "--simulate", "hgx-h200-8"),
+    ("overlap", "--simulate", "hgx-h100-8", "--sizes", "64M"),
+    ("watch", "--simulate", "hgx-h200-4", "--for", "3s"),
+    ("check", "--simulate", "hgx-h200-4", "--quick"),
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def test_every_fault_is_named_and_the_first_line_says_so() -> None:
 def test_what_is_slow_inside_a_node_is_named_by_phase_0_and_is_no_nic(fault: str, kind: str, subject: str) -> None:
     result = gpubench("scan", "--simulate", "hgx-h100-8*16", "--fault", fault, "--format", "json")
     (part,) = json.loads(result.stdout)["parts"]
-    assert (part["kind"], part["subject"], part["rail"], part["nic"]) == (kind, subject, None, None)
+    assert (part["part_kind"], part["subject"], part["rail"], part["nic"]) == (kind, subject, None, None)
     assert part["seen"].startswith("copies inside the node between GPU2 and GPU")
     assert part["partner_gpu"] == (5 if kind == "pair of GPUs" else None)
 
@@ -76,7 +76,7 @@ def test_every_format_has_every_cell(tmp_path: Path) -> None:
     assert bad["score_percent"] == pytest.approx(41, abs=2)
     assert bad["phase"] == "confirmation"
     (part,) = document["parts"]
-    assert (part["kind"], part["nodes"], part["verdict"]) == ("NIC or cable", ["node17"], "FAIL")
+    assert (part["part_kind"], part["nodes"], part["verdict"]) == ("NIC or cable", ["node17"], "FAIL")
     assert [row["number"] for row in document["rounds"]] == list(range(1, 12))
     assert [row["subject"] for row in document["scan_collectives"]] == ["all"]
     assert document["scan_collectives"][0]["percent"] == pytest.approx(100, abs=5)

@@ -190,3 +190,4 @@ def test_every_section_has_a_type_of_row_that_says_how_it_stands_on_a_page() -> 
     for kind in TABLES.values():
         if issubclass(kind, Record):
             assert set(kind.on_page.columns) <= set(kind.columns())
+            assert "kind" not in kind.columns(), "a line of JSON Lines begins with its own"

@@ -37,7 +37,7 @@ class LibrariesView(ReportView):
         self._page.outcome(report)
 
     def _host(self, rows: Sequence[LibraryRow]) -> None:
-        for kind, members in grouped(rows, lambda row: LibraryKind(row.kind)).items():
+        for kind, members in grouped(rows, lambda row: LibraryKind(row.library_kind)).items():
             here = [row for row in members if row.found]
             self._page.print("")
             self._page.wrap(_TITLES[kind])
@@ -53,7 +53,7 @@ class LibrariesView(ReportView):
 def _columns(rows: Sequence[LibraryRow]) -> list[Column]:
     return [
         Column("what", [row.library for row in rows]),
-        Column("version", [row.version or ("-" if row.kind == LibraryKind.KERNEL else "?") for row in rows]),
+        Column("version", [row.version or ("-" if row.library_kind == LibraryKind.KERNEL else "?") for row in rows]),
         Column("used by", [", ".join(use.partition(" (")[0] for use in row.used_by) or "-" for row in rows], spare=1),
     ]
 

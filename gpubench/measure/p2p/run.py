@@ -56,7 +56,6 @@ from gpubench.model.paths.p2p import (
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.report import (
-    HIDDEN,
     Matrix,
     PairRow,
     PatternRow,
@@ -437,7 +436,7 @@ class P2pRun:
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, Section] = {
-            "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}, HIDDEN),
+            "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),
             **Table.by_section(
                 {PatternRow: lambda: pattern_rows(machine, self._request, self._patterns, self._matrices)}

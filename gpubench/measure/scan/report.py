@@ -501,7 +501,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
 def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
     fabric = result.course.fabric
     return ScanPartRow(
-        kind=part.kind,
+        part_kind=part.kind,
         subject=_part_name(fabric, part),
         nodes=tuple(fabric.hosts[node] for node in part.nodes),
         rail=part.rail,
@@ -523,7 +523,7 @@ def _suspect_rows(result: ScanResult, suspects: Sequence[NodeRail]) -> Iterator[
     for node, rail in suspects:
         score = result.course.judged[NodeRail(node, rail)].score
         yield ScanPartRow(
-            kind=PartKind.NODE if fabric.rails == 1 else PartKind.NIC,
+            part_kind=PartKind.NODE if fabric.rails == 1 else PartKind.NIC,
             subject=fabric.hosts[node] if fabric.rails == 1 else f"{fabric.hosts[node]} rail {rail}",
             nodes=(fabric.hosts[node],),
             rail=rail,

@@ -503,7 +503,7 @@ class LibraryRow(Record, section="libraries"):
 
     node: str  #: host
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
-    kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
+    library_kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
     found: bool | None  #: whether it is there; null: not known
     version: str | None = None  #: by its own word; by its package or file name where `note` says so
     path: str | None = None  #: file, or folder of a package

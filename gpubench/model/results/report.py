@@ -237,7 +237,6 @@ class Matrix:
     """A section of cells by row and column name."""
 
     cells: Mapping[str, Mapping[str, Any]]
-    on_page: OnPage = OnPage()
 
 
 Section = Table | Matrix

@@ -17,9 +17,11 @@ from typing import Any
 from gpubench.model.results import backends, compare, fallback, overlap, plan, report, scan, topo, watch
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
+    HIDDEN,
     CollectiveRow,
     EvidenceRow,
     Metadata,
+    OnPage,
     PairRow,
     Record,
     RowsOfNode,
@@ -325,4 +327,5 @@ HOST_FIELDS: Mapping[str, Sequence[str]] = {
 }
 """By section whose rows are of nodes: the columns that hold the node."""
 
-MATRICES = ("matrix", "peer_access", "limits", "matrices", "ratios")  # The sections that are matrices
+MATRICES = dict.fromkeys(("matrix", "peer_access", "limits", "matrices", "ratios"), OnPage()) | {"matrices": HIDDEN}
+"""The sections that are matrices, and how they stand on pages."""

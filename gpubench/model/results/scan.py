@@ -381,7 +381,7 @@ class Tool(StrEnum):
 class ScanPartRow(Record, section="parts"):
     """A bad part; a suspect if the scan confirmed nothing."""
 
-    kind: Annotated[str, PartKind]  #: what it is
+    part_kind: Annotated[str, PartKind]  #: what it is
     subject: str  #: node, rail, leaf by name
     nodes: tuple[str, ...]  #: hosts that it slows
     rail: int | None  #: null: all rails, or none
@@ -466,7 +466,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
         doubtful = {cell.node for cell in report.rows(ScanCellRow) if cell.verdict not in _JUDGED}
         yield from _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
         return
-    suspects = {node for row in rows for node in row.nodes if row.kind in OF_ONE_NODE}
+    suspects = {node for row in rows for node in row.nodes if row.part_kind in OF_ONE_NODE}
     if rows:
         count = f"{len(suspects):,} of {nodes:,} nodes" if suspects else "parts of the network"
         verb = "is suspect but not confirmed" if len(suspects) == 1 else "are suspect but not confirmed"
@@ -479,8 +479,8 @@ def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing:
     """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
     `failing` those whose own facts fail, or whose driver did not answer.
     """
-    of_nodes = {node for row in bad if row.kind in OF_ONE_NODE for node in row.nodes}
-    between = [row for row in bad if row.kind not in OF_ONE_NODE]
+    of_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
+    between = [row for row in bad if row.part_kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
     subjects = [f"{len(of_nodes):,} of {nodes:,} nodes"] if of_nodes else []
     subjects += [counted(len(between), "part") + " of the network"] if between else []
@@ -508,12 +508,12 @@ def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
 
 def _part_words(row: ScanPartRow) -> str:
     """'node17 rail 3 at 41 % (NIC or cable)', 'node9 hangs'."""
-    if row.kind == PartKind.NODE_GONE:
+    if row.part_kind == PartKind.NODE_GONE:
         return f"{row.subject} is gone"
-    if row.kind in _HANGING:
+    if row.part_kind in _HANGING:
         return f"{row.subject} {'hangs' if any(word in row.seen for word in _OF_HANGING) else 'fails'}"
     share = "" if row.percent is None else f" at {row.percent:.0f} %"
-    return row.subject + share + (f" ({row.kind})" if row.kind in (PartKind.NIC, PartKind.UPLINK) else "")
+    return row.subject + share + (f" ({row.part_kind})" if row.part_kind in (PartKind.NIC, PartKind.UPLINK) else "")
 
 
 def _sure(options: Mapping[str, Any]) -> str:
