@@ -124,7 +124,7 @@ def _section_blocks(metadata: Metadata, report: Report) -> Iterator[Listing | Gr
     columns_of = getattr(text_module(metadata), "COLUMNS", {})
     for name, section in report.sections.items():
         kind = TABLES.get(name, Record)
-        on_page: OnPage = MATRICES.get(name) or getattr(kind, "on_page", OnPage())
+        on_page: OnPage = MATRICES.get(name, getattr(kind, "on_page", OnPage()))
         if on_page.is_hidden:
             continue
         if isinstance(section, Matrix):
