@@ -16,15 +16,15 @@ from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
-from gpubench.measure.collective.report import (
+from gpubench.measure.collective.judged_rows import (
     DOMAIN_ASSUMED,
     NICS_ASSUMED,
-    SpeedJudge,
     check_figures,
     check_limits,
     judge_rows,
     limits,
 )
+from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
     Bench,

@@ -1,0 +1,172 @@
+"""The report on rows that another program measured: their limits, what is expected of them, and the verdict."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import permutations
+
+from gpubench.collectives.record import Collective
+from gpubench.errors import UsageError
+from gpubench.measure.collective.paths import limited
+from gpubench.measure.collective.report import SpeedJudge, wrong_data
+from gpubench.measure.path_outcome import unwatched
+from gpubench.model.paths.topology import Limit
+from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit
+from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.results.result_file import CPU_TIME, ResultFile
+from gpubench.model.terms.operation import algbw_gb_s
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
+from gpubench.ports.group import Listener
+
+INCOMPLETE = "incomplete-result"
+
+NICS_ASSUMED = "NICs assumed, --nics tells others"
+
+DOMAIN_ASSUMED = "NVLinks between the nodes assumed, --machine tells others"
+
+_NOT_SAID = "the file does not say which paths the data took"
+
+_LIKELY = {
+    "": "a slow NIC, or data through host memory or sockets",
+    NICS_ASSUMED: "other NICs than assumed, which --nics tells, or a slow path",
+    DOMAIN_ASSUMED: "NICs in the place of NVLinks between the nodes",
+}
+"""The reason of slow rows by what was assumed of their machine."""
+
+_LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
+
+_MOST_OF_LIMIT = 2.5
+
+_PRECISE_GB_S = 10.0  # From here on two decimals are four digits, as many as a time is printed with
+_MOST_OFF = 2.0  # Size over time against algbw: both are rounded, a wrong unit makes 8 or 1,000 of it
+
+
+def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
+    """Raise UsageError where size over time is far from algbw: a column has another unit, or was edited."""
+    row = max(rows, key=lambda each: each.size_bytes)
+    reckoned = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
+    if (
+        row.algbw_gb_s >= 1
+        and CPU_TIME not in (row.note or "")
+        and not 1 / _MOST_OFF < row.algbw_gb_s / reckoned < _MOST_OFF
+    ):
+        raise UsageError(
+            f"{name}: {row.size_bytes} bytes in {row.time_us:g} µs are {reckoned:.4g} GB/s, and algbw is "
+            f"{row.algbw_gb_s:g}",
+            expected="bytes, µs and GB/s of 1e9 bytes, as nccl-tests prints them",
+            reason="a column has another unit (ms, Gb/s, MB/s), or was moved or edited",
+            next_step="give the output as the program printed it",
+        )
+
+
+LimitOf = Callable[[str | None], Limit]  # The ceiling of busbw by algorithm, None for one that is not known
+
+
+def check_limits(rows: Sequence[CollectiveRow], limit_of: LimitOf, name: str) -> None:
+    """Raise UsageError where a busbw is far beyond what links of the machine carry; NICs whose switches reduce do 2."""
+    row = max(rows, key=lambda each: each.reached_gb_s)
+    limit = limit_of(row.algorithm).gb_s
+    if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
+        raise UsageError(
+            f"{name}: busbw is {row.reached_gb_s:.4g} GB/s at {format_size(row.size_bytes)}, and links of this machine "
+            f"carry {limit:.4g}",
+            expected="GB/s of 1e9 bytes, and the machine that the table is of",
+            reason="the column has another unit (Gb/s), or the table is of another machine",
+            next_step="--machine and --nics say which machine it is",
+        )
+
+
+def judge_rows(
+    file: ResultFile,
+    rows: Sequence[CollectiveRow],
+    collective: Collective,
+    ranks: Sequence[RankIdentity],
+    limit_of: LimitOf | None,
+    speed: SpeedJudge,
+    listener: Listener[CollectiveRow],
+) -> Report:
+    """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's limits; the report."""
+    verdicts, wrong = [Verdict.SKIP], []
+    factor = collective.busbw_factor(rows[0].ranks)
+    for row in (_with_all_digits(each, factor) for each in rows):
+        if limit_of is not None and row.limit_gb_s is None:
+            row = limited(row, limit_of(row.algorithm))
+        if row.wrong is not None:
+            row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
+        # What is expected is the direct path; that it was not taken is a finding of its own.
+        row = replace(speed.row(replace(row, host_staged=None)), host_staged=row.host_staged)
+        listener.row(row)
+        verdicts += [Verdict(row.verdict)] if row.verdict else []
+        wrong += [(row, ())] if row.wrong else []
+    staged = tuple(_staging_finding(file.name, rows, ranks))
+    found = (
+        list(speed.findings(staged, None)) if staged else [_advised(each, speed) for each in speed.findings((), None)]
+    )
+    found = found or list(_incomplete(file))
+    found = [wrong_data(wrong, ranks), *found] if wrong else found
+    report = Report(
+        verdict=overall([*verdicts, *(each.severity for each in found)]), complete=True, findings=tuple(found)
+    )
+    is_known = any(row.transport for row in rows)
+    return report if is_known else unwatched(report, _NOT_SAID, Origin.RECORDED)
+
+
+def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
+    """The row with bandwidths by its time where they were printed with few digits; not by a CPU's time."""
+    if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
+        return row
+    algbw = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
+    return replace(row, algbw_gb_s=algbw, busbw_gb_s=algbw * factor)
+
+
+def limits(collective: Collective, wiring: Wiring) -> LimitOf:
+    """The ceiling of a collective on a machine, by algorithm; each is derived once."""
+
+    @cache
+    def limit_of(algorithm: str | None) -> Limit:
+        joined = wiring.networks
+        if joined is not None and joined[0].nodes > 1:
+            return network_limit(algorithm, collective, joined[0])
+        if algorithm is None or collective.point_to_point:
+            return assumed_limit(collective, wiring)
+        return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
+
+    return limit_of
+
+
+def _advised(found: Finding, speed: SpeedJudge) -> Finding:
+    likely = _LIKELY[speed.expected.assumed]
+    if found.severity is Verdict.WARN and found.expected.endswith("assumed"):
+        likely = "another algorithm than assumed, or a slow NIC"
+    return replace(found, cause=likely, next_command=_LOGGING)
+
+
+def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
+    row = next((each for each in rows if each.host_staged), None)
+    if row is None:
+        return
+    yield Finding(
+        id=HOST_STAGED,
+        severity=Verdict.FAIL,
+        subject=counted(len(ranks), "rank"),
+        seen=f"through host memory ({row.transport})",
+        expected="GPUDirect RDMA between nodes, peer access inside one",
+        cause=f"data go through host memory ({row.transport})",
+        next_command=f"gpubench explain {name}",
+    )
+
+
+def _incomplete(file: ResultFile) -> Iterator[Finding]:
+    if file.complete or not file.circumstances.hosts:
+        return
+    yield Finding(
+        id=INCOMPLETE,
+        severity=Verdict.WARN,
+        subject=file.name,
+        seen="; ".join(file.remarks) or "the run did not finish",
+        expected=f"the last line of {file.circumstances.tool}, # Out of bounds values",
+        cause="the run ended early, or the text is truncated",
+        next_command=f"tail {file.name}",
+    )
