@@ -7,9 +7,10 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import State, parse_transport
-from gpubench.model.paths.wiring import Wiring
+from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 
@@ -139,3 +140,12 @@ def test_the_uplink_of_a_switch_that_gpu_and_nic_share_is_no_limit_between_nodes
     found = wiring(nodes_of("hgx-b300-8*2")).networks
     assert found is not None
     assert (found[0].node_gb_s, found[0].nic_gb_s) == (200.0, 100.0)
+
+
+def test_of_nodes_with_the_same_facts_ranks_on_other_gpus_have_other_nics() -> None:
+    nodes = topologies(nodes_of("hgx-h100-8*2", "node0.nic7:rate=200", "node1.nic7:rate=200"))
+    assert nodes[1].like is nodes[0]
+    places = [GpuPlace("node", number, nodes[number].gpus[gpu].bus_id) for number, gpu in ((0, 0), (1, 7))]
+    found = Wiring(places, dict(enumerate(nodes))).networks
+    assert found is not None
+    assert [each.nic_gb_s for each in found] == [25.0, 50.0]
