@@ -142,12 +142,12 @@ def _smallest_distance(ordered: Sequence[float], number: int) -> float:
         else:
             high, until = middle, found
     near, begin, end = list[float](), 0, 0
-    for place, one in enumerate(ordered, 1):
+    for one in ordered:
         while begin < len(ordered) and ordered[begin] - one <= low:
             begin += 1
         while end < len(ordered) and ordered[end] - one <= high:
             end += 1
-        near += [other - one for other in ordered[max(begin, place) : end]]
+        near += [other - one for other in ordered[begin:end]]
     return sorted(near)[number - below - 1]
 
 

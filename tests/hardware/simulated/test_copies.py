@@ -54,6 +54,14 @@ def test_figures_are_the_profile_s() -> None:
     assert gb_s(machine, stream(machine, 1, HostMemory.PAGEABLE)) < 25
 
 
+def test_the_same_copy_is_faster_once_peer_access_is_on() -> None:
+    machine = copies("hgx-h200-4")
+    own = [stream(machine, 0, 1)]
+    before = machine.seconds(own, 1)
+    machine.enable(0, 1)
+    assert machine.seconds(own, 1) < before / 5
+
+
 def test_pairs_share_what_leaves_and_what_enters_a_gpu() -> None:
     machine = enabled("hgx-h200-4")
     alone = gb_s(machine, stream(machine, 0, 1))

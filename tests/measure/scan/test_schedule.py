@@ -37,6 +37,13 @@ def test_one_round_stays_inside_leaves_and_the_others_leave_them(leaves: int, le
     assert not any(of.inside(*pair) for number in (2, 3) for pair in schedule.screening(number, everybody))
 
 
+def test_of_few_nodes_between_leaves_nobody_meets_the_same_partner_twice() -> None:
+    for seed in range(20):
+        schedule = Schedule(fabric(24, leaf=4), seed)
+        pairs = [frozenset(pair) for number in (2, 3, 4, 5) for pair in schedule._across(number, range(24))]
+        assert len(set(pairs)) == len(pairs)
+
+
 def test_a_leaf_with_more_than_half_of_all_nodes_is_paired_all_the_same() -> None:
     of = fabric(12, leaf=9)
     pairs = Schedule(of, 1).screening(2, range(12))
