@@ -276,7 +276,8 @@ if __name__ == "__main__":
     load_all_modules()
     _given, *_words = sys.argv[1:]
     for _name in (*_LOADED_AHEAD, *_words[1:-1]):
-        importlib.import_module(_name)
+        with suppress(ModuleNotFoundError):  # not every version of typer has all of them
+            importlib.import_module(_name)
     all_profiles()  # read once, and kept, as they are in each process
     for _each in [*records._WITHOUT_METHODS]:  # once, and not in each child
         records._write_methods(_each)

@@ -109,6 +109,15 @@ def gpubench(
     return subprocess.CompletedProcess(command, finished.returncode, finished.stdout, finished.stderr)
 
 
+def _has_gpus() -> bool:
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    return any(each.read_text().strip() == "0x10de" for each in vendors)
+
+
+without_gpus = pytest.mark.skipif(_has_gpus(), reason="this machine has GPUs, whose slots no test can hide")
+"""For tests of what a machine without GPUs is told (see tests/conftest.py)."""
+
+
 def document_so_far(path: Path) -> dict[str, Any]:
     """What a job under way has written, empty before that: at first it only tries whether it can write there."""
     try:

@@ -21,7 +21,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.model.terms.units import grouped
-from tests.cli.running import environment, gpubench, planned
+from tests.cli.running import environment, gpubench, planned, without_gpus
 from tests.formats.schema import VALIDATOR
 from tests.mpi import kept
 
@@ -159,6 +159,7 @@ def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
     assert "--profile host" in result.stderr
 
 
+@without_gpus
 @pytest.mark.mpi
 def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     result = gpubench("check", "--profile", "host", "--format", "json")
@@ -170,6 +171,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
     assert all(row["ci95_percent"] is not None for row in document["rows"]), "timed until the mean is known"
 
 
+@without_gpus
 @pytest.mark.mpi
 def test_ranks_of_a_launcher_check_their_host_together() -> None:
     result = kept.mpirun(2, "check", "--profile", "host", "--format", "json")

@@ -9,7 +9,7 @@ from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective.job import choose_ranks
 from gpubench.jobs.collective.opened import gpus_by_host
 from gpubench.model.terms.ranks import RankIdentity
-from tests.cli.running import gpubench
+from tests.cli.running import gpubench, without_gpus
 from tests.cli.test_commands import options
 
 COMMANDS = (
@@ -37,6 +37,7 @@ def test_another_number_of_gpus_fails_with_the_node_and_the_count(
         assert each["expected"] == f"{expected} GPUs, as given by --expect-gpus"
 
 
+@without_gpus
 @pytest.mark.parametrize("command", ["topo", "p2p", "check", "allreduce"])
 def test_where_there_is_none_at_all_nothing_is_measured(command: str) -> None:
     result = gpubench(command, "--expect-gpus", "4")

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.jobs.planned_machine import SIZES, measured_now
 from gpubench.measure.plan.report import SECTIONS
-from tests.cli.running import ROOT, gpubench
+from tests.cli.running import ROOT, gpubench, without_gpus
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
@@ -32,6 +32,7 @@ def overlap_of(tmp_path: Path, ctas: str = "own") -> str:
     return str(path)
 
 
+@without_gpus
 def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     page, document = tmp_path / "p.html", tmp_path / "p.json"
     result = gpubench(
@@ -55,6 +56,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
     assert "<li>contention between compute and communication was not measured: as on two H200s" in text
 
 
+@without_gpus
 def test_a_staged_fabric_is_said_to_be_one_and_what_it_costs(model: str, tmp_path: Path) -> None:
     overlap = overlap_of(tmp_path)
     command = ("plan", model, *GIVEN, "--layout", "ddp", "--overlap", overlap, "--results")
@@ -189,6 +191,7 @@ def test_what_cannot_be_has_one_message(words: tuple[str, ...], seen: str) -> No
     assert "expected:" in result.stderr
 
 
+@without_gpus
 def test_a_collective_that_nobody_knows_is_named(tmp_path: Path, model: str) -> None:
     """Results without GPUs' names match no profile, so there is nothing to fall back to."""
     text = (ROOT / "tests/results/h200x4/all_reduce.txt").read_text()

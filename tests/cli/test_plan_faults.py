@@ -16,7 +16,7 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
 from gpubench.model.profiles.profile import NicKindOfMachine
 from gpubench.readers.registry import read_results
-from tests.cli.running import ROOT, gpubench
+from tests.cli.running import ROOT, gpubench, without_gpus
 from tests.measure.plan.jobs import planned_machine
 from tests.together import together
 
@@ -173,6 +173,7 @@ def plan(tmp_path: Path, *words: str) -> dict[str, list[dict[str, float | str | 
     return found
 
 
+@without_gpus
 def test_a_collective_longer_than_the_backward_pass_costs_more_than_it_hides(tmp_path: Path) -> None:
     """The gradients of 806 M parameters take 57 ms through host memory, the backward pass 51."""
     curves = ("--results", str(RECORDED / "healthy"), "--layout", "ddp")

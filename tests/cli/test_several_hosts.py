@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.plans import CheckPlan
-from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench
+from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
 
@@ -79,6 +80,7 @@ def test_srun_gets_every_node_of_the_allocation_and_the_best_pmi(tmp_path: Path)
         srun_command(ALLOCATION | {"PATH": "/nowhere"}, 8, ["check"])
 
 
+@without_gpus
 @pytest.mark.mpi
 def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path) -> None:
     if read_driver(os.environ).visible:
@@ -102,6 +104,7 @@ def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path
 
 
 @pytest.mark.mpi
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="Open MPI reaches hosts by ssh, which is not here")
 @pytest.mark.parametrize("style", [(), ("--exit-style", "nagios"), ("--format", "json")], ids=" ".join)
 def test_a_host_that_cannot_be_reached_is_named_in_every_output(style: tuple[str, ...], tmp_path: Path) -> None:
     hosts, output = tmp_path / "hosts", tmp_path / "h.json"
@@ -123,6 +126,7 @@ def test_a_host_that_cannot_be_reached_is_named_in_every_output(style: tuple[str
     assert "daemon" not in result.stdout, "what the launcher says is narration"
 
 
+@without_gpus
 @pytest.mark.mpi
 def test_several_hosts_are_checked_in_an_exit_style(tmp_path: Path) -> None:
     """Ranks under a launcher each end with a code: the process that started it has one for all."""

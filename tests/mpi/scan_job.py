@@ -124,11 +124,11 @@ def kill(pid: int, number: signal.Signals) -> None:
 
 def silent(report: Mapping[str, Any]) -> dict[str, str]:
     """The nodes that were said to be gone or to hang: how, by node. Others may be slow on cores that tests share."""
-    found = ((node.rpartition(":")[2], part["kind"]) for part in report["parts"] for node in part["nodes"])
+    found = ((node.rpartition(":")[2], part["part_kind"]) for part in report["parts"] for node in part["nodes"])
     return {node: kind for node, kind in found if kind in ("node gone", "node hangs")}
 
 
 def seen_of(report: Mapping[str, Any], kind: str) -> str:
     """What was seen of the one part of a kind."""
-    (seen,) = [part["seen"] for part in report["parts"] if part["kind"] == kind]
+    (seen,) = [part["seen"] for part in report["parts"] if part["part_kind"] == kind]
     return str(seen)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubench.hardware.launch import Flavour, find_launcher
-from tests.cli.running import gpubench
+from tests.cli.running import gpubench, without_gpus
 from tests.mpi import kept
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 
@@ -34,6 +34,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, Mappin
         return folder, *job.finish()
 
 
+@without_gpus
 def test_every_rank_is_measured_and_all_together_are_a_ring_after_the_rounds(
     scanned: tuple[Path, int, Mapping[str, Any]],
 ) -> None:

@@ -105,7 +105,7 @@ def check_named(hosts: Hosts, report: Mapping[str, Any], number: int, kinds: tup
     """One host is bad, in one of these ways, and all others have figures and are well."""
     (part,) = report["parts"]
     assert part["nodes"] == [hosts.names[number]]
-    assert part["kind"] in kinds, part
+    assert part["part_kind"] in kinds, part
     others = [row for row in report["cells"] if row["node"] != hosts.names[number]]
     assert len(others) == len(hosts.names) - 1
     assert {row["verdict"] for row in others} == {"PASS"}
@@ -239,7 +239,7 @@ def test_a_worker_that_is_stopped_in_phase_0_is_named_and_the_scan_goes_on(tmp_p
         os.kill(found[0], signal.SIGSTOP)
         report = report_of(tmp_path, job)
     (part,) = report["parts"]
-    assert (part["kind"], part["nodes"]) == ("rail hangs", [three.names[1]])
+    assert (part["part_kind"], part["nodes"]) == ("rail hangs", [three.names[1]])
     assert "its worker was stopped" in part["seen"]
     assert len(report["rounds"]) >= 3
 
