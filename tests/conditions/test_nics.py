@@ -81,3 +81,9 @@ def test_a_rate_that_no_driver_tells_is_below_no_profile() -> None:
         "SKIP",
         True,
     )
+
+
+def test_ports_whose_cards_no_bus_tells_apart_are_cards_of_their_own() -> None:
+    (node,) = machine("hgx-h100-8", "nic3:state=down")
+    nameless = replace(node, nics=tuple(replace(nic, bus_id=None) for nic in node.nics))
+    assert ids(report([nameless])) == [("rdma-port-down", "FAIL")]

@@ -162,6 +162,8 @@ def test_jobs_of_a_node_that_show_the_same_are_one_finding() -> None:
 
 
 def test_nodes_that_show_the_same_are_one_finding() -> None:
+    (of_two,) = of_nodes(*[job(STAGED, STAGED)] * 2).findings
+    assert of_two.subjects == ("node0", "node1")
     report = of_nodes(*[job(STAGED, STAGED)] * 16)
     (finding,) = report.findings
     assert (finding.id, finding.severity) == ("host-staged", Verdict.FAIL)
