@@ -303,7 +303,7 @@ _PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TR
 """Backends of rows, that of NCCL first: times of several are of several libraries, and never one curve."""
 
 Measured = Callable[[str, int], Sequence[CollectiveRow]]
-"""Measures a collective among so many ranks here."""
+"""Measures a collective on this machine: its name, and the number of ranks."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class _Copy:
     users: Sequence[str] = field(default=())
 
     def __str__(self) -> str:
-        return f"{self.version} for {', '.join(self.users) or 'nobody who was asked'}"
+        return f"{self.version} for {', '.join(self.users) or 'none of the programs looked at'}"
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:

@@ -136,7 +136,7 @@ def _has_one_placement(metadata: Metadata) -> bool:
 
 
 def _hears_choices(metadata: Metadata) -> bool:
-    """True of a sweep of settings of which NCCL says what it took."""
+    """True if settings are compared and NCCL says which algorithm and protocol it used."""
     tells = metadata.backend == NCCL or metadata.backend in KERNELS
     return bool(way_names(metadata)) and tells and _has_algorithms(metadata)
 

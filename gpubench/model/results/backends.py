@@ -445,7 +445,7 @@ def _lost(time_us: float, best_us: float) -> float:
 
 
 def _noise(place: _Place, fastest: CollectiveRow, drifts: Sequence[_Drift]) -> float | None:
-    """By how much the own choice may seem slower by chance than the fastest of so many ways; None where nobody knows.
+    """By how much the own choice may seem slower by chance than the fastest of so many ways; None if that is unknown.
 
     How much a time differs when it is measured again is known from what was measured twice at every size, the own
     choice and settings that had jobs of their own: of two independent values with deviation s the difference has √2 s,
@@ -505,11 +505,11 @@ class LibraryRow(Record, section="libraries"):
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...
     library_kind: Annotated[str, LibraryKind]  #: a file that is loaded, a package of Python, a part of the kernel
     found: bool | None  #: whether it is there; null: not known
-    version: str | None = None  #: by its own word; by its package or file name where `note` says so
+    version: str | None = None  #: as the library reports it; from its package or file name where `note` says so
     path: str | None = None  #: file, or folder of a package
     package: str | None = None  #: the wheel or environment that brought it
-    used_by: Sequence[str] = ()  #: who would load it, and for what; none: nobody who was asked
-    cuda: bool | None = None  #: of MPI: built for memory of GPUs, by its own word
+    used_by: Sequence[str] = ()  #: the programs that would load it, and for what; empty if none of them would
+    cuda: bool | None = None  #: of MPI: whether it reports support for GPU memory
     note: str | None = None  #: what else has to be said
     origin: Annotated[str, Origin]  #: measured or recorded
 

@@ -88,7 +88,7 @@ class ScanFabric:
 class PairSample(NamedTuple):
     """What one rail of a pair delivered in a round: GB/s both ways together, or why there is no figure.
 
-    `culprit` is the node whose own supervisor saw its worker stop or die; None where nobody knows.
+    `culprit` is the node whose own supervisor saw its worker stop or die; None if that is unknown.
     """
 
     first: int
