@@ -94,18 +94,18 @@ def _run_here(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def gpubench(
-    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, seconds: float = SECONDS
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     if env is None and cwd == ROOT and _can_run_here(arguments):
         return _run_here(arguments)
     command, variables = [sys.executable, "-m", "gpubench", *arguments], env or environment()
     if not forking.can_fork(variables):
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=variables, cwd=cwd
+            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=cwd
         )
-    finished = forking.run(arguments, variables, cwd, seconds)
+    finished = forking.run(arguments, variables, cwd, SECONDS)
     if finished.returncode is None:
-        raise subprocess.TimeoutExpired(command, seconds, finished.stdout, finished.stderr)
+        raise subprocess.TimeoutExpired(command, SECONDS, finished.stdout, finished.stderr)
     return subprocess.CompletedProcess(command, finished.returncode, finished.stdout, finished.stderr)
 
 

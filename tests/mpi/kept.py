@@ -36,13 +36,7 @@ def gpubench(
     usual = RANKS if "GPUBENCH_TEST_LOGS" in variables else 2
     ranks = int(arguments[arguments.index("--np") + 1]) if "--np" in arguments else usual
     folder = _kept(ranks)
-    if folder is not None:
-        kept = variables | {forking.KEPT_RANKS: str(folder)}
-        try:
-            return running.gpubench(*arguments, env=kept, cwd=cwd, seconds=_SECONDS_OF_A_JOB)
-        except subprocess.TimeoutExpired:
-            _give_up(ranks)
-    return running.gpubench(*arguments, env=variables, cwd=cwd)
+    return running.gpubench(*arguments, env=variables | ({forking.KEPT_RANKS: str(folder)} if folder else {}), cwd=cwd)
 
 
 def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
@@ -52,25 +46,9 @@ def mpirun(ranks: int, *arguments: str, env: Mapping[str, str] | None = None) ->
         return running.mpirun(ranks, *arguments, env=env)
     command = [*forking.asking(folder, folder / str(ranks)), *arguments]
     variables = dict(env or environment()) | MPI_ENVIRONMENT
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS_OF_A_JOB, check=False, env=variables, cwd=ROOT
-        )
-    except subprocess.TimeoutExpired:
-        _give_up(ranks)
-    return running.mpirun(ranks, *arguments, env=env)
-
-
-_SECONDS_OF_A_JOB = 100.0
-"""Then it is run once more, under an mpirun of its own, whose end or hang counts: in a sandbox whose kernel is gVisor,
-three of 17 runs of the tests had a job on kept ranks that did not end. Elsewhere none was seen."""
-
-
-def _give_up(ranks: int) -> None:
-    if ranks in _HELD:
-        process, held = _HELD.pop(ranks)
-        process.kill()
-        _let_go(process, held)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=ROOT
+    )
 
 
 def own_gpubench(

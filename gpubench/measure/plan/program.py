@@ -73,8 +73,8 @@ COPY_SHARE = 0.875
 """Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
 
 SMALLEST_COPY_SECONDS = 2.5e-6
-"""The fixed time of a copy: on an H200, 48 copies of 1.61 GB in all, there and back, take 1.66 ms, and their bytes at the
-speed of large copies 1.53."""
+"""The fixed time of a copy: on an H200, 48 copies of 1.61 GB in all, there and back, take 1.66 ms. At the speed of
+large copies their bytes take 1.53."""
 
 OPTIMIZER_TRAFFIC = 30
 """Bytes that Adam reads and writes a parameter in mixed precision: gradient 2, weights, momentum and variance in
