@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -77,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one worker more than CPUs, as the two with the MPI jobs wait half of their time."""
+    """`-n auto`: one worker more than CPUs, as those with MPI jobs wait half of their time."""
     return len(os.sched_getaffinity(0)) + 1
 
 
@@ -117,23 +118,30 @@ def _load_tests(session: pytest.Session, first: float) -> None:
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
-_WITH_TIME = {
-    "mpi": ("backends", "evidence", "jobs", "overlap", "p2p", "recordings", "secrets", "settings", "topo", "trial"),
-    "cli": ("brief", "check"),
-}
-"""By folder, those whose jobs have minutes for what takes a second: as many as take half of the time of all jobs."""
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two MPI jobs at a time: the ranks of more would take the CPUs from each other.
-
-    Those with a deadline of seconds, and those between hosts, which stand still where many ranks spin beside them on
-    few CPUs, come one after another, and beside them one of those that have time.
-    """
-    for item in items:
-        if item.get_closest_marker("mpi"):
-            has_time = item.path.stem.removeprefix("test_") in _WITH_TIME.get(item.path.parent.name, ())
-            item.add_marker(pytest.mark.xdist_group("mpi-with-time" if has_time else "mpi"))
-    # They come first: whoever is done with the rest would else wait for them.
+    """MPI jobs come first: whoever is done with the rest would else wait for them."""
     items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """One MPI job for two CPUs at a time: the ranks of more would take the CPUs from each other.
+
+    Some have a deadline of seconds, and those between hosts stand still where many ranks spin beside them.
+    """
+    if not item.get_closest_marker("mpi"):
+        return (yield)
+    with place_of_a_job().open() as place:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        try:
+            return (yield)
+        finally:  # also where a process that a test left behind has it open
+            fcntl.flock(place, fcntl.LOCK_UN)
+
+
+def place_of_a_job() -> Path:
+    """The file that this worker locks while it runs an MPI job."""
+    files = sorted(Path(__file__).with_name("mpi").glob("test_*.py"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    return files[worker % max(1, len(os.sched_getaffinity(0)) // 2) % len(files)]

@@ -1,6 +1,7 @@
 """The newcomer test: what lies in a plug folder is listed there, and modules stay small."""
 
 import ast
+import fcntl
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,7 @@ from gpubench.formats.registry import FORMATS
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.profiles import all_profiles, folder
 from gpubench.readers.registry import READERS, RESULT_READERS
-
-pytestmark = pytest.mark.xdist_group("structure")
-"""One process reads all sources."""
+from tests.conftest import place_of_a_job
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
@@ -163,9 +162,7 @@ def test_a_group_of_one_needs_no_mpi() -> None:
         group.broadcast(None)
 
 
-def test_two_mpi_jobs_at_most_run_beside_each_other(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist knows a group by the end of names; a pytest that does not keep that separates tests silently."""
-    if not request.config.getoption("loadgroup", default=False):
-        pytest.skip("one process runs all tests, or tests are spread without their groups")
-    names = [item.nodeid for item in request.session.items if item.get_closest_marker("mpi")]
-    assert [name for name in names if not name.endswith(("@mpi", "@mpi-with-time"))] == []
+@pytest.mark.mpi
+def test_an_mpi_job_has_its_place_to_itself() -> None:
+    with place_of_a_job().open() as place, pytest.raises(BlockingIOError):
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,8 +2,7 @@
 
 The child is what `python -m gpubench` is: its own environment, folder, streams and exit. Where variables differ that
 Python itself reads at its start, it has to be a process of its own; but for those of encodings, of which each set has a
-process that forks (tests with unusual ones are one group of xdist's, and so one worker's), and for the folder of a
-`sitecustomize` of the tests, which the child runs.
+process that forks, and for the folder of a `sitecustomize` of the tests, which the child runs.
 """
 
 import array

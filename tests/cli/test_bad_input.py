@@ -76,7 +76,6 @@ def test_the_help_that_is_named_is_that_of_the_command() -> None:
 HELP = [(name, "--help") for name in ("allreduce", "topo", "p2p", "check", "explain", "compare", "profiles")]
 
 
-@pytest.mark.xdist_group("encodings")
 @pytest.mark.parametrize("arguments", [*HELP, ("profiles", "show", "hgx-h200-8")], ids=lambda each: each[0])
 def test_help_and_profiles_need_no_utf_8(arguments: tuple[str, ...]) -> None:
     result = gpubench(*arguments, env=ASCII)
@@ -109,7 +108,6 @@ def test_help_says_what_to_type_first() -> None:
     assert "--simulate hgx-h100-8" in start
 
 
-@pytest.mark.xdist_group("encodings")
 @pytest.mark.parametrize(("arguments", "name"), [*((RUNS[1], each.name) for each in FORMATS), (RUNS[-1], "table")])
 def test_no_format_needs_utf_8(arguments: tuple[str, ...], name: str) -> None:
     result = gpubench(*arguments, "--format", name, env=ASCII)

@@ -301,7 +301,6 @@ def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_style(options(color="always", width=60).presentation) == Style(60, color=True)
 
 
-@pytest.mark.xdist_group("encodings")
 @pytest.mark.parametrize("arguments", [("topo", "--simulate", "hgx-h100-8"), ("allreduce", "--simulate", "hgx-h200-4")])
 def test_what_an_encoding_cannot_show_is_spelled_out(arguments: tuple[str, ...]) -> None:
     result = gpubench(*arguments, env=environment(PYTHONIOENCODING="ascii"))

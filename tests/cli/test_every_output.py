@@ -54,9 +54,8 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> tuple[dict[str, str], i
 
 
 def case(words: tuple[str, ...]) -> Any:
-    """A run as a parameter, whose tests are all one process's: else each process that has one of them runs it anew."""
-    name = "-".join(Path(word).name for word in words)
-    return pytest.param(words, id=name, marks=pytest.mark.xdist_group(name))
+    """A run as a parameter."""
+    return pytest.param(words, id="-".join(Path(word).name for word in words))
 
 
 @pytest.fixture(scope="module", params=map(case, RUNS))

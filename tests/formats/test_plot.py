@@ -46,7 +46,6 @@ def test_a_picture_fits_whatever_was_measured(first: Points, second: Points, wid
     assert max(map(len, plot_lines(chart, width))) <= max(width, 40)
 
 
-@pytest.mark.xdist_group("encodings")
 @pytest.mark.parametrize("width", ["40", "80"])
 def test_a_plot_needs_neither_utf_8_nor_colours(width: str) -> None:
     plain = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0", NO_COLOR="1")

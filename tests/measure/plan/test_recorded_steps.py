@@ -7,9 +7,6 @@ import pytest
 from benchmarks.plan_faults import fault_cells
 from benchmarks.plan_validation import FOLDER, Cell, cells
 
-pytestmark = pytest.mark.xdist_group("recorded steps")
-"""One process computes what they all look at."""
-
 
 @pytest.fixture(scope="module")
 def found() -> list[Cell]:
