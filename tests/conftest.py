@@ -102,6 +102,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(10_000)  # for each 700 new objects, it takes one part in fifteen of all processor time
 
 
 def _load_tests(session: pytest.Session, first: float) -> None:
