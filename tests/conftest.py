@@ -24,6 +24,11 @@ from tests.modules import load_all_modules
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tests make and remove thousands of files, which takes a twentieth of their processor time on a disk.
+_MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2**32:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
+
 # Tests share the cores: of ranks that look for messages without end, two on one core wait 8 ms for each message.
 os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
 

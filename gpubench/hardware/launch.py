@@ -212,6 +212,7 @@ Message = dict[str, Any]
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_HANG_UP = 10.0  # For watchdogs of a job that is gone to report; late on a busy machine
 _READ_BYTES = 1 << 16
+_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 107 bytes at most: unix(7)
 
 
 def report_in(message: Message) -> "Report":
@@ -229,7 +230,8 @@ class ChannelReceiver:
     """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-")
+        is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
+        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-", dir="/tmp" if is_long else None)
         self.path = str(Path(self._directory.name) / "ranks")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +64,16 @@ other.close()
 sender.close()
 sys.stdout.write("no newline at the end")
 """
+
+
+@pytest.mark.parametrize("length", [80, 100, 200])
+def test_any_folder_for_temporary_files_will_do(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path.joinpath("t" * max(1, length - len(str(tmp_path)) - 1))
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with ChannelReceiver() as channel:
+        assert Path(channel.path).is_socket()
+    assert not Path(channel.path).parent.exists()
 
 
 @pytest.mark.parametrize("rows", [1, 2000])
