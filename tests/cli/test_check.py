@@ -161,10 +161,14 @@ def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
 
 @without_gpus
 @pytest.mark.mpi
-def test_the_cpu_side_is_checked_where_that_was_asked_for() -> None:
-    result = gpubench("check", "--profile", "host", "--format", "json")
+def test_the_cpu_side_is_checked_where_that_was_asked_for(tmp_path: Path) -> None:
+    """Options that nobody typed are those of the check, and not of what it measures with."""
+    (tmp_path / "gpubench.toml").write_text('output = "all.json"\nformat = "json"\n[allreduce]\ncheck = false\n')
+    result = kept.gpubench("check", "--profile", "host", cwd=tmp_path)
     document = json.loads(result.stdout)
     VALIDATOR.validate(document)
+    assert document["metadata"]["subject"] == "check"
+    assert json.loads((tmp_path / "all.json").read_text()) == document
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), "a gate passes no speed that nobody judged"
     assert [row["wrong"] for row in document["rows"]] == [0, 0, 0]
     assert {row["backend"] for row in document["rows"]} == {"host"}

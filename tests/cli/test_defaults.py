@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
-from typer.testing import CliRunner
 
-from gpubench.cli.app import app
 from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_of
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
@@ -231,15 +229,6 @@ def test_monitoring_gets_its_line_of_an_error_too(tmp_path: Path) -> None:
 
 def test_profiles_have_no_defaults() -> None:
     assert gpubench("profiles", "list", env=environment(GPUBENCH_OUTPUT="x", GPUBENCH_TIMEOUT="x")).returncode == 0
-
-
-def test_measurements_of_a_check_have_its_options_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpubench.toml").write_text('output = "child.json"\nformat = "json"\n')
-    result = CliRunner().invoke(app, ["check", "--profile", "host", "--timeout", "60"])
-    found = json.loads(result.stdout)
-    assert found["metadata"]["subject"] == "check"
-    assert json.loads((tmp_path / "child.json").read_text())["metadata"]["subject"] == "check"
 
 
 class TwoRanks(AloneGroup):
