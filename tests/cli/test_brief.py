@@ -87,8 +87,8 @@ def test_it_finds_what_check_finds() -> None:
         VALIDATOR.validate(document)
         return [(each["id"], each["severity"]) for each in document["findings"]]
 
-    for fault in ("gpu5:nvlink=12", "gpu0:fabric=in_progress", "gpu2:throttle=hw_slowdown", "link0-3:staged=yes"):
-        machine = ("--simulate", "hgx-h100-8", "--fault", fault)
+    for fault in ("gpu1:nvlink=12", "gpu0:fabric=in_progress", "gpu2:throttle=hw_slowdown", "link0-3:staged=yes"):
+        machine = ("--simulate", "hgx-h100-8/4", "--fault", fault)
         assert found(*machine) == found("check", *machine), fault
 
 

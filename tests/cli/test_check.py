@@ -46,14 +46,14 @@ def test_a_healthy_simulated_machine_passes_and_says_that_it_is_simulated() -> N
 
 
 def test_of_four_nodes_the_one_at_fault_is_named_down_to_the_gpu() -> None:
-    code, document = checked("--simulate", "hgx-h100-8*4", "--fault", "node3.gpu5:nvlink=12")
+    code, document = checked("--simulate", "hgx-h100-8/4*4", "--fault", "node3.gpu2:nvlink=12")
     assert (code, document["verdict"]) == (1, "FAIL")
     bad = [row for row in document["verdicts"] if row["verdict"] == "FAIL"]
     devices = {(row["scope"], row["subject"][:10]) for row in bad if row["scope"] != "link"}
-    assert devices == {("node", "node3"), ("gpu", "node3 GPU5")}
+    assert devices == {("node", "node3"), ("gpu", "node3 GPU2")}
     links = [row for row in bad if row["scope"] == "link"]
-    assert len(links) == 14, "no link is well whose figures are not"
-    assert all("GPU5" in row["subject"] and row["findings"] == ["nvlink-down", "p2p-slow"] for row in links)
+    assert len(links) == 6, "no link is well whose figures are not"
+    assert all("GPU2" in row["subject"] and row["findings"] == ["nvlink-down", "p2p-slow"] for row in links)
 
 
 def test_of_many_links_that_do_not_pass_a_few_are_named() -> None:
@@ -65,11 +65,11 @@ def test_of_many_links_that_do_not_pass_a_few_are_named() -> None:
 
 def test_a_link_of_which_no_figure_is_judged_is_no_pass() -> None:
     """Copies of a GPU that somebody else uses are not judged: '56 links: 56 PASS' stood above them."""
-    code, document = checked("--simulate", "hgx-h100-8", "--fault", "gpu5:busy=77")
+    code, document = checked("--simulate", "hgx-h100-4", "--fault", "gpu3:busy=77")
     assert (code, document["verdict"]) == (0, "WARN")
     links = [row for row in document["verdicts"] if row["scope"] == "link"]
-    assert {row["verdict"] for row in links if "GPU5" in row["subject"]} == {"WARN"}
-    assert {row["verdict"] for row in links if "GPU5" not in row["subject"]} == {"PASS"}
+    assert {row["verdict"] for row in links if "GPU3" in row["subject"]} == {"WARN"}
+    assert {row["verdict"] for row in links if "GPU3" not in row["subject"]} == {"PASS"}
 
 
 def test_csv_has_a_row_a_finding() -> None:
@@ -127,7 +127,7 @@ def test_full_measures_all_collectives() -> None:
 
 
 def test_a_recorded_check_gives_the_same_report(tmp_path: Path) -> None:
-    fault = ("--simulate", "hgx-h100-8", "--fault", "gpu3:speed=0.5")
+    fault = ("--simulate", "hgx-h100-4", "--fault", "gpu3:speed=0.5")
     code, first = checked(*fault, "--record", str(tmp_path / "seen"))
     again, second = checked("--replay", str(tmp_path / "seen"))
     assert code == again == 1

@@ -108,7 +108,7 @@ def test_a_flag_can_be_switched_off_and_given_again() -> None:
 
 def test_verbose_headers_say_what_was_read(tmp_path: Path) -> None:
     (tmp_path / "gpubench.toml").write_text("seed = 3\n")
-    for command in (TOPO, ALLREDUCE, ("check", *MACHINE), ("p2p", *MACHINE)):
+    for command in (TOPO, ALLREDUCE, ("check", "--quick", *MACHINE), ("p2p", "--sizes", "1M", *MACHINE)):
         text = gpubench(*command, "-v", cwd=tmp_path).stdout
         assert "  options from gpubench.toml of this folder\n" in text, command
         assert "  --seed by seed = 3 in gpubench.toml\n" in text, command
@@ -158,8 +158,13 @@ def test_a_file_that_cannot_be_right_is_refused(content: str, said: str, next_st
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert next_step in result.stderr
-    assert gpubench(*TOPO, cwd=tmp_path, env=environment(GPUBENCH_DEFAULTS="off")).returncode == 0
-    assert gpubench("topo", "--help", cwd=tmp_path).returncode == 0
+
+
+def test_a_file_that_cannot_be_right_can_be_ignored_and_leaves_the_help(tmp_path: Path) -> None:
+    for content in ("timout = 60\n", "[topo\n"):
+        (tmp_path / "gpubench.toml").write_text(content)
+        assert gpubench(*TOPO, cwd=tmp_path, env=environment(GPUBENCH_DEFAULTS="off")).returncode == 0
+        assert gpubench("topo", "--help", cwd=tmp_path).returncode == 0
 
 
 def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
