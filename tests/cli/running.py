@@ -43,6 +43,10 @@ def environment(**changes: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in own} | changes
 
 
+ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0")
+"""Of a terminal that shows no more; tests have this one alone, as each other encoding takes a process that forks."""
+
+
 def broken(fault: str) -> dict[str, str]:
     """An environment in which ranks have the fault that inject/sitecustomize.py describes."""
     return environment(PYTHONPATH=f"{INJECT}{os.pathsep}{ROOT}", GPUBENCH_TEST_FAULT=fault)

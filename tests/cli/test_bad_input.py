@@ -9,7 +9,7 @@ import pytest
 
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.history import DatedName
-from tests.cli.running import ROOT, environment, gpubench
+from tests.cli.running import ASCII, ROOT, environment, gpubench
 
 SIMULATED = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:1G:32")
 RUNS = (
@@ -19,7 +19,6 @@ RUNS = (
     ("topo", "--replay", str(ROOT / "tests" / "machines" / "h100x8-nic8")),
     ("explain", str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")),
 )
-ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Sampling
-from tests.cli.running import environment, gpubench
+from tests.cli.running import ASCII, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
 
@@ -303,7 +303,7 @@ def test_widths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("arguments", [("topo", "--simulate", "hgx-h100-8"), ("allreduce", "--simulate", "hgx-h200-4")])
 def test_what_an_encoding_cannot_show_is_spelled_out(arguments: tuple[str, ...]) -> None:
-    result = gpubench(*arguments, env=environment(PYTHONIOENCODING="ascii"))
+    result = gpubench(*arguments, env=ASCII)
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
     assert "18 of 18 x 25" in result.stdout or "time us" in result.stdout

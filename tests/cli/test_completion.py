@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,16 @@ from tests.cli.running import ROOT, environment
 
 PROGRAM = r"""
 import gc, json, os, sys
-from gpubench.cli.app import main
+from gpubench.cli.app import main, typer_command
+from gpubench.cli.process import COMMANDS
 from tests.modules import load_all_modules
-asked = json.loads(sys.argv[1])
-if len(asked) > 2:
-    load_all_modules()
-    gc.freeze()
-for variables in asked:
+load_all_modules()
+for command in COMMANDS:
+    typer_command(command)
+gc.freeze()
+for folder, variables in json.loads(sys.argv[1]):
     if os.fork() == 0:
+        os.chdir(folder)
         os.environ.update(variables)
         sys.argv = ["gpubench"]
         try:
@@ -37,25 +40,29 @@ for variables in asked:
 """Answers each of several requests in a child of its own, in which nothing has run before; the imports are shared."""
 
 
-def completions(*asked: str, shell: str = "bash", cwd: Path = ROOT, **variables: str) -> list[list[str]]:
-    """What gpubench answers the completion script of a shell, for the words of each line."""
+Request = tuple[str, dict[str, str]]
+"""A folder and variables with which a shell's completion script calls gpubench there."""
+
+
+def request(words: str, shell: str = "bash", folder: Path = ROOT, **variables: str) -> Request:
+    variables |= {"_GPUBENCH_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        return str(folder), variables | {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    return str(folder), variables | {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
+def completions(asked: Sequence[Request]) -> list[list[str]]:
+    """What gpubench answers the completion script of a shell, for each request."""
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([request(words, shell) for words in asked])],
+        [sys.executable, "-c", PROGRAM, json.dumps(asked)],
         capture_output=True,
         text=True,
         check=True,
-        env=environment(**variables, PYTHONPATH=str(ROOT)),
-        cwd=cwd,
+        env=environment(PYTHONPATH=str(ROOT)),
+        cwd=ROOT,
     )
     assert result.stderr == ""
     return [each.split() for each in result.stdout.split("\0")[:-1]]
-
-
-def request(words: str, shell: str) -> dict[str, str]:
-    asked = {"_GPUBENCH_COMPLETE": f"complete_{shell}"}
-    if shell == "bash":
-        return asked | {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    return asked | {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
 
 
 COMPLETED = {
@@ -84,33 +91,35 @@ COMPLETED = {
 }
 
 
-def test_words_are_completed() -> None:
-    assert dict(zip(COMPLETED, completions(*COMPLETED), strict=True)) == COMPLETED
+ALL_WORDS = {
+    "--simulate": names(),
+    "--profile": names(),
+    "--dtype": tuple(DataType),
+    "--format": tuple(each.name for each in FORMATS),
+}
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_answered_too(shell: str) -> None:
-    known = {
-        "--simulate": names(),
-        "--profile": names(),
-        "--dtype": tuple(DataType),
-        "--format": tuple(each.name for each in FORMATS),
-    }
-    answers = completions(*(f"gpubench allreduce {option} " for option in known), shell=shell)
-    for expected, answer in zip(known.values(), answers, strict=True):
-        said = " ".join(answer)
-        assert [each for each in expected if each not in said] == []
-
-
-def test_profiles_of_your_own_are_completed(tmp_path: Path) -> None:
+def test_words_are_completed(tmp_path: Path) -> None:
+    """All in one process, whose imports are most of its time: other shells, own profiles, a broken file of defaults."""
     (tmp_path / "rack-7.toml").touch()
-    asked = ("gpubench check --profile rack", "gpubench check --simulate rack")
-    assert completions(*asked, GPUBENCH_PROFILES=str(tmp_path)) == [["rack-7"], []]
-
-
-def test_a_broken_file_of_defaults_does_not_end_completion(tmp_path: Path) -> None:
     (tmp_path / "gpubench.toml").write_text("timeout = ")
-    assert completions("gpubench topo --form", cwd=tmp_path) == [["--format"]]
+    exact = [
+        *((request(words), answer) for words, answer in COMPLETED.items()),
+        (request("gpubench check --profile rack", GPUBENCH_PROFILES=str(tmp_path)), ["rack-7"]),
+        (request("gpubench check --simulate rack", GPUBENCH_PROFILES=str(tmp_path)), []),
+        (request("gpubench topo --form", folder=tmp_path), ["--format"]),
+    ]
+    among_others = [
+        (request(f"gpubench allreduce {option} ", shell), words)
+        for shell in ("zsh", "fish")
+        for option, words in ALL_WORDS.items()
+    ]
+    answers = completions([asked for asked, _ in (*exact, *among_others)])
+    for (asked, expected), answer in zip(exact, answers, strict=False):
+        assert answer == expected, asked
+    for (asked, words), answer in zip(among_others, answers[len(exact) :], strict=True):
+        said = " ".join(answer)
+        assert [each for each in words if each not in said] == [], asked
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
