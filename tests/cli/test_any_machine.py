@@ -33,8 +33,8 @@ def called_ill(machine: Machine, commands: tuple[str, ...]) -> list[str]:
     return [str(each) for each in runs if (each.sentence.partition(" (simulated):")[0], each.code) not in fine]
 
 
-@settings(max_examples=examples(40))
-@given(machines(10))
+@settings(max_examples=examples(32))
+@given(machines(8))
 def test_no_healthy_machine_is_called_ill_by_its_facts(machine: Machine) -> None:
     assert called_ill(machine, BY_FACTS) == []
 
