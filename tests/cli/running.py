@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -67,8 +67,8 @@ def _can_run_here(arguments: Sequence[str]) -> bool:
     return bool(is_elsewhere) and "-" not in arguments and not changed and Path.cwd() == ROOT
 
 
-def _run_here(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """As `python -m gpubench` would."""
+def _run_here(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As `python -m gpubench` would in that folder."""
     codecs.register_error(process._HANDLER, process._spell)
     main = ModuleType("__main__")
     vars(main).update(__package__="gpubench", __file__=str(ROOT / "gpubench" / "__main__.py"))
@@ -82,6 +82,7 @@ def _run_here(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
             pytest.MonkeyPatch.context() as patched,
             redirect_stdout(stdout),
             redirect_stderr(stderr),
+            chdir(cwd),
         ):
             patched.setitem(sys.modules, "__main__", main)
             patched.setattr(sys, "argv", ["gpubench", *arguments])
@@ -100,8 +101,8 @@ def _run_here(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def gpubench(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    if env is None and cwd == ROOT and _can_run_here(arguments):
-        return _run_here(arguments)
+    if env is None and _can_run_here(arguments):
+        return _run_here(arguments, cwd)
     command, variables = [sys.executable, "-m", "gpubench", *arguments], env or environment()
     if not forking.can_fork(variables):
         return subprocess.run(
