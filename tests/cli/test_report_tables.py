@@ -98,24 +98,27 @@ def test_published_tables(source: str, tmp_path: Path) -> None:
         with_nics = (*with_nics, "--machine", f"gb300-nvl-4*{lines[0]['nodes']}")
     algorithm = f"NCCL_ALGO={lines[0]['algorithm']} ./all_reduce_perf\n" if lines[0]["algorithm"] else ""
     own = document(written(tmp_path, algorithm + output_of(lines).text()), *with_nics)
-    half = document(written(tmp_path, algorithm + output_of(lines, slower=2.0).text()), *with_nics)
     state, domains = lines[0]["state"], lines[0]["profile"].endswith("nvl72") and int(lines[0]["nodes"]) > 36
     assert (own["verdict"] != Verdict.FAIL) or state != "healthy"
     assert (own["verdict"] != Verdict.PASS) or state != "ill"
     is_small = all(int(line["size_bytes"]) < LARGE_BYTES for line in lines)
-    assert half["verdict"] != Verdict.PASS or state != "healthy" or domains or is_small
+    if state == "healthy" and not domains and not is_small:
+        half = document(written(tmp_path, algorithm + output_of(lines, slower=2.0).text()), *with_nics)
+        assert half["verdict"] != Verdict.PASS
     assert len(str(own["sentence"])) < 200
 
 
 WHOLE = [
     each
     for each in read()
-    if each.row.algorithm is None and (each.row.nodes % 18 == 0 or "nvl72" not in each.expected.source)
+    if each.row.algorithm is None
+    and (each.row.nodes % 18 == 0 or "nvl72" not in each.expected.source)
+    and each.row.nodes < 100
 ]
-"""Figures of machines that --machine can name: of racks whole ones."""
+"""Figures of machines that --machine can name: of racks whole ones, and of nodes few enough to be judged quickly."""
 
 
-@pytest.mark.parametrize("figure", WHOLE[::7], ids=lambda each: each.source)
+@pytest.mark.parametrize("figure", WHOLE[::9], ids=lambda each: each.source)
 def test_the_expectation_is_that_of_a_row_that_was_measured_here(figure: Published, tmp_path: Path) -> None:
     line = next(
         line

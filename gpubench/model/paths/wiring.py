@@ -527,15 +527,10 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
     unknown = _unknown(limits.values())
     if unknown is not None:
         return unknown
-    nvlink = [limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.has_nvlinks(pair)]
-    network = [
-        limit.gb_s or 0.0
-        for pair, limit in limits.items()
-        if not wiring.together(pair) and not wiring.has_nvlinks(pair)
-    ]
-    pcie = [
-        limit.gb_s or 0.0 for pair, limit in limits.items() if wiring.together(pair) and not wiring.has_nvlinks(pair)
-    ]
+    nvlink, pcie, network = list[float](), list[float](), list[float]()
+    for pair, limit in limits.items():
+        kind = nvlink if wiring.has_nvlinks(pair) else pcie if wiring.together(pair) else network
+        kind.append(limit.gb_s or 0.0)
     carried = _capped(nvlink, wiring.nvlink_total(rank)) + _capped(pcie, wiring.to_host(rank))
     carried += _capped(network, wiring.to_network(rank)) if network else 0.0
     return Limit(carried, f"links of rank {rank}")

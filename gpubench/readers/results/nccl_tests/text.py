@@ -202,6 +202,8 @@ _CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*REDUCTIONS, 
 
 def without_nccl(text: str, hosts: Collection[str]) -> str:
     """A text without the line that NCCL wrote into it; `hosts` tell the row's last digits from a host that has some."""
+    if " NCCL " not in text:
+        return text  # as most of thousands of lines
     return _NCCL_LINE.sub(lambda found: _of_row(found["glued"], text[: found.start()], hosts), text)
 
 
