@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 _MODULES = (
     "gpubench",
+    "gpubench.hardware.libraries",
     "gpubench.hardware.node.stage",
     "gpubench.hardware.scan.worker",
     "gpubench.hardware.traffic",
