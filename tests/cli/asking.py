@@ -1,4 +1,4 @@
-"""Stand in for `gpubench` in a shell, or for mpirun: forking.py's process does it, with this one's folder and streams.
+"""Stand in for `gpubench` in a shell, or for mpirun: forking.py's process does it, with the streams and folder of this.
 
 Where that process listens is the first argument. The second is a folder with the variables of ranks, a file each: so
 many are forked, and this ends when they have, as mpirun does. Without a folder one command is forked, as which this
@@ -17,11 +17,23 @@ _path, _folder, *_arguments = sys.argv[1:]
 _own = dict(os.environ)
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+_streams = [each for each in (1, 2) if _is_open(each)]  # before anything else is opened in the place of a closed one
+
+
 def _ask(variables: dict[str, str]) -> socket.socket:
     asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asking.connect(_path)
     request = {"arguments": _arguments, "environment": variables | _own, "cwd": os.getcwd()}  # noqa: PTH109
-    asking.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _streams))] if _streams else []
+    asking.sendmsg([json.dumps(request | {"streams": _streams}).encode()], rights)
     return asking
 
 

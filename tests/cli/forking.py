@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import shlex
@@ -74,7 +75,8 @@ def _folders(environment: Mapping[str, str]) -> set[str]:
 def run(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, seconds: float) -> Finished:
     """Run `gpubench` with these arguments, without input."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        request = json.dumps({"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)})
+        told = {"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd), "streams": [1, 2]}
+        request = json.dumps(told)
         encoding = frozenset(item for item in environment.items() if item[0].startswith(_ENCODING))
         returncode = _server(encoding).ask(request, (stdout.fileno(), stderr.fileno()), seconds)
         texts = []
@@ -201,8 +203,9 @@ def _asking(connection: socket.socket) -> int:
 
 
 def _join(pid: int) -> None:
-    """Be where a process is: on its cores, and where that is elsewhere, on its host, which are namespaces."""
+    """Be where a process is: on its cores, with its limit of files' sizes, and on its host, which are namespaces."""
     os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    resource.setrlimit(resource.RLIMIT_FSIZE, resource.prlimit(pid, resource.RLIMIT_FSIZE))
     places = [Path(f"/proc/{pid}/ns/{name}") for name in ("uts", "net", "mnt")]
     opened = [os.open(each, os.O_RDONLY) for each in places if not each.samefile(f"/proc/self/ns/{each.name}")]
     for each in opened:
@@ -214,12 +217,17 @@ def _join(pid: int) -> None:
 def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(stream, number)
-        os.close(stream)
-    environment, arguments = request["environment"], request["arguments"]
+    environment, arguments, numbers = request["environment"], request["arguments"], request["streams"]
     assert isinstance(environment, dict)
     assert isinstance(arguments, list)
+    assert isinstance(numbers, list)
+    for number, stream in zip(numbers, streams, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if number not in numbers:  # as in a Python that is started with a closed one
+            os.close(number)
+            vars(sys).update({name: None, f"__{name}__": None})
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(str(request["cwd"]))
