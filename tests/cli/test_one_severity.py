@@ -10,9 +10,9 @@ from gpubench.cli.app import app
 from gpubench.model.terms.verdict import FIGURES
 
 FAULTS = (
-    *("link0-3:staged=yes", "link0-3:speed=0.4", "link3-0:speed=0.7", "link0-3:p2p=NS", "gpu5:p2p=NS"),
-    *("gpu5:nvlink=12", "gpu5:nvlink=0", "gpu5:lost=yes", "gpu5:rows=pending", "gpu5:cuda_peer=no", "gpu5:speed=0.5"),
-    *("gpu5:width=4", "gpu5:throttle=hw_slowdown", "gpu5:busy=8342", "gpu5:temperature=95", "gpu5:mig=on"),
+    *("link0-3:staged=yes", "link0-3:speed=0.4", "link3-0:speed=0.7", "link0-3:p2p=NS", "gpu2:p2p=NS"),
+    *("gpu2:nvlink=12", "gpu2:nvlink=0", "gpu2:lost=yes", "gpu2:rows=pending", "gpu2:cuda_peer=no", "gpu2:speed=0.5"),
+    *("gpu2:width=4", "gpu2:throttle=hw_slowdown", "gpu2:busy=8342", "gpu2:temperature=95", "gpu2:mig=on"),
 )
 COMMANDS = (("topo",), ("p2p",), ("check",), ("allreduce", "--sizes", "1G"))
 
@@ -23,7 +23,7 @@ REFUSED = {("p2p", "throttle"), ("allreduce", "throttle"), ("allreduce", "busy")
 
 def document(command: tuple[str, ...], fault: str) -> tuple[dict[str, Any], int]:
     """What a command says of a fault, and its exit code."""
-    arguments = [*command, "--simulate", "hgx-h100-8", "--fault", fault, "--format", "json"]
+    arguments = [*command, "--simulate", "hgx-h100-8/4", "--fault", fault, "--format", "json"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     return json.loads(result.stdout), result.exit_code
 
