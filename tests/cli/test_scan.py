@@ -17,14 +17,15 @@ FIVE = (
     *("--fault", "leaf1.rail2:bandwidth=0.6", "--fault", "node30:dies=round3", "--fault", "node40.gpu5:width=4"),
 )
 MACHINE = "hgx-h100-8*64"
+ONE_LEAF = "hgx-h100-8*20"
 
 
 def test_every_fault_is_named_and_the_first_line_says_so() -> None:
-    result = gpubench("scan", "--simulate", "hgx-h100-8*128", *FIVE)
+    result = gpubench("scan", "--simulate", MACHINE, *FIVE)
     assert result.returncode == 1
     first = " ".join(result.stdout.split("\n\n")[1].split())
     assert first.startswith(
-        "FAIL (simulated): 4 of 128 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, "
+        "FAIL (simulated): 4 of 64 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, "
     )
     assert first.endswith(": node30 is gone, node9 hangs, leaf1 rail 2 at 60 % and 2 more. Try: ping -c 3 node30")
     assert "FAIL nic-slow: node17 rail 3\n" in result.stdout
@@ -42,7 +43,7 @@ def test_every_fault_is_named_and_the_first_line_says_so() -> None:
     ],
 )
 def test_what_is_slow_inside_a_node_is_named_by_phase_0_and_is_no_nic(fault: str, kind: str, subject: str) -> None:
-    result = gpubench("scan", "--simulate", "hgx-h100-8*16", "--fault", fault, "--format", "json")
+    result = gpubench("scan", "--simulate", "hgx-h100-8*4", "--fault", fault, "--format", "json")
     (part,) = json.loads(result.stdout)["parts"]
     assert (part["part_kind"], part["subject"], part["rail"], part["nic"]) == (kind, subject, None, None)
     assert part["seen"].startswith("copies inside the node between GPU2 and GPU")
@@ -59,18 +60,18 @@ def test_what_is_slow_inside_all_nodes_is_seen_by_their_profile() -> None:
 
 
 def test_healthy_nodes_pass_and_the_sentence_says_what_would_have_been_seen() -> None:
-    result = gpubench("scan", "--simulate", MACHINE)
+    result = gpubench("scan", "--simulate", ONE_LEAF)
     assert result.returncode == 0
-    assert result.stdout.rstrip().splitlines()[-1].startswith("PASS (simulated): all 64 nodes are healthy (a node ")
+    assert result.stdout.rstrip().splitlines()[-1].startswith("PASS (simulated): all 20 nodes are healthy (a node ")
 
 
 def test_every_format_has_every_cell(tmp_path: Path) -> None:
     endings = ("json", "xml", "prom", "html", "csv", "md", "jsonl")
     files = [f"--output={tmp_path / f'a.{ending}'}" for ending in endings]
-    assert gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", *files).returncode == 1
+    assert gpubench("scan", "--simulate", ONE_LEAF, "--fault", "node17.nic3:bandwidth=0.41", *files).returncode == 1
     document = json.loads((tmp_path / "a.json").read_text())
     cells = document["cells"]
-    assert len(cells) == 64 * 8
+    assert len(cells) == 20 * 8
     (bad,) = [row for row in cells if row["verdict"] != "PASS"]
     assert (bad["node"], bad["rail"], bad["nic"], bad["part"]) == ("node17", 3, "nic3", "node17 rail 3")
     assert bad["score_percent"] == pytest.approx(41, abs=2)
@@ -89,8 +90,8 @@ def test_every_format_has_every_cell(tmp_path: Path) -> None:
     page = (tmp_path / "a.html").read_text()
     assert "Nodes × rails" in page.replace("&#215;", "×")
     rows = re.findall(r"<tr><th>(node\d+) ", page)
-    assert (rows[0], len(rows)) == ("node17", 64), "bad nodes first"
-    assert (tmp_path / "a.csv").read_text().count("\n") == 64 * 8 + 1
+    assert (rows[0], len(rows)) == ("node17", 20), "bad nodes first"
+    assert (tmp_path / "a.csv").read_text().count("\n") == 20 * 8 + 1
 
 
 def test_the_map_of_very_many_nodes_is_of_the_leaves_where_something_is_wrong(
@@ -106,7 +107,8 @@ def test_the_map_of_very_many_nodes_is_of_the_leaves_where_something_is_wrong(
 @pytest.mark.parametrize("fault", ["node17.nic3:bandwidth=0.41", "node9:hangs=round2", "leaf1.rail2:bandwidth=0.6"])
 def test_bandwidth_and_share_of_a_rail_are_of_the_same_rounds(fault: str) -> None:
     """Of a node that hung from its second round on, the share counted rounds that failed and the bandwidth did not."""
-    result = gpubench("scan", "--simulate", MACHINE, "--fault", fault, "--format", "json")
+    machine = MACHINE if "leaf" in fault else ONE_LEAF
+    result = gpubench("scan", "--simulate", machine, "--fault", fault, "--format", "json")
     cells = [each for each in json.loads(result.stdout)["cells"] if each["score_percent"]]
     whole = {(each["both_ways_gb_s"] / each["score_percent"] * 100) for each in cells if each["verdict"] == "PASS"}
     for each in cells:
@@ -115,12 +117,12 @@ def test_bandwidth_and_share_of_a_rail_are_of_the_same_rounds(fault: str) -> Non
 
 
 def test_quick_names_suspects_and_confirms_nothing() -> None:
-    result = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick")
+    result = gpubench("scan", "--simulate", ONE_LEAF, "--fault", "node17.nic3:bandwidth=0.41", "--quick")
     assert result.returncode == 0
     last = result.stdout.rstrip().splitlines()[-1]
-    assert last.startswith("WARN (simulated): 1 of 64 nodes is suspect but not confirmed: node17 rail 3 at 4")
+    assert last.startswith("WARN (simulated): 1 of 20 nodes is suspect but not confirmed: node17 rail 3 at 4")
     assert "3 rounds: 3 screening" in result.stdout
-    strict = gpubench("scan", "--simulate", MACHINE, "--fault", "node17.nic3:bandwidth=0.41", "--quick", "--strict")
+    strict = gpubench("scan", "--simulate", ONE_LEAF, "--fault", "node17.nic3:bandwidth=0.41", "--quick", "--strict")
     assert strict.returncode == 1
 
 
@@ -141,7 +143,7 @@ def test_leaves_from_a_file_decide_what_a_leaf_is(tmp_path: Path) -> None:
 
 def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
     folder, faults = tmp_path / "rounds", ("--fault", "node17.nic3:bandwidth=0.41", "--fault", "node9:dies=round5")
-    whole = gpubench("scan", "--simulate", MACHINE, *faults, "--rounds", str(folder), "--format", "csv")
+    whole = gpubench("scan", "--simulate", ONE_LEAF, *faults, "--rounds", str(folder), "--format", "csv")
     kept = folder / "scan.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
     assert len(lines) == 2 + 11
@@ -154,7 +156,7 @@ def test_rounds_are_kept_gone_on_with_and_judged_again(tmp_path: Path) -> None:
     assert "node17 rail 3 at 4" in cut.stdout
     assert "the job ended before the confirmation" in cut.stdout
     kept.write_text("".join(lines[:6]))
-    resumed = gpubench("scan", "--simulate", MACHINE, *faults, "--resume", str(folder), "--format", "csv")
+    resumed = gpubench("scan", "--simulate", ONE_LEAF, *faults, "--resume", str(folder), "--format", "csv")
     assert resumed.stdout == whole.stdout
     assert len(kept.read_text().splitlines()) == 2 + 11
 
@@ -218,26 +220,40 @@ def test_a_folder_with_something_else_is_told(tmp_path: Path, text: str) -> None
     assert "Traceback" not in result.stderr
 
 
+SLOW = ("--simulate", "hgx-h100-8*8", "--fault", "node3:bandwidth=0.5")
+
+
+@pytest.fixture(scope="module")
+def whole_rounds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("rounds") / "r"
+    gpubench("scan", *SLOW, "--rounds", str(folder))
+    return (folder / "scan.jsonl").read_text()
+
+
+@pytest.fixture
+def rounds(whole_rounds: str, tmp_path: Path) -> Path:
+    (tmp_path / "r").mkdir()
+    path = tmp_path / "r" / "scan.jsonl"
+    path.write_text(whole_rounds)
+    return path
+
+
 @pytest.mark.parametrize("edit", ["[0, 0, 99]", "[0, 99, 1]", "[0, 0, 1, 1]"])
-def test_figures_inside_nodes_of_gpus_that_are_not_there_are_refused(tmp_path: Path, edit: str) -> None:
-    gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", str(tmp_path))
-    kept = tmp_path / "scan.jsonl"
-    text = kept.read_text()
+def test_figures_inside_nodes_of_gpus_that_are_not_there_are_refused(rounds: Path, edit: str) -> None:
+    text = rounds.read_text()
     assert "[0, 0, 1]" in text.splitlines()[1]
-    kept.write_text(text.replace("[0, 0, 1]", edit, 1))
-    result = gpubench("scan", "--replay", str(tmp_path))
+    rounds.write_text(text.replace("[0, 0, 1]", edit, 1))
+    result = gpubench("scan", "--replay", str(rounds.parent))
     assert result.returncode == 2
     assert "a figure of" in result.stderr
 
 
 @pytest.mark.parametrize("edit", ['"places": [[0, 99, 0]', '"places": [[0, 1, 99]', '"places": [[0, 1]'])
-def test_rounds_of_nodes_that_are_not_there_are_refused(tmp_path: Path, edit: str) -> None:
-    gpubench("scan", "--simulate", "hgx-h100-8*8", "--rounds", str(tmp_path))
-    kept = tmp_path / "scan.jsonl"
-    head, local, first, *_ = kept.read_text().splitlines()
+def test_rounds_of_nodes_that_are_not_there_are_refused(rounds: Path, edit: str) -> None:
+    head, local, first, *_ = rounds.read_text().splitlines()
     start = first.index('"places": [[')
-    kept.write_text("\n".join((head, local, first[:start] + edit + first[first.index("]", start + 12) + 1 :])) + "\n")
-    result = gpubench("scan", "--replay", str(tmp_path))
+    rounds.write_text("\n".join((head, local, first[:start] + edit + first[first.index("]", start + 12) + 1 :])) + "\n")
+    result = gpubench("scan", "--replay", str(rounds.parent))
     assert result.returncode == 2
     assert "a figure of" in result.stderr
 
@@ -269,13 +285,13 @@ def test_of_few_leaves_and_nodes_the_one_at_fault_is_named(nodes: int, faults: l
     assert said in result.stdout
 
 
-EVERY_SECOND_NODE = [word for node in range(0, 64, 2) for word in ("--fault", f"node{node}:bandwidth=0.5")]
+EVERY_SECOND_NODE = [word for node in range(0, 32, 2) for word in ("--fault", f"node{node}:bandwidth=0.5")]
 
 
 def test_where_half_of_all_nodes_are_slow_nothing_is_said_of_any(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     halves = (*EVERY_SECOND_NODE, "--hostfile", str(hosts), "--format", "json")
-    result = gpubench("scan", "--simulate", "hgx-h100-8*64", *halves)
+    result = gpubench("scan", "--simulate", "hgx-h100-8*32", *halves)
     report = json.loads(result.stdout)
     assert (result.returncode, report["verdict"]) == (3, "INCONCLUSIVE")
     assert {row["verdict"] for row in report["cells"]} == {"INCONCLUSIVE"}
@@ -283,25 +299,19 @@ def test_where_half_of_all_nodes_are_slow_nothing_is_said_of_any(tmp_path: Path)
 
 
 def test_beside_a_dead_node_nobody_is_called_well_where_figures_are_too_noisy_to_tell() -> None:
-    faults = (*EVERY_SECOND_NODE, "--fault", "node40:dies=round2")
-    result = gpubench("scan", "--simulate", "hgx-h100-8*64", *faults)
+    faults = (*EVERY_SECOND_NODE, "--fault", "node10:dies=round2")
+    result = gpubench("scan", "--simulate", "hgx-h100-8*32", *faults)
     assert result.returncode == 1
     first = " ".join(result.stdout.split("\n\n")[1].split())
     assert (
-        first == "FAIL (simulated): 1 of 64 nodes is bad: node40 is gone, 63 could not be judged. Try: ping -c 3 node40"
+        first == "FAIL (simulated): 1 of 32 nodes is bad: node10 is gone, 31 could not be judged. Try: ping -c 3 node10"
     )
-
-
-@pytest.fixture
-def rounds(tmp_path: Path) -> Path:
-    gpubench("scan", "--simulate", "hgx-h100-8*16", "--fault", "node3:bandwidth=0.5", "--rounds", str(tmp_path / "r"))
-    return tmp_path / "r" / "scan.jsonl"
 
 
 def test_a_scan_goes_on_behind_a_line_that_was_cut_off(rounds: Path) -> None:
     whole = rounds.read_text()
     rounds.write_text("".join(whole.splitlines(keepends=True)[:4]) + '{"number":3,"pha')
-    again = ("scan", "--simulate", "hgx-h100-8*16", "--fault", "node3:bandwidth=0.5", "--resume", str(rounds.parent))
+    again = ("scan", *SLOW, "--resume", str(rounds.parent))
     assert gpubench(*again).returncode == 1
     assert [line.partition('"seconds"')[0] for line in rounds.read_text().splitlines()] == [
         line.partition('"seconds"')[0] for line in whole.splitlines()
@@ -361,10 +371,10 @@ def test_a_node_that_fails_by_its_facts_is_neither_counted_healthy_nor_kept(faul
     hostfile = tmp_path / "good.txt"
     where = f"node3:{fault}" if fault.partition(":")[1] == "" else f"node3.{fault}"
     faults = ["--fault", where, "--fault", "node1:bandwidth=0.5"]
-    result = gpubench("scan", "--simulate", "hgx-h100-8*16", *faults, "--hostfile", str(hostfile))
+    result = gpubench("scan", "--simulate", "hgx-h100-8*8", *faults, "--hostfile", str(hostfile))
     kept = {line.split()[0] for line in hostfile.read_text().splitlines()}
-    assert kept == {f"node{number}" for number in range(16)} - {"node1", "node3"}
-    assert "14 are healthy" in result.stdout.splitlines()[-1]
+    assert kept == {f"node{number}" for number in range(8)} - {"node1", "node3"}
+    assert "6 are healthy" in result.stdout.splitlines()[-1]
 
 
 def test_wrong_data_inside_a_node_are_a_failure() -> None:

@@ -1,7 +1,9 @@
 """What a scan that was killed had found is in the verdict of the one that goes on, and of the one judged again."""
 
 import json
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,23 @@ import pytest
 
 from tests.cli.running import gpubench
 
-MACHINE = "hgx-h100-8*16"
+MACHINE = "hgx-h100-8*10"
 DIED = '{"absent": {"5": "its supervisor is gone"}, "failed": {"3/1": "its worker died (signal 9, in phase 0)"}}\n'
 
 
+@cache
+def scanned(*words: str) -> list[str]:
+    """The lines of a scan with these words."""
+    with tempfile.TemporaryDirectory() as folder:
+        gpubench("scan", "--simulate", MACHINE, *words, "--rounds", f"{folder}/rounds")
+        return Path(folder, "rounds", "scan.jsonl").read_text().splitlines(keepends=True)
+
+
 def kept(folder: Path, *words: str, lines: int | None = None) -> list[str]:
-    """The lines of a scan with these words, of which so many are left."""
-    gpubench("scan", "--simulate", MACHINE, *words, "--rounds", str(folder))
-    path = folder / "scan.jsonl"
-    found = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(found[:lines]))
-    return found[:lines]
+    """The lines of a scan with these words, of which so many are left in the folder."""
+    found = scanned(*words)[:lines]
+    (folder / "scan.jsonl").write_text("".join(found))
+    return found
 
 
 def judged(folder: Path, how: str, *words: str) -> tuple[int, Mapping[str, Any]]:
