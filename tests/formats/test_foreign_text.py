@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ _OUR_OWN = (
 
 EVERY_FORMAT = (*FORMATS, SUMMARY, NAGIOS, NPD)
 hostile = together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
+worst = together("text", [HOSTILE[name] for name in sorted(WORST)], ids=lambda text: repr(text[:40]))
 
 Run = tuple[Metadata, tuple[Row, ...], Report]
 
@@ -96,14 +98,17 @@ def _machine(name: str) -> Sequence[Snapshot]:
     return read_machine(name)[0]
 
 
-_FEW = (0, 1, 4)
-"""Of the second node two GPUs of one switch and one of another: all eight have no other rows, and take the time."""
+_FEW = (0, 4)
+"""Of the second node two GPUs, which no switch joins: all eight have no other rows, and take the time."""
 
 
 def topo(text: str) -> Run:
     snapshot, *_ = _machine("h200x4-vm")
     held = GpuProcess(pid=1, name=text, memory_bytes=1, container=text)
-    gpus = tuple(replace(gpu, name=text, processes=(held,), throttle_reasons=(text,)) for gpu in snapshot.gpus)
+    gpus = tuple(
+        replace(gpu, name=text, processes=(held,), throttle_reasons=(text,), nvlinks=(gpu.nvlinks or ())[:2])
+        for gpu in snapshot.gpus[:2]
+    )
     hostile_node = replace(snapshot, host=text, gpus=gpus, machine=replace(snapshot.machine, cpu=text, kernel=text))
     other = _machine("l40s-pcie-switches")[0]
     nodes = [hostile_node, replace(other, host=f"{text}2", gpus=tuple(other.gpus[each] for each in _FEW))]
@@ -156,7 +161,7 @@ def test_the_longest_text_of_others_is_inert(run: Any, text: str) -> None:
     assert inert_in_every_format(run(text)) == []
 
 
-@hostile
+@worst
 def test_every_section_of_csv_is_inert(text: str) -> None:
     made = topo(text)
     for name in made[2].sections:
@@ -165,7 +170,7 @@ def test_every_section_of_csv_is_inert(text: str) -> None:
         assert list(PROBLEMS["csv"](written(CSV, collective(text), Style(section=name)))) == []
 
 
-@hostile
+@worst
 def test_files_hold_what_stdout_shows(text: str, tmp_path: Path) -> None:
     about, rows, report = collective(text)
     found = []
@@ -187,7 +192,7 @@ def test_json_is_exact(text: str) -> None:
     assert document["findings"][0]["subject"] == text
 
 
-@runs_and_texts
+@together("run, text", [*zip(cycle(RUNS.values()), map(HOSTILE.__getitem__, sorted(WORST)))])
 def test_in_colours_too_a_table_has_no_other_s_escapes(run: Any, text: str) -> None:
     shown = written(FORMATS[0], run(text), Style(color=True))
     assert list(PROBLEMS["table"](re.sub(r"\x1b\[[0-9;]*m", "", shown))) == []
