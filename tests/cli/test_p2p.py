@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_a_gpu_in_use_is_not_judged() -> None:
     ],
 )
 def test_what_is_slow_missing_or_not_judged_is_no_pass(fault: str, found: set[tuple[str, str]]) -> None:
-    arguments = ("p2p", "--simulate", "hgx-h100-8", "--fault", fault, "--no-patterns", "--strict", "--format", "json")
+    arguments = ("p2p", "--simulate", "hgx-h100-4", "--fault", fault, "--no-patterns", "--strict", "--format", "json")
     result = gpubench(*arguments)
     document = json.loads(result.stdout)
     assert {(each["id"], each["severity"]) for each in document["findings"]} == found
@@ -213,6 +214,13 @@ def test_a_run_that_was_cut_short_is_replayed_as_far_as_it_went(tmp_path: Path) 
     assert any(row["bandwidth_gb_s"] for row in found)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("p2p") / "recorded"
+    assert gpubench(*MACHINE, "--pairs", "0-1", "--sizes", "8", "--record", str(folder)).returncode == 0
+    return folder
+
+
 def edited(line: str, **changes: object) -> str:
     return json.dumps(json.loads(line) | changes)
 
@@ -234,9 +242,10 @@ def edited(line: str, **changes: object) -> str:
         (lambda lines: [edited(lines[0], wings=2)], "unknown field 'wings'"),
     ],
 )
-def test_a_damaged_recording_names_its_line(tmp_path: Path, edit: Callable[[list[str]], list[str]], said: str) -> None:
-    folder = tmp_path / "recorded"
-    assert gpubench(*MACHINE, "--pairs", "0-1", "--sizes", "8", "--record", str(folder)).returncode == 0
+def test_a_damaged_recording_names_its_line(
+    recorded: Path, edit: Callable[[list[str]], list[str]], said: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(recorded, tmp_path / "recorded"))
     samples = folder / "p2p.jsonl"
     samples.write_text("".join(f"{line}\n" for line in edit(samples.read_text().splitlines())))
     result = gpubench("p2p", "--replay", str(folder))
