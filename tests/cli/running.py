@@ -52,7 +52,7 @@ def broken(fault: str) -> dict[str, str]:
     return environment(PYTHONPATH=f"{INJECT}{os.pathsep}{ROOT}", GPUBENCH_TEST_FAULT=fault)
 
 
-_MEASURES_NOTHING = {"compare", "explain", "plan", "profiles", "report"}
+_MEASURES_NOTHING = {"compare", "explain", "profiles", "report"}
 _OF_ANOTHER_MACHINE = {"--simulate", "--replay", "--from"}
 _VARIABLES = environment()
 
