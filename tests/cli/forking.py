@@ -246,7 +246,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
     if FORKED_RANKS in os.environ:
-        launch.Launcher.command = _of_forks  # type: ignore[method-assign]
+        launch.module_command = _of_forks
 
 
 def _end(code: int) -> None:
@@ -274,9 +274,9 @@ class _KeptLauncher(launch.Launcher):
         return [*asking(Path(self.path), Path(self.path, str(ranks))), *arguments]
 
 
-def _of_forks(self: launch.Launcher, ranks: int, arguments: Sequence[str]) -> list[str]:
-    """In the place of `Launcher.command`: what its mpirun starts asks for forks."""
-    return [self.path, "-n", str(ranks), *asking(Path(os.environ[FORKED_RANKS])), *arguments]
+def _of_forks(_module: str, *arguments: str) -> list[str]:
+    """In the place of `module_command` where launchers are asked for ranks: what they start asks for forks."""
+    return [*asking(Path(os.environ[FORKED_RANKS])), *arguments]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A check of an allocation or of named hosts in one command, with real mpirun ranks and a stand-in for srun."""
+"""A check of an allocation or of named hosts in one command, with a real mpirun and a stand-in for srun."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.plans import CheckPlan
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
+from tests.mpi import kept
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
 
@@ -88,7 +89,7 @@ def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path
     hosts, output = tmp_path / "hosts", tmp_path / "gate.json"
     hosts.write_text("localhost slots=2\n")
     options = ("--profile", "host", "--output", str(output))
-    result = gpubench("check", "--hosts", str(hosts), *options, env=environment(**MPI_ENVIRONMENT))
+    result = kept.own_gpubench("check", "--hosts", str(hosts), *options, env=environment(**MPI_ENVIRONMENT))
     said = result.stderr.splitlines()[0]
     assert re.match(r"gpubench: \S*mpirun -n 2 --host localhost:2 --map-by ppr:2:node:OVERSUBSCRIBE ", said)
     command = shlex.split(said)
@@ -135,7 +136,8 @@ def test_several_hosts_are_checked_in_an_exit_style(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=2\n")
     options = ("check", "--quick", "--profile", "host", "--hosts", str(hosts), "--exit-style", "nagios")
-    result = gpubench(*options, env=environment(GPUBENCH_OUTPUT=str(tmp_path / "own.json"), **MPI_ENVIRONMENT))
+    variables = environment(GPUBENCH_OUTPUT=str(tmp_path / "own.json"), **MPI_ENVIRONMENT)
+    result = kept.own_gpubench(*options, env=variables)
     assert json.loads((tmp_path / "own.json").read_text())["metadata"]["command"][-1] == "nagios"
     assert (result.returncode, result.stdout.split(" - ")[0]) == (0, "GPUBENCH CHECK OK"), result.stderr
 
