@@ -12,7 +12,7 @@ import pytest
 
 from gpubench.model.results.report import PAIR_COLUMNS
 from tests.cli.running import environment, gpubench
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 from tests.mpi import kept
 
 MACHINE = ("p2p", "--simulate", "hgx-h200-4")
@@ -65,7 +65,7 @@ def test_the_document_validates(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
     assert gpubench(*MACHINE, "--output", str(output)).returncode == 0
     document = json.loads(output.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     sections = ["pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings"]
     assert list(document)[6:] == sections
     assert document["metadata"]["profile"]["name"] == "hgx-h200-4"
@@ -333,7 +333,7 @@ def test_managed_memory_stands_beside_plain_memory(tmp_path: Path) -> None:
     assert all(word in head for word in ("copy engine", "kernel", "prefetch", "page faults", "in place"))
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 100
     document = json.loads(output.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     engines = {(row["engine"], row["source"] == "host") for row in document["pairs"]}
     assert {("prefetch", True), ("faults", False), ("in place", True), ("sm", True)} <= engines
     again = gpubench("report", str(output))

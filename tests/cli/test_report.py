@@ -27,7 +27,7 @@ def timeless(text: str) -> str:
     return re.sub(r"^took [\d.]+ s$", "took a while", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("arguments", [STAGED, ("check", "--simulate", "hgx-h200-4", "--fault", "gpu1:nvlink=12")])
+@pytest.mark.parametrize("arguments", [STAGED, ("check", "--simulate", "hgx-h200-2", "--fault", "gpu1:nvlink=12")])
 def test_the_terminal_shows_what_the_run_showed(arguments: tuple[str, ...], tmp_path: Path) -> None:
     path = str(kept(tmp_path, *arguments))
     for look in ((), ("-q",), ("-v",), ("--summary",), ("--width", "60"), ("--exit-style", "nagios")):

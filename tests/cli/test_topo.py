@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo import TOPO_SECTIONS
 from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import VALIDATOR, validate
 
 MACHINES = ROOT / "tests" / "machines"
 XML = MACHINES / "h200x4-nccl-xml" / "from.xml"
@@ -126,7 +127,7 @@ def test_a_simulated_machine_says_so_in_every_row(tmp_path: Path) -> None:
     assert "3 nodes  24 GPUs  (SIMULATED)" in result.stdout
     assert "and node1: GPU5 NVLinks active 12 (others 18)" in result.stdout
     document = json.loads(output.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     for section in ("gpus", "nvlinks", "nics", "nodes", "pairs"):
         assert {row["origin"] for row in document[section]} == {"simulated"}
     assert document["metadata"]["profile"]["name"] == "hgx-h100-8"
@@ -201,10 +202,15 @@ def test_a_run_that_fails_leaves_no_half_recording(tmp_path: Path) -> None:
     assert gpubench("topo", "--from", str(XML), "--record", str(folder)).returncode == 0
 
 
-def test_recorded_here_replays_as_recorded(tmp_path: Path) -> None:
-    folder = tmp_path / "recorded"
+@pytest.fixture(scope="module")
+def recorded_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here") / "recorded"
     assert gpubench("topo", "--record", str(folder)).returncode == 0
-    document = json.loads(gpubench("topo", "--replay", str(folder), "--format", "json").stdout)
+    return folder
+
+
+def test_recorded_here_replays_as_recorded(recorded_here: Path) -> None:
+    document = json.loads(gpubench("topo", "--replay", str(recorded_here), "--format", "json").stdout)
     assert document["metadata"]["origin"] == "recorded"
     assert [row["rank"] for row in document["ranks"]] == [0]
 
@@ -220,9 +226,8 @@ def test_a_damaged_recording_names_its_file(tmp_path: Path, bad: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_damaged_rank_facts_name_their_line(tmp_path: Path) -> None:
-    folder = tmp_path / "recorded"
-    assert gpubench("topo", "--record", str(folder)).returncode == 0
+def test_damaged_rank_facts_name_their_line(recorded_here: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(recorded_here, tmp_path / "recorded"))
     facts = folder / "ranks.jsonl"
     facts.write_text(facts.read_text() + "{]\n")
     result = gpubench("topo", "--replay", str(folder))
@@ -231,7 +236,7 @@ def test_damaged_rank_facts_name_their_line(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    command = f"{sys.executable} -m gpubench topo --simulate 'hgx-h100-8*64' --format csv | head -1"
+    command = f"{sys.executable} -m gpubench topo --simulate 'hgx-h100-8*16' --format csv | head -1"
     result = subprocess.run(
         ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
         capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
@@ -244,7 +249,7 @@ def test_an_interrupt_is_one_line() -> None:
     environ = environment(PYTHONPATH=str(ROOT))
     code = (
         "import sys, time; import gpubench.hardware.probe as probe; from gpubench.cli.app import main; "
-        "probe.Probe.snapshot = lambda *_: (print('ready', flush=True), time.sleep(60)); "
+        "probe.stage_commands = dict; probe.Probe.snapshot = lambda *_: (print('ready', flush=True), time.sleep(60)); "
         "sys.argv = ['gpubench', 'topo']; main()"
     )
     job = subprocess.Popen(

@@ -1,14 +1,15 @@
 """Curves in a terminal: what was measured is where it belongs, at any width, in any encoding."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.lines import plot_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points, charts
-from tests.cli.running import environment, gpubench
+from tests.cli.running import ROOT, environment, gpubench
 from tests.formats.sample import ROW
 
 SWEEP = [
@@ -46,18 +47,25 @@ def test_a_picture_fits_whatever_was_measured(first: Points, second: Points, wid
     assert max(map(len, plot_lines(chart, width))) <= max(width, 40)
 
 
-@pytest.mark.parametrize("width", ["40", "80"])
-def test_a_plot_needs_neither_utf_8_nor_colours(width: str) -> None:
+PLOT = ("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:4G:4", "--plot", "--width")
+
+
+def picture_of(shown: str, frame: str, width: int) -> list[str]:
+    picture = [line for line in shown.splitlines() if line[10:11] == frame]
+    assert len(picture) == 15
+    assert max(map(len, picture)) <= width
+    return picture
+
+
+def test_a_plot_needs_neither_utf_8_nor_colours() -> None:
     plain = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0", NO_COLOR="1")
-    result = gpubench(
-        *("allreduce", "--simulate", "hgx-h200-4", "--sizes", "1K:4G:4", "--plot", "--width", width), env=plain
-    )
-    assert result.returncode == 0, result.stderr
+    command = [sys.executable, "-m", "gpubench", *PLOT, "40"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=plain, cwd=ROOT)
     assert result.stdout.isascii()
     assert "\x1b" not in result.stdout
-    picture = [line for line in result.stdout.splitlines() if line[10:11] == "|"]
-    assert len(picture) == 15
-    assert max(map(len, picture)) <= int(width)
+    narrow = picture_of(result.stdout, "|", 40)
+    wide = picture_of(gpubench(*PLOT, "80").stdout, "│", 80)
+    assert max(map(len, wide)) > max(map(len, narrow))
 
 
 def test_two_sizes_are_no_curve() -> None:
