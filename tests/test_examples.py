@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the stand-ins, and with files that examples read as if they were there."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "bin").mkdir()
-    with forking.for_shells(tmp_path_factory.mktemp("fork"), environment(PYTHONPATH=str(ROOT))) as program:
+    with forking.for_shells(tmp_path_factory.mktemp("fork")) as program:
         for name, line in STAND_INS.items():
             path = folder / "bin" / name
             path.write_text("#!/bin/bash\n" + line.replace("{gpubench}", program) + "\n")

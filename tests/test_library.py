@@ -18,7 +18,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
 from tests.cli import forking
-from tests.cli.running import ROOT, environment
+from tests.cli.running import ROOT
 from tests.cli.running import gpubench as command_line
 
 NODE = "hgx-h100-8"
@@ -28,11 +28,9 @@ NODE = "hgx-h100-8"
 def _forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands are forks of a process that has imported gpubench; `test_a_process_of_its_own` starts one as it is."""
     folder = tmp_path_factory.mktemp("fork")
-    started = forking.listening(folder, environment(PYTHONPATH=str(ROOT)))
-    with started, pytest.MonkeyPatch.context() as patched:
+    with forking.for_shells(folder), pytest.MonkeyPatch.context() as patched:
         patched.setattr(library, "module_command", lambda _, *arguments: [*forking.asking(folder), *arguments])
         yield
-        started.kill()
 
 
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

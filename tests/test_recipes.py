@@ -70,7 +70,7 @@ COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the stand-ins."""
     tools = tmp_path_factory.mktemp("tools")
-    with forking.for_shells(tools, environment(PYTHONPATH=str(ROOT))) as program:
+    with forking.for_shells(tools) as program:
         for name, line in STAND_INS.items():
             path = tools / name
             path.write_text(f"#!/bin/bash\n{line.replace('{gpubench}', program)}\n")

@@ -92,8 +92,15 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            process = subprocess.Popen(command, env={**others, **encoding}, pass_fds=[theirs.fileno()], cwd=_ROOT)
-        atexit.register(process.wait)
+            process = subprocess.Popen(
+                command,
+                env={**others, **encoding},
+                pass_fds=[theirs.fileno()],
+                cwd=_ROOT,
+                stdout=subprocess.PIPE,  # as a shell's: Python asks once whether it can seek
+                stderr=subprocess.PIPE,
+            )
+        atexit.register(process.communicate)
         atexit.register(self._socket.close)  # comes first, and ends it
 
     def ask(self, request: str, streams: Sequence[int], seconds: float) -> int | None:
@@ -109,15 +116,25 @@ class _Server:
             self._socket.recv(64)
             return None
 
+    def listen(self, listening: socket.socket) -> int:
+        """Have a fork that forks for whoever connects there, until it is killed: its number."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listening.fileno()]))]
+        self._socket.sendmsg([json.dumps({"listens": True}).encode()], rights)
+        return int(self._socket.recv(64))
+
 
 @contextmanager
-def for_shells(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def for_shells(folder: Path) -> Iterator[str]:
     """A process that forks for a shell's commands while the block lasts: what comes before their arguments there."""
-    with listening(folder, environment) as started:
-        try:
-            yield shlex.join(asking(folder))
-        finally:
-            started.kill()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as place:
+        place.bind(str(folder / "fork"))
+        place.listen()
+        usual = frozenset(item for item in os.environ.items() if item[0].startswith(_ENCODING))
+        process = _server(usual).listen(place)
+    try:
+        yield shlex.join(asking(folder))
+    finally:
+        os.kill(process, 9)
 
 
 def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "subprocess.Popen[bytes]":
@@ -170,15 +187,24 @@ def serve_one(connection: socket.socket) -> bool:
     Where the other end is closed before the child has ended, the child is killed.
     """
     for request, streams in _requests(connection):
+        told = json.loads(request)
+        listens = "listens" in told
         child = os.fork()
+        if child == 0 and listens:
+            launch.die_with_parent()
+            connection.close()
+            serve(socket.socket(fileno=streams[0]))
+            return True
         if child == 0:
             _join(_asking(connection))
             connection.close()
-            _become(json.loads(request), streams)
+            _become(told, streams)
             return True
         for stream in streams:
             os.close(stream)
         connection.send(str(child).encode())
+        if listens:
+            continue
         ended = os.pidfd_open(child)
         if ended not in select.select([ended, connection.fileno()], [], [])[0]:
             os.kill(child, 9)

@@ -47,7 +47,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What stands for gpubench in a shell: it forks, and has stdout and stderr of the shell, or does not have them."""
-    with forking.for_shells(tmp_path_factory.mktemp("fork"), environment(PYTHONPATH=str(ROOT))) as program:
+    with forking.for_shells(tmp_path_factory.mktemp("fork")) as program:
         yield program
 
 
