@@ -25,6 +25,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo import TOPO_SECTIONS
+from tests.cli import forking
 from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR, validate
 
@@ -235,12 +236,13 @@ def test_damaged_rank_facts_name_their_line(recorded_here: Path, tmp_path: Path)
     assert "ranks.jsonl, line 2" in result.stderr
 
 
-def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    command = f"{sys.executable} -m gpubench topo --simulate 'hgx-h100-8*16' --format csv | head -1"
-    result = subprocess.run(
-        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
-        capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
-    )  # fmt: skip
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
+    with forking.for_shells(tmp_path) as program:
+        command = f"{program} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
+        result = subprocess.run(
+            ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
+            capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
+        )  # fmt: skip
     assert result.stdout.splitlines() == [",".join(PAIR_COLUMNS), "3"]
     assert result.stderr == ""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import forking
 from tests.cli.running import ROOT, environment, gpubench
 
 MACHINE = ("watch", "--simulate", "hgx-h200-4", "--for", "4s")
@@ -246,13 +247,16 @@ def test_without_a_gpu_nothing_is_measured() -> None:
     assert "no usable GPU" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
-    command = [sys.executable, "-m", "gpubench", "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
-    started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    started.stdout.readline()
-    started.stdout.close()
-    assert started.wait(300) == 3
+def test_a_reader_that_goes_away_ends_the_watch_quietly(tmp_path: Path) -> None:
+    with forking.for_shells(tmp_path):
+        command = [*forking.asking(tmp_path), "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
+        started = subprocess.Popen(
+            command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert started.stdout is not None
+        started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(300) == 3
     assert started.stderr is not None
     told = started.stderr.read()
     started.stderr.close()
@@ -304,22 +308,23 @@ DRAWN, ALTERNATE, BACK = b"\x1b[H", b"\x1b[?1049h", b"\x1b[?1049l"
 SIMULATED = ("--simulate", "hgx-h100-8", "--fault", "node0:traffic=staged", "--interval", "200ms", "--for", "1h")
 
 
-@pytest.mark.parametrize("how", [b"q", b"\x03", "signal"])
-def test_q_and_ctrl_c_end_a_live_watch_with_its_report(how: bytes | str) -> None:
-    terminal = Terminal(24, 80, *SIMULATED)
-    terminal.read_until(DRAWN, times=3)
-    if isinstance(how, bytes):
-        terminal.type(how)
-    else:
-        os.kill(terminal.process, signal.SIGTERM)
+def check_report(terminal: Terminal, said: bytes = b"FAIL host-staged") -> None:
+    """A live watch that was ended shows its report where it was started."""
     assert terminal.end() == 0
     screen, _, report = terminal.shown.partition(BACK)
     assert ALTERNATE in screen
-    assert b"FAIL host-staged" in report
+    assert said in report
     assert b"Traceback" not in terminal.shown
 
 
-def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
+def test_a_signal_ends_a_live_watch_with_its_report() -> None:
+    terminal = Terminal(24, 80, *SIMULATED)
+    terminal.read_until(DRAWN, times=3)
+    os.kill(terminal.process, signal.SIGTERM)
+    check_report(terminal)
+
+
+def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is_and_q_ends_it() -> None:
     terminal = Terminal(24, 80, *SIMULATED)
     terminal.read_until(DRAWN, times=2)
     terminal.resize(8, 40)
@@ -330,12 +335,12 @@ def test_a_terminal_that_shrinks_is_drawn_as_small_as_it_is() -> None:
         if frame.count(b"\n") <= 8:
             break
     terminal.type(b"q")
-    assert terminal.end() == 0
+    check_report(terminal)
     assert frame.count(b"\n") <= 8
     assert b"staged" in frame
 
 
-def test_a_terminal_of_another_size_is_drawn_at_once() -> None:
+def test_a_terminal_of_another_size_is_drawn_at_once_and_ctrl_c_ends_it() -> None:
     """With the reading that was there, and not with the next."""
     terminal = Terminal(24, 80, *SIMULATED[:4], "--interval", "6s", "--for", "1h", COLUMNS="50")
     terminal.read_until(b"staged")
@@ -345,8 +350,8 @@ def test_a_terminal_of_another_size_is_drawn_at_once() -> None:
     before, _, after = terminal.shown.partition(b"more lines: the")[0].rpartition(DRAWN)
     seconds = [re.findall(rb"\(SIMULATED\)  (\d+) of", each)[-1] for each in (before, after)]
     assert seconds[0] == seconds[1]
-    terminal.type(b"q")
-    assert terminal.end() == 0
+    terminal.type(b"\x03")
+    check_report(terminal, said=b"  watch  6 s  (SIMULATED)")
 
 
 def test_the_docs_show_what_it_prints() -> None:
@@ -359,32 +364,33 @@ def test_the_docs_show_what_it_prints() -> None:
 def test_the_gate_of_the_docs_ends_a_job_that_is_staged(tmp_path: Path) -> None:
     """The script as it stands there; `srun` stands in for itself, and what it starts for a job and for its traffic."""
     script = (ROOT / "docs/watch.md").read_text().partition("```bash\n")[2].partition("```")[0]
-    stand_in = f"""#!/bin/bash
+    stand_in = """#!/bin/bash
 case "$*" in *gpubench*) ;; *) exec sleep 3600;; esac
 [ $TRAFFIC = refused ] && exit 1
 while [ "$1" != --strict ]; do shift; done
-exec {sys.executable} -m gpubench watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
+exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
-    (tmp_path / "srun").write_text(stand_in)
-    (tmp_path / "srun").chmod(0o755)
     said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
-    for traffic, told in said.items():
-        (tmp_path / "watch.json").unlink(missing_ok=True)
-        path = f"{tmp_path}:{os.environ['PATH']}"
-        variables = environment(PATH=path, PYTHONPATH=str(ROOT), SLURM_JOB_ID="4711", TRAFFIC=traffic)
-        shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
-        done = subprocess.run(
-            ["bash", "-c", shortened],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert told in done.stdout, done.stderr
-        assert done.stdout or traffic == "refused"
-        assert "staged" not in done.stdout or traffic == "staged"
+    with forking.for_shells(tmp_path) as program:
+        (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", program))
+        (tmp_path / "srun").chmod(0o755)
+        for traffic, told in said.items():
+            (tmp_path / "watch.json").unlink(missing_ok=True)
+            path = f"{tmp_path}:{os.environ['PATH']}"
+            variables = environment(PATH=path, SLURM_JOB_ID="4711", TRAFFIC=traffic)
+            shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
+            done = subprocess.run(
+                ["bash", "-c", shortened],
+                env=variables,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert told in done.stdout, done.stderr
+            assert done.stdout or traffic == "refused"
+            assert "staged" not in done.stdout or traffic == "staged"
 
 
 @pytest.mark.parametrize(
