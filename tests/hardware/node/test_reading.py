@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,14 @@ def files_opened(machine: LargeMachine, root: Path) -> int:
 
 
 def test_what_is_opened_grows_with_the_devices_and_with_nothing_else(tmp_path: Path) -> None:
-    usual = files_opened(LargeMachine(4, 100, 16, 100), tmp_path / "usual")
-    assert files_opened(LargeMachine(4, 100, 256, 100), tmp_path / "cpus") == usual
-    assert files_opened(LargeMachine(4, 300, 16, 100), tmp_path / "devices") == usual + 200
-    processes = files_opened(LargeMachine(4, 100, 16, 1100), tmp_path / "processes")
-    assert processes - usual == round(1000 * (1 - KERNELS_SHARE))
-    gpus = files_opened(LargeMachine(8, 100, 16, 100), tmp_path / "gpus")
-    assert (gpus - usual) / 4 <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE
-    assert usual <= 4 * DEVICES_OF_A_GPU * FILES_OF_A_DEVICE + 100 + 10 + OF_THE_MACHINE
+    usual = files_opened(LargeMachine(1, 10, 4, 20), tmp_path / "usual")
+    assert files_opened(LargeMachine(1, 10, 64, 20), tmp_path / "cpus") == usual
+    assert files_opened(LargeMachine(1, 30, 4, 20), tmp_path / "devices") == usual + 20
+    processes = files_opened(LargeMachine(1, 10, 4, 120), tmp_path / "processes")
+    assert processes - usual == round(100 * (1 - KERNELS_SHARE))
+    gpus = files_opened(LargeMachine(3, 30, 4, 20), tmp_path / "gpus")
+    assert (gpus - usual - 20) / 2 <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE
+    assert usual <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE + 10 + 10 + OF_THE_MACHINE
 
 
 def sent(facts: SysfsFacts) -> SysfsFacts:
@@ -117,20 +118,32 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return SMALL.build(tmp_path_factory.mktemp("small")).root
 
 
-@settings(max_examples=examples(50))
-@given(st.lists(st.tuples(st.integers(0), MANGLED), min_size=1, max_size=12))
-def test_no_damage_to_a_tree_is_an_error(small: Path, damage: list[tuple[int, bytes | int | str]]) -> None:
-    files = plain_files(small)
-    with damaged([(files[number % len(files)], how) for number, how in damage]):
+@pytest.fixture(scope="module")
+def files(small: Path) -> list[Path]:
+    return plain_files(small)
+
+
+@pytest.fixture(scope="module")
+def healthy(small: Path) -> SysfsFacts:
+    return read_sysfs(small)
+
+
+@settings(max_examples=examples(30))
+@given(st.integers(5, 30), st.integers(0, 29), st.lists(MANGLED, min_size=1, max_size=12))
+def test_no_damage_to_a_tree_is_an_error(
+    small: Path, files: list[Path], apart: int, first: int, damage: list[bytes | int | str]
+) -> None:
+    with damaged(list(zip(files[first % apart :: apart], cycle(damage), strict=False))):
         facts, rank = read_sysfs(small), read_rank_facts(0, 0, 0, {}, small)
     assert sent(facts) == facts
     assert from_plain(RankFacts, json.loads(json.dumps(to_plain(rank), allow_nan=False))) == rank
 
 
-@settings(max_examples=examples(50))
-@given(st.integers(0), st.lists(MANGLED, min_size=1, max_size=6))
-def test_a_damaged_device_costs_no_other(small: Path, which: int, damage: list[bytes | int | str]) -> None:
-    healthy = read_sysfs(small)
+@settings(max_examples=examples(25))
+@given(st.integers(0), st.lists(MANGLED, min_size=4, max_size=12))
+def test_a_damaged_device_costs_no_other(
+    small: Path, healthy: SysfsFacts, which: int, damage: list[bytes | int | str]
+) -> None:
     victim = healthy.pci_devices[which % len(healthy.pci_devices)].bus_id
     folder = small / "sys/bus/pci/devices" / victim
     own = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in ("class", "vendor")]
