@@ -41,7 +41,7 @@ import os, socket, sys
 os.setuid(int(sys.argv[1]))
 asking = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 asking.bind("")
-asking.settimeout(1.5)
+asking.settimeout(float(sys.argv[4]))
 asking.sendto(bytes.fromhex(sys.argv[3]), "\\0" + sys.argv[2])
 try:
     print(len(asking.recv(1 << 16)))
@@ -103,12 +103,12 @@ def local_flood(names: Sequence[str], uid: int = NOBODY, senders: int = 1) -> It
 
 def answer_to_stranger(name: str, data: bytes) -> int:
     """The bytes that a watchdog answers another user of this host; 0 for silence."""
-    return answer_to(name, data, NOBODY)
+    return answer_to(name, data, NOBODY, 0.5)
 
 
-def answer_to(name: str, data: bytes, uid: int) -> int:
-    """The same for a user of one's choice."""
-    command = [sys.executable, "-c", ASK, str(uid), name, data.hex()]
+def answer_to(name: str, data: bytes, uid: int, seconds: float = 60) -> int:
+    """The same for a user of one's choice, who waits so long."""
+    command = [sys.executable, "-c", ASK, str(uid), name, data.hex(), str(seconds)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 
 

@@ -21,6 +21,7 @@ from gpubench.hardware.watchdog import main as watchdog_process
 from gpubench.hardware.watchdog import peers
 from gpubench.hardware.watchdog.main import Watchdog
 from gpubench.hardware.watchdog.messages import (
+    END_SIGNAL,
     MessageKind,
     ProgressBlock,
     UdpAddress,
@@ -33,12 +34,15 @@ from gpubench.model.terms import ranks as hang
 from gpubench.model.terms.ranks import LostRank, Phase
 from tests.cli.running import ROOT, environment
 
-TIMEOUT = 0.5
+TIMEOUT = 0.3
 NEVER = 1000.0
 """The time-out where nothing is to run out."""
 
 SECONDS = 60
 """What has to happen happens long before."""
+
+ENDED = -END_SIGNAL
+"""The exit code of a rank that its watchdog has ended; a gpubench has 3, as its handler of that signal says."""
 
 
 Card = tuple[str, str, list[UdpAddress]]
@@ -76,8 +80,9 @@ class Clock:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "SECONDS_TO_START", 2 * TIMEOUT)
     monkeypatch.setattr(watchdog_process, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_ANSWERS", 0.5)
+    monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_ANSWERS", 0.3)
     monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_LOWER_RANKS", 0.2)
+    monkeypatch.setattr(watchdog_process, "_SECONDS_TO_REPORT", 0.1)
     monkeypatch.setattr(watchdog_process, "_SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(watchdog_process, "_SECONDS_FOR_RAS", 0.2)
     monkeypatch.setattr(watchdog_process, "_is_parent", lambda _pid: True)
@@ -107,15 +112,7 @@ class Rank:
     """A process that sleeps, and a thread that is its watchdog."""
 
     def __init__(self, rank: int, ranks: int, job: str, clock: Clock, timeout_s: float) -> None:
-        dying = (
-            f"from gpubench.hardware.watchdog.rank import *; die_at_once_on({int(signal.SIGQUIT)}); print(flush=True)"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{dying}; import time; time.sleep(300)"], stdout=subprocess.PIPE, cwd=ROOT
-        )
-        assert self.process.stdout is not None
-        with self.process.stdout as stdout:
-            stdout.readline()
+        self.process = subprocess.Popen(["sh", "-c", "ulimit -c 0; exec sleep 300"])
         self.block = ProgressBlock()
         self.heard = Heard()
         self.control, other = socket.socketpair()
@@ -200,8 +197,8 @@ SECRET = "5e" * 32
 
 def meet(ranks: list[Rank], cards: Sequence[Card] = ()) -> None:
     for rank in ranks:
-        rank.thread.start()
         rank.block.enter(Phase.OPERATION, "64K", 20)
+        rank.thread.start()
         rank.say(kind="met", job="j", secret=SECRET, cards=cards or [each.card for each in ranks])
 
 
@@ -231,7 +228,7 @@ def test_the_first_rank_speaks_for_all_even_when_it_is_the_one_that_is_stopped(r
     three = ranks(3)
     three[0].stop()
     meet(three)
-    assert ended(three) == [3, 3, 3]
+    assert ended(three) == [ENDED, ENDED, ENDED]
     assert [len(rank.heard.errors) for rank in three] == [1, 0, 0]
     said = str(three[0].heard.errors[0])
     assert "the others wait for rank 0" in said
@@ -242,11 +239,11 @@ def test_the_first_rank_speaks_for_all_even_when_it_is_the_one_that_is_stopped(r
 def test_a_rank_that_moves_keeps_all_alive_and_its_end_ends_it(ranks: Ranks, clock: Clock) -> None:
     two = ranks(2)
     meet(two)
-    for _ in range(40):
+    for _ in range(25):
         two[1].block.completed()
         clock.pass_by(TIMEOUT / 10)
     assert [rank.process.poll() for rank in two] == [None, None]
-    assert ended(two) == [3, 3]
+    assert ended(two) == [ENDED, ENDED]
     assert "the others wait for rank 0" in str(two[0].heard.errors[0])
 
 
@@ -255,7 +252,7 @@ def test_where_the_first_watchdog_is_gone_the_next_speaks(ranks: Ranks) -> None:
     meet(three)
     until(lambda: know_each_other(three))
     three[0].close()
-    assert ended(three[1:]) == [3, 3]
+    assert ended(three[1:]) == [ENDED, ENDED]
     assert [len(rank.heard.errors) for rank in three[1:]] == [1, 0]
     assert "rank 0 on n0: neither it nor its watchdog answers" in str(three[1].heard.errors[0])
 
@@ -275,7 +272,7 @@ def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: 
     (address,) = two[1].card[2]
     datagrams = SealedDatagrams([two[0].sockets[2]], 0, {1: [address]}, SECRET, "j")
     datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), datagrams.candidates(1)[0])
-    assert ended([two[1]]) == [3]
+    assert ended([two[1]]) == [ENDED]
     assert two[1].heard.errors == []
 
 
@@ -285,11 +282,11 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
     for rank in three[:2]:
         rank.block.enter(Phase.MPI_INIT)
         rank.thread.start()
-    assert ended(three[:1]) == [3]
+    assert ended(three[:1]) == [ENDED]
     said = str(three[0].heard.errors[0])
     assert f"missing:  rank 1 on n0 (pid {three[1].process.pid}): its process is stopped" in said
     assert "missing:  rank 2: never started, or on another host" in said
-    assert ended(three[1:2]) == [3]
+    assert ended(three[1:2]) == [ENDED]
 
 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +298,7 @@ def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, mo
     meet([one], [one.card, other.card])
     clock.pass_by(2 * TIMEOUT)
     assert one.process.poll() is None
-    assert ended([one]) == [3]
+    assert ended([one]) == [ENDED]
     assert one.heard.notes[0].startswith("the watchdogs of rank 1 on n1 do not answer that of rank 0: a firewall drops")
     assert "rank 1 on n0: neither it nor its watchdog answers" in str(one.heard.errors[0])
 
@@ -316,7 +313,7 @@ def test_a_suspended_job_has_its_full_time_again(ranks: Ranks, clock: Clock) -> 
         rank.block.completed()
         rank.process.send_signal(signal.SIGCONT)
     assert [rank.process.poll() for rank in two] == [None, None]
-    assert ended(two) == [3, 3]
+    assert ended(two) == [ENDED, ENDED]
 
 
 def test_time_in_which_the_watchdog_slept_too_does_not_count(ranks: Ranks, clock: Clock) -> None:
@@ -336,7 +333,7 @@ def test_time_in_which_the_watchdog_slept_too_does_not_count(ranks: Ranks, clock
     assert slept.wait(SECONDS)
     clock.pass_by(0.6 * TIMEOUT)
     assert one.heard.errors == []
-    assert ended([one]) == [3]
+    assert ended([one]) == [ENDED]
     assert str(one.heard.errors[0]).startswith(("no progress for 0 s", "no progress for 1 s"))
 
 
@@ -410,7 +407,7 @@ def test_a_stuck_rank_with_a_thread_that_helps_aborts_first(ranks: Ranks) -> Non
     one.say(kind="helps")
     meet([one])
     one.say(kind="places", places=["rank 0 on n0 (GPU 7, 0000:07:00.0)"])
-    assert ended([one]) == [3]
+    assert ended([one]) == [ENDED]
     helper.join(SECONDS)
     assert said == ["trouble", "abort"]
     assert "library:  rank 0 on n0 (GPU 7, 0000:07:00.0): NCCL's asynchronous error: x" in str(one.heard.errors[0])
@@ -420,16 +417,17 @@ def test_a_rank_whose_launcher_is_gone_is_ended(ranks: Ranks, monkeypatch: pytes
     (one,) = ranks(1, NEVER)
     meet([one])
     monkeypatch.setattr(watchdog_process, "_parent_of", lambda _pid: "1")
-    assert ended([one]) == [3]
+    assert ended([one]) == [ENDED]
     assert one.heard.errors == []
 
 
 SCRIPT = """
-import sys, time
+import dataclasses, sys, time
 from gpubench.hardware.watchdog import rank as watchdog
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.model.terms.ranks import Phase
-progress = watchdog.start(0, 1, "n0", {"hang": 0.5, "hang later": 3.0}.get(sys.argv[2], 1000.0), sys.argv[1] or None)
+watchdog._SECONDS_STOPPED = watchdog._SECONDS_TO_END_TOO = 0.1
+progress = watchdog.start(0, 1, "n0", 0.5 if sys.argv[2] == "hang" else 1000.0, sys.argv[1] or None)
 progress.exchange_addresses(AloneGroup())
 progress.name_ranks(["rank 0 on n0 (GPU 3)"])
 print(progress._watchdog.pid, flush=True)
@@ -439,6 +437,10 @@ if sys.argv[2] != "end":
 progress.enter(Phase.OPERATION, "64K", 9)
 if sys.argv[2] == "end when told":
     sys.stdin.readline()
+elif sys.argv[2] == "a next watchdog with less patience":
+    progress._watchdog._watched = dataclasses.replace(progress._watchdog._watched, timeout_s=0.5)
+    print(flush=True)
+    time.sleep(300)
 elif sys.argv[2] != "end":
     time.sleep(300)
 assert not progress.is_ending
@@ -456,7 +458,9 @@ def script(*arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_until_it_watches(pid: int) -> None:
+    """Under a name and in a session of its own."""
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "gpubench-watch\n")
+    assert os.getsid(pid) == pid
 
 
 def is_gone(pid: int) -> bool:
@@ -480,31 +484,28 @@ def test_a_process_that_ends_takes_its_watchdog_along() -> None:
     assert is_gone(int(stdout))
 
 
-def test_a_watchdog_that_is_killed_is_followed_by_one_that_knows_as_much() -> None:
+HOW_IT_ENDS = {
+    signal.SIGKILL: "was killed by signal 9",
+    signal.SIGINT: "was killed by signal 2",
+    signal.SIGSTOP: "was stopped by a signal, and killed since it did not go on",
+}
+
+
+@pytest.mark.parametrize("number", HOW_IT_ENDS)
+def test_a_watchdog_that_is_ended_or_stopped_is_followed_by_one_that_knows_as_much(number: signal.Signals) -> None:
     """It names the rank with its GPU, asks for the library's error and has the communicator aborted."""
-    rank = script("", "hang later")
+    rank = script("", "a next watchdog with less patience")
     assert rank.stdout is not None
     first = int(rank.stdout.readline())
     wait_until_it_watches(first)
-    os.kill(first, signal.SIGKILL)
+    rank.stdout.readline()
+    os.kill(first, number)
     stdout, stderr = rank.communicate(timeout=300)
     assert rank.returncode == 3
-    assert "gpubench: note: the watchdog of rank 0 on n0 was killed by signal 9; another one was started" in stderr
+    assert f"gpubench: note: the watchdog of rank 0 on n0 {HOW_IT_ENDS[number]}; another one was started" in stderr
     assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
     assert "aborted" in stdout
-
-
-def test_a_watchdog_that_is_stopped_is_killed_and_followed_by_another() -> None:
-    rank = script("", "hang later")
-    assert rank.stdout is not None
-    first = int(rank.stdout.readline())
-    wait_until_it_watches(first)
-    os.kill(first, signal.SIGSTOP)
-    _, stderr = rank.communicate(timeout=300)
-    assert rank.returncode == 3
-    said = "was stopped by a signal, and killed since it did not go on; another one was started"
-    assert f"gpubench: note: the watchdog of rank 0 on n0 {said}" in stderr
-    assert "library:  rank 0 on n0 (GPU 3): bad" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_a_stopped_watchdog_keeps_no_rank_that_ends() -> None:
@@ -532,18 +533,6 @@ def test_a_stopped_watchdog_of_a_rank_that_is_killed_goes_on_and_reports_that() 
     until(lambda: is_gone(pid))
 
 
-def test_a_watchdog_that_is_interrupted_is_followed_by_another_without_a_traceback() -> None:
-    rank = script("", "hang later")
-    assert rank.stdout is not None
-    first = int(rank.stdout.readline())
-    wait_until_it_watches(first)
-    os.kill(first, signal.SIGINT)
-    _, stderr = rank.communicate(timeout=300)
-    assert rank.returncode == 3
-    assert "the watchdog of rank 0 on n0 was killed by signal 2; another one was started" in stderr
-    assert "Traceback" not in stderr
-
-
 def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
     rank = script("", "wait")
     assert rank.stdout is not None
@@ -563,16 +552,6 @@ def test_where_watchdogs_are_killed_again_and_again_the_rank_says_so() -> None:
 def children_of(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for thread in threads for child in thread.read_text().split()]
-
-
-def test_a_watchdog_has_a_session_and_a_name_of_its_own() -> None:
-    rank = script("", "wait")
-    assert rank.stdout is not None
-    pid = int(rank.stdout.readline())
-    wait_until_it_watches(pid)
-    assert os.getsid(pid) == pid
-    rank.kill()
-    rank.communicate()
 
 
 def test_what_is_said_over_a_channel() -> None:
