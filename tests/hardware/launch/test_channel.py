@@ -76,8 +76,8 @@ def test_any_folder_for_temporary_files_will_do(length: int, tmp_path: Path, mon
     assert not Path(channel.path).parent.exists()
 
 
-@pytest.mark.parametrize("rows", [1, 2000])
-def test_everything_arrives_in_order(rows: int) -> None:
+def test_everything_arrives_in_order() -> None:
+    rows = 500  # more than a socket holds
     heard: list[dict[str, Any]] = []
     chatter: list[str] = []
     with ChannelReceiver() as channel:

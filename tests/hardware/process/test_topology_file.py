@@ -60,6 +60,7 @@ def test_nccls_own_default_counts_where_it_is_there(tree: Tree) -> None:
         ("<system>" + "<a>" * 100, "the file, line 1: <a>: elements are nested more than 64 deep"),
         ("<system>" + " " * 4 * 2**20, "it has more than 4 MiB"),
     ],
+    ids=["missing", "empty", "cut", "another root", "nested", "long"],
 )
 def test_a_file_that_is_of_no_use_says_why(tree: Tree, text: str | None, reason: str) -> None:
     if text is not None:

@@ -47,11 +47,6 @@ def failing(outcome: Outcome, remark: str = "") -> Answer:
     return lambda order: RoundReply(order.number, ((0, 0.0, outcome), (1, 0.0, outcome)), remark)
 
 
-def silent(_order: RoundOrder | RingOrder) -> RoundReply | None:
-    threading.Event().wait(3)
-    return None
-
-
 @contextmanager
 def coordinated(
     *answers: Answer, secret: bytes = SECRET, clock: float = 0.0, late: Callable[[int], float] = lambda rank: 0.0
@@ -142,8 +137,10 @@ def test_a_supervisor_that_hangs_up_is_a_node_that_is_gone() -> None:
 def test_a_supervisor_that_is_silent_is_gone_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS_OF_SUPERVISOR", 0.2)
     monkeypatch.setattr(module, "SECONDS_OF_GRACE", 0.2)
-    with coordinated(failing(Outcome.DEADLINE), silent) as found:
+    is_over = threading.Event()
+    with coordinated(failing(Outcome.DEADLINE), lambda _order: is_over.wait(60) and None) as found:
         outcome = found.measure(planned())
+        is_over.set()
     assert outcome.samples[0] == PairSample(0, 1, 0, 0.0, "the node is gone", 1)
     assert outcome.gone[1].startswith("its supervisor does not answer")
 

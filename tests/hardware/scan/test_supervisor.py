@@ -17,6 +17,8 @@ from gpubench.hardware.scan.worker import WorkerTask
 
 SECRET = b"the secret of a job of the tests"
 DEADLINE = 3.0
+SHORT = 0.5
+"""The deadline of a round that nobody can finish."""
 
 
 @contextmanager
@@ -32,18 +34,27 @@ def two() -> Iterator[tuple[Supervisor, Supervisor]]:
             each.close()
 
 
-def a_round(one: Supervisor, other: Supervisor, number: int = 1) -> tuple[RoundReply, RoundReply]:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Supervisor, Supervisor]]:
+    """Two whose workers live on from test to test."""
+    with two() as found:
+        yield found
+
+
+def a_round(
+    one: Supervisor, other: Supervisor, number: int = 1, deadline: float = DEADLINE
+) -> tuple[RoundReply, RoundReply]:
     """A round of both with each other: the first listens."""
     replies: dict[int, RoundReply] = {}
     places = (("127.0.0.1", one.workers[0].port),)
     tasks = (
-        (one, WorkerTask(number, 0, 1, 0, DEADLINE)),
-        (other, WorkerTask(number, 0, 0, 1, DEADLINE, places)),
+        (one, WorkerTask(number, 0, 1, 0, deadline)),
+        (other, WorkerTask(number, 0, 0, 1, deadline, places)),
     )
 
     def measure(rank: int) -> None:
         supervisor, task = tasks[rank]
-        replies[rank] = supervisor.round(number, {0: task}, DEADLINE)
+        replies[rank] = supervisor.round(number, {0: task}, deadline)
 
     threads = [threading.Thread(target=measure, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -59,40 +70,59 @@ def worker_of(supervisor: Supervisor) -> int:
     return process.pid
 
 
-def test_two_workers_measure_the_same_thing_and_are_used_again() -> None:
-    with two() as (one, other):
-        first, second = a_round(one, other)
-        ((_, gb_s, outcome),), ((_, told, _),) = first.figures, second.figures
-        assert outcome == Outcome.DONE
-        assert 0 < gb_s < 10 * told < 100 * gb_s
-        pids = worker_of(one), worker_of(other)
-        again, _ = a_round(one, other, 2)
-        assert again.figures[0][2] == Outcome.DONE
-        assert (worker_of(one), worker_of(other)) == pids
+def test_two_workers_measure_the_same_thing_and_are_used_again(pair: tuple[Supervisor, Supervisor]) -> None:
+    one, other = pair
+    first, second = a_round(one, other)
+    ((_, gb_s, outcome),), ((_, told, _),) = first.figures, second.figures
+    assert outcome == Outcome.DONE
+    assert 0 < gb_s < 10 * told < 100 * gb_s
+    pids = worker_of(one), worker_of(other)
+    again, _ = a_round(one, other, 2)
+    assert again.figures[0][2] == Outcome.DONE
+    assert (worker_of(one), worker_of(other)) == pids
+
+
+def test_nobody_there_is_the_deadline(pair: tuple[Supervisor, Supervisor]) -> None:
+    reply = pair[0].round(3, {0: WorkerTask(3, 0, 1, 0, SHORT)}, SHORT)
+    assert reply.figures == ((0, 0.0, Outcome.DEADLINE),)
+
+
+def test_a_worker_that_cannot_copy_in_phase_0_says_so_and_goes_on(
+    pair: tuple[Supervisor, Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    read = one.workers[0].answer
+
+    def failed(number: int) -> dict[str, object] | None:
+        return read(number) and {"number": 0, "failure": "failed", "remark": "no memory"}
+
+    monkeypatch.setattr(one.workers[0], "answer", failed)
+    (figure,) = one._local()
+    assert (figure.gb_s, figure.failure) == (0.0, "its worker failed: no memory")
+    monkeypatch.undo()
+    assert a_round(one, other, 4)[0].figures[0][2] == Outcome.DONE
 
 
 def test_a_stopped_worker_is_known_by_its_own_supervisor_killed_and_replaced() -> None:
     with two() as (one, other):
-        a_round(one, other)
         stopped = worker_of(other)
         os.kill(stopped, signal.SIGSTOP)
-        first, second = a_round(one, other, 2)
+        first, second = a_round(one, other, 1, SHORT)
         assert first.figures[0][2] in (Outcome.DEADLINE, Outcome.BROKEN)
         assert second.figures[0][2] == Outcome.OWN_WORKER_STOPPED
-        third, _ = a_round(one, other, 3)
-        assert third.figures[0][2] == Outcome.DONE
+        again, _ = a_round(one, other, 2)
+        assert again.figures[0][2] == Outcome.DONE
         assert worker_of(other) != stopped
 
 
 def test_a_worker_that_died_between_rounds_is_told_in_the_next() -> None:
-    with two() as (one, other):
-        a_round(one, other)
+    with two() as (one, _):
         process = one.workers[0]._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        first, _ = a_round(one, other, 2)
-        assert (first.figures[0][2], first.remark) == (Outcome.OWN_WORKER_DIED, "signal 9")
+        reply = one.round(1, {0: WorkerTask(1, 0, 1, 0, DEADLINE)}, DEADLINE)
+    assert (reply.figures[0][2], reply.remark) == (Outcome.OWN_WORKER_DIED, "signal 9")
 
 
 def test_a_worker_that_dies_as_it_starts_does_not_end_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,26 +141,19 @@ def test_a_worker_that_dies_as_it_starts_does_not_end_its_supervisor(monkeypatch
     assert (reply.figures, reply.remark) == (((0, 0.0, Outcome.OWN_WORKER_DIED),), "signal 9")
 
 
-def test_nobody_there_is_the_deadline() -> None:
-    with two() as (one, _):
-        reply = one.round(1, {0: WorkerTask(1, 0, 1, 0, 0.5)}, 0.5)
-    assert reply.figures == ((0, 0.0, Outcome.DEADLINE),)
-
-
 def test_under_mps_a_worker_that_failed_or_was_refused_is_replaced() -> None:
     """The server breaks its other clients where one dies, and takes no new one until they have ended."""
     with two() as (one, other):
         for each in (one, other):
             each.workers[0]._under_mps = True
-        a_round(one, other)
         first = worker_of(one)
-        one.round(2, {0: WorkerTask(2, 0, 1, 0, 0.5)}, 0.5)
+        one.round(1, {0: WorkerTask(1, 0, 1, 0, SHORT)}, SHORT)
         assert one.workers[0]._process is None
-        done, _ = a_round(one, other, 3)
+        done, _ = a_round(one, other, 2)
         assert (done.figures[0][2], worker_of(one) == first) == (Outcome.DONE, False)
         before = worker_of(one)
-        assert not one.workers[0].retries({"number": 3, "failure": "broken"})
-        assert one.workers[0].retries({"number": 3, "failure": "refused"})
+        assert not one.workers[0].retries({"number": 2, "failure": "broken"})
+        assert one.workers[0].retries({"number": 2, "failure": "refused"})
         assert worker_of(one) != before
 
 
@@ -156,12 +179,19 @@ def test_three_workers_are_a_ring_and_all_take_the_time_of_the_slowest() -> None
     assert 0 < max(figures) < 2 * min(figures)
 
 
-def inside(supervisor: Supervisor, number: int, *, all_reduce: bool = False, told_later: bool = False) -> RoundReply:
+def inside(
+    supervisor: Supervisor,
+    number: int,
+    deadline: float = DEADLINE,
+    *,
+    all_reduce: bool = False,
+    told_later: bool = False,
+) -> RoundReply:
     """A ring of both rails of one rank."""
     ports = {rail: worker.port for rail, worker in supervisor.workers.items()}
     cards = [RankCard(0, "here", ("127.0.0.1",), ports)]
     seats = tuple(Seat(rail, 0, 1 - rail, 0, 1 - rail, rail, 2) for rail in ports)
-    order = RingOrder(number, DEADLINE, seats, all_reduce, told_later)
+    order = RingOrder(number, deadline, seats, all_reduce, told_later)
     return RoundReply.of(supervisor._reply(order.packed(), cards, "here")[1:])
 
 
@@ -176,14 +206,14 @@ def with_two_rails() -> Iterator[Supervisor]:
         found.close()
 
 
-@pytest.mark.parametrize("all_reduce", [False, True])
-def test_the_rails_of_one_rank_measure_each_other(*, all_reduce: bool) -> None:
+def test_the_rails_of_one_rank_measure_each_other() -> None:
     with with_two_rails() as supervisor:
-        reply = inside(supervisor, 1000, all_reduce=all_reduce)
-    assert [(rail, outcome, gb_s > 0) for rail, gb_s, outcome in sorted(reply.figures)] == [
-        (0, Outcome.DONE, True),
-        (1, Outcome.DONE, True),
-    ]
+        for number, all_reduce in enumerate((False, True), 1000):
+            reply = inside(supervisor, number, all_reduce=all_reduce)
+            assert [(rail, outcome, gb_s > 0) for rail, gb_s, outcome in sorted(reply.figures)] == [
+                (0, Outcome.DONE, True),
+                (1, Outcome.DONE, True),
+            ]
 
 
 def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_first_round() -> None:
@@ -191,7 +221,7 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         process = supervisor.workers[1]._process
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
-        reply = inside(supervisor, 1000, told_later=True)
+        reply = inside(supervisor, 1000, SHORT, told_later=True)
         outcomes = {rail: outcome for rail, _, outcome in reply.figures}
         assert outcomes[1] == Outcome.OWN_WORKER_STOPPED
         assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
@@ -213,17 +243,3 @@ def test_a_worker_that_died_behind_its_last_figure_of_phase_0_is_told() -> None:
         reply = supervisor._failed()
     assert reply.figures == ((0, 0.0, Outcome.OWN_WORKER_DIED),)
     assert reply.remark == "signal 9, in phase 0"
-
-
-def test_a_worker_that_cannot_copy_in_phase_0_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with two() as (one, other):
-        read = one.workers[0].answer
-
-        def failed(number: int) -> dict[str, object] | None:
-            return read(number) and {"number": 0, "failure": "failed", "remark": "no memory"}
-
-        monkeypatch.setattr(one.workers[0], "answer", failed)
-        (figure,) = one._local()
-        assert (figure.gb_s, figure.failure) == (0.0, "its worker failed: no memory")
-        monkeypatch.undo()
-        assert a_round(one, other)[0].figures[0][2] == Outcome.DONE
