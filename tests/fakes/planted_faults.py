@@ -68,13 +68,13 @@ PLANTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """Machine, fault, and the findings of which one has to be there."""
 
 
-def findings(machine_text: str, faults: Sequence[str], seed: int) -> tuple[Finding, ...]:
+def findings(machine_text: str, faults: Sequence[str], seed: int, depth: Depth = Depth.DEFAULT) -> tuple[Finding, ...]:
     """What check finds on a simulated machine, quiet findings ('by design') left out."""
     machine, planted = parse_machine(machine_text), [parse_fault(fault) for fault in faults]
     nodes = snapshots(machine, planted, seed)
     shown = [Topology(node) for node in nodes]
     simulation = simulation_of(machine_text, faults, seed)
-    by = SimulatedMeasurer(simulation, shown, Depth.DEFAULT, noise=NOISE)
-    taken = measured(Depth.DEFAULT, shown, by)
+    by = SimulatedMeasurer(simulation, shown, depth, noise=NOISE)
+    taken = measured(depth, shown, by)
     report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))
     return tuple(each for each in report.findings if each.severity is not Verdict.SKIP)
