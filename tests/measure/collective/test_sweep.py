@@ -98,7 +98,7 @@ def run_sweep(
     return report, rows, nccl
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
 def test_every_collective_is_right_on_any_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, collective: Collective, ranks: int
@@ -115,17 +115,17 @@ def test_every_collective_is_right_on_any_number_of_ranks(
 NARROW = (DataType.INT8, DataType.UINT8, DataType.FLOAT16, DataType.BFLOAT16)
 
 
-@pytest.mark.parametrize(("ranks", "dtypes"), [(3, tuple(DataType)), (13, NARROW)])
+@pytest.mark.parametrize(("ranks", "dtypes", "sizes"), [(3, tuple(DataType), (4096,)), (13, NARROW, (1024,))])
 def test_every_type_and_reduction_is_exact(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, dtypes: tuple[DataType, ...]
+    monkeypatch: pytest.MonkeyPatch, ranks: int, dtypes: tuple[DataType, ...], sizes: tuple[int, ...]
 ) -> None:
     """Of more ranks than have a value of their own the narrow types tell first."""
-    ops = tuple(ReduceOp)
-    request = request_for(ALLREDUCE, dtypes=dtypes, ops=ops, sizes=(4096,), sampling=Sampling(iterations=2))
+    ops, once = tuple(ReduceOp), Sampling(iterations=1)
+    request = request_for(ALLREDUCE, dtypes=dtypes, ops=ops, sizes=sizes, sampling=once, warmup=0, placements=BOTH[:1])
     report, rows, _ = run_sweep(monkeypatch, ranks, request)
     assert {(row.dtype, row.op) for row in rows} == set(product(dtypes, ops))
     assert [row for row in rows if row.wrong != 0] == []
-    assert len(rows) == 2 * len(dtypes) * len(ops)
+    assert len(rows) == len(dtypes) * len(ops)
     assert report.verdict is Verdict.PASS
 
 

@@ -46,7 +46,7 @@ from tests.measure.collective.test_sweep import identity
 GEMM, ALONE, SHARED = 1.0e-3, 2.0e-3, 2.5e-3
 REQUEST = SweepRequest(
     collective=ALLREDUCE,
-    sizes=(1024, 4096),
+    sizes=(4096,),
     dtypes=(DataType.BFLOAT16,),
     placements=(Placement.OUT_OF_PLACE,),
     sampling=Sampling(iterations=2),
@@ -167,8 +167,10 @@ def run(
     return run_ranks(2, body)[0]
 
 
-def test_every_size_has_a_row_under_every_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, rows, steps = run(monkeypatch)
+def test_every_size_has_a_row_under_every_cap_with_the_parts_of_its_slow_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report, rows, steps = run(monkeypatch, request=replace(REQUEST, sizes=(1024, 4096)))
     assert report.verdict is Verdict.PASS
     assert [(row.size_bytes, row.ctas) for row in rows] == [(1024, None), (1024, 8), (4096, None), (4096, 8)]
     assert [row.capped_by for row in rows] == [None, "configuration"] * 2
@@ -176,10 +178,6 @@ def test_every_size_has_a_row_under_every_cap(monkeypatch: pytest.MonkeyPatch) -
     assert {(row.sm_clock_mhz, row.power_w, row.throttled_by) for row in rows} == {(1755, 690.0, "sw_power_cap")}
     assert set(steps.orders) == set(StepOrder)
     assert len(report.rows(ShortestStepRow)) == 2
-
-
-def test_the_parts_of_a_slow_down_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, rows, _ = run(monkeypatch)
     for row in rows:
         assert row.partner_count == 4
         assert row.partner_alone_us == pytest.approx(4000)
@@ -195,7 +193,7 @@ def test_the_parts_of_a_slow_down_are_told_apart(monkeypatch: pytest.MonkeyPatch
 def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows, _ = run(monkeypatch, replace(ASKED, partner_count=None))
     alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows(CollectiveRow)}
-    assert alone.keys() == {1024, 4096}
+    assert alone.keys() == {4096}
     for row in rows:
         assert row.partner_count == partner_operations(alone[row.size_bytes], GEMM) >= 2
 
@@ -220,7 +218,7 @@ def test_wrong_data_beside_computation_fail_the_run(monkeypatch: pytest.MonkeyPa
 
     report, rows, _ = run(monkeypatch, change=loses)
     assert {row.verdict for row in rows} == {"FAIL"}
-    assert all(row.wrong == 2 * row.size_bytes // 2 for row in rows if row.size_bytes == 4096)
+    assert {row.wrong for row in rows} == {4096}
     assert report.verdict is Verdict.FAIL
     assert report.findings[0].id == WRONG_DATA
     assert report.rows(ShortestStepRow) == [], "a step that does not do its work is none"
@@ -256,9 +254,9 @@ def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatc
     for each in asked.partners:
         steps.prepare(each, asked.gemm_side, DataType.BFLOAT16)
     caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
-    means = OverlapMeans(steps, GpuLoad)
+    means, request = OverlapMeans(steps, GpuLoad), replace(REQUEST, sizes=(1024, 4096))
     report = measure_overlap(
-        REQUEST, asked, AloneGroup(), caps, [identity(0)], received, Observers(progress=UNWATCHED), means
+        request, asked, AloneGroup(), caps, [identity(0)], received, Observers(progress=UNWATCHED), means
     )
     backend.close()
     assert not runtime.allocations
