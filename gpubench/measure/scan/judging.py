@@ -113,26 +113,22 @@ def _by_cell(figures: Iterable[tuple[PairSample, float]]) -> Shares:
     for (first, second, rail, _, failure, culprit), figure in figures:
         for node in (first, second):
             if not failure or culprit in (None, node):
-                _add(found, node, rail, figure)
+                own = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
+                if own is None:
+                    found[NodeRail(node, rail)] = [figure]
+                else:
+                    own.append(figure)
     return found
-
-
-def _add(found: Shares, node: int, rail: int, figure: float) -> None:
-    own = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
-    if own is None:
-        found[NodeRail(node, rail)] = [figure]
-    else:
-        own.append(figure)
 
 
 def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Yardstick:
     """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
     measured = [each for each in samples if not each.failure]
-    by_class: dict[tuple[int, bool], Shares] = {}
+    figures: dict[tuple[int, bool], list[tuple[PairSample, float]]] = {}
     for sample in measured:
-        own = by_class.setdefault((sample.rail, fabric.inside(sample.first, sample.second)), {})
-        for node in (sample.first, sample.second):
-            _add(own, node, sample.rail, sample.gb_s)
+        key = sample.rail, fabric.inside(sample.first, sample.second)
+        figures.setdefault(key, []).append((sample, sample.gb_s))
+    by_class = {key: _by_cell(own) for key, own in figures.items()}
     centres = {key: _level(_merged(by_class, key), 0.0) for key in by_class}
     rough = Yardstick(centres, 0.0)
     deviation = _within(shares_of(fabric, rough, measured)) * _caution(measured)

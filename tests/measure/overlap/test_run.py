@@ -191,9 +191,10 @@ def test_every_size_has_a_row_under_every_cap_with_the_parts_of_its_slow_down(
 
 
 def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, rows, _ = run(monkeypatch, replace(ASKED, partner_count=None))
+    asked, request = replace(ASKED, partner_count=None), replace(REQUEST, sizes=(1024, 4096))
+    report, rows, _ = run(monkeypatch, asked, request)
     alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows(CollectiveRow)}
-    assert alone.keys() == {4096}
+    assert alone.keys() == {1024, 4096}
     for row in rows:
         assert row.partner_count == partner_operations(alone[row.size_bytes], GEMM) >= 2
 

@@ -32,7 +32,7 @@ def slow(*leaves: int, share: float) -> SimulatedFabric:
 @pytest.mark.parametrize("nodes", [16, 32])
 def test_one_of_four_leaves_that_is_5_percent_slow_is_named_and_no_node_behind_it(nodes: int) -> None:
     """Healthy NICs and nodes of that leaf were named, up to 23 of them in one scan."""
-    for seed in range(900, 904):
+    for seed in range(900, 902):
         found = course(fabric(4 * nodes, RAILS, nodes), slow(1, share=0.95), seed)
         assert [(part.kind, part.leaf) for part in decode(found, {})] == [(PartKind.LEAF, "leaf1")]
 
@@ -62,7 +62,7 @@ def test_no_nic_behind_a_slow_rail_of_a_small_leaf_is_named_and_no_other_leaf(
 def test_the_noise_is_known_of_small_leaves_and_after_two_rounds(sizes: tuple[int, ...], rounds: int) -> None:
     """It was that of the two figures that happen to be nearest to each other, a tenth of it and less."""
     of = leaves_of(sizes)
-    for seed in range(920, 924):
+    for seed in range(920, 922):
         samples = [
             each
             for outcome in course(of, SimulatedFabric(USUAL_GB_S), seed).outcomes[:rounds]
@@ -73,7 +73,7 @@ def test_the_noise_is_known_of_small_leaves_and_after_two_rounds(sizes: tuple[in
 
 
 def test_a_rail_of_a_leaf_of_few_nodes_is_no_uplink() -> None:
-    for seed in range(900, 904):
+    for seed in range(900, 902):
         model = SimulatedFabric(USUAL_GB_S, leaf_rails={("leaf2", 5): 0.9})
         found = decode(course(fabric(28, RAILS, 7), model, seed), {})
         assert [(part.kind, part.leaf, part.rail) for part in found] == [(PartKind.LEAF_RAIL, "leaf2", 5)]
@@ -97,7 +97,7 @@ def test_leaves_that_are_slow_beside_no_majority_take_a_known_rate_to_be_named(
 
 
 def test_the_slower_half_of_the_leaves_is_named_from_as_much_as_a_rail_is() -> None:
-    for seed in range(940, 944):
+    for seed in range(940, 942):
         parts = decode(course(fabric(32, RAILS, 16), slow(1, share=0.9), seed), {})
         assert [(part.kind, part.leaf) for part in parts] == [(PartKind.LEAF, "leaf1")]
 

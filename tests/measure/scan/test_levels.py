@@ -33,7 +33,7 @@ def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
 
 
 @pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("nodes", "slow"),
     [
@@ -64,7 +64,7 @@ def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: fl
 
 
 def test_of_few_nodes_a_rail_is_not_named_beside_a_node_that_is_slow_on_it() -> None:
-    for seed in range(150):
+    for seed in range(50):
         slow = SimulatedFabric(USUAL_GB_S, of_nodes(range(3, 4), range(8), 0.8))
         found = course(fabric(4, rails=8), slow, seed)
         assert {each.nodes for each in decode(found, {})} == {(3,)}
@@ -95,14 +95,14 @@ def test_most_rails_that_are_slow_on_all_nodes_are_told_by_those_that_are_faster
 
 @pytest.mark.parametrize(("nodes", "leaf"), [(3, 0), (4, 0), (5, 0), (9, 4), (16, 0), (64, 32)])
 def test_of_healthy_nodes_and_of_one_bad_nothing_is_faster_than_usual(nodes: int, leaf: int) -> None:
-    for seed in range(10):
+    for seed in range(4):
         for slow in ({}, {NodeRail(1, 0): 0.5}, of_nodes(range(1, 2), range(4), 0.8)):
             found = course(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, slow), seed)
             assert (faster_cells(found), faster_rails(found)) == ({}, {})
             assert slow or not faster_nodes(found)
 
 
-@pytest.mark.parametrize(("nodes", "slow", "leaf"), [(3, 1, 0), (4, 2, 0), (6, 3, 0), (12, 5, 0), (96, 64, 32)])
+@pytest.mark.parametrize(("nodes", "slow", "leaf"), [(3, 1, 0), (4, 2, 0), (6, 3, 0), (12, 5, 0), (48, 32, 16)])
 def test_a_third_of_all_nodes_that_are_slow_on_all_rails_are_not_green(nodes: int, slow: int, leaf: int) -> None:
     """By 10 %, and the healthy ones are called faster. They were PASS, as no rail was faster by 10 %.
 
@@ -123,7 +123,7 @@ def test_nodes_that_are_near_to_each_other_are_not_called_faster() -> None:
     """Leaves that nobody told, and uplinks that carry 80 % of what stays inside: such pairs are fast by their place."""
     known = fabric(64, rails=8, leaf=8)
     uplinks = {(leaf, rail): 0.8 for leaf in dict.fromkeys(filter(None, known.leaves)) for rail in range(8)}
-    for seed in range(6):
+    for seed in range(3):
         hidden = replace(known, leaves=(None,) * 64)
         machine = SimulatedFabric(USUAL_GB_S, {}, {}, uplinks)
         found = course(known, machine, seed)
@@ -142,7 +142,7 @@ def test_two_nodes_of_a_faster_kind_among_hundreds_do_not_make_the_others_slow()
 def test_one_of_two_leaves_that_is_slow_inside_is_named(rails: int, share: float) -> None:
     """It was WARN and exit code 0: between two leaves all is slow, and which one it is nobody asked."""
     slow = {("leaf1", rail): share for rail in range(rails)}
-    for seed in range(5):
+    for seed in range(3):
         of = fabric(64, rails=rails, leaf=32)
         found = decode(course(of, SimulatedFabric(USUAL_GB_S, leaf_rails=slow), seed), {})
         assert [part.leaf for part in found if part.leaf] == ["leaf1"]
@@ -150,7 +150,7 @@ def test_one_of_two_leaves_that_is_slow_inside_is_named(rails: int, share: float
 
 
 def test_of_two_healthy_leaves_and_of_slow_uplinks_no_leaf_is_named() -> None:
-    for seed in range(10):
+    for seed in range(4):
         for nodes, leaf in ((64, 32), (16, 8), (12, 6)):
             of = fabric(nodes, leaf=leaf)
             uplinks = {("leaf1", rail): 0.7 for rail in range(4)}
