@@ -32,7 +32,7 @@ SMALL = {
     "read_large_machine": ["--help"],
     "scan_control": ["--supervisors", "20", "--rounds", "2"],
     "scan_confusion": ["--nodes", "16", "--rails", "2", "--leaf", "8", "--seeds", "1", "--losses", "0.5"],
-    "result_path": ["--ranks", "8,16"],
+    "result_path": ["--ranks", "8,16", "--rows", "4"],
     "traffic_jobs": ["--help"],
     "watch_cost": ["--help"],
     "watch_parts": ["--gpus", "2", "--interval", "0.05", "--readings", "24"],
@@ -111,20 +111,16 @@ def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:
     assert "notes.txt" in done.stderr
 
 
-MPIRUN = """#!/usr/bin/env python3
-import csv, os, sys
-assert os.environ["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-way = "default" if "--iters" not in sys.argv else "20"
-microseconds = {"default": {8: 10.1, 1024: 30.0}, "20": {8: 10.0, 1024: 20.0}}[way]
-if "gpubench" in sys.argv:
-    rows = csv.writer(sys.stdout)
-    rows.writerow(["verdict", "size_bytes", "time_us"])
-    rows.writerows([["a, b", size, taken] for size, taken in microseconds.items()])
-else:
-    print("# nccl-tests")
-    print("#   size  count  type  redop  root  time  algbw  busbw  #wrong")
-    print("      8     2  float    sum    -1  10.0   0.0   0.0   N/A   10.1   0.0   0.0   N/A")
-    print("   1024   256  float    sum    -1  20.0   0.1   0.1   N/A   20.1   0.1   0.1   N/A")
+MPIRUN = """#!/bin/sh
+test "$OMPI_ALLOW_RUN_AS_ROOT" = 1 || exit
+case "$*" in *--iters*) small=10.0 large=20.0 ;; *) small=10.1 large=30.0 ;; esac
+case "$*" in
+    *gpubench*) printf '%s\\n' verdict,size_bytes,time_us "\"a, b\",8,$small" "\"a, b\",1024,$large" ;;
+    *) echo "# nccl-tests
+#   size  count  type  redop  root  time  algbw  busbw  #wrong
+       8     2  float    sum    -1  10.0   0.0   0.0   N/A   10.1   0.0   0.0   N/A
+    1024   256  float    sum    -1  20.0   0.1   0.1   N/A   20.1   0.1   0.1   N/A" ;;
+esac
 """
 
 
