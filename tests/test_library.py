@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,13 +23,10 @@ from tests.cli.running import gpubench as command_line
 NODE = "hgx-h100-8"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _forked_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are forks of a process that has imported gpubench; `test_a_process_of_its_own` starts one as it is."""
-    folder = tmp_path_factory.mktemp("fork")
-    with forking.for_shells(folder), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(library, "module_command", lambda _, *arguments: [*forking.asking(folder), *arguments])
-        yield
+    monkeypatch.setattr(library, "module_command", lambda _, *arguments: [*forking.for_shells(), *arguments])
 
 
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

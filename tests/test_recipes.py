@@ -67,15 +67,14 @@ COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-ins."""
     tools = tmp_path_factory.mktemp("tools")
-    with forking.for_shells(tools) as program:
-        for name, line in STAND_INS.items():
-            path = tools / name
-            path.write_text(f"#!/bin/bash\n{line.replace('{gpubench}', program)}\n")
-            path.chmod(0o755)
-        yield tools
+    for name, line in STAND_INS.items():
+        path = tools / name
+        path.write_text(f"#!/bin/bash\n{line.replace('{gpubench}', shlex.join(forking.for_shells()))}\n")
+        path.chmod(0o755)
+    return tools
 
 
 def script(name: str, tools: Path, folder: Path) -> list[str]:

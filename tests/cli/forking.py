@@ -15,7 +15,7 @@ import os
 import resource
 import runpy
 import select
-import shlex
+import shutil
 import socket
 import struct
 import subprocess
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -123,18 +123,18 @@ class _Server:
         return int(self._socket.recv(64))
 
 
-@contextmanager
-def for_shells(folder: Path) -> Iterator[str]:
-    """A process that forks for a shell's commands while the block lasts: what comes before their arguments there."""
+@cache
+def for_shells() -> Sequence[str]:
+    """What comes before the arguments of a shell's commands: one process forks for those of all tests, to their end."""
+    folder = Path(tempfile.mkdtemp(prefix="fork-"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as place:
         place.bind(str(folder / "fork"))
         place.listen()
         usual = frozenset(item for item in os.environ.items() if item[0].startswith(_ENCODING))
         process = _server(usual).listen(place)
-    try:
-        yield shlex.join(asking(folder))
-    finally:
-        os.kill(process, 9)
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(os.kill, process, 9)
+    return asking(folder)
 
 
 def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "subprocess.Popen[bytes]":

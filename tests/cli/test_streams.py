@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -45,10 +45,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def forks() -> str:
     """What stands for gpubench in a shell: it forks, and has stdout and stderr of the shell, or does not have them."""
-    with forking.for_shells(tmp_path_factory.mktemp("fork")) as program:
-        yield program
+    return shlex.join(forking.for_shells())
 
 
 OWN = shlex.join([sys.executable, "-m", "gpubench"])

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.measure.topo import survey
-from gpubench.model.paths.nodes import group
-from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import CauseRow
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 
 APPROVED = Path(__file__).parent / "said.txt"
@@ -14,8 +12,6 @@ APPROVED = Path(__file__).parent / "said.txt"
 
 def said(plant: Plant) -> list[str]:
     """Findings, causes of the ranks' paths and of the machines, and what could not be looked at."""
-    job = plant.job
-    nodes = [Topology(node) for node in job.nodes]
     lines = [
         f"finding {each.id} {each.severity}: {each.subject} | {each.seen} | {each.expected} | {each.cause} | "
         f"{each.next_command} | {', '.join(each.subjects)}"
@@ -28,8 +24,10 @@ def said(plant: Plant) -> list[str]:
         for top in named
         for each in (top, *top.implied)
     ]
-    rows = survey(nodes, group(nodes), job.ranks).conditions()
-    lines += [f"machine {row.id} {row.verdict} {row.confidence}: {row.subject} | {row.evidence}" for row in rows]
+    lines += [
+        f"machine {row.id} {row.verdict} {row.confidence}: {row.subject} | {row.evidence}"
+        for row in plant.report.rows(CauseRow)
+    ]
     return lines
 
 

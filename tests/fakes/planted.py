@@ -12,6 +12,7 @@ from gpubench.conditions.definition.circumstances import Circumstances, Facts, I
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.topo import examine
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.process import CpuQuota, GpuCondition, GpuProcess, MpiFacts, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import (
@@ -45,6 +46,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
+from gpubench.model.results.report import Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import pair, row, slow_row
@@ -358,6 +360,11 @@ class Plant:
     def diagnosis(self) -> Diagnosis:
         """All causes that hold there."""
         return self.job.diagnosis()
+
+    @cached_property
+    def report(self) -> Report:
+        """What `gpubench topo` says of the machines and their ranks."""
+        return examine([Topology(node) for node in self.job.nodes], self.job.ranks)
 
 
 def _idle(**seen: IdleGpu) -> Job:

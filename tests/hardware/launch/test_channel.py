@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpubench.cli.commands.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.formats.table import fallback_lines
