@@ -35,7 +35,7 @@ def test_whole_files_are_read(target: FuzzTarget) -> None:
 
 @_EACH
 def test_any_bytes_are_read_or_refused(target: FuzzTarget) -> None:
-    fuzz(target, examples(20))
+    fuzz(target, examples(10))
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ def with_gpu(index: int, **facts: Any) -> Snapshot:
     return replace(HEALTHY, gpus=tuple(gpus))
 
 
-def test_a_thousand_alike_are_one_kind() -> None:
-    kinds = kinds_of([HEALTHY] * 1000)
-    assert [(kind.name, len(kind.alike), kind.odd) for kind in kinds] == [("A", 1000, {})]
+def test_many_alike_are_one_kind() -> None:
+    kinds = kinds_of([HEALTHY] * 50)
+    assert [(kind.name, len(kind.alike), kind.odd) for kind in kinds] == [("A", 50, {})]
     assert kinds[0].representative == 0
 
 
@@ -247,15 +247,10 @@ def test_every_node_is_in_one_place(drawn: list[tuple[str | None, list[str | Non
     assert kinds_of(nodes) == kinds
 
 
-@given(st.integers(1, 60))
-def test_kinds_have_letters(count: int) -> None:
-    named = [replace(HEALTHY, gpus=(GpuFacts(index=0, name=str(number)),), pairs=()) for number in range(count)]
-    letters = [kind.name for kind in kinds_of(named)]
-    assert (
-        letters
-        == [
-            *"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-            *(f"A{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-            *(f"B{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-        ][:count]
-    )
+def test_kinds_have_letters() -> None:
+    named = [replace(HEALTHY, gpus=(GpuFacts(index=0, name=str(number)),), nics=(), pairs=()) for number in range(78)]
+    assert [kind.name for kind in kinds_of(named)] == [
+        *"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+        *(f"A{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+        *(f"B{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    ]

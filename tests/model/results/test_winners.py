@@ -93,7 +93,7 @@ def noisy(advantage: float, seed: int, deviation: float = 0.01) -> list[WinnerRo
 
 
 def test_a_real_cross_over_is_found_and_the_loss_named() -> None:
-    for seed in range(20):
+    for seed in range(10):
         found = noisy(0.2, seed)
         assert crossings(found) == [(1024, "ring/ll"), (2**20, "ring/simple")]
         assert all(each.beyond_noise for each in found)
@@ -102,7 +102,7 @@ def test_a_real_cross_over_is_found_and_the_loss_named() -> None:
 
 def test_chance_alone_is_seldom_called_a_loss() -> None:
     """Of the fastest of four equal ways, at most in one of a hundred rows; twice that is allowed for the estimate."""
-    rows = [each for seed in range(100) for each in noisy(0.0, seed)]
+    rows = [each for seed in range(40) for each in noisy(0.0, seed)]
     assert sum(bool(each.beyond_noise) for each in rows) <= 0.02 * len(rows)
 
 
@@ -206,7 +206,7 @@ def jobs(seconds: Callable[[str | None, bool, int], float]) -> list[CollectiveRo
 
 def test_jobs_that_differ_as_much_as_the_same_one_does_seldom_have_a_winner() -> None:
     """Every job is faster or slower as a whole by some percent, which its sizes share."""
-    sweeps, false = 200, 0
+    sweeps, false = 80, 0
     for seed in range(sweeps):
         noise = Random(seed)
         offset = {(name, second): noise.gauss(1.0, 0.03) for name in (None, *JOBS) for second in (False, True)}

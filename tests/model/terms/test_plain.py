@@ -114,7 +114,7 @@ SNAPSHOT = st.builds(
 
 
 @given(SNAPSHOT)
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 def test_a_snapshot_comes_back_from_json(snapshot: Snapshot) -> None:
     assert from_plain(Snapshot, json.loads(json.dumps(to_plain(snapshot)))) == snapshot
 

@@ -38,7 +38,7 @@ def test_students_quantiles_are_those_of_the_tables(degrees: float, quantile: fl
 def covered(correlation: float, count: int) -> float:
     """The share of seeded runs whose interval holds the true mean, 1; each value follows the one before it so far."""
     source = random.Random(7)
-    runs, hits = 2000, 0
+    runs, hits = 500, 0
     for _ in range(runs):
         deviation, values = source.gauss(0, 0.01), []
         for _ in range(count):
@@ -50,9 +50,9 @@ def covered(correlation: float, count: int) -> float:
 
 
 def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
-    assert covered(0.0, 9) >= 0.94
-    assert covered(0.0, 100) >= 0.94
-    assert covered(0.5, 100) >= 0.92
+    assert covered(0.0, 9) >= 0.95
+    assert covered(0.0, 100) >= 0.95
+    assert covered(0.5, 100) >= 0.93
 
 
 def test_an_interval_that_takes_no_notice_of_drift_would_not() -> None:

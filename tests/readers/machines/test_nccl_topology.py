@@ -506,7 +506,7 @@ def test_garbage_is_refused(text: str) -> None:
         read(text)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(st.sampled_from([CAPTURE, VENDOR]), st.data())
 def test_a_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))

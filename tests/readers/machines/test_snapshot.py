@@ -412,7 +412,7 @@ def test_any_json_in_any_field_is_read_or_refused(data: st.DataObject, value: ob
         read_snapshot(json.dumps(document), "x")
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_a_damaged_recording_is_read_or_refused(data: st.DataObject) -> None:
     text = write_snapshot(SNAPSHOT)

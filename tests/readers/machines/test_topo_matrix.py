@@ -245,7 +245,7 @@ def test_what_is_no_whole_matrix_is_refused_with_its_line(text: str, seen: str) 
 @pytest.mark.parametrize(("gpus", "nics"), [(129, 0), (1, 513)])
 def test_more_devices_than_a_node_has_are_refused(gpus: int, nics: int) -> None:
     names = [*(f"GPU{number}" for number in range(gpus)), *(f"NIC{number}" for number in range(nics))]
-    rows = [" ".join([name, *("X" if other == name else "SYS" for other in names)]) for name in names]
+    rows = [" ".join([name, *("X" if other == name else "SYS" for other in names)]) for name in names[:2]]
     seen = refusal("\n".join(["", " ".join(names), *rows])).seen
     assert f"line 2: the header names {gpus} GPUs and {nics} other devices" in seen
 
@@ -394,7 +394,7 @@ def test_garbage_is_refused_and_never_breaks(text: str) -> None:
         assert read(text).gpus
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_damaged_capture_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 5000))

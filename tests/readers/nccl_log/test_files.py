@@ -145,7 +145,7 @@ def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_how_far_reading_is_counts_the_bytes_on_the_disk(tmp_path: Path) -> None:
-    log = b"vm:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n" * 40_000
+    log = b"vm:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n" * 20_000
     packed = gzip.compress(log)
     (tmp_path / "a.log").write_bytes(log)
     (tmp_path / "b.log.gz").write_bytes(packed)

@@ -27,6 +27,9 @@ def read(text: str) -> ResultFile:
     return read_nccl_tests(text, "out.txt")
 
 
+WHOLE = read(ALL_REDUCE)
+
+
 @pytest.mark.parametrize(
     ("name", "collective", "last_gb_s", "wrong", "op", "root"),
     [
@@ -110,14 +113,13 @@ def test_lines_of_nccl_in_the_middle_of_rows() -> None:
 
 @given(st.integers(0, len(ALL_REDUCE)))
 def test_cut_off_anywhere(length: int) -> None:
-    whole = read(ALL_REDUCE)
     try:
         found = read(ALL_REDUCE[:length])
     except UsageError as error:
         refused_at = length if "out.txt" in str(error) else len(ALL_REDUCE)
         assert refused_at < ALL_REDUCE.index(" 0\n", ALL_REDUCE.index("        1024 ")) + 3
         return
-    assert found.rows == whole.rows[: len(found.rows)]
+    assert found.rows == WHOLE.rows[: len(found.rows)]
     assert found.complete == (len(found.rows) == 24 and "Out of bounds values : 0 OK" in ALL_REDUCE[:length])
     assert found.complete or found.remarks
 
@@ -136,7 +138,7 @@ def test_damage_never_invents_a_row(data: st.DataObject) -> None:
         found = read("\n".join(lines))
     except UsageError:
         return
-    sizes = {row.size_bytes for row in read(ALL_REDUCE).rows}
+    sizes = {row.size_bytes for row in WHOLE.rows}
     assert len({row.size_bytes for row in found.rows} - sizes) <= 1
     assert len(found.rows) <= 24
 
