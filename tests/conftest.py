@@ -41,7 +41,7 @@ _NOT_TIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow
 # The same inputs in every run: what a change breaks is seen with that change, and not in somebody else's run.
 settings.register_profile("gpubench", _NOT_TIMED, derandomize=True, max_examples=USUAL)
 # New inputs in every run, and more of them: pytest -m hypothesis --hypothesis-profile search
-settings.register_profile("search", _NOT_TIMED, derandomize=False, max_examples=40 * USUAL)
+settings.register_profile("search", _NOT_TIMED, derandomize=False, max_examples=80 * USUAL)
 settings.load_profile("gpubench")
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-USUAL = 50
+USUAL = 25
 
 
 def examples(usual: int) -> int:
