@@ -272,7 +272,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
     if FORKED_RANKS in os.environ:
-        launch.module_command = _of_forks
+        launch.module_command = _of_forks  # type: ignore[assignment]
 
 
 def _end(code: int) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -236,13 +237,12 @@ def test_damaged_rank_facts_name_their_line(recorded_here: Path, tmp_path: Path)
     assert "ranks.jsonl, line 2" in result.stderr
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
-    with forking.for_shells(tmp_path) as program:
-        command = f"{program} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
-        result = subprocess.run(
-            ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
-            capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
-        )  # fmt: skip
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    command = f"{shlex.join(forking.for_shells())} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
+    result = subprocess.run(
+        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
+    )  # fmt: skip
     assert result.stdout.splitlines() == [",".join(PAIR_COLUMNS), "3"]
     assert result.stderr == ""
 

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -247,16 +248,15 @@ def test_without_a_gpu_nothing_is_measured() -> None:
     assert "no usable GPU" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_watch_quietly(tmp_path: Path) -> None:
-    with forking.for_shells(tmp_path):
-        command = [*forking.asking(tmp_path), "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
-        started = subprocess.Popen(
-            command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert started.stdout is not None
-        started.stdout.readline()
-        started.stdout.close()
-        assert started.wait(300) == 3
+def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
+    command = [*forking.for_shells(), "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
+    started = subprocess.Popen(
+        command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    started.stdout.readline()
+    started.stdout.close()
+    assert started.wait(300) == 3
     assert started.stderr is not None
     told = started.stderr.read()
     started.stderr.close()
@@ -371,26 +371,25 @@ while [ "$1" != --strict ]; do shift; done
 exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
     said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
-    with forking.for_shells(tmp_path) as program:
-        (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", program))
-        (tmp_path / "srun").chmod(0o755)
-        for traffic, told in said.items():
-            (tmp_path / "watch.json").unlink(missing_ok=True)
-            path = f"{tmp_path}:{os.environ['PATH']}"
-            variables = environment(PATH=path, SLURM_JOB_ID="4711", TRAFFIC=traffic)
-            shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
-            done = subprocess.run(
-                ["bash", "-c", shortened],
-                env=variables,
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            assert told in done.stdout, done.stderr
-            assert done.stdout or traffic == "refused"
-            assert "staged" not in done.stdout or traffic == "staged"
+    (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", shlex.join(forking.for_shells())))
+    (tmp_path / "srun").chmod(0o755)
+    for traffic, told in said.items():
+        (tmp_path / "watch.json").unlink(missing_ok=True)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        variables = environment(PATH=path, SLURM_JOB_ID="4711", TRAFFIC=traffic)
+        shortened = script if traffic == "staged" else script.replace("wait $training", "kill $training")
+        done = subprocess.run(
+            ["bash", "-c", shortened],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert told in done.stdout, done.stderr
+        assert done.stdout or traffic == "refused"
+        assert "staged" not in done.stdout or traffic == "staged"
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,11 @@ def test_a_supervisor_that_is_silent_is_gone_too(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "SECONDS_OF_SUPERVISOR", 0.2)
     monkeypatch.setattr(module, "SECONDS_OF_GRACE", 0.2)
     is_over = threading.Event()
-    with coordinated(failing(Outcome.DEADLINE), lambda _order: is_over.wait(60) and None) as found:
+
+    def silent(_order: object) -> None:
+        is_over.wait(60)
+
+    with coordinated(failing(Outcome.DEADLINE), silent) as found:
         outcome = found.measure(planned())
         is_over.set()
     assert outcome.samples[0] == PairSample(0, 1, 0, 0.0, "the node is gone", 1)
