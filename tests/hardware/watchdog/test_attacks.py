@@ -267,4 +267,4 @@ def test_a_flood_changes_no_deadline(where: str) -> None:
         with flood:
             assert rank.wait(120) == 3, "or it hangs as long as the flood lasts"
         assert rank.stderr is not None
-        assert "gpubench: error: no progress for 1 s" in rank.stderr.read()
+        assert "gpubench: error: no progress for " in rank.stderr.read()
