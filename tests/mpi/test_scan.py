@@ -56,10 +56,13 @@ def test_every_rank_is_measured_and_all_together_are_a_ring_after_the_rounds(
 def test_workers_that_are_stopped_or_killed_and_a_dead_node_are_findings_and_the_others_go_on(tmp_path: Path) -> None:
     needs_open_mpi_5()
     with scan_of_ranks(5, tmp_path, options=RECOVERY) as job:
+        coordinator = job.processes(0).supervisor
+        os.kill(coordinator, signal.SIGSTOP)  # or rounds go on while the processes are looked for
         stopped = job.processes(2).worker
-        os.kill(stopped, signal.SIGSTOP)  # the round lasts until its deadline
+        os.kill(stopped, signal.SIGSTOP)
         os.kill(job.processes(1).worker, signal.SIGKILL)
         os.kill(job.processes(4).supervisor, signal.SIGKILL)
+        os.kill(coordinator, signal.SIGCONT)
         _, report = job.finish()
         assert not Path(f"/proc/{stopped}").exists()
     assert silent(report) == {"rank1": "node hangs", "rank2": "node hangs", "rank4": "node gone"}
