@@ -15,7 +15,7 @@ from gpubench.jobs.plans import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from tests.cli.running import gpubench
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 from tests.mpi import kept
 
 DOWN = ("--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12")
@@ -84,7 +84,7 @@ def test_the_kind_of_place_has_a_line(
 def test_it_finds_what_check_finds() -> None:
     def found(*arguments: str) -> list[tuple[str, str]]:
         document = json.loads(gpubench(*arguments, "--format", "json").stdout)
-        VALIDATOR.validate(document)
+        validate(document)
         return [(each["id"], each["severity"]) for each in document["findings"]]
 
     for fault in ("gpu1:nvlink=12", "gpu0:fabric=in_progress", "gpu2:throttle=hw_slowdown", "link0-3:staged=yes"):
@@ -132,7 +132,7 @@ def test_what_it_ran_is_kept_and_shown_again(tmp_path: Path) -> None:
     path = tmp_path / "today.json"
     shown = gpubench(*DOWN, "-o", str(path))
     document = json.loads(path.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     assert {"nodes", "gpus", "nics", "checks", "verdicts", "pairs", "rows"} <= document.keys()
     assert gpubench("report", str(path)).stdout == shown.stdout
 

@@ -22,14 +22,14 @@ from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.model.terms.units import grouped
 from tests.cli.running import environment, gpubench, planned, without_gpus
-from tests.formats.schema import VALIDATOR
+from tests.formats.schema import validate
 from tests.mpi import kept
 
 
 def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
     result = gpubench("check", *arguments, "--format", "json")
     document = json.loads(result.stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     return result.returncode, document
 
 
@@ -166,7 +166,7 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for(tmp_path: Path) -> Non
     (tmp_path / "gpubench.toml").write_text('output = "all.json"\nformat = "json"\n[allreduce]\ncheck = false\n')
     result = kept.gpubench("check", "--profile", "host", cwd=tmp_path)
     document = json.loads(result.stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     assert document["metadata"]["subject"] == "check"
     assert json.loads((tmp_path / "all.json").read_text()) == document
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), "a gate passes no speed that nobody judged"

@@ -12,7 +12,7 @@ from gpubench.measure.compare.report import SECTIONS
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, FindingChangeRow, HistoryRow
 from tests.cli.running import ROOT, environment, gpubench
 from tests.fakes.old_nccl_tests import old_output
-from tests.formats.schema import SCHEMA, VALIDATOR
+from tests.formats.schema import SCHEMA, validate
 
 RECORDED = "tests/results/h200x4"
 SIMULATED = ("--simulate", "hgx-h200-4", "--sizes", "64K:256M:4")
@@ -80,7 +80,7 @@ def test_json_follows_its_schema_and_csv_has_its_columns(results: Path, tmp_path
     outputs = [str(tmp_path / name) for name in ("out.json", "out.csv", "out.jsonl", "out.txt")]
     result = gpubench("compare", *paths, *(part for path in outputs for part in ("--output", path)))
     document = json.loads(Path(outputs[0]).read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     assert (result.returncode, document["verdict"], document["complete"]) == (1, "FAIL", True)
     lines = list(csv.DictReader(io.StringIO(Path(outputs[1]).read_text())))
     assert tuple(lines[0]) == ComparisonRow.columns()
@@ -224,7 +224,7 @@ def test_a_folder_in_json_and_csv(nights: Path, tmp_path: Path) -> None:
     uses = {use: sum(line["use"] == use for line in lines) for use in ("new", "base", "left out")}
     assert uses == {"new": 2, "base": 4, "left out": 1}
     document = json.loads(output.read_text())
-    VALIDATOR.validate(document)
+    validate(document)
     assert {row["series"] for row in document["comparison"]} == {line["series"] for line in lines if line["series"]}
 
 
@@ -320,7 +320,7 @@ def test_did_my_machine_get_worse(checks: Path, base: str, new: str, code: int, 
 def test_findings_of_two_checks_in_json_and_csv(checks: Path) -> None:
     paths = [str(checks / name) for name in ("q-well.json", "q-bad.json")]
     document = json.loads(gpubench("compare", *paths, "--format", "json").stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     assert {(row["finding"], row["status"], row["verdict"]) for row in document["finding_changes"]} == {
         ("ecc-off", "new", "FAIL"),
         ("gpu-hot", "new", "WARN"),

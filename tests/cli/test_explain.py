@@ -21,7 +21,7 @@ from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow,
 from gpubench.model.results.report import CauseRow
 from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
-from tests.formats.schema import SCHEMA, VALIDATOR
+from tests.formats.schema import SCHEMA, validate
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Record
@@ -69,7 +69,7 @@ def test_help_fits_eighty_columns() -> None:
 def test_json_is_what_the_schema_says(name: str) -> None:
     result = gpubench("explain", str(LOGS / name), "--format", "json")
     document = json.loads(result.stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     assert document["verdict"] == ("FAIL" if result.returncode else "PASS")
     assert [(row["src"], row["dst"]) for row in document["paths"]] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert all(row["communicator"] == document["communicators"][0]["id"] for row in document["paths"])
@@ -116,7 +116,7 @@ def test_outputs_beside_the_table(tmp_path: Path) -> None:
     outputs = [argument for suffix in ("json", "csv", "jsonl", "txt") for argument in ("--output", f"r.{suffix}")]
     result = gpubench("explain", str(LOGS / "h200x4-normal"), *outputs, cwd=tmp_path)
     assert result.returncode == 0
-    VALIDATOR.validate(json.loads((tmp_path / "r.json").read_text()))
+    validate(json.loads((tmp_path / "r.json").read_text()))
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 5
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert kinds == ["metadata", *["paths"] * 4, "transports", "communicators", *["members"] * 4, "report"]
@@ -189,7 +189,7 @@ def test_a_file_that_is_no_log_says_how_to_get_one(tmp_path: Path, content: byte
     assert "NCCL_DEBUG=INFO" in result.stdout
     assert "Traceback" not in result.stderr
     document = json.loads(gpubench("explain", str(tmp_path / "job.log"), "--format", "json").stdout)
-    VALIDATOR.validate(document)
+    validate(document)
     assert document["verdict"] == "ERROR"
 
 
