@@ -1,14 +1,12 @@
-"""`gpubench libraries` as a user types it: this environment, one with two NCCLs, a recording, several ranks."""
+"""`gpubench libraries` as a user types it: this environment, recordings, one with two NCCLs, several ranks."""
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import environment, gpubench
-from tests.fakes.shared_objects import wheel
+from tests.cli.running import gpubench
 from tests.formats.schema import validate
 from tests.mpi import kept
 
@@ -39,20 +37,19 @@ def test_this_environment(tmp_path: Path) -> None:
     } <= set(found)
 
 
-def two_nccls(tmp_path: Path) -> dict[str, str]:
-    """An environment with two wheels of NCCL."""
-    folders = [tmp_path / "one", tmp_path / "other"]
-    wheel(folders[0], "nvidia-nccl-cu12", "2.27.3", "nvidia/nccl/lib/libnccl.so.2")
-    wheel(folders[1], "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
-    return environment(PYTHONPATH=os.pathsep.join(map(str, folders)))
-
-
 def test_two_nccls_are_a_finding_and_strict_fails(tmp_path: Path) -> None:
-    folder = str(tmp_path / "recording")
-    result = gpubench("libraries", "-q", "--record", folder, env=two_nccls(tmp_path))
+    """As a recording has them; tests/hardware/libraries finds those of two wheels."""
+    folder = tmp_path / "recording"
+    assert gpubench("libraries", "-q", "--record", str(folder)).returncode == 0
+    path = folder / "libraries.jsonl"
+    facts = json.loads(path.read_text())
+    for version in ("2.27.3", "2.28.9"):
+        facts["files"].append({"library": "NCCL", "path": f"/{version}/libnccl.so.2", "version": version})
+    path.write_text(json.dumps(facts) + "\n")
+    result = gpubench("libraries", "-q", "--replay", str(folder))
     assert result.returncode == 0, result.stderr
     assert re.search(r"WARN nccl-versions-differ: NCCL 2\.27\.3 and .*2\.28\.9", result.stdout)  # and its own
-    assert gpubench("libraries", "-q", "--strict", "--replay", folder).returncode == 1
+    assert gpubench("libraries", "-q", "--strict", "--replay", str(folder)).returncode == 1
 
 
 def test_a_recording_of_topo_holds_them(tmp_path: Path) -> None:
