@@ -472,7 +472,7 @@ def alike(value: object) -> st.SearchStrategy[Any]:
     return st.sampled_from(["", "nccl", "host", "ring", "RING", "NVLS", "float16", "in_place", "avg"])
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_any_value_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
     documents = [json.loads(line) for line in healthy().lines]
@@ -510,6 +510,7 @@ TUNINGS = st.none() | st.builds(
 )
 
 
+@settings(max_examples=examples(25))
 @given(st.lists(USES, min_size=1, max_size=3), st.data())
 def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) -> None:
     keys = st.tuples(st.sampled_from(DataType), st.none() | st.sampled_from(ReduceOp), st.integers(1, 2**40))
