@@ -67,7 +67,7 @@ def test_json_is_asked_for_before_the_status(listener: socket.socket) -> None:
 
 def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket) -> None:
     with served(listener, b"NCCL version 2.28.9\n", hangs_up=False):
-        assert ask_ras(1, environment(listener), most_bytes=MOST) == b"NCCL version 2.28.9\n"
+        assert ask_ras(0.5, environment(listener), most_bytes=MOST) == b"NCCL version 2.28.9\n"
 
 
 def test_processes_that_listen_and_do_not_answer_are_told_from_none(listener: socket.socket) -> None:

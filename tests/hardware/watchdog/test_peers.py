@@ -80,9 +80,9 @@ def test_without_the_secret_of_this_job_nothing_is_believed(
 ) -> None:
     asker, other = peers(sockets, 0, secret, job), peers(sockets, 1)
     over = answering([other])
-    assert asker.ask([1], 0.3) == []
+    assert asker.ask([1], 0.1) == []
     asker._datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), asker._datagrams.candidates(1)[0])
-    assert asker.ask([1], 0.3) == []
+    assert asker.ask([1], 0.1) == []
     assert not other.ordered_to_end
     assert other.reached == set()
     over.set()
@@ -130,7 +130,7 @@ def test_a_lost_claim_finds_the_first_rank_before_they_have_spoken(sockets: list
 def test_nobody_there_is_no_answer(sockets: list[socket.socket]) -> None:
     asker = peers(sockets, 0)
     sockets[1].close()
-    assert asker.ask([1], 0.5) == []
+    assert asker.ask([1], 0.1) == []
 
 
 def test_a_kernel_without_filters_is_done_without(
