@@ -139,7 +139,6 @@ def test_no_damage_to_a_tree_is_an_error(
     assert from_plain(RankFacts, json.loads(json.dumps(to_plain(rank), allow_nan=False))) == rank
 
 
-@settings(max_examples=examples(25))
 @given(st.integers(0), st.lists(MANGLED, min_size=4, max_size=12))
 def test_a_damaged_device_costs_no_other(
     small: Path, healthy: SysfsFacts, which: int, damage: list[bytes | int | str]

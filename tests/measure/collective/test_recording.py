@@ -510,7 +510,6 @@ TUNINGS = st.none() | st.builds(
 )
 
 
-@settings(max_examples=examples(25))
 @given(st.lists(USES, min_size=1, max_size=3), st.data())
 def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) -> None:
     keys = st.tuples(st.sampled_from(DataType), st.none() | st.sampled_from(ReduceOp), st.integers(1, 2**40))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.measure.plan.events import ContentionTable, MeasuredContention, simulate
@@ -11,7 +11,6 @@ from gpubench.measure.plan.program import SMALLEST_COPY_SECONDS, StepJob, StepSe
 from gpubench.measure.plan.report import exposed_rows
 from gpubench.measure.plan.step import compute_of_step, predict, rhythm, step_tasks
 from gpubench.model.workload import Recompute, Sharding, layers_of_stages, parse_layout
-from tests.examples import examples
 from tests.measure.plan.jobs import gpt, job, mlp
 
 STEP = 0.024
@@ -292,7 +291,6 @@ LAYOUTS = (
 )
 
 
-@settings(max_examples=examples(30))
 @given(
     st.sampled_from(LAYOUTS),
     st.floats(0.1, 500.0),
@@ -315,7 +313,6 @@ def test_a_step_has_no_time_that_comes_from_nowhere(
     assert prediction.seconds >= max(alone.values()) - 1e-9
 
 
-@settings(max_examples=examples(25))
 @given(st.sampled_from(LAYOUTS), st.floats(0.1, 500.0), st.floats(1.0, 10.0), st.sampled_from([1, 5, 25, 1000]))
 def test_more_bandwidth_never_takes_longer(layout: str, gb_s: float, factor: float, megabytes: int) -> None:
     def seconds(speed: float) -> float:
@@ -324,7 +321,6 @@ def test_more_bandwidth_never_takes_longer(layout: str, gb_s: float, factor: flo
     assert seconds(gb_s * factor) <= seconds(gb_s) * (1 + 1e-9)
 
 
-@settings(max_examples=examples(20))
 @given(st.floats(0.0, 0.2), st.sampled_from(LAYOUTS))
 def test_the_range_is_around_the_step(spread: float, layout: str) -> None:
     own: StepJob = job(gpt(), layout, 4, spread=spread, settings=StepSettings(microbatches=4))
