@@ -61,12 +61,16 @@ def _seen(link: NvLink, links: str, *, inside: bool) -> NvLink | None:
 
 
 def parts(profile: Profile) -> list[Snapshot]:
-    """Equal parts of a board in all ways of looking, each once: links that a part does not have look alike."""
+    """Equal parts of a board in all ways of looking, each once: links that a part does not have look alike.
+
+    The whole board is not among them where it is bare metal: tests/conditions/test_planted.py and
+    tests/cli/test_healthy_machines.py look at those.
+    """
     found = list[Snapshot]()
     for gpus in (each for each in range(1, profile.match.visible + 1) if profile.match.visible % each == 0):
         for links, virtual in product([HIDDEN, SHOWN, DOWN], [True, False]):
             looked_at = part(profile, gpus, links, virtual=virtual)
-            if looked_at not in found:
+            if looked_at not in (*found, *healthy(profile.name)):
                 found.append(looked_at)
     return found
 
