@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 
 from gpubench.records import dataclass
 
@@ -275,6 +275,8 @@ class ContentionTable:
 
     measured: Sequence[MeasuredContention] = ()
     assumed: Contention = NO_CONTENTION
+    _found: dict[tuple[str, float], Contention] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What lies between: a step asks for few sizes, and for each of them once a layer."""
 
     def of(self, collective: str, size_bytes: float) -> Contention:
         """Of a collective of this size: between two sizes by the logarithm of the size, beyond them as at the end.
@@ -283,9 +285,14 @@ class ContentionTable:
         """
         if not self.measured or size_bytes <= 0:
             return self.assumed
-        same = [each for each in self.measured if each.collective == collective] or self.measured
-        partners = dict.fromkeys(each.partner for each in same)
-        return _weighted([(_at(size_bytes, [each for each in same if each.partner == name]), 1.0) for name in partners])
+        asked = collective, size_bytes
+        if asked not in self._found:
+            same = [each for each in self.measured if each.collective == collective] or self.measured
+            partners = [
+                [each for each in same if each.partner == name] for name in {each.partner: None for each in same}
+            ]
+            self._found[asked] = _weighted([(_at(size_bytes, own), 1.0) for own in partners])
+        return self._found[asked]
 
 
 def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention:
