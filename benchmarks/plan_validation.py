@@ -128,14 +128,14 @@ def main() -> None:
         print(f"- {line}" if arguments.markdown else line)
 
 
-def cells(folder: Path, partner: str = OVERLAP) -> Iterator[Cell]:
-    """All cells of a folder, in the order in which they were measured."""
+def cells(folder: Path, partner: str = OVERLAP, fabric: str | None = None) -> Iterator[Cell]:
+    """All cells of a folder, or those of a fabric, in the order in which they were measured."""
     runs = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     curves = {run["fabric"]: StoredCurves(folder / run["fabric"]) for run in runs}
     alike = {run["fabric"]: next(each for each in runs if _same(each, run) and each["contention"]) for run in runs}
     overlaps = {fabric: overlap_of(folder, fabric) for fabric in curves} if partner == OVERLAP else {}
     for number, run in enumerate(runs, 1):
-        for step in run["steps"]:
+        for step in run["steps"] if fabric in (None, run["fabric"]) else ():
             if step["layout"] not in LAYOUTS or step["setting"] == "none":  # FSDP2 without its prefetch
                 continue
             settled = _settled_first(runs, run.get("day"))
