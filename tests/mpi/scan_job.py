@@ -45,19 +45,19 @@ class ScanJob:
         while not happened():
             assert time.monotonic() < deadline
             assert self.process.poll() is None, (self.folder / "printed").read_text()
-            time.sleep(0.02)
+            time.sleep(0.005)
 
-    def processes(self, rank: int) -> Processes:
-        """Of a rank, once phase 0 is over."""
-        self.wait_for_rounds(0)
+    def processes(self, *ranks: int, rounds: int = 0) -> list[Processes]:
+        """Of these ranks, once phase 0 and so many rounds are over: at once, as all rounds take less than a second."""
         found: dict[int, Processes] = {}
 
         def look() -> bool:
             found.update(of_job(self.folder))
-            return rank in found
+            return found.keys() >= {*ranks}
 
         self.wait_until(look)
-        return found[rank]
+        self.wait_for_rounds(rounds)
+        return [found[each] for each in ranks]
 
     def finish(self) -> tuple[int, Mapping[str, Any]]:
         """mpirun's exit code, and the report, empty where there is none."""

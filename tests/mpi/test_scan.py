@@ -56,15 +56,12 @@ def test_every_rank_is_measured_and_all_together_are_a_ring_after_the_rounds(
 def test_workers_that_are_stopped_or_killed_and_a_dead_node_are_findings_and_the_others_go_on(tmp_path: Path) -> None:
     needs_open_mpi_5()
     with scan_of_ranks(5, tmp_path, options=RECOVERY) as job:
-        coordinator = job.processes(0).supervisor
-        os.kill(coordinator, signal.SIGSTOP)  # or rounds go on while the processes are looked for
-        stopped = job.processes(2).worker
-        os.kill(stopped, signal.SIGSTOP)
-        os.kill(job.processes(1).worker, signal.SIGKILL)
-        os.kill(job.processes(4).supervisor, signal.SIGKILL)
-        os.kill(coordinator, signal.SIGCONT)
+        killed, stopped, gone = job.processes(1, 2, 4)
+        os.kill(stopped.worker, signal.SIGSTOP)  # the round lasts until its deadline
+        os.kill(killed.worker, signal.SIGKILL)
+        os.kill(gone.supervisor, signal.SIGKILL)
         _, report = job.finish()
-        assert not Path(f"/proc/{stopped}").exists()
+        assert not Path(f"/proc/{stopped.worker}").exists()
     assert silent(report) == {"rank1": "node hangs", "rank2": "node hangs", "rank4": "node gone"}
     seen = {node.rpartition(":")[2]: part["seen"] for part in report["parts"] for node in part["nodes"]}
     assert "its worker died (signal 9)" in seen["rank1"]
@@ -78,8 +75,9 @@ def test_workers_that_are_stopped_or_killed_and_a_dead_node_are_findings_and_the
 def test_with_ulfm_a_dead_node_is_a_finding_and_mpirun_ends(tmp_path: Path) -> None:
     needs_open_mpi_5()
     with scan_of_ranks(5, tmp_path, options=("--with-ft", "ulfm")) as job:
-        os.kill(job.processes(4).worker, signal.SIGSTOP)
-        os.kill(job.processes(2).supervisor, signal.SIGKILL)
+        gone, stopped = job.processes(2, 4)
+        os.kill(stopped.worker, signal.SIGSTOP)
+        os.kill(gone.supervisor, signal.SIGKILL)
         _, report = job.finish()
     assert silent(report) == {"rank2": "node gone", "rank4": "node hangs"}
 
@@ -87,7 +85,7 @@ def test_with_ulfm_a_dead_node_is_a_finding_and_mpirun_ends(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_node_that_is_stopped_as_a_whole_is_gone(tmp_path: Path) -> None:
     with scan_of_ranks(4, tmp_path) as job:
-        both = job.processes(3)
+        (both,) = job.processes(3)
         os.kill(both.supervisor, signal.SIGSTOP)
         os.kill(both.worker, signal.SIGSTOP)
         job.wait_for_rounds(3)
@@ -100,9 +98,8 @@ def test_a_node_that_is_stopped_as_a_whole_is_gone(tmp_path: Path) -> None:
 def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gone_on_with(tmp_path: Path) -> None:
     needs_open_mpi_5()
     with scan_of_ranks(4, tmp_path) as job:
-        job.wait_for_rounds(1)
-        both = job.processes(3)
-        os.kill(job.processes(0).supervisor, signal.SIGSTOP)  # or it may have judged before mpirun ends the job
+        first, both = job.processes(0, 3, rounds=1)
+        os.kill(first.supervisor, signal.SIGSTOP)  # or it may have judged before mpirun ends the job
         os.kill(both.worker, signal.SIGSTOP)
         os.kill(both.supervisor, signal.SIGKILL)
         code, report = job.finish()
