@@ -32,9 +32,10 @@ if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_us
 # Tests share the cores: of ranks that look for messages without end, two on one core wait 8 ms for each message.
 os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
 
-# A shell without job control has SIGINT ignored in what stands before an &, and each process of a test inherits that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control has these ignored in what stands before an &, and each process of a test inherits that.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 # How fast a machine is, or how busy, is no test: neither an example nor the making of one has a deadline.
 _NOT_TIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
