@@ -1,4 +1,4 @@
-"""Stand in for `gpubench` in a shell, or for mpirun: forking.py's process does it, with the streams and folder of this.
+"""Stand in for `gpubench` in a shell, or for mpirun: forking.py does it, in the folder and with the streams of this.
 
 Where that process listens is the first argument. The second is a folder with the variables of ranks, a file each: so
 many are forked, and this ends when they have, as mpirun does. Without a folder one command is forked, as which this
