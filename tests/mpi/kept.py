@@ -117,7 +117,7 @@ def _let_all_go() -> None:
 def _forking() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="kept-ranks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    variables = environment(MPI4PY_RC_INITIALIZE="0", MPI4PY_RC_FINALIZE="0") | _idle_waits(folder)
+    variables = environment(MPI4PY_RC_INITIALIZE="0", MPI4PY_RC_FINALIZE="0") | idle_waits(folder)
     process = forking.listening(folder, variables, *_LOADED)
     ending = ExitStack()
     ending.enter_context(process)
@@ -132,7 +132,7 @@ int sched_yield(void) { struct timespec t = {0, 100000}; return nanosleep(&t, 0)
 """
 
 
-def _idle_waits(folder: Path) -> dict[str, str]:
+def idle_waits(folder: Path) -> dict[str, str]:
     """Variables with which a rank that waits inside MPI, which else looks for messages without end, sleeps in between.
 
     Where there is no C compiler there are none: such a rank takes a core from others until a fault in another is found.

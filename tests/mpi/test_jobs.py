@@ -23,7 +23,7 @@ from gpubench.hardware.mpi.group import host_name
 from tests.cli import running
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import forked, gpubench, mpirun, own_gpubench, own_mpirun, program
+from tests.mpi.kept import forked, gpubench, idle_waits, mpirun, own_gpubench, own_mpirun, program
 
 pytestmark = pytest.mark.mpi
 
@@ -502,21 +502,20 @@ def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
     assert kilobytes[-1] * 1024 - 2 * largest < 400e6
 
 
-def run_script(ranks: int, name: str, *arguments: str) -> None:
+def run_script(folder: Path, ranks: int, name: str, *arguments: str) -> None:
     script = str(Path(__file__).parent / name)
     command = [mpirun_command(1)[0], "-n", str(ranks), sys.executable, script, *arguments]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT
-    )
+    variables = environment(**MPI_ENVIRONMENT) | idle_waits(folder)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=variables, cwd=ROOT)
     assert result.stdout.count("all right") == ranks, result.stdout + result.stderr
 
 
-def test_what_a_group_does_for_its_ranks() -> None:
+def test_what_a_group_does_for_its_ranks(tmp_path: Path) -> None:
     """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
-    run_script(3, "grouped.py", "1000", "4096,16384")
+    run_script(tmp_path, 3, "grouped.py", "1000", "4096,16384")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_messages_beyond_two_to_the_31_elements() -> None:
-    run_script(2, "huge.py", str(2**31 + 48))
+def test_messages_beyond_two_to_the_31_elements(tmp_path: Path) -> None:
+    run_script(tmp_path, 2, "huge.py", str(2**31 + 48))

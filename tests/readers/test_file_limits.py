@@ -99,6 +99,7 @@ def test_xml_of_too_many_elements_is_refused(tmp_path: Path, monkeypatch: pytest
         ("-" + "1" * 41, "a number of 42 digits"),
         ("[" + "[]," * 3_000_000 + "[]]", "MiB of values in memory"),
     ],
+    ids=["deep", "deeper", "long", "many"],
 )
 def test_json_is_read_within_limits(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -143,6 +144,7 @@ def test_csv_is_read_within_limits(limit: str, said: str, tmp_path: Path, monkey
         ("[" + ".".join("a" * 17) + "]", "a key of more than 16 parts"),
         ("a = " + "9" * 5000, "digits"),
     ],
+    ids=["deep", "deeper", "key", "table", "digits"],
 )
 def test_profiles_nest_no_deeper_than_they_do(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -69,7 +69,7 @@ def test_what_is_no_machine_is_refused_by_name(text: str, message: str) -> None:
         parse_machine(text)
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=str)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_a_healthy_node_is_complete_and_says_that_it_is_simulated(profile: Profile) -> None:
     (snapshot,) = snapshots(SimulatedMachine(profile))
     assert (snapshot.origin, snapshot.source, snapshot.host) == (Origin.SIMULATED, f"profile {profile.name}", "node0")

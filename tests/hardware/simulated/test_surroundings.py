@@ -26,7 +26,7 @@ def chain(snapshot: Snapshot, bus_id: str | None) -> list[PciKind]:
     return kinds
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=str)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_every_device_and_switch_is_among_the_hops(profile: Profile) -> None:
     (snapshot,) = snapshots(SimulatedMachine(profile))
     names = [each.bus_id for each in snapshot.pci_devices]
