@@ -27,7 +27,7 @@ from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch
 from gpubench.ports.group import Group
 from gpubench.records import dataclass
 
-_CHUNK_ELEMENTS = 2**18  # Elements of a temporary array: a megabyte, which stays in a core's cache
+_CHUNK_ELEMENTS = 2**14  # Elements of a temporary array: for larger ones malloc asks the kernel for pages each time
 
 
 class NumpyMemory:
