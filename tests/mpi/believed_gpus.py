@@ -22,6 +22,9 @@ from tests.fakes.nccl_log import FakeNcclLog
 from tests.mpi.believed_driver import GPUS, RANKS
 
 REFUSED = "refused"
+COUNTED_BYTES = 2**24
+"""What has to pass to be counted: here no other traffic ticks."""
+
 _LOGS = os.environ["GPUBENCH_TEST_LOGS"]
 
 
@@ -202,7 +205,7 @@ class Counters:
 
     def read(self, _gpu: int) -> LinkBytes:
         self._readings += 1
-        moved = self._readings * 2**27
+        moved = self._readings * 2 * COUNTED_BYTES
         return LinkBytes(0, 0, moved, moved) if _LOGS == "p2p-disabled" else LinkBytes(moved, moved, 0, 0)
 
     def close(self) -> None:

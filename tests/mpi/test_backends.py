@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mpi
 
 FEW = ("--iters", "3", "--warmup", "1", "--format", "json")
 SMALL = ("--sizes", "1K,64K", *FEW)
-COUNTED = ("--sizes", "1K,4M", *FEW)
+COUNTED = ("--sizes", "1K,1M", *FEW)
 """With a size of which counters tell where its bytes went."""
 
 

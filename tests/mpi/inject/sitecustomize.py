@@ -57,6 +57,7 @@ if _logs and not _is_watchdog:
                 "usable_driver": (_driver, "usable_driver"),
             },
             "gpubench.jobs.collective.rank_job": {"read_driver": (_driver, "read_driver")},
+            "gpubench.measure.collective.paths": {"COUNTED_BYTES": (_gpus, "COUNTED_BYTES")},
             "gpubench.measure.overlap": {
                 "_SECONDS_A_BATCH": (_steps, "OPERATION_SECONDS"),
                 "_MOST_SETTLING_SECONDS": (_steps, "OPERATION_SECONDS"),
