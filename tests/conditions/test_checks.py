@@ -34,6 +34,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.fakes.planted_faults import findings
+from tests.together import together
 
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
@@ -74,7 +75,7 @@ def subject_of(device: GpuFacts | NicFacts) -> str:
 BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
 
 
-@pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)
+@together("profile", profiles.all_profiles(), ids=lambda each: each.name)
 def test_healthy_machines_have_no_findings(profile: Any) -> None:
     found = examined(snapshots(SimulatedMachine(profile)))
     assert [finding for finding in found if finding.severity is not Verdict.SKIP] == []
@@ -82,8 +83,8 @@ def test_healthy_machines_have_no_findings(profile: Any) -> None:
     assert not examined(snapshots(parse_machine(f"{profile.name}*3"))[-2:]) or profile.name in BY_DESIGN
 
 
-@pytest.mark.parametrize(
-    ("fault", "found"),
+@together(
+    "fault, found",
     [
         ("gpu3:nvlink=12", ("nvlink-down", "FAIL")),
         ("gpu3:nvlink=0", ("nvlinks-all-down", "FAIL")),
@@ -106,8 +107,8 @@ def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str
     assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.gpus[3]))
 
 
-@pytest.mark.parametrize(
-    ("fault", "found"),
+@together(
+    "fault, found",
     [
         ("nic3:state=down", ("rdma-port-down", "FAIL")),
         ("nic3:state=init", ("rdma-port-down", "FAIL")),
@@ -137,7 +138,7 @@ def test_mig_takes_peer_access_away_by_design() -> None:
     assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "SKIP", 14)
 
 
-@pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
+@together("stage", ["nvml", "cuda", "sysfs"])
 def test_a_silent_source_is_an_error(stage: str) -> None:
     found = examined(machine("hgx-h100-8", f"node0:silent={stage}"))
     assert said(found)[0] == ("driver-silent", "ERROR", f"node0, {stage}")
@@ -149,7 +150,7 @@ def broken(*stages: str, error: str) -> tuple[Finding, ...]:
     return examined([replace(HEALTHY, failures=failures)])
 
 
-@pytest.mark.parametrize(("stage", "cause"), [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
+@together("stage, cause", [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
 def test_a_source_that_broke_is_an_error_with_a_cause_of_its_own(stage: str, cause: str) -> None:
     (finding,) = broken(stage, error="killed by SIGSEGV")
     assert said([finding]) == [("probe-failed", "ERROR", f"node0, {stage}")]
@@ -282,8 +283,8 @@ def test_errors_of_links_are_counted_by_link() -> None:
     assert finding.expected == "few; its siblings have 0"
 
 
-@pytest.mark.parametrize(
-    ("fabric", "seen"),
+@together(
+    "fabric, seen",
     [
         (Fabric(state="not_supported", health_mask=1), None),
         (Fabric(), None),
@@ -313,8 +314,8 @@ def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
+@together(
+    "rows, found",
     [
         (RemappedRows(correctable=9, uncorrectable=3, pending=False, failure=False), []),
         (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=False), [("row-remap-pending", "FAIL")]),
@@ -327,8 +328,8 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
     assert [(each.id, each.severity) for each in examined([with_gpu(6, remapped_rows=rows)])] == found
 
 
-@pytest.mark.parametrize(
-    ("reasons", "found"),
+@together(
+    "reasons, found",
     [
         (("sw_power_cap", "sync_boost"), ["clocks tied to a sync boost group"]),
         (("sw_power_cap",), ["a power cap lowers the clocks of an unused GPU"]),
@@ -342,8 +343,8 @@ def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, fo
     assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons)])] == found
 
 
-@pytest.mark.parametrize(
-    ("link", "idle", "found"),
+@together(
+    "link, idle, found",
     [
         (PcieLink(generation=1, width=16, max_generation=5, max_width=16), True, []),
         (PcieLink(generation=1, width=16, max_generation=5, max_width=16), None, []),
@@ -375,8 +376,8 @@ def test_the_uplink_of_a_switch_is_a_link_too() -> None:
 NO_RDMA = "nic-absent", "0 RDMA NICs below its PCIe switch"
 
 
-@pytest.mark.parametrize(
-    ("facts", "found"),
+@together(
+    "facts, found",
     [
         ({"state": None}, []),
         ({"state": "down", "kind": NicKind.ETHERNET}, [NO_RDMA]),
@@ -432,8 +433,8 @@ def pairs_saying(**facts: Any) -> tuple[PairFacts, ...]:
 UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
 
 
-@pytest.mark.parametrize(
-    ("status", "severity", "likely"),
+@together(
+    "status, severity, likely",
     [
         ("GNS", "SKIP", "this GPU model has no P2P"),
         ("CNS", "WARN", "chipset not supported"),
@@ -580,8 +581,8 @@ def test_a_link_of_plain_ethernet_is_no_finding() -> None:
     assert len(examined([with_nic(0, pcie=narrow)])) == 2
 
 
-@pytest.mark.parametrize(
-    ("machine_name", "missing", "named"),
+@together(
+    "machine_name, missing, named",
     [
         ("hgx-h100-8", (0,), 1),
         ("hgx-h100-8", (0, 5), 2),
@@ -703,7 +704,7 @@ def test_checks_have_names_of_their_own_and_say_what_they_look_for() -> None:
     assert all(re.fullmatch(r"[a-z0-9_]+", check.name) for check in CHECKS)
 
 
-@pytest.mark.parametrize(
+@together(
     "fault",
     ["gpu3:nvlink=12", "gpu3:lost=yes", "gpu3:p2p=CNS", "node0:peermem=no", "node0:silent=nvml", "nic3:state=down"],
 )
@@ -721,8 +722,8 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=())]) == ()
 
 
-@pytest.mark.parametrize(
-    ("expected", "found"),
+@together(
+    "expected, found",
     [
         (8, []),
         (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as given by --expect-gpus")]),
@@ -778,9 +779,7 @@ def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
     assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]
 
 
-@pytest.mark.parametrize(
-    ("virtual", "rate", "told"), [(False, 200.0, True), (True, 200.0, False), (False, 400.0, False)]
-)
+@together("virtual, rate, told", [(False, 200.0, True), (True, 200.0, False), (False, 400.0, False)])
 def test_all_nics_below_their_cards_and_the_machine_s_profile_are_named(
     rate: float, *, virtual: bool, told: bool
 ) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
-
 from gpubench.conditions.definition.circumstances import LoggedReason, Staged
 from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.definition.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
@@ -47,7 +45,7 @@ def logs() -> Iterator[Staged]:
             yield Staged(one_node=False, same_machine=False, network=network, bus_ids=("0000:06:00.0",) * 2)
 
 
-@pytest.mark.parametrize("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
+@together("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
 def test_no_cause_is_named_first_for_a_path_that_it_cannot_explain(plant: Plant) -> None:
     """Of all machines and paths on which causes are planted."""
     job = plant.job
@@ -61,8 +59,8 @@ def place(node: int, gpu: int) -> GpuPlace:
     return GpuPlace(f"n{node}", node, f"0000:{gpu:02x}:00.0")
 
 
-@pytest.mark.parametrize(
-    ("transport", "medium"),
+@together(
+    "transport, medium",
     [
         ("SHM/direct/direct", Medium.SHM),
         ("NET/Socket/0", Medium.SOCKET),
@@ -71,8 +69,8 @@ def place(node: int, gpu: int) -> GpuPlace:
         (None, Medium.HOST_MEMORY),
     ],
 )
-@pytest.mark.parametrize(
-    ("places", "relation"),
+@together(
+    "places, relation",
     [
         ((place(0, 6), place(0, 6)), Relation.ONE_GPU),
         ((place(0, 6), place(0, 7)), Relation.ONE_NODE),

@@ -4,8 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Facts
@@ -102,8 +100,8 @@ BOTH = "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"
 ON_TWO = "a -i 0000:1b:00.0,0000:3b:00.0. Run this on n1, and with their own device ids on n2"
 
 
-@pytest.mark.parametrize(
-    ("command", "subjects", "filled"),
+@together(
+    "command, subjects, filled",
     [
         ("nvidia-smi -i GPU", ["GPU3 (0000:1b:00.0)"], "nvidia-smi -i 0000:1b:00.0"),
         ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], BOTH),
@@ -140,7 +138,7 @@ def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:
     return [row.id for row in survey(topologies, group(topologies), ranks).conditions() if row.verdict != Verdict.SKIP]
 
 
-@pytest.mark.parametrize("machine", HEALTHY_MACHINES)
+@together("machine", HEALTHY_MACHINES)
 def test_healthy_machines_yield_none(machine: str) -> None:
     assert faults(*read(machine)) == []
 
@@ -189,8 +187,8 @@ def planted(id_: str, **settings: str) -> Job:
     return with_ranks(job, lambda each: replace(each, environment={**each.environment, **settings}))
 
 
-@pytest.mark.parametrize(
-    ("job", "order"),
+@together(
+    "job, order",
     [
         (lambda: planted("fabric-not-ready", NCCL_P2P_DISABLE="1"), ["fabric-not-ready", "nccl-p2p-disabled"]),
         (lambda: planted("nccl-p2p-disabled", NCCL_SHM_DISABLE="1"), ["nccl-p2p-disabled", "nccl-shm-disabled"]),
@@ -203,8 +201,8 @@ def test_causes_that_come_together(job: Callable[[], Job], order: list[str]) -> 
     assert [each.cause.id for each in job().diagnosis().named] == order
 
 
-@pytest.mark.parametrize(
-    ("cause", "implied"),
+@together(
+    "cause, implied",
     [
         ("mig-on", {"peer-access-refused"}),
         ("fabric-manager-stopped", {"fabric-not-ready", "peer-access-refused"}),

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from gpubench.conditions.definition.policy import Slowed
 from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.ranking import Named
@@ -15,6 +13,7 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import Effect
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks, with_ranks_on_all
+from tests.together import together
 
 PROVEN, LIKELY, WEAK = Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK
 
@@ -39,8 +38,8 @@ def named(job: Job) -> dict[str, Confidence]:
     return {each.cause.id: each.confidence for each in slow(job)}
 
 
-@pytest.mark.parametrize(
-    ("variables", "found"),
+@together(
+    "variables, found",
     [
         ({"NCCL_MAX_NCHANNELS": "1"}, {"nccl-few-channels": PROVEN}),
         ({"NCCL_MAX_NCHANNELS": "8"}, {"nccl-few-channels": PROVEN}),
@@ -98,7 +97,6 @@ def named(job: Job) -> dict[str, Confidence]:
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {}),
         ({"NVTX_INJECTION64_PATH": "/opt/libToolsInjection64.so"}, {"tool-attached": LIKELY}),
     ],
-    ids=lambda each: " ".join(f"{name}={value}" for name, value in each.items()),
 )
 def test_a_variable_slows_down_or_does_not(variables: dict[str, str], found: dict[str, Confidence]) -> None:
     job = with_variables(board(), **variables)
@@ -128,8 +126,8 @@ def test_a_file_is_named_with_what_it_sets() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "subject"),
+@together(
+    "ranks, subject",
     [
         ((0, 1, 2, 3), "all nodes"),
         ((2, 3), "node1"),
@@ -168,8 +166,8 @@ def test_between_nodes_a_ring_alone_is_likely_to_be_slow() -> None:
     assert named(with_variables(simulated("hgx-h100-8*2"), NCCL_ALGO="Ring")) == {"nccl-algorithm-forced": LIKELY}
 
 
-@pytest.mark.parametrize(
-    ("machine", "small", "first"),
+@together(
+    "machine, small, first",
     [
         ("hgx-h200-4", False, "nccl-few-channels"),
         ("hgx-h200-4", True, "cuda-launch-blocking"),
@@ -196,8 +194,8 @@ def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -
     assert "nccl-plugin" not in named(efa)
 
 
-@pytest.mark.parametrize(
-    ("affinities", "seen"),
+@together(
+    "affinities, seen",
     [
         (("0", "0", "0", "0"), "4 ranks may run only on CPU 0"),
         (("0-2", "0-2", "0-2", "0-2"), "4 ranks may run only on 3 CPUs (0-2)"),
@@ -238,8 +236,8 @@ def test_a_quota_counts_where_the_ranks_of_its_group_are_more() -> None:
     assert "cpu-quota" not in named(quota(1.5, apart=True))
 
 
-@pytest.mark.parametrize(
-    ("condition", "found"),
+@together(
+    "condition, found",
     [
         (GpuCondition(clock_mhz=600, most_clock_mhz=1980), {"clocks-held-down": PROVEN}),
         (GpuCondition(clock_mhz=1500, most_clock_mhz=1980), {"clocks-held-down": LIKELY}),
@@ -273,8 +271,8 @@ def test_the_id_of_earlier_versions_leads_to_all_of_these() -> None:
     assert {"nccl-few-channels", "nccl-algorithm-forced", "nccl-nvls-off"} <= set(ids_now("nccl-slow-settings"))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@together(
+    "text, value",
     [("", None), ("8", 8), ("-2", -2), ("4M", 4), ("0x10", 16), ("010", 8), ("all", 0), (" 3", 3), ("08", 0)],
 )
 def test_numbers_as_c_reads_them(text: str, value: int | None) -> None:
@@ -294,8 +292,8 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("slowed", "order"),
+@together(
+    "slowed, order",
     [
         (
             (Slowed.NVLINK, Slowed.LAUNCHES),

@@ -12,6 +12,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.sample import ROW
+from tests.together import together
 
 METADATA = Metadata(
     gpubench_version="0.1.0",
@@ -59,7 +60,7 @@ def test_who_talks_to_whom_inside_and_between_nodes() -> None:
     assert lines[-2:] == ["through host memory: none of 8 paths, by NCCL's own word", "verdict: PASS"]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+@together("width", [40, 60, 80, 100, 200])
 def test_pairs_are_named_as_far_as_there_is_room(width: int) -> None:
     lines = shown(
         *Job(via=lambda a, b, r: between(a, b, r, inside="SHM/direct", across="NET/Socket/0")).logs(), width=width

@@ -30,6 +30,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
 from tests.formats.schema import SCHEMA, VALIDATOR, validate
+from tests.together import together
 
 
 def written(
@@ -86,11 +87,11 @@ def test_json_validates_against_the_schema() -> None:
     assert document["findings"][0]["id"] == "wrong-data"
 
 
-@pytest.mark.parametrize(
+@together(
     "change",
     [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
 )
-@pytest.mark.parametrize("place", [0, -1])
+@together("place", [0, -1])
 def test_the_schema_refuses_what_no_row_can_be(place: int, change: dict[str, object]) -> None:
     document = json.loads(written(JSON, rows=ROWS * 9))
     validate(document)
@@ -261,7 +262,7 @@ def test_the_table_byte_for_byte() -> None:
     assert written(TABLE) == EXPECTED_TABLE
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@together("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_page(width: int) -> None:
     for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
         metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})

@@ -11,6 +11,7 @@ import pytest
 
 from gpubench.formats.presenter import ProgressBar, ProgressLines, duration, progress_on, time_left
 from tests.cli.running import ROOT, environment
+from tests.together import together
 
 
 class Terminal(io.StringIO):
@@ -40,8 +41,8 @@ def test_a_short_wait_is_no_line_and_a_long_one_is() -> None:
     assert said == ["gpubench: copies between 8 GPUs: about 32 s"]
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "elapsed", "left"),
+@together(
+    "done, total, elapsed, left",
     [
         (0, 9, 5.0, ""),
         (3, 9, 0.5, ""),

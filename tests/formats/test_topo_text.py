@@ -353,8 +353,8 @@ def test_a_matrix_is_split_on_a_narrow_page() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "sentence"),
+@together(
+    "pairs, sentence",
     [
         ({"cuda": True, "read": "OK", "write": "OK"}, "OK, CUDA and NVML agree"),
         ({"cuda": False, "read": "GNS", "write": "GNS"}, "GNS, GPU not supported; CUDA and NVML agree"),

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from gpubench.formats.text.watch import bar, broken, device_lines, frame_lines, plain_lines
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.verdict import Origin, Verdict
@@ -106,7 +104,7 @@ def test_because_and_try_are_whole_on_a_small_terminal() -> None:
     assert sum(line.startswith("GPU") for line in lines) == 9
 
 
-@pytest.mark.parametrize("height", range(1, 24))
+@together("height", range(1, 24))
 def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
     lines = text(FULL, 40, height)
     assert len(lines) <= height

@@ -19,6 +19,7 @@ from gpubench.model.results.speed import MEASURED, ExpectedTime
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
+from tests.together import together
 
 ALLREDUCE = collective_named("allreduce")
 H200 = ExpectedTimes(collective=ALLREDUCE, profile=load("hgx-h200-4"), nccl="2.28.9")
@@ -86,8 +87,8 @@ def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() 
     assert not beside.slow
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
+@together(
+    "changes, verdict",
     [
         ({}, "FAIL"),
         ({"setting": "again"}, "FAIL"),
@@ -141,8 +142,8 @@ def test_what_is_as_expected_has_no_finding() -> None:
     assert findings(explained(("gpu-throttled", Confidence.PROVEN)), four(2**28, 1190.0)) == []
 
 
-@pytest.mark.parametrize(
-    ("times", "again"),
+@together(
+    "times, again",
     [
         ([1190.0], False),
         ([16_150.0], True),
@@ -155,7 +156,7 @@ def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again
     assert judge().wants_another([four(2**28, each) for each in times]) is again
 
 
-@pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
+@together("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
 def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
     assert judge().wants_another([replace(SLOW, **changes)]) is False
 

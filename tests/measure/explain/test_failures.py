@@ -276,7 +276,7 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     assert all((finding.seen, finding.cause, finding.expected, finding.next_command, finding.subject))
 
 
-@pytest.mark.parametrize("name", ELEMENT_TYPES)
+@together("name", ELEMENT_TYPES)
 def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str) -> None:
     header = "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
     row = f"     1048576        131072  {name:>8}     sum      -1    30.10   34.84   52.25       7"
@@ -285,7 +285,7 @@ def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str)
     assert ids(report_of(*JOB.logs(), f"{header}\n{well}\n"))[0] == "nccl-tests-unfinished"
 
 
-@pytest.mark.parametrize(
+@together(
     "text",
     [
         f"{WARNED}Failed to open libibverbs.so[.1]",
@@ -403,8 +403,8 @@ def test_what_fails_in_collnets_set_up_is_no_failure_of_the_job() -> None:
     assert report_of(collnet, f"{job.head(0)}proxy.cc:700 -> 3\n", *job.logs()).verdict is Verdict.FAIL
 
 
-@pytest.mark.parametrize(
-    ("lines", "shown"),
+@together(
+    "lines, shown",
     [
         (["Sending process 7 closing signal SIGTERM", "failed (exitcode: -6) local_rank: 3 (pid: 9) of binary: /b/p"],
          "(exitcode: -6) local_rank: 3 (pid: 9)"),
@@ -532,8 +532,8 @@ def on_racks(*racks: str, across: str = "NET/IB/0/GDRDMA") -> list[str]:
     return Job(notes_of=notes, via=logged).logs()
 
 
-@pytest.mark.parametrize(
-    ("racks", "across", "unused"),
+@together(
+    "racks, across, unused",
     [
         (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "NET/IB/0/GDRDMA", True),
         (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "P2P/MNNVL", False),

@@ -10,6 +10,7 @@ from gpubench.measure.p2p.rows import CopyMatrix, Judged, bandwidth_gb_s
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.verdict import Finding, Verdict
+from tests.together import together
 
 SIZE = 2**28
 ON = Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=SIZE)
@@ -37,7 +38,7 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
     return list(findings_of(matrices, GPUS, ()))
 
 
-@pytest.mark.parametrize(("gb_s", "verdict"), [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.FAIL)])
+@together("gb_s, verdict", [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.FAIL)])
 def test_a_slow_pair_is_as_grave_as_its_row(gb_s: float, verdict: Verdict) -> None:
     (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): verdict}))
     assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", verdict, "GPU0 (bus0) → GPU1 (bus1)")
@@ -97,8 +98,8 @@ def test_a_staged_pair_is_not_slow_as_well_not_even_both_ways() -> None:
     assert found(staged, together) == []
 
 
-@pytest.mark.parametrize(
-    ("pcie_share", "words"),
+@together(
+    "pcie_share, words",
     [
         (None, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
         (0.4, "10% of the bytes went over NVLink, whose counters moved for other pairs"),

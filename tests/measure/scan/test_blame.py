@@ -10,6 +10,7 @@ from gpubench.measure.scan.rounds import blamed
 from gpubench.measure.scan.verdicts import PartKind
 from gpubench.model.results.scan import NodeRail, PairSample
 from tests.measure.scan.fabrics import USUAL_GB_S, fabric, parts
+from tests.together import together
 
 
 def failures(*pairs: tuple[int, int], culprit: int | None = None) -> dict[NodeRail, list[PairSample]]:
@@ -21,8 +22,8 @@ def failures(*pairs: tuple[int, int], culprit: int | None = None) -> dict[NodeRa
     return found
 
 
-@pytest.mark.parametrize(
-    ("pairs", "nodes"),
+@together(
+    "pairs, nodes",
     [
         ([(0, 1)], set()),
         ([(0, 1), (1, 0)], set()),

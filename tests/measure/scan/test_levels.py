@@ -19,6 +19,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.results.scan import NodeRail, ScanCellRow, ScanPartRow
 from gpubench.model.terms.verdict import Verdict
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
+from tests.together import together
 
 NONE: frozenset[int] = frozenset()
 
@@ -32,10 +33,10 @@ def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
     return {NodeRail(node, rail): share for node in nodes for rail in rails}
 
 
-@pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("nodes", "slow"),
+@together("quick", [False, True])
+@together("seed", range(2))
+@together(
+    "nodes, slow",
     [
         (5, of_nodes(range(1, 3), range(4), 0.5)),
         (6, of_nodes(range(3), range(1), 0.5)),
@@ -56,8 +57,8 @@ def test_half_of_a_rail_that_is_slow_is_never_green(
     assert named <= {f"node{node}" for node, _ in slow}
 
 
-@pytest.mark.parametrize("nodes", [4, 5, 7, 12])
-@pytest.mark.parametrize("share", [0.5, 0.7])
+@together("nodes", [4, 5, 7, 12])
+@together("share", [0.5, 0.7])
 def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: float) -> None:
     found = parts(fabric(nodes, rails=8), SimulatedFabric(USUAL_GB_S, of_nodes(range(nodes), range(3, 4), share)))
     assert [(each.kind, each.rail) for each in found] == [(PartKind.RAIL, 3)]

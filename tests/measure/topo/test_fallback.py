@@ -13,6 +13,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
+from tests.together import together
 
 
 def facts(
@@ -80,14 +81,14 @@ def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() ->
     assert row.advice == "unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too"
 
 
-@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
+@together("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
 def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, str]) -> None:
     (row,) = rows(looked_at(h200s(), facts(environment)))
     assert row.conclusion == "direct possible"
 
 
-@pytest.mark.parametrize(
-    ("path", "environment", "cause"),
+@together(
+    "path, environment, cause",
     [
         ("PIX", {}, None),
         ("PXB", {}, None),

@@ -17,6 +17,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.results.watch import JobRow, Way
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
+from tests.together import together
 
 
 def machine(*faults: str, name: str = "hgx-h200-4") -> Topology:
@@ -80,8 +81,8 @@ def settings(rates: NodeRates, **environment: str) -> NodeRates:
     return replace(rates, tasks=tuple(tasks))
 
 
-@pytest.mark.parametrize(
-    ("environment", "nics", "cause"),
+@together(
+    "environment, nics, cause",
     [
         ({"NCCL_P2P_DISABLE": "1"}, [], "nccl-p2p-disabled"),
         ({"NCCL_P2P_LEVEL": "LOC"}, [], "nccl-p2p-disabled"),

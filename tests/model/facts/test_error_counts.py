@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from gpubench.model.facts.health import (
     port_errors,
 )
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, Snapshot
+from tests.together import together
 
 NODE = snapshots(parse_machine("hgx-h100-8"))[0]
 COUNTS = st.dictionaries(
@@ -71,8 +71,8 @@ def test_a_machine_that_has_run_for_a_year_has_nothing_to_say() -> None:
     assert everything(replace(old(NODE), errors_grown=growth(error_counts(old(NODE)), error_counts(old(NODE))))) == []
 
 
-@pytest.mark.parametrize(
-    ("node", "found"),
+@together(
+    "node, found",
     [
         (with_gpu(2, pcie_replays=101), [("GPU2", "101 PCIe replays since boot, when is not known")]),
         (with_gpu(2, pcie_replays=100), []),
@@ -98,8 +98,8 @@ def test_of_one_reading_what_stands_out(node: Snapshot, found: list[tuple[str, s
     assert everything(node) == found
 
 
-@pytest.mark.parametrize(
-    ("grown", "found"),
+@together(
+    "grown, found",
     [
         ({"GPU1": {REPLAYS: 10}}, []),
         ({"GPU1": {REPLAYS: 11}}, [("GPU1", "11 PCIe replays during this run", False)]),
@@ -155,8 +155,8 @@ def pair_of_gpus(*counts: int | None) -> Snapshot:
     return replace(NODE, gpus=tuple(gpus))
 
 
-@pytest.mark.parametrize(
-    ("counts", "found"),
+@together(
+    "counts, found",
     [
         ((1001, 100), ["GPU0"]),
         ((1000, 100), []),

@@ -1,14 +1,13 @@
 """What is said of a GPU beside the rank that is late."""
 
-import pytest
-
 from gpubench.model.facts.process import GpuCondition, GpuProcess
+from tests.together import together
 
 JOB = GpuProcess(pid=77, name="python3", memory_bytes=30 * 2**30)
 
 
-@pytest.mark.parametrize(
-    ("condition", "remarks"),
+@together(
+    "condition, remarks",
     [
         (GpuCondition(), []),
         (GpuCondition(clock_mhz=1980, most_clock_mhz=1980), []),

@@ -8,6 +8,7 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, rates, total
 from gpubench.model.terms.plain import from_plain, to_plain
+from tests.together import together
 
 GB = 10**9
 
@@ -33,8 +34,8 @@ def test_a_rate_of_the_driver_s_comes_before_counters() -> None:
     assert (found.gpus[0].nvlink_sent, found.gpus[0].nvlink_received) == (7.0, 6.0)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reason"),
+@together(
+    "before, after, reason",
     [
         (None, 5 * GB, "nothing was read before"),
         (5 * GB, None, "nothing was read before"),
@@ -114,8 +115,8 @@ def test_a_sum_with_something_unknown_is_unknown() -> None:
 READING = to_plain(node(1, gpu(GB), nics=(NicReading(name="mlx5_0", rdma=True, sent_bytes=GB, errors={"symbol": 1}),)))
 
 
-@pytest.mark.parametrize(
-    ("part", "changed", "seen"),
+@together(
+    "part, changed, seen",
     [
         ((), {"seconds": -1.0}, "line 1.seconds is -1"),
         ((), {"seconds": 1e300}, "line 1.seconds is 1e+300"),

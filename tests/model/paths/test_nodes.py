@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, Pcie
 from gpubench.model.paths.nodes import Difference, MachineKind, condense, differences, group, node_traits, topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
+from tests.together import together
 
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
 
@@ -59,8 +59,8 @@ def test_what_differs_between_equal_nodes_is_no_difference() -> None:
     assert kind.alike == (0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
+@together(
+    "fault, said",
     [
         ("node1.gpu3:ecc=off", ["GPU3 ECC off (others on)"]),
         ("node1.gpu3:width=8", ["GPU3 PCIe width 8 (others 16)"]),
@@ -117,8 +117,8 @@ def models(name: str | None, count: int = 8) -> Snapshot:
     return replace(HEALTHY, gpus=gpus, pairs=())
 
 
-@pytest.mark.parametrize(
-    ("stray", "seen"),
+@together(
+    "stray, seen",
     [
         (models("NVIDIA H200"), "NVIDIA H200"),
         (models(None, 0), "none"),

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Generic, Profile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import load
+from tests.together import together
 
 EXPECTED = Expectation(400.0, whose="ours")
 
@@ -24,8 +23,8 @@ def generic(**shares: float) -> Profile:
     return replace(made, match=replace(made.match, generic=Generic.NVLINK))
 
 
-@pytest.mark.parametrize(
-    ("gb_s", "expectation", "limit", "verdict"),
+@together(
+    "gb_s, expectation, limit, verdict",
     [
         (360.0, EXPECTED, None, None),
         (359.9, EXPECTED, None, Verdict.WARN),

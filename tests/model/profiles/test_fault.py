@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault, parse_faults
+from tests.together import together
 
 
 def values_of(key: FaultKey) -> st.SearchStrategy[str]:
@@ -78,8 +79,8 @@ def test_a_key_without_a_subject_is_of_every_node() -> None:
         parse_faults("gpu5", 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@together(
+    "text, message",
     [
         ("", "names nothing that can break"),
         ("gpu5", "names nothing"),

@@ -14,12 +14,13 @@ from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
+from tests.together import together
 
 JUDGED = replace(PAIR, verdict="PASS", verified="last")
 
 
-@pytest.mark.parametrize("slowest_first", [True, False])
-@pytest.mark.parametrize("verdict", [None, "SKIP"])
+@together("slowest_first", [True, False])
+@together("verdict", [None, "SKIP"])
 def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, slowest_first: bool) -> None:
     """Nor where a slower one, which the sentence tells, was judged."""
     pairs = [replace(JUDGED, bandwidth_gb_s=380.0), replace(PAIR, destination="GPU2", verdict=verdict)]
@@ -33,8 +34,8 @@ def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, sl
 NOISY = replace(ROW, ci95_percent=437.0)
 
 
-@pytest.mark.parametrize(
-    ("row", "hidden"),
+@together(
+    "row, hidden",
     [
         (NOISY, True),
         (replace(NOISY, ci95_percent=99.0), False),
@@ -42,7 +43,7 @@ NOISY = replace(ROW, ci95_percent=437.0)
         (replace(NOISY, expected_gb_s=1.0, expected_us=9.0, expected_source="profile"), False),
     ],
 )
-@pytest.mark.parametrize("gate", [{"strict": True}, {}])
+@together("gate", [{"strict": True}, {}])
 def test_a_figure_that_noise_hides_passes_nothing(row: CollectiveRow, gate: dict[str, object], *, hidden: bool) -> None:
     """And no gate ends with 0, whose figures nobody judged."""
     figures = SpeedFigures()

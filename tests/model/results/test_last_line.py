@@ -1,6 +1,5 @@
 """The last line of a report: its length, what is left out first, and the command that it ends with."""
 
-import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
@@ -34,8 +33,8 @@ def test_a_first_part_that_is_too_long_ends_after_a_word() -> None:
     assert (len(line) <= MOST_CHARACTERS, line[-6:]) == (True, "word …")
 
 
-@pytest.mark.parametrize(
-    ("advice", "command"),
+@together(
+    "advice, command",
     [
         ("unset NCCL_P2P_DISABLE", "unset NCCL_P2P_DISABLE"),
         (

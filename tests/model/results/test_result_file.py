@@ -1,13 +1,12 @@
 """Verdicts, samples, rows and reports."""
 
-import pytest
-
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.operation import DataType, NumberKind
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Verdict, exit_code, overall
+from tests.together import together
 
 DESIGN_COLUMNS = """
 collective backend origin group ranks nodes size_bytes count dtype op root placement mode graph iterations time_us
@@ -21,8 +20,8 @@ def test_the_columns_are_the_documented_ones_in_order() -> None:
     assert list(COLLECTIVE_COLUMNS) == DESIGN_COLUMNS.split()
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "whole", "code"),
+@together(
+    "verdicts, whole, code",
     [
         ([], Verdict.SKIP, 0),
         ([Verdict.PASS, Verdict.SKIP], Verdict.PASS, 0),

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Metadata, Report
@@ -12,6 +10,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.formats.sample import METADATA as SAMPLE
 from tests.formats.sample import ROW
+from tests.together import together
 
 RANKS = tuple(
     RankIdentity(rank=rank, host="node3", node=0, local_rank=rank, pid=1, gpu="NVIDIA H200") for rank in range(4)
@@ -81,8 +80,8 @@ def test_a_run_that_was_cut_short_says_so() -> None:
     assert said(report(Verdict.ERROR, complete=False)) == "ERROR: the run was cut short, the rows before were measured"
 
 
-@pytest.mark.parametrize(
-    ("command", "verdict", "id_", "codes"),
+@together(
+    "command, verdict, id_, codes",
     [
         ("check", Verdict.FAIL, "gpu-lost", (1, 1)),
         ("check", Verdict.WARN, "gpu-hot", (0, 1)),

@@ -17,6 +17,7 @@ from gpubench.model.terms.settings import (
     repeated_name,
     taken_name,
 )
+from tests.together import together
 
 ALGORITHMS, PROTOCOLS = [each.value for each in Algorithm], [each.value for each in Protocol]
 SETTINGS = st.fixed_dictionaries(
@@ -39,7 +40,7 @@ def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> N
     assert set(setting.of_communicator.variables) <= {"NCCL_ALGO", "NCCL_PROTO"}
 
 
-@pytest.mark.parametrize("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
+@together("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
 def test_other_rows_ask_for_nothing(name: str | None) -> None:
     assert NcclSetting.of(name) == NcclSetting()
 
@@ -79,8 +80,8 @@ def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
+@together(
+    "texts, said",
     [
         (["NCCL_MAX_NCHANNELS"], "--set NCCL_MAX_NCHANNELS"),
         (["NCCL_MAX_NCHANNELS="], "--set NCCL_MAX_NCHANNELS="),

@@ -14,10 +14,11 @@ from gpubench.model.terms.units import (
     parse_sizes,
     split_by_memory,
 )
+from tests.together import together
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
+@together(
+    "text, sizes",
     [
         ("8:64", (8, 16, 32, 64)),
         ("8:100", (8, 16, 32, 64)),
@@ -34,8 +35,8 @@ def test_ranges_and_lists(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_sizes(text) == sizes
 
 
-@pytest.mark.parametrize(
-    ("text", "seen"),
+@together(
+    "text, seen",
     [
         ("", "empty"),
         ("  ", "empty"),

@@ -18,10 +18,11 @@ from gpubench.model.terms.units import (
     some_of,
     spans,
 )
+from tests.together import together
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
+@together(
+    "text, size",
     [
         ("8", 8),
         ("1K", 1024),
@@ -39,7 +40,7 @@ def test_sizes_are_1024_based(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "K", "1X", "-1", "1e6", "1,5K", "١K", "1 K", "0x10", "nan"])
+@together("text", ["", "K", "1X", "-1", "1e6", "1,5K", "١K", "1 K", "0x10", "nan"])
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
@@ -66,8 +67,8 @@ def test_memory_is_rounded_for_a_sentence() -> None:
     assert format_memory(150_000_000_000) == "139.7 GiB"
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
+@together(
+    "names, text",
     [
         ([], ""),
         (["node0"], "node0"),
@@ -125,8 +126,8 @@ def test_a_long_name_is_read_at_once() -> None:
     assert time.process_time() - before < 5
 
 
-@pytest.mark.parametrize(
-    ("names", "most", "count", "text"),
+@together(
+    "names, most, count, text",
     [
         ([], 4, None, ""),
         (["a", "b"], 2, None, "a, b"),

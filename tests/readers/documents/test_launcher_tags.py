@@ -1,12 +1,11 @@
 """Tags and labels of launchers, between which a program's own words stand."""
 
-import pytest
-
 from gpubench.readers.documents import behind_prefix, pieces, prefix_shape
+from tests.together import together
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
+@together(
+    "line, expected",
     [
         ("64 16 float", [("", "64 16 float")]),
         ("[1,0]<stdout>:64[1,0]<stdout>:  16", [("[1,0]<stdout>:", "64  16")]),
@@ -22,8 +21,8 @@ def test_pieces(line: str, expected: list[tuple[str, str]]) -> None:
     assert list(pieces(line)) == expected
 
 
-@pytest.mark.parametrize(
-    ("first", "line", "words"),
+@together(
+    "first, line, words",
     [
         ("", "  65.12  1", ["65.12", "1"]),
         ("0: ", "1:  65.12", ["65.12"]),

@@ -22,13 +22,14 @@ from gpubench.readers.nccl_log.notes import (
     parse_setting,
     parse_version,
 )
+from tests.together import together
 
 P2P, SHM, NET, COLLNET = TransportKind.P2P, TransportKind.SHM, TransportKind.NET, TransportKind.COLLNET
 UNKNOWN = TransportKind.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("via", "name", "kind", "staged"),
+@together(
+    "via, name, kind, staged",
     [
         ("P2P/direct pointer", "P2P/direct pointer", P2P, False),
         ("P2P/direct pointer/read", "P2P/direct pointer", P2P, False),
@@ -87,7 +88,7 @@ def test_collnet_has_no_peer() -> None:
     assert (connection.transport.kind, connection.transport.gdr) == (COLLNET, True)
 
 
-@pytest.mark.parametrize(
+@together(
     "text",
     [
         *(b"", b"0[0] -> 1[1]", b"0[0] -> 1[1] via ", b"0[0] -> 1[1] via P2", b"0[0] -> 1[1] via P2P/CUM"),
@@ -136,8 +137,8 @@ def test_no_beginning_of_a_transport_is_taken_for_an_unknown_one(via: str, data:
     assert connection is None or connection.transport.kind is not UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
+@together(
+    "text, place",
     [
         (b"Channel 00/0", (0, 0)),
         (b"Channel 03/1", (3, 1)),
@@ -152,7 +153,7 @@ def test_channels(text: bytes, place: tuple[int, int] | None) -> None:
     assert parse_channel(text) == place
 
 
-@pytest.mark.parametrize(
+@together(
     "head",
     [
         *(b"node-1.cluster:77:78 [3]", b"[1,3]<stdout>:node-1.cluster:77:78 [3]", b"3: node-1.cluster:77:78 [3]"),
@@ -187,7 +188,7 @@ def test_what_people_cut_away_from_heads(head: bytes, host: str, pid: int, tid: 
     assert parse_head(head) == (host, pid, tid)
 
 
-@pytest.mark.parametrize("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
+@together("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
 def test_what_is_no_head(head: bytes) -> None:
     assert parse_head(head) is None
 
@@ -217,8 +218,8 @@ def test_a_communicator_whose_rank_is_beyond_its_size_is_garbled() -> None:
     assert parse_communicator(b"comm 0xfc0 rank 4 nranks 4 cudaDev 0 busId 60 - Init COMPLETE") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "tuning"),
+@together(
+    "text, tuning",
     [
         (
             b"AllReduce: 1024 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}",
@@ -238,8 +239,8 @@ def test_what_an_operation_runs_with(text: bytes, tuning: Tuning | None) -> None
     assert parse_tuning(text) == tuning
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "about"),
+@together(
+    "text, kind, about",
     [
         (b"NET/IB : No device found.", RemarkKind.NO_RDMA_DEVICE, ()),
         (
@@ -306,7 +307,7 @@ def test_the_interface_over_which_processes_meet_is_told_without_rdma_devices_to
     assert (found.kind, found.about) == (RemarkKind.BOOTSTRAP, ("eth0", "192.0.2.2"))
 
 
-@pytest.mark.parametrize("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
+@together("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
 def test_what_explains_nothing(text: bytes) -> None:
     assert parse_remark(text) is None
 

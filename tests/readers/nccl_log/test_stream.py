@@ -83,7 +83,7 @@ def test_four_gpus_kept_off_nvlink() -> None:
     assert p2p_type.note.about == ("0", "1")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@together("version", VERSIONS)
 @together("shape", ["files", "one", "mixed"])
 def test_every_version(version: tuple[int, int], shape: str) -> None:
     shared = "direct shared memory" if version < (2, 13) else "SHM/direct/direct" if version < (2, 30) else "SHM/direct"
@@ -102,7 +102,7 @@ def test_every_version(version: tuple[int, int], shape: str) -> None:
         assert communicator.nodes == 2
 
 
-@pytest.mark.parametrize("version", [(2, 12), (2, 18), (2, 28)])
+@together("version", [(2, 12), (2, 18), (2, 28)])
 def test_two_communicators_of_the_same_ranks(version: tuple[int, int]) -> None:
     first = Job(version=version)
     second = Job(
@@ -150,7 +150,7 @@ def test_lines_that_fit_two_communicators_are_kept_apart_and_name_both() -> None
     assert [paths(each) for each in twice] == [paths(unclear)] * 2
 
 
-@pytest.mark.parametrize("version", [(2, 10), (2, 18), (2, 28)])
+@together("version", [(2, 10), (2, 18), (2, 28)])
 def test_one_process_that_drives_all_gpus(version: tuple[int, int]) -> None:
     class Threads(Job):
         def head(self, rank: int) -> str:
@@ -284,8 +284,8 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("prefix", LAUNCHERS.values(), ids=LAUNCHERS.keys())
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n"], ids=["unix", "windows", "colour"])
+@together("prefix", LAUNCHERS.values())
+@together("end", ["\n", "\r\n", "\x1b[0m\n"])
 def test_what_launchers_and_terminals_add(prefix: str, end: str) -> None:
     logs = ["".join(f"{prefix}{line}{end}" for line in log.splitlines()) for log in Job().logs()]
     facts = read(*logs)

@@ -6,6 +6,7 @@ from gpubench.errors import UsageError
 from gpubench.readers.results.nccl_tests.run import OutputLine, Placed, collective_of
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
+from tests.together import together
 
 
 def a_line(count: int = 256, reduction: str = "none", root: int = -1, factor: float = 1.0) -> OutputLine:
@@ -15,8 +16,8 @@ def a_line(count: int = 256, reduction: str = "none", root: int = -1, factor: fl
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "ranks", "expected"),
+@together(
+    "line, ranks, expected",
     [
         (a_line(reduction="sum", factor=1.75), 8, "allreduce"),
         (a_line(reduction="sum"), 8, "sendrecv"),
@@ -29,8 +30,8 @@ def test_the_only_collective_with_such_rows(line: OutputLine, ranks: int, expect
     assert collective_of([line], ranks, None, "x") == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "ranks", "possible"),
+@together(
+    "line, ranks, possible",
     [
         (a_line(count=32), 8, "allgather, alltoall, alltoallv, hypercube"),
         (a_line(count=32, root=0), 8, "gather, scatter"),
@@ -46,8 +47,8 @@ def test_several_collectives_need_a_person(line: OutputLine, ranks: int, possibl
         assert collective_of([line], ranks, name, "x") == name
 
 
-@pytest.mark.parametrize(
-    ("program", "ranks", "found"),
+@together(
+    "program, ranks, found",
     [
         ("all_reduce", 2, "allreduce"),
         ("reduce_scatter", 2, "reducescatter"),
