@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL
@@ -129,6 +130,21 @@ def _load_tests(session: pytest.Session, first: float) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """MPI jobs come first: whoever is done with the rest would else wait for them."""
     items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+
+
+@pytest.hookimpl(specname="pytest_runtest_protocol")
+def pytest_runtest_reports(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a test as pytest does, but say nothing of a setup or teardown that passed in less than --durations shows.
+
+    A worker sends each report to the process that hands out the tests, and for one of thousands of small tests three
+    reports take as long as the test.
+    """
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.duration >= 0.005:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
