@@ -133,7 +133,7 @@ def _keep_descriptors(given: Mapping[str, Any]) -> None:
     for each in given["pass_fds"]:
         os.set_inheritable(each, True)
     for number, (name, mode, _) in enumerate(_STREAMS):
-        old = getattr(sys, f"__{name}__")
+        old = getattr(sys, f"__{name}__") or getattr(sys, name)  # None of one that was closed at the start
         stream = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -108,7 +108,7 @@ def test_quick_measures_nothing_and_says_so() -> None:
 
 @pytest.mark.mpi
 def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
-    result = gpubench()
+    result = kept.gpubench()
     if "GPUs:" in result.stdout:
         pytest.skip("this machine has GPUs")
     assert result.returncode == 0

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -274,8 +273,9 @@ def test_ranks_that_gpubench_starts_get_its_options_once(tmp_path: Path) -> None
 @pytest.mark.mpi
 @pytest.mark.parametrize("command", ["allreduce", "topo"])
 def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
-    one = [sys.executable, "-m", "gpubench", command, "--timeout", "30"]
     variable = {"allreduce": "GPUBENCH_SIZES=1K", "topo": "GPUBENCH_SIMULATE=hgx-h200-4"}[command]
+    variables = environment(GPUBENCH_BACKEND="host", GPUBENCH_ITERS="3") | MPI_ENVIRONMENT
+    one = [*kept.program(variables), command, "--timeout", "30"]
     ranks = ["-n", "1", *one, ":", "-n", "1", "env", variable, "GPUBENCH_WIDTH=90", *one]
     result = subprocess.run(
         [find_launcher().path, *ranks],
@@ -283,7 +283,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
         text=True,
         timeout=SECONDS,
         check=False,
-        env=environment(GPUBENCH_BACKEND="host", GPUBENCH_ITERS="3") | MPI_ENVIRONMENT,
+        env=variables,
     )
     option = f"--{variable.partition('=')[0].removeprefix('GPUBENCH_').lower()}"
     assert f"ranks do not agree on {option}: rank 0: not set, rank 1: {variable}" in result.stderr

@@ -15,6 +15,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
 from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.plans import CheckPlan
+from tests.cli import forking
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
 from tests.mpi import kept
 
@@ -28,8 +29,8 @@ def fake_srun(folder: Path, kinds: str = "MPI plugin types are... none pmi2 pmix
         f"""#!/bin/bash
 if [ "$1" = --mpi=list ]; then echo "{kinds}" >&2; exit 0; fi
 echo "$@" > "{folder}/started"
-while [ "$1" != "{sys.executable}" ]; do shift; done
-exec "$@"
+while [ "$1" != gpubench ]; do shift; done
+exec {shlex.join(forking.for_shells())} "${{@:2}}"
 """
     )
     path.chmod(0o755)

@@ -74,8 +74,7 @@ def test_a_command_without_stdout_ends_as_with_one(result: str, forks: str) -> N
     for module in RUNS:
         first = next((each.name for each in COMMANDS if each.module == module), "")
         words = words_of(first, module, result)
-        # Of libraries a process of its own is asked: pipes to its children take the place of stdout.
-        closed = shell(">&-", *words, program=OWN if module == "libraries" else forks)
+        closed = shell(">&-", *words, program=forks)
         assert "Traceback" not in closed.stderr, words
         # They take a while to read, and there always are some.
         usual = DONE if module == "libraries" else gpubench(*words).returncode
@@ -84,8 +83,7 @@ def test_a_command_without_stdout_ends_as_with_one(result: str, forks: str) -> N
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2</dev/null", "<&- 2>&-"])
 def test_what_cannot_be_narrated_reaches_no_data_and_changes_no_verdict(redirection: str, forks: str) -> None:
-    program = OWN if redirection == "2>&-" else forks
-    ended = shell(redirection, "topo", *SIMULATED, "--format", "json", program=program)
+    ended = shell(redirection, "topo", *SIMULATED, "--format", "json", program=forks)
     assert ended.returncode == DONE
     assert json.loads(ended.stdout)["verdict"] == "PASS"
 
