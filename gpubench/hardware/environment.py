@@ -83,8 +83,9 @@ def _cache(root: Path) -> bytes:
 
 
 def _cached(cache: bytes, name: str) -> list[str]:
-    pattern = rb"(?<=\0)(/[^\0]{0,4000}/" + re.escape(name.encode()) + rb")(?=\0)"
-    return [path.decode(errors="replace") for path in re.findall(pattern, cache)]
+    end = b"/" + name.encode()
+    texts = cache.split(b"\0") if end + b"\0" in cache else ()
+    return [text.decode(errors="replace") for text in texts if text.startswith(b"/") and text.endswith(end)]
 
 
 def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str]:

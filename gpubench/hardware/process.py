@@ -106,8 +106,8 @@ def tracer(status: str, root: Path) -> str | None:
 def tools(root: Path) -> dict[str, str]:
     """The first library of each tool that is mapped here, by the tool's name."""
     found: dict[str, str] = {}
-    for line in (text_of(root / "proc/self/maps") or "").splitlines():
-        path = line.partition("/")[2].removesuffix(" (deleted)")
+    lines = (text_of(root / "proc/self/maps") or "").splitlines()
+    for path in dict.fromkeys(line.partition("/")[2].removesuffix(" (deleted)") for line in lines):
         file = path.rpartition("/")[2]
         for name, pattern in _TOOLS.items():
             if file and name not in found and pattern.match(file):

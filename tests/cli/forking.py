@@ -39,7 +39,10 @@ from gpubench.profiles import all_profiles
 from tests.cli import children
 from tests.modules import load_all_modules
 
-_LOADED_AHEAD = ("rich.console", "rich.progress", "rich.table", "typer.core", "pydantic.fields", "pydantic.types")
+_LOADED_AHEAD = (
+    *("rich.console", "rich.progress", "rich.table", "typer.core", "pydantic.fields", "pydantic.types"),
+    "tests.mpi.on_import",
+)
 """Beside all of gpubench, of which no module imports MPI, CuPy, NumPy or NVML before it is used."""
 
 _ENCODING = ("LANG", "LC_", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONUTF8")

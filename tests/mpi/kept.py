@@ -91,7 +91,7 @@ def _kept(ranks: int) -> Path | None:
     return folder
 
 
-_LOADED = ("numpy", "mpi4py.MPI", "tests.fakes.library_log", "tests.fakes.nccl_log", "tests.mpi.on_import")
+_LOADED = ("numpy", "mpi4py.MPI", "tests.fakes.library_log", "tests.fakes.nccl_log")
 
 
 _HELD: "dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]]" = {}
