@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from gpubench.cli import process
 from gpubench.cli.app import typer_command
 from gpubench.cli.process import COMMANDS
 from gpubench.formats import presenter
-from gpubench.hardware import launch
+from gpubench.hardware import launch, timing
 from gpubench.model.terms.commands import BARE
 from gpubench.profiles import all_profiles
 from tests.cli import children
@@ -269,6 +269,8 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     vars(process).update(SECONDS_FOR_THE_FIRST_RANK=0.0)
     # A job of a test takes ten seconds only where others take the cores from it, of which stderr is not to speak.
     vars(presenter).update(SECONDS_TO_FIRST_LINE=600.0)
+    # What a worker of a scan copies in its memory, 64 MiB, would be half of all that it takes.
+    vars(timing).update(copy_seconds=_copy_an_eighth)
     children.fork_instead()
     gc.set_threshold(10_000)  # a search for garbage writes to all that is new, a third of what most commands take
     if KEPT_RANKS in os.environ:
@@ -276,6 +278,12 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
         launch.find_launcher = lambda search_path=None: found
     if FORKED_RANKS in os.environ:
         launch.module_command = _of_forks  # type: ignore[assignment]
+
+
+def _copy_an_eighth(
+    size_bytes: int, samples: int, _copy: Callable[..., list[float]] = timing.copy_seconds
+) -> list[float]:
+    return [8 * seconds for seconds in _copy(size_bytes // 8, samples)]
 
 
 def _end(code: int) -> None:
