@@ -5,13 +5,11 @@ import os
 import re
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
-
+from gpubench.cli.app import typer_command
 from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
 from gpubench.errors import GpubenchError, UsageError, advising
 from gpubench.formats.presentation import Color, ExitStyle
@@ -224,9 +222,7 @@ def _content(path: Path, name: str) -> str | None:
 
 def options_of_all_commands() -> list[str]:
     """The names of all options, which takes an import of every command."""
-    apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
-    commands = (typer.main.get_command(app) for app in apps)
-    return sorted({key for each in commands for key in _options_of(each.params)})
+    return sorted({key for each in COMMANDS for key in _options_of(typer_command(each).params)})
 
 
 def _check(key: str, known: Iterable[str], seen: str, expected: str) -> None:

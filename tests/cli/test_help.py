@@ -80,7 +80,7 @@ def understood(words: str) -> None:
     if not name or name.startswith("-"):
         name, rest = "", [each for each in (name, *rest) if each]
     (command,) = (each for each in (BARE, *COMMANDS) if each.name == name)
-    typer_command.__wrapped__(command).make_context(name, rest)
+    typer_command(command).make_context(name, rest)
 
 
 def test_examples_of_profiles_are_understood() -> None:
@@ -89,7 +89,7 @@ def test_examples_of_profiles_are_understood() -> None:
         assert name in {"profiles", "check"}
         if name == "profiles":
             (command,) = (each for each in COMMANDS if each.name == "profiles")
-            typer_command.__wrapped__(command).commands[rest[0]].make_context(rest[0], rest[1:])
+            typer_command(command).commands[rest[0]].make_context(rest[0], rest[1:])
 
 
 @pytest.mark.parametrize("words", [("help", "allreduce"), ("allreduce", "-h")])
