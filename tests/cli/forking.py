@@ -52,6 +52,8 @@ _ROOT = Path(__file__).parents[2]
 _INJECTED = [str(_ROOT / "tests" / each / "inject") for each in ("cli", "mpi")]
 KEPT_RANKS = "GPUBENCH_TEST_KEPT_RANKS"
 """Names the folder of `tests/mpi/kept.py`, whose ranks a job takes in the place of an mpirun's."""
+UNENDED_RANKS = "GPUBENCH_TEST_UNENDED_RANKS"
+"""Names the folder in which a kept rank has a file until it has left MPI: one that ended otherwise leaves it there."""
 FORKED_RANKS = "GPUBENCH_TEST_FORKED_RANKS"
 """Names the same folder, of which a job takes the process that forks, for ranks that its mpirun starts."""
 
@@ -259,6 +261,9 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
             vars(sys).update({name: None, f"__{name}__": None})
     os.environ.clear()
     os.environ.update(environment)
+    if folder := os.environ.pop(UNENDED_RANKS, ""):
+        _UNENDED.append(Path(folder, str(os.getpid())))
+        _UNENDED[0].touch()
     os.chdir(str(request["cwd"]))
     sys.argv = ["gpubench", *arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
@@ -286,6 +291,9 @@ def _copy_an_eighth(
     return [8 * seconds for seconds in _copy(size_bytes // 8, samples)]
 
 
+_UNENDED: list[Path] = []
+
+
 def _end(code: int) -> None:
     """End as Python does, but free nothing: to free all that was imported takes longer than most commands.
 
@@ -294,6 +302,8 @@ def _end(code: int) -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         return
+    for each in _UNENDED:
+        each.unlink()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:

@@ -1,9 +1,10 @@
 """Jobs of real ranks that are kept: what mpirun, Python and the imports take, a job is spared.
 
 MPI knows a rank by variables that mpirun gives it. An mpirun whose processes only wait lends theirs, to one job after
-another, whose ranks are forked by a process that has imported everything. MPI_Abort ends the mpirun too, and the next
-job gets another one. What tests how ranks end or die, or what mpirun does, has an mpirun of its own, which starts what
-asks that process for forks, and takes signals and ends as they do: `own_gpubench`, `own_mpirun`. What tests how they
+another, whose ranks are forked by a process that has imported everything. It waits for no rank that it has lost, so
+that a job after that one would begin without some, or never: where a rank ended inside MPI, the next job gets another
+mpirun. What tests how ranks end or die, or what mpirun does, has an mpirun of its own, which starts what asks that
+process for forks, and takes signals and ends as they do: `own_gpubench`, `own_mpirun`. What tests how they
 start has them started: `tests/cli/running.py`.
 """
 
@@ -84,9 +85,14 @@ def _kept(ranks: int) -> Path | None:
     if mpi.flavour is not Flavour.OPEN_MPI:
         return None
     folder = _forking()
-    if ranks in _HELD and _HELD[ranks][0].poll() is not None:
+    if not Path(folder, _LIBRARY).exists():
+        return None
+    unended = folder / f"{ranks}.unended"
+    if ranks in _HELD and (_HELD[ranks][0].poll() is not None or any(unended.iterdir())):
         _let_go(*_HELD.pop(ranks))
     if ranks not in _HELD:
+        shutil.rmtree(unended, ignore_errors=True)
+        unended.mkdir()
         _HELD[ranks] = _hold(mpi.path, ranks, folder / str(ranks))
     return folder
 
@@ -126,22 +132,34 @@ def _forking() -> Path:
     return folder
 
 
-_SLEEPS = """
+_IN_RANKS = """
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 int sched_yield(void) { struct timespec t = {0, 100000}; return nanosleep(&t, 0); }
+int shutdown(int socket, int how) {
+    struct timespec t = {0, 50000000};
+    nanosleep(&t, 0);
+    return syscall(SYS_shutdown, socket, how);
+}
 """
+"""How a rank waits for messages, and how it ends its connection to mpirun: PMIx 5.0.11 answers a rank that leaves, then
+notes that it left (`op_cbfunc2` in src/server/pmix_server.c), and takes one whose connection ends in between for lost.
+"""
+
+_LIBRARY = "ranks.so"
 
 
 def idle_waits(folder: Path) -> dict[str, str]:
     """Variables with which a rank that waits inside MPI, which else looks for messages without end, sleeps in between.
 
-    Where there is no C compiler there are none: such a rank takes a core from others until a fault in another is found.
+    Where there is no C compiler there are none, and no ranks are kept.
     """
-    compiler, library = shutil.which("cc"), folder / "idle.so"
+    compiler, library = shutil.which("cc"), folder / _LIBRARY
     if compiler is None:
         return {}
     words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
-    compiled = subprocess.run(words, input=_SLEEPS, text=True, capture_output=True, check=False)
+    compiled = subprocess.run(words, input=_IN_RANKS, text=True, capture_output=True, check=False)
     return {"LD_PRELOAD": str(library)} if compiled.returncode == 0 else {}
 
 
@@ -171,5 +189,5 @@ def _hold(mpirun: str, ranks: int, folder: Path) -> "tuple[subprocess.Popen[byte
     for path in folder.iterdir():
         variables = dict(each.split("=", 1) for each in path.read_text().split("\0") if each)
         own = {name: value for name, value in variables.items() if given.get(name) != value and name not in _OF_A_SHELL}
-        path.write_text(json.dumps(own))
+        path.write_text(json.dumps(own | {forking.UNENDED_RANKS: str(folder.with_suffix(".unended"))}))
     return process, held
