@@ -136,14 +136,28 @@ _IN_RANKS = """
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-int sched_yield(void) { struct timespec t = {0, 100000}; return nanosleep(&t, 0); }
+static long long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+int sched_yield(void) {
+    static __thread long long began, ended;
+    if (now() - ended > 100000) began = now();
+    long long sleep = (now() - began) / 8;
+    struct timespec t = {0, sleep < 100000 ? 100000 : sleep > 2000000 ? 2000000 : sleep};
+    int code = nanosleep(&t, 0);
+    ended = now();
+    return code;
+}
 int shutdown(int socket, int how) {
     struct timespec t = {0, 50000000};
     nanosleep(&t, 0);
     return syscall(SYS_shutdown, socket, how);
 }
 """
-"""How a rank waits for messages, and how it ends its connection to mpirun: PMIx 5.0.11 answers a rank that leaves, then
+"""How a rank waits for messages: an eighth of what this wait has lasted, from 0.1 to 2 ms; it is another one where 0.1 ms
+went to something else. And how it ends its connection to mpirun, 50 ms late: PMIx 5.0.11 answers a rank that leaves, then
 notes that it left (`op_cbfunc2` in src/server/pmix_server.c), and takes one whose connection ends in between for lost.
 """
 

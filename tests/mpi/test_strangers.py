@@ -45,9 +45,9 @@ def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(ou
         time.sleep(0.05)
     addresses = [address for pid in watchdogs for address in strangers.udp_addresses(pid)]
     names = [name for pid in watchdogs for name in strangers.local_names(pid)]
+    os.kill(run.pid(1), signal.SIGSTOP)
+    time.sleep(0.5)  # of two until they ask each other
     with strangers.flood(addresses), strangers.local_flood(names, os.getuid()):
-        time.sleep(0.5)
-        os.kill(run.pid(1), signal.SIGSTOP)
         deadline = time.monotonic() + 120
         while watchdogs_of(output) and time.monotonic() < deadline:
             time.sleep(0.05)
