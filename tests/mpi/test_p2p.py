@@ -233,10 +233,8 @@ def test_what_ranks_recorded_is_replayed_by_one_process(
     folder = tmp_path / "recorded"
     fabric = Fabric(slow={(3, 0): 0.4}, closed_to={(0, 1)})
     cluster = Cluster(monkeypatch, 2, fabric)
-    assert (
-        cluster.run(sizes="64M", pairs=["0-1", "2-0", "2-1", "3-0"], check=False, record=str(folder), format_name="csv")
-        == 3
-    )
+    asked = {"sizes": "64M", "pairs": ["0-1", "2-0", "2-1", "3-0"], "check": False, "record": str(folder)}
+    assert cluster.run(**asked, format_name="csv") == 3
     measured = rows(capsys.readouterr().out)
     assert len((folder / "ranks.jsonl").read_text().splitlines()) == 4
     result = gpubench("p2p", "--replay", str(folder), "--format", "csv")
