@@ -13,18 +13,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
+from operator import setitem
 from queue import Queue
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.hardware.node.drivers import MPS_ENABLED
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.fakes.ranks import SECONDS_TO_MEET, World
+
+if TYPE_CHECKING:
+    import pytest
 
 LIBRARY = "/fake/libnccl.so.2"
 SEND_US = 25.0
@@ -925,8 +928,14 @@ class Cublas(ModuleType):
 BLAS_HANDLE = 77
 
 
+class ForGood:
+    """What stands for pytest's MonkeyPatch in a process of its own: to load pytest takes it 0.3 s."""
+
+    setattr, setitem = staticmethod(setattr), staticmethod(setitem)
+
+
 def install(
-    monkeypatch: pytest.MonkeyPatch, runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
+    monkeypatch: "pytest.MonkeyPatch | ForGood", runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
     """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
     from gpubench.hardware import cuda as cuda_adapter

@@ -4,15 +4,13 @@ import os
 import signal
 import sys
 
-import pytest
-
 from gpubench.hardware.mpi import trial
 from gpubench.hardware.mpi.group import MpiCalls
 from gpubench.hardware.node.nvml import Driver
 from tests.fakes import cupy_on_numpy
 
 if __name__ == "__main__":
-    patch = pytest.MonkeyPatch()
+    patch = cupy_on_numpy.ForGood()
     cupy_on_numpy.install(patch, cupy_on_numpy.Runtime(2))
     patch.setattr(trial, "read_driver", lambda _environment: Driver(version="580", cuda=13000, gpus=2, visible=2))
     if sys.argv[1] == os.environ.get("CRASHES"):
