@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from operator import setitem
 from queue import Queue
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
@@ -931,7 +930,11 @@ BLAS_HANDLE = 77
 class ForGood:
     """What stands for pytest's MonkeyPatch in a process of its own: to load pytest takes it 0.3 s."""
 
-    setattr, setitem = staticmethod(setattr), staticmethod(setitem)
+    def setattr(self, target: object, name: str, value: object) -> None:
+        setattr(target, name, value)
+
+    def setitem(self, items: Any, name: str, value: object) -> None:
+        items[name] = value
 
 
 def install(
