@@ -24,7 +24,7 @@ RUNS = (
     *(("topo", "--replay", str(path)) for path in MACHINES),
     *(("topo", "--from", str(path)) for path in FILES),
     *(("explain", str(path)) for path in LOGS),
-    *(("topo", "--simulate", name) for name in ("gb300-nvl72", "a100-pcie-2*2", "gh200-1*2", "hgx-h100-4*2")),
+    *(("topo", "--simulate", name) for name in ("gb300-nvl72/8", "a100-pcie-2*2", "gh200-1*2", "hgx-h100-4*2")),
     *(("allreduce", "--simulate", name, "--sizes", "1K:1G:32") for name in ("gb200-nvl72", "l4-8", "hgx-h100-8")),
     ("sendrecv", "--simulate", "a10-4", "--sizes", "1K:1G:32"),
     *(("p2p", "--simulate", name) for name in ("a10-4", "hgx-h200-4", "h100-nvl-2", "rtx-4090-2", "gh200-1")),

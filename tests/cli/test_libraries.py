@@ -11,9 +11,10 @@ from tests.formats.schema import validate
 from tests.mpi import kept
 
 
-def test_this_environment(tmp_path: Path) -> None:
-    output = tmp_path / "libraries.json"
-    result = gpubench("libraries", "--output", str(output))
+def test_this_environment_and_a_recording_of_it(tmp_path: Path) -> None:
+    """In the recording there are two NCCLs: tests/hardware/libraries finds those of two wheels."""
+    output, folder = tmp_path / "libraries.json", tmp_path / "recording"
+    result = gpubench("libraries", "--output", str(output), "--record", str(folder))
     assert result.returncode == 0, result.stderr
     assert "mpi4py" in result.stdout
     assert "not here: " in result.stdout
@@ -35,12 +36,10 @@ def test_this_environment(tmp_path: Path) -> None:
         "nvidia_peermem",
         "gdrdrv",
     } <= set(found)
+    two_nccls_are_a_finding_and_strict_fails(folder)
 
 
-def test_two_nccls_are_a_finding_and_strict_fails(tmp_path: Path) -> None:
-    """As a recording has them; tests/hardware/libraries finds those of two wheels."""
-    folder = tmp_path / "recording"
-    assert gpubench("libraries", "-q", "--record", str(folder)).returncode == 0
+def two_nccls_are_a_finding_and_strict_fails(folder: Path) -> None:
     path = folder / "libraries.jsonl"
     facts = json.loads(path.read_text())
     for version in ("2.27.3", "2.28.9"):

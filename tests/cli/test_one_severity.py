@@ -23,7 +23,7 @@ REFUSED = {("p2p", "throttle"), ("allreduce", "throttle"), ("allreduce", "busy")
 
 def document(command: tuple[str, ...], fault: str) -> tuple[dict[str, Any], int]:
     """What a command says of a fault, and its exit code."""
-    arguments = [*command, "--simulate", "hgx-h100-8/4", "--fault", fault, "--format", "json"]
+    arguments = [*command, "--simulate", "hgx-h200-4", "--fault", fault, "--format", "json"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     return json.loads(result.stdout), result.exit_code
 
