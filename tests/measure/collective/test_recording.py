@@ -68,7 +68,7 @@ from tests.measure.collective.test_observers import (
     over_pcie,
     shared_memory,
 )
-from tests.measure.collective.test_sweep import ReceivedRows, request_for
+from tests.measure.collective.test_sweep import SIZES, ReceivedRows, request_for
 from tests.measure.collective.test_variants import both
 from tests.together import together
 
@@ -268,7 +268,7 @@ def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collectiv
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(iterations=None, budget_seconds=0.01), Sampling(Mode.LATENCY, iterations=40)]
+    "sampling", [Sampling(iterations=None, budget_seconds=0.002), Sampling(Mode.LATENCY, iterations=40)]
 )
 def test_every_way_of_timing(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
     """Ranks that are asked when they come are asked too what their GPUs are like."""
@@ -350,7 +350,7 @@ def test_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def healthy() -> Recording:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        request = request_for(ALLREDUCE, sampling=Sampling(Mode.LATENCY, iterations=30))
+        request = request_for(ALLREDUCE, sizes=SIZES, sampling=Sampling(Mode.LATENCY, iterations=30))
         return recording(monkeypatch, request, Job(direct, over_nvlink), watched)
 
 
@@ -374,7 +374,7 @@ def test_a_run_that_was_cut_short_shows_what_it_has_and_says_so(kept: int, said:
     assert (report.verdict, report.complete) == (Verdict.ERROR, False)
     finding = next(each for each in report.findings if each.id == CUT_SHORT)
     assert finding.seen.startswith(said)
-    assert {row.to_record()["size_bytes"] for row in rows} <= {4096, 65536}
+    assert {row.to_record()["size_bytes"] for row in rows} <= {*SIZES}
 
 
 def edited(line: str, *path: str | int, to: object) -> str:

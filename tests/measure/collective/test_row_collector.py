@@ -8,7 +8,7 @@ from gpubench.measure.collective.report import Answer, MeasuredRow, RowCollector
 from gpubench.model.results.report import Report
 from gpubench.model.terms.ranks import UNWATCHED, RankIdentity
 from gpubench.model.terms.verdict import Origin, Verdict
-from tests.measure.collective.test_sweep import ReceivedRows, request_for
+from tests.measure.collective.test_sweep import SIZES, ReceivedRows, request_for
 
 RANKS = 6
 IDENTITIES = [
@@ -19,7 +19,7 @@ IDENTITIES = [
 
 def report_of(*wrong_by_row: tuple[int, ...]) -> tuple[Report, ReceivedRows]:
     """The report on rows with these wrong elements by rank."""
-    request = replace(request_for(ALLREDUCE), check=True)
+    request = replace(request_for(ALLREDUCE, sizes=SIZES), check=True)
     shown = ReceivedRows()
     collector = RowCollector(IDENTITIES, shown, None)
     for case, wrong in zip(cases(request, RANKS), wrong_by_row, strict=False):

@@ -23,7 +23,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for
+from tests.measure.collective.test_sweep import SIZES, ReceivedRows, identity, request_for
 
 REDUCESCATTER = next(each for each in COLLECTIVES if each.name == "reducescatter")
 EXACT = tuple(op for op in ReduceOp if op is not ReduceOp.AVG)
@@ -87,7 +87,7 @@ def records(report: Report, section: str) -> list[dict[str, Any]]:
 def test_all_ways_of_a_case_are_neighbours_and_the_own_choice_is_first_and_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    report, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE), both)
+    report, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE, sizes=SIZES), both)
     assert report.verdict is Verdict.PASS
     cases = [(row.size_bytes, row.placement) for row in rows]
     assert len(cases) == 4 * 4
