@@ -35,7 +35,7 @@ from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
-from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
+from gpubench.model.paths.topology import UNKNOWN_PATH, Topology, card_gbit_s, is_below_card
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
 from gpubench.model.results.speed import is_slow
@@ -471,9 +471,9 @@ def _roce_gid(run: Circumstances) -> Found:
 
 def _nics_below(node: Topology) -> dict[str, int | None]:
     nics = [nic for nic in rdma_nics(node) if _VIRTUAL not in (nic.model or "")]
-    paths = {gpu.device: [node.pcie_path(gpu, nic) for nic in nics] for gpu in node.gpus}
+    paths = {gpu.device: [node.matrix[gpu.device][nic.device] for nic in nics] for gpu in node.gpus}
     return {
-        name: None if None in known else sum(path in _BELOW_ITS_SWITCH for path in known)
+        name: None if UNKNOWN_PATH in known else sum(path in _BELOW_ITS_SWITCH for path in known)
         for name, known in paths.items()
     }
 

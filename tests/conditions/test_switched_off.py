@@ -9,11 +9,10 @@ import pytest
 from gpubench.conditions.checks import CHECKS, Check, found_by
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.measure.check.health import judge
+from gpubench.measure.check.health import _check_row, _Outcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import MachineKind, group, topologies
 from gpubench.model.paths.topology import Topology
-from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant
 
@@ -106,7 +105,7 @@ def is_plain_pass(job: Job, check: Check, kinds: tuple[MachineKind, ...] | None 
     facts = Facts(nodes, kinds, job.ranks, [job.profile] * len(nodes), job.measurements, job.asked)
     if found_by(check, facts):
         return False
-    row = judge(facts, checks=(check,)).rows(CheckRow)[0]
+    row = _check_row(facts, _Outcome.of(check, facts), "")
     return row.verdict == Verdict.PASS and not row.note
 
 

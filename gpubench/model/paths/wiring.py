@@ -130,11 +130,8 @@ class Wiring:
 
     def peer_access(self, pair: Pair) -> PeerAccess:
         """Peer access between a pair of one node, as CUDA and the driver report it."""
-        facts = self._facts(pair)
-        if self.one_gpu(pair):
-            split = facts is not None and facts[0].mig is True
-            return PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
-        return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
+        known = self._peer_access.get(pair)
+        return known or self._peer_access.setdefault(pair, self._access(pair))
 
     def capability(self, pair: Pair) -> Evidence:
         """The evidence that the path of a pair could be direct, or could not."""
@@ -223,6 +220,18 @@ class Wiring:
     def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
         """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
+
+    @cached_property
+    def _peer_access(self) -> dict[Pair, PeerAccess]:
+        """Kept once found out: a dozen causes ask for that of every pair."""
+        return {}
+
+    def _access(self, pair: Pair) -> PeerAccess:
+        facts = self._facts(pair)
+        if self.one_gpu(pair):
+            split = facts is not None and facts[0].mig is True
+            return PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
+        return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
 
     @cached_property
     def _host_limits(self) -> dict[int, Limit]:
