@@ -1,7 +1,7 @@
 """Rows of nodes that are alike: what is written in short is read as what it was, and nothing else is taken for it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,26 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import Table, VerdictRow
-from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, UnfoldedRows, alike_rows
+from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, UnfoldedRows, alike_rows
 from gpubench.readers.results.gpubench_json import read
 from tests.cli.running import gpubench
 from tests.formats.schema import VALIDATOR
 
-NODES = {"topo": 18, "check": 12}
-"""As few as have enough rows."""
+LEAST_ROWS = 512
+"""In place of thousands, for which it takes twice as many nodes."""
+
+NODES = {"topo": 10, "check": 7}
+"""As few as have enough rows, of which those of two or three nodes are written."""
 
 TOPO = ("--fault", "node7.gpu1:nvlink=12", "--fault", "node9.nic0:missing=yes")
 RUNS = (("topo", *TOPO), ("check", "--fault", "node3.gpu5:nvlink=12"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _less_is_enough() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("gpubench.model.results.result_file.LEAST_ROWS", LEAST_ROWS)
+        yield
 
 
 def row(node: str, subject: str, verdict: str) -> VerdictRow:
