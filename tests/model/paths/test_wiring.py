@@ -105,6 +105,14 @@ def test_peer_access_of_which_nobody_said_anything_is_unknown() -> None:
     assert capability.seen
 
 
+def test_each_direction_of_a_pair_has_an_answer_of_its_own() -> None:
+    (node,) = nodes_of("hgx-h200-2")
+    there, back = (next(each for each in node.pairs if each.source == name) for name in ("GPU0", "GPU1"))
+    wires = wiring([replace(node, pairs=(there, replace(back, read="CNS", write="CNS")))])
+    for _ in range(2):
+        assert [wires.peer_access(pair).nvml for pair in ((0, 1), (1, 0))] == ["OK", "CNS"]
+
+
 def test_gpus_that_nobody_described_are_unknown() -> None:
     known = wiring(nodes_of("hgx-h200-4"), 4)
     wires = Wiring(known.gpus, {})
