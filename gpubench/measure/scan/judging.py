@@ -85,7 +85,7 @@ class Yardstick:
 
     def share(self, fabric: ScanFabric, sample: PairSample) -> float:
         """A figure as a share of what is usual; 0 where there is none."""
-        first, second, rail, gb_s = sample[:4]
+        first, second, rail, gb_s, _, _ = sample
         inside = fabric.inside(first, second)
         usual = self.centres.get((rail, inside), 0.0)
         if self.slow_leaves:
@@ -121,6 +121,16 @@ def _by_cell(figures: Iterable[tuple[PairSample, float]]) -> Shares:
     return found
 
 
+def _as_shares(by_class: Mapping[tuple[int, bool], Shares], centres: Mapping[tuple[int, bool], float]) -> Shares:
+    """What `shares_of` says of the same figures, which have been put together by cell before."""
+    found: Shares = {}
+    for key, cells in by_class.items():
+        usual = centres[key]
+        for cell, figures in cells.items():
+            found.setdefault(cell, []).extend(gb_s / usual if usual > 0 else 0.0 for gb_s in figures)
+    return found
+
+
 def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Yardstick:
     """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
     measured = [each for each in samples if not each.failure]
@@ -130,11 +140,10 @@ def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Ya
         figures.setdefault(key, []).append((sample, sample.gb_s))
     by_class = {key: _by_cell(own) for key, own in figures.items()}
     centres = {key: _level(_merged(by_class, key), 0.0) for key in by_class}
-    rough = Yardstick(centres, 0.0)
-    deviation = _within(shares_of(fabric, rough, measured)) * _caution(measured)
+    deviation = _within(_as_shares(by_class, centres)) * _caution(measured)
     centres = {key: _level(_merged(by_class, key), deviation) for key in by_class}
     found = Yardstick(centres, deviation)
-    return replace(found, deviation=max(deviation, _between(found, shares_of(fabric, found, measured))))
+    return replace(found, deviation=max(deviation, _between(found, _as_shares(by_class, centres))))
 
 
 def _caution(samples: Sequence[PairSample]) -> float:
