@@ -152,7 +152,7 @@ def test_spoiled_data_are_caught(
     for placement in request_for(collective).placements:
         in_place = placement is Placement.IN_PLACE
         request = request_for(collective, placements=(placement,), sizes=(65536,), warmup=2)
-        report, rows, _ = run_sweep(monkeypatch, 4, request, wrap)
+        report, rows, _ = run_sweep(monkeypatch, 3, request, wrap)
         assert report.verdict is Verdict.FAIL
         assert rows[0].wrong
         assert rows[0].verdict == "FAIL"

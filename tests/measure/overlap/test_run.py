@@ -51,7 +51,7 @@ REQUEST = SweepRequest(
     placements=(Placement.OUT_OF_PLACE,),
     sampling=Sampling(iterations=2),
 )
-ASKED = OverlapAsked(ctas=(None, 8), seconds=0.02, partner_count=4)
+ASKED = OverlapAsked(ctas=(None, 8), seconds=0.005, partner_count=4)
 
 
 @dataclass
