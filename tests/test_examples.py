@@ -5,19 +5,16 @@ bash block are commands; of a launcher's the program is run, and what needs GPUs
 ranks that would share a GPU have one each.
 """
 
-import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
-from tests.cli.running import ROOT, environment, gpubench
+from tests import shells
+from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
 
 PAGES = (
@@ -25,16 +22,11 @@ PAGES = (
     *(f"docs/{name}.md" for name in ("check", "compare", "explain", "index", "reading", "recordings", "scan")),
 )
 STAND_INS = {
-    "gpubench": """printf '%s\\0' "$PWD" "$@" > "$FOLDER/asked"
-read -r code < "$FOLDER/answered"
-cat "$FOLDER/stdout"
-cat "$FOLDER/stderr" >&2
-exit "$code\"""",
-    "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
-    "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
+    "mpirun": shells.LAUNCHER,
+    "srun": shells.LAUNCHER,
     "all_reduce_perf": f"cat {ROOT}/tests/results/h200x4/all_reduce.txt",
 }
-"""What stands in for programs that are not here: a shell's gpubench has the test run it, which spares the processes."""
+"""What stands in for programs that are not here."""
 
 HERE = ("--simulate", "hgx-h100-8")
 GAP = "..."
@@ -68,10 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-ins, and with files that examples read as if they were there."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "bin").mkdir()
-    for name, line in STAND_INS.items():
-        path = folder / "bin" / name
-        path.write_text(f"#!/bin/bash\n{line}\n")
-        path.chmod(0o755)
+    shells.make_programs(folder / "bin", STAND_INS)
     fill(folder)
     return folder
 
@@ -108,46 +97,13 @@ def test_what_is_shown_comes_out(page: str, command: str, output: str) -> None:
 @pytest.mark.parametrize(("page", "number"), EXAMPLES)
 def test_examples_run(page: str, number: int, folder: Path, tmp_path: Path) -> None:
     lines = [line for line in blocks(page, "bash")[number].splitlines() if not line.startswith(("pip ", "python3 "))]
-    shutil.copytree(folder, tmp_path / "own")
-    ran, stderr = in_a_shell(lines, folder / "bin", tmp_path)
-    assert "Traceback" not in stderr
-    assert "not found" not in stderr
-    assert len(ran) == sum(line.partition("#")[0].count("gpubench ") or line.startswith("gpubench") for line in lines)
-    assert [each for each in ran if each.returncode not in (0, 1)] == [], stderr
-
-
-def in_a_shell(lines: Sequence[str], programs: Path, folder: Path) -> tuple[list[CompletedProcess[str]], str]:
-    """What gpubench was asked for by lines that a shell runs in `own`, and what came to stderr."""
-    asked, answered, stderr = folder / "asked", folder / "answered", folder / "all"
-    os.mkfifo(asked)
-    os.mkfifo(answered)
-    variables = environment(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}", FOLDER=str(folder))
-    command = ["bash", "-c", 'bash -c "$1"; : > "$FOLDER/asked"', "bash", "\n".join(lines)]
-    ran = []
-    with (
-        stderr.open("w") as file,
-        subprocess.Popen(
-            command,
-            cwd=folder / "own",
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            process_group=0,
-        ) as shell,
-    ):
-        try:
-            while words := asked.read_text().split("\0")[:-1]:
-                done = gpubench(*on_a_machine(words[1:]), cwd=Path(words[0]))
-                ran.append(done)
-                (folder / "stdout").write_text(done.stdout)
-                (folder / "stderr").write_text(done.stderr)
-                answered.write_text(f"{done.returncode}\n")
-            shell.wait()
-        finally:
-            if shell.poll() is None:
-                os.killpg(shell.pid, signal.SIGKILL)
-    return ran, stderr.read_text()
+    own = shutil.copytree(folder, tmp_path / "own")
+    ended = shells.run(["bash", "-c", "\n".join(lines)], folder / "bin", own, on_a_machine)
+    assert "Traceback" not in ended.stderr
+    assert "not found" not in ended.stderr
+    wanted = sum(line.partition("#")[0].count("gpubench ") or line.startswith("gpubench") for line in lines)
+    assert len(ended.ran) == wanted
+    assert [(words, code) for words, code in ended.ran if code not in (0, 1)] == [], ended.stderr
 
 
 def on_a_machine(arguments: Sequence[str]) -> list[str]:

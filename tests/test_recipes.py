@@ -1,20 +1,19 @@
 """The recipes of docs/recipes: read by what will read them, their commands run on a simulated machine."""
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cli import forking
+from tests import shells
 from tests.cli.running import ROOT, environment
 
 RECIPES = ROOT / "docs" / "recipes"
@@ -22,13 +21,12 @@ FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.na
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
 HEALTHY, BROKEN = "--simulate hgx-h100-8", "--simulate hgx-h100-8 --fault gpu5:nvlink=12"
 STAND_INS = {
-    "gpubench": 'exec {gpubench} "$@" $MACHINE',
-    "srun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
-    "mpirun": 'while [ "$1" != gpubench ]; do shift; done; exec "$@"',
+    "srun": shells.LAUNCHER,
+    "mpirun": shells.LAUNCHER,
     "logger": 'echo "logger $*"',
     "scontrol": 'echo "scontrol $*" >&3; if [ "$1" = show ]; then echo "   Reason=$REASON [root@now]"; fi',
 }
-"""What stands in for programs that are not here: gpubench itself, with a machine that does not exist."""
+"""What stands in for programs that are not here."""
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -70,10 +68,7 @@ COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-ins."""
     tools = tmp_path_factory.mktemp("tools")
-    for name, line in STAND_INS.items():
-        path = tools / name
-        path.write_text(f"#!/bin/bash\n{line.replace('{gpubench}', shlex.join(forking.for_shells()))}\n")
-        path.chmod(0o755)
+    shells.make_programs(tools, STAND_INS)
     return tools
 
 
@@ -85,15 +80,9 @@ def script(name: str, tools: Path, folder: Path) -> list[str]:
     return ["env", "--unset=PATH", "/bin/bash", str(path)]
 
 
-def run(
-    command: list[str], tools: Path, folder: Path, machine: str = HEALTHY, reason: str = ""
-) -> "subprocess.CompletedProcess[str]":
-    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-    changed = environment(PATH=path, PYTHONPATH=str(ROOT), MACHINE=machine, REASON=reason)
+def run(command: Sequence[str], tools: Path, folder: Path, machine: str = HEALTHY, reason: str = "") -> shells.Ended:
     noting = ["bash", "-c", f'exec 3> "{folder}/calls"; exec "$@"', "bash"]
-    return subprocess.run(
-        [*noting, *command], capture_output=True, text=True, check=False, env=changed, cwd=folder, timeout=300
-    )
+    return shells.run([*noting, *command], tools, folder, lambda words: [*words, *machine.split()], REASON=reason)
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda each: getattr(each, "name", "")[:40] or each[:40])
