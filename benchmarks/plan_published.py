@@ -3,6 +3,7 @@
     python -m benchmarks.plan_published                      # the table, and the figures below it
     python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md
     python -m benchmarks.plan_published --set practice       # one set alone
+    python -m benchmarks.plan_published --only 'H100 7b'   # series of that name alone
 
 `plan_published.toml` has the rows and where they are from. Each is predicted twice: as a range, from the model and the
 profile alone, and with one number, what the first row of its series was measured to reach (`--tokens-per-second`).
@@ -134,9 +135,11 @@ def main() -> None:
     """All rows, and what they add up to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=tuple(_SETS))
+    parser.add_argument("--only", default="")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    steps = [each for each in published_steps() if arguments.set in (None, each.use)]
+    given = published_steps()
+    steps = [each for each in given if arguments.set in (None, each.use) and arguments.only in each.series]
     try:
         found = list(predictions(steps))
     except GpubenchError as error:

@@ -3,7 +3,9 @@
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,10 +27,10 @@ SMALL = {
     "published_collectives": [],
     "nvml_costs": ["--help"],
     "plan_faults": [],
-    "plan_published": ["--set", "practice"],
+    "plan_published": ["--only", "titan H100 8b selective"],
     "plan_steps": ["--help"],
     "plan_validation": [],
-    "explain_speed": ["--ranks", "16", "--megabytes", "1"],
+    "explain_speed": ["--ranks", "16", "--megabytes", "0.1"],
     "read_large_machine": ["--help"],
     "scan_control": ["--supervisors", "20", "--rounds", "2"],
     "scan_confusion": ["--nodes", "16", "--rails", "2", "--leaf", "8", "--seeds", "1", "--losses", "0.5"],
@@ -37,8 +39,36 @@ SMALL = {
     "watch_cost": ["--help"],
     "watch_parts": ["--gpus", "2", "--interval", "0.05", "--readings", "24"],
     "watch_verdicts": ["--help"],
-    "start_up": ["--runs", "1", "--steps", "--", "topo", "--simulate", "hgx-h100-4"],
+    "start_up": ["--runs", "1", "--steps", "--", "--version"],
 }
+
+
+class Ended(NamedTuple):
+    """How a benchmark ended."""
+
+    code: object
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a benchmark in this process: to import what they use takes longer than most of them."""
+
+    def run(name: str, *arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)  # what other tests import of it
+        code: object = 0
+        try:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code or 0
+        return Ended(code, *capsys.readouterr())
+
+    return run
 
 
 def test_every_benchmark_is_tried() -> None:
@@ -46,17 +76,17 @@ def test_every_benchmark_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name] != ["--help"]])
-def test_a_small_run_ends_well(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process: to import what they use takes longer than most of them."""
-    monkeypatch.setattr(sys, "argv", [name, *SMALL[name]])
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)  # what other tests import of it
-    code = None
-    try:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code
-    assert not code, code
-    assert capsys.readouterr().out
+def test_a_small_run_ends_well(name: str, run: Run) -> None:
+    ended = run(name, *SMALL[name])
+    assert ended.code == 0
+    assert ended.out
+
+
+def test_those_that_need_gpus_begin(run: Run) -> None:
+    for name in SMALL:
+        if SMALL[name] == ["--help"]:
+            ended = run(name, "--help")
+            assert (ended.code, ended.out[:6]) == (0, "usage:"), name
 
 
 def test_a_watch_that_does_not_run_makes_the_cost_of_one_unknown() -> None:
@@ -69,30 +99,7 @@ def test_a_watch_that_does_not_run_makes_the_cost_of_one_unknown() -> None:
     assert "never" in done.stderr
 
 
-SHOW_HELP = """
-import runpy, sys
-for name in sys.argv[1:]:
-    sys.argv = [name, "--help"]
-    try:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        print("ended", name, end.code)
-"""
-
-
-def test_those_that_need_gpus_begin() -> None:
-    """In one process: each imports the same, and that is what takes time."""
-    names = [name for name in SMALL if SMALL[name] == ["--help"]]
-    command = [sys.executable, "-c", SHOW_HELP, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
-        f"ended {name} 0" for name in names
-    ]
-    assert done.stdout.count("usage:") == len(names)
-
-
-def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:
+def test_real_runs_are_compared_by_kind_of_machine(run: Run, tmp_path: Path) -> None:
     text = Path(ROOT, "tests/results/h200x4/all_reduce.txt").read_text()
     for name, content in (
         ("one/a.txt", text),
@@ -103,12 +110,12 @@ def test_real_runs_are_compared_by_kind_of_machine(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)
-    command = [sys.executable, "-m", "benchmarks.compare_alarms", "--real", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    one, two = done.stdout.splitlines()[2:]
+    done = run("compare_alarms", "--real", str(tmp_path))
+    assert done.code == 0
+    one, two = done.out.splitlines()[2:]
     assert one.split() == ["one", "2", "24", "2", "0", "+", "0", "2", "+", "0", "2", "+", "0", "2", "+", "0"]
     assert two.split() == ["two", "1", "nothing", "to", "compare"]
-    assert "notes.txt" in done.stderr
+    assert "notes.txt" in done.err
 
 
 MPIRUN = """#!/bin/sh
@@ -124,25 +131,26 @@ esac
 """
 
 
-def test_three_ways_in_turns_beside_nccl_tests(tmp_path: Path) -> None:
+def test_three_ways_in_turns_beside_nccl_tests(run: Run, tmp_path: Path) -> None:
     """What the ways print is read, and a size is slower that is over its bound: the default's 1 KiB, and no other."""
     mpirun, table = tmp_path / "mpirun", tmp_path / "table.md"
     mpirun.write_text(MPIRUN)
     mpirun.chmod(0o755)
     words = ["--peer", str(tmp_path), "--mpirun", str(mpirun), "--runs", "2", "--markdown", str(table)]
-    command = [sys.executable, "-m", "benchmarks.against_nccl_tests", *words, "--collectives", "allreduce", "--ranks"]
-    done = subprocess.run([*command, "2"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "6 sizes, 1 slower than the bounds" in done.stdout
+    command = ["against_nccl_tests", *words, "--collectives", "allreduce", "--ranks", "2"]
+    done = run(*command)
+    assert (done.code, done.err) == (1, "")
+    assert "6 sizes, 1 slower than the bounds" in done.out
     plain, graph = table.read_text().splitlines()[2:]
     assert plain.startswith("| allreduce | 2 | plain | 2 | 1.000, 1.00 | 1.255, 1.50 | 1 | 1.00, 1.00, 1.00 | ")
     assert graph.startswith("| allreduce | 2 | graph | 2 | 1.000, 1.00 | - | 0 | 1.00, 1.00, - | ")
-    late = subprocess.run([*command, "2", "--seconds", "0"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (late.returncode, "Left out for want of time: allreduce of 2 ranks" in late.stdout) == (1, True)
+    late = run(*command, "--seconds", "0")
+    assert (late.code, "Left out for want of time: allreduce of 2 ranks" in late.out) == (1, True)
 
 
-def test_ranks_that_share_a_gpu_are_measured_under_mps_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.against_nccl_tests", "--peer", str(tmp_path), "--ranks-per-gpu", "2"]
-    without = environment(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=without)
-    assert (done.returncode, "no MPS server runs" in done.stderr) == (2, True)
+def test_ranks_that_share_a_gpu_are_measured_under_mps_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    done = run("against_nccl_tests", "--peer", str(tmp_path), "--ranks-per-gpu", "2")
+    assert (done.code, "no MPS server runs" in done.err) == (2, True)
