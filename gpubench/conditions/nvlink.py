@@ -27,8 +27,7 @@ from gpubench.model.paths.topology import (
     active_links,
     is_switched,
     lost_its_switches,
-    lost_links_between,
-    usual_active_links,
+    lost_some_links,
 )
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.profiles.profile import Profile
@@ -143,7 +142,7 @@ def _down(run: Circumstances) -> Found:
     whose siblings are joined by bridges, may simply have no bridge.
     """
     for position, node, gpu in run.gpus():
-        active, usual = active_links(gpu), usual_active_links(node.gpus, gpu.name)
+        active, usual = active_links(gpu), node.usual_active_links[gpu.name]
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
         if active is None or active >= due or lost_its_switches(node, gpu):
             continue
@@ -174,7 +173,8 @@ def _least_links(profile: Profile | None, usual: int) -> int:
 def _pairs_without(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
-        pairs = [pair for pair in permutations(gpus, 2) if lost_links_between(node, *(gpus[each] for each in pair))]
+        lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
+        pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]
         if pairs:
             yield of_pairs(
                 run,

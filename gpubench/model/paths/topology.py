@@ -89,12 +89,6 @@ def active_links(gpu: GpuFacts) -> int | None:
     return None if states is None or None in states else states.count(True)
 
 
-def usual_active_links(gpus: Iterable[GpuFacts], model: str | None) -> int:
-    """The most frequent count of active links among GPUs of a model; between equally frequent ones the larger."""
-    tally = Counter(count for gpu in gpus if gpu.name == model and (count := active_links(gpu)) is not None)
-    return max(tally, key=lambda count: (tally[count], count), default=0)
-
-
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
     """True where NVLinks of these GPUs lead to NVSwitches, False where to GPUs alone; None where nothing tells."""
     peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
@@ -261,6 +255,17 @@ class Topology:
     def states_path(self, source: Device, destination: Device) -> bool:
         """True where somebody said the path class of a pair, as `nvidia-smi topo -m` does."""
         return self._stated(source, destination).path is not None
+
+    @cached_property
+    def usual_active_links(self) -> Mapping[str | None, int]:
+        """By model the most frequent count of active links of its GPUs; between equally frequent ones the larger."""
+        counts: dict[str | None, Counter[int]] = {}
+        for gpu in self.gpus:
+            active = active_links(gpu)
+            counts.setdefault(gpu.name, Counter()).update(() if active is None else (active,))
+        return {
+            model: max(tally, key=lambda count: (tally[count], count), default=0) for model, tally in counts.items()
+        }
 
     @cached_property
     def _links(self) -> dict[int, dict[str | None, int] | None]:
@@ -640,11 +645,12 @@ def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
     """True if no NVLink joins two GPUs, and both have fewer than their siblings."""
-    return node.nvlinks(source, destination) == 0 and all(_lost_some(node, gpu) for gpu in (source, destination))
+    return node.nvlinks(source, destination) == 0 and all(lost_some_links(node, gpu) for gpu in (source, destination))
 
 
-def _lost_some(node: Topology, gpu: GpuFacts) -> bool:
-    return 0 < (active_links(gpu) or 0) < usual_active_links(node.gpus, gpu.name) and not is_switched(node, gpu)
+def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:
+    """True if a GPU that no NVSwitch joins with others has fewer active NVLinks than its siblings, but has some."""
+    return 0 < (active_links(gpu) or 0) < node.usual_active_links[gpu.name] and not is_switched(node, gpu)
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:

@@ -156,9 +156,7 @@ class SpeedFigures:
         self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
         key = row.peer != "off", row.size_bytes or 0, is_usual
-        known = self._pairs.get(key, figure)
-        slower = min(known, figure, key=lambda each: each.gb_s)
-        self._pairs[key] = replace(slower, is_judged=known.is_judged and figure.is_judged)
+        self._pairs[key] = _slower(self._pairs.get(key, figure), figure)
 
     def _add_host_copy(self, row: PairRow) -> None:
         if row.bandwidth_gb_s is None or row.source == row.destination or not is_pinned(row):
@@ -170,9 +168,7 @@ class SpeedFigures:
             limit_percent=row.limit_percent,
             is_judged=row.verdict not in (None, Verdict.SKIP),
         )
-        known = self._host or figure
-        slower = min(known, figure, key=lambda each: each.gb_s)
-        self._host = replace(slower, is_judged=known.is_judged and figure.is_judged)
+        self._host = _slower(self._host or figure, figure)
 
     def _note_data(self, *, are_verified: bool) -> None:
         self.checked = self.checked or are_verified
@@ -323,3 +319,9 @@ def memory_row(measured: Measurements, host: str) -> PairRow | None:
 def is_busy(gpu: GpuFacts) -> bool:
     """True where somebody else uses a GPU: what is measured on it is no fault of it."""
     return bool(gpu.processes) and gpu.idle is not True
+
+
+def _slower(known: SpeedFigure, figure: SpeedFigure) -> SpeedFigure:
+    """The slower of two, judged where both are."""
+    slower = figure if figure.gb_s < known.gb_s else known
+    return slower if known.is_judged == figure.is_judged else replace(slower, is_judged=False)
