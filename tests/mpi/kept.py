@@ -158,8 +158,8 @@ int shutdown(int socket, int how) {
 """
 """How a rank waits for messages: an eighth of what this wait has lasted, from 0.1 to 2 ms; it is another one where
 0.1 ms went to something else. And how it ends its connection to mpirun, 50 ms late: PMIx 5.0.11 answers a rank that
-leaves, then notes that it left (`op_cbfunc2` in src/server/pmix_server.c), and takes one whose connection ends in between
-for lost.
+leaves, then notes that it left (`op_cbfunc2` in src/server/pmix_server.c), and takes one for lost whose connection ends
+in between.
 """
 
 _LIBRARY = "ranks.so"
