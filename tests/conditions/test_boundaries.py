@@ -129,6 +129,8 @@ def test_a_limit_is_where_it_is(make: Callable[[], Job], id_: str, *, holds: boo
 def test_why_something_is_not_known_is_the_reason_that_is_known() -> None:
     blind = with_ranks(two(), lambda each: replace(each, loadable={}, unknown={"loadable": "no loader"}), 0, 1)
     assert blind.diagnosis().unread["libibverbs-missing"] == (Unread("node0", "no loader"),)
+    lost = with_ranks(two(), lambda each: replace(each, verbs_providers=None, unknown={"verbs_providers": "gone"}), 0)
+    assert lost.diagnosis().unread["verbs-provider-missing"] == (Unread("node0 rank 0", "gone"),)
     nobody = replace(two(), ranks=two().ranks[:2])
     assert nobody.diagnosis().unread["libibverbs-missing"] == (Unread("node1", "no process of this node was examined"),)
     assert "iommu-translating" not in job_of(below_a_switch()).diagnosis().unread

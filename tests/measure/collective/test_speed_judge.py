@@ -34,10 +34,10 @@ def judge(expected: ExpectedTimes = H200) -> SpeedJudge:
     return SpeedJudge(expected, ["node3"])
 
 
-def explained(*causes: tuple[str, Confidence]) -> Explained:
+def explained(*causes: tuple[str, Confidence], **where: Any) -> Explained:
     by_id: dict[str, Condition] = {each.id: each for each in CONDITIONS}
     named = tuple(
-        Named(by_id[id_], (Sighting(subject="this job", seen=f"{id_} was seen", confidence=sure),))
+        Named(by_id[id_], (Sighting(subject="this job", seen=f"{id_} was seen", confidence=sure, **where),))
         for id_, sure in causes
     )
     explanation = Explained(Circumstances(wiring=Wiring((), {})))
@@ -127,6 +127,12 @@ def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
     assert found.seen == "gpu-throttled was seen"
     assert found.consequences[0].endswith("at 256M")
     assert found.cause == next(each.title for each in CONDITIONS if each.id == "gpu-throttled")
+
+
+@pytest.mark.parametrize("where", [{"gpus": frozenset({3})}, {"pairs": frozenset({(0, 3)})}])
+def test_a_cause_on_some_gpus_says_on_which(where: Any) -> None:
+    (found,) = findings(explained(("gpu-throttled", Confidence.PROVEN), **where), SLOW)
+    assert found.seen == "this job: gpu-throttled was seen"
 
 
 def test_host_staged_paths_explain_slow_rows() -> None:

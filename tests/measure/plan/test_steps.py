@@ -99,6 +99,11 @@ def test_experts_exchange_tokens_twice_each_way() -> None:
     busy = predict(job(model, "ep4", 4, settings=StepSettings(bucket_bytes=2**30, imbalance=1.5)))
     assert even.times.exposed["experts"] == pytest.approx(4 * 4 * 2 * ACTIVATIONS / 100e9)
     assert busy.times.exposed["experts"] == pytest.approx(1.5 * even.times.exposed["experts"])
+    # Both products of an expert lie between the exchange to it and that back: up is four times as wide as it is deep.
+    tasks = step_tasks(job(model, "ep4", 4), 1)
+    there, back, *_ = [number for number, each in enumerate(tasks) if each.source == "experts"]
+    inside = [each.seconds for each in tasks[there + 1 : back] if each.computes and each.seconds]
+    assert len(inside) == 2
 
 
 @together("stages, microbatches", [(2, 4), (4, 4), (4, 8), (4, 16)])

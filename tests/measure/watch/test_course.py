@@ -76,6 +76,19 @@ def test_an_alarm_that_lasts_fails_whatever_else_the_job_does() -> None:
     assert rows(report)[0].way == "staged"
 
 
+@together(
+    "ways, nics, expected",
+    [
+        ((BOTH,), [nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)], "traffic between nodes over RDMA"),
+        ((STAGED, STAGED), [nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)], "GPU traffic over NVLink"),
+        ((STAGED, STAGED), [], "GPU traffic over NVLink"),
+    ],
+)
+def test_what_was_expected_is_the_way_that_the_job_could_go(ways: Any, nics: Any, expected: str) -> None:
+    (finding,) = watched([job(*ways, nics=nics)] * 4).findings
+    assert finding.expected == expected
+
+
 def settings(rates: NodeRates, **environment: str) -> NodeRates:
     tasks = [replace(each, facts=facts(each.pid, **environment)) for each in rates.tasks]
     return replace(rates, tasks=tuple(tasks))

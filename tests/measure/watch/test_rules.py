@@ -206,6 +206,8 @@ def test_who_may_not_be_looked_at_is_unknown() -> None:
     (found,) = observe(rates, by_nvlink)
     assert found.way is Way.UNKNOWN
     assert "belongs to user ann" in found.seen.doubts[0]
+    (found,) = observe(replace(rates, tasks=(hidden[0], task(101, KEY, communicators=False))), by_nvlink)
+    assert "belongs to user ann" in found.seen.doubts[0]
 
 
 def test_processes_that_nothing_joins_and_nobody_may_read_are_unknown_together() -> None:

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
-from gpubench.model.paths.nodes import Difference, MachineKind, condense, differences, group, node_traits, topologies
+from gpubench.model.paths.nodes import (
+    Difference,
+    MachineKind,
+    condense,
+    differences,
+    group,
+    node_traits,
+    topologies,
+    with_own_names,
+)
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from tests.together import together
@@ -34,6 +43,11 @@ def driven_by(version: str) -> Snapshot:
 def with_gpu(index: int, **facts: Any) -> Snapshot:
     gpus = [replace(gpu, **facts) if gpu.index == index else gpu for gpu in HEALTHY.gpus]
     return replace(HEALTHY, gpus=tuple(gpus))
+
+
+def test_nodes_that_share_a_host_are_told_apart() -> None:
+    named = with_own_names([HEALTHY, replace(HEALTHY, host="b"), HEALTHY, HEALTHY])
+    assert [each.host for each in named] == [HEALTHY.host, "b", f"{HEALTHY.host}~2", f"{HEALTHY.host}~3"]
 
 
 def test_many_alike_are_one_kind() -> None:

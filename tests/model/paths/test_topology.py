@@ -29,6 +29,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.paths.topology import (
     PATH_CLASSES,
     Topology,
+    is_policy_known,
     loaded_link,
     pcie_ceiling_gb_s,
     pcie_gb_s,
@@ -397,6 +398,18 @@ def test_a_lost_gpu_is_the_reason_why_access_is_not_known() -> None:
     topology = node([gpu(0), gpu(1, lost="GPU is lost")])
     assert topology.peer_access(*topology.gpus).reason == "GPU is lost"
     assert topology.peer_access(*topology.gpus[::-1]).reason == "GPU is lost"
+
+
+@pytest.mark.parametrize(("cpu", "gpus", "known"), [(None, 2, False), ("AMD EPYC", 2, True), (None, 3, True)])
+def test_what_nccl_takes_over_pcie_is_known_with_the_processor_where_that_decides(
+    cpu: str | None, gpus: int, *, known: bool
+) -> None:
+    """On AMD's NCCL takes any path between two GPUs."""
+    found = node(
+        [gpu(index) for index in range(gpus)], pairs=[PairFacts(source="GPU0", destination="GPU1", path="SYS")]
+    )
+    machine = replace(found.snapshot, machine=replace(found.snapshot.machine, cpu=cpu))
+    assert is_policy_known(Topology(machine), *machine.gpus[:2]) is known
 
 
 def test_the_nearest_gpus_of_a_nic() -> None:
