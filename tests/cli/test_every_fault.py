@@ -25,8 +25,8 @@ MACHINES = {"allreduce": "hgx-h200-4", "overlap": "hgx-h200-4", "scan": "hgx-h10
 KEYS = [(key, value) for key in FAULT_KEYS for value in key.words or [value_of(key)]]
 """All values of words, one of the others."""
 
-OF_ONE_VALUE = ("allreduce", "overlap", "scan", "topo", "p2p", "watch")
-"""Commands that look at a machine as a check does: of words each of them tries one, not the same one."""
+OF_ONE_VALUE = ("allreduce", "overlap", "scan", "p2p", "watch")
+"""Commands that look at a machine as check and topo do: of words each of them tries one, not the same one."""
 
 
 def is_tried(command: str, key: FaultKey, value: str) -> bool:
