@@ -128,8 +128,8 @@ def healthy(small: Path) -> SysfsFacts:
     return read_sysfs(small)
 
 
-@settings(max_examples=examples(30))
-@given(st.integers(5, 30), st.integers(0, 29), st.lists(MANGLED, min_size=1, max_size=12))
+@settings(max_examples=examples(20))
+@given(st.integers(5, 15), st.integers(0, 14), st.lists(MANGLED, min_size=1, max_size=12))
 def test_no_damage_to_a_tree_is_an_error(
     small: Path, files: list[Path], apart: int, first: int, damage: list[bytes | int | str]
 ) -> None:
