@@ -141,7 +141,7 @@ static long long now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
-int sched_yield(void) {
+static int wait_a_while(void) {
     static __thread long long began, ended;
     if (now() - ended > 100000) began = now();
     long long sleep = (now() - began) / 8;
@@ -150,16 +150,22 @@ int sched_yield(void) {
     ended = now();
     return code;
 }
+int sched_yield(void) { return wait_a_while(); }
+int usleep(unsigned us) {
+    struct timespec t = {us / 1000000, us % 1000000 * 1000L};
+    return us > 100 ? nanosleep(&t, 0) : wait_a_while();
+}
 int shutdown(int socket, int how) {
     struct timespec t = {0, 50000000};
     nanosleep(&t, 0);
     return syscall(SYS_shutdown, socket, how);
 }
 """
-"""How a rank waits for messages: an eighth of what this wait has lasted, from 0.1 to 2 ms; it is another one where
-0.1 ms went to something else. And how it ends its connection to mpirun, 50 ms late: PMIx 5.0.11 answers a rank that
-leaves, then notes that it left (`op_cbfunc2` in src/server/pmix_server.c), and takes one for lost whose connection ends
-in between.
+"""How a rank waits for messages, and for others in MPI_Init and MPI_Finalize, which call usleep: an eighth of what this
+wait has lasted, from 0.1 to 2 ms; it is another one where 0.1 ms went to something else.
+
+And how it ends its connection to mpirun, 50 ms late: PMIx 5.0.11 answers a rank that leaves, then notes that it left
+(`op_cbfunc2` in src/server/pmix_server.c), and takes one for lost whose connection ends in between.
 """
 
 _LIBRARY = "ranks.so"

@@ -27,9 +27,10 @@ def test_the_loaders_order(tree: Tree) -> None:
     tree.write(f"usr/lib/{VERBS}", "")
     assert found(tree) == f"/usr/lib/{VERBS}"
     tree.write(f"opt/mlnx/{VERBS}", "")
-    tree.write("etc/ld.so.cache", "").write_bytes(
-        b"glibc-ld.so.cache1.1\x03\0\0\0" + b"\0libibverbs.so.1\0/gone/libibverbs.so.1\0/opt/mlnx/libibverbs.so.1\0\xff"
-    )
+    others = [tree.write(f"opt/{name}", "").name for name in (f"my-{VERBS}", f"{VERBS}.old")]
+    paths = [*(f"/opt/{name}" for name in others), f"/gone/{VERBS}", f"/opt/mlnx/{VERBS}"]
+    cache = "\0".join(("glibc-ld.so.cache1.1\x03", "", "", VERBS, *paths, "")).encode() + b"\xff"
+    tree.write("etc/ld.so.cache", "").write_bytes(cache)
     assert found(tree) == f"/opt/mlnx/{VERBS}"
     tree.write(f"mine/{VERBS}", "")
     assert found(tree, "relative::/nowhere:/mine") == f"/mine/{VERBS}"
