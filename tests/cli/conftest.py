@@ -17,5 +17,5 @@ def _known_command_of(given: typer.Typer) -> Any:
     return _program(given) if given is app else _command_of(given)
 
 
-typer.main.get_command = _known_command_of
+vars(typer.main).update(get_command=_known_command_of)
 vars(typer.testing).update(_get_command=_known_command_of)

@@ -19,8 +19,10 @@ import pytest
 from gpubench.cli import process
 from gpubench.cli.app import run_command_line
 from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
+from gpubench.cli.process import PREFIX
 from gpubench.formats import presenter
 from gpubench.hardware.launch import DAEMON_FAILED, find_launcher
+from gpubench.profiles import FOLDER_VARIABLE
 from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]
@@ -53,21 +55,24 @@ def broken(fault: str) -> dict[str, str]:
 
 
 _MEASURES_NOTHING = {"compare", "explain", "profiles", "report"}
-_OF_ANOTHER_MACHINE = {"--simulate", "--replay", "--from"}
+_OF_ANOTHER_MACHINE = {"--simulate", "--replay", "--from", "--hang"}
+_NO_OPTIONS = (FOLDER_VARIABLE, "GPUBENCH_TEST_")
 _VARIABLES = environment()
 
 
-def _can_run_here(arguments: Sequence[str]) -> bool:
+def _can_run_here(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:
     """Whether the command looks at nothing of this machine, reads no stdin, and finds the variables of the first test.
 
-    A process of its own takes 20 ms of processor time more, which is twice what most of these commands take.
+    Others may be options, or where a service listens. A process of its own takes 20 ms of processor time more, which is
+    twice what most of these commands take.
     """
     is_elsewhere = {*arguments[:1]} & _MEASURES_NOTHING or _OF_ANOTHER_MACHINE.intersection(arguments)
-    changed = {name for name, _ in environment().items() ^ _VARIABLES.items()} - {"PYTEST_CURRENT_TEST"}
-    return bool(is_elsewhere) and "-" not in arguments and not changed and Path.cwd() == ROOT
+    changed = {name for name, _ in variables.items() ^ _VARIABLES.items()} - {"PYTEST_CURRENT_TEST", "NCCL_RAS_ADDR"}
+    are_options = all(each.startswith(PREFIX) and not each.startswith(_NO_OPTIONS) for each in changed)
+    return bool(is_elsewhere) and "-" not in arguments and are_options and Path.cwd() == ROOT
 
 
-def _run_here(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def _run_here(arguments: Sequence[str], variables: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
     """As `python -m gpubench` would in that folder."""
     codecs.register_error(process._HANDLER, process._spell)
     main = ModuleType("__main__")
@@ -78,7 +83,7 @@ def _run_here(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProces
         tempfile.TemporaryFile("w+", encoding="utf-8", errors=process._HANDLER) as stderr,
     ):
         with (
-            patch.dict(os.environ, environment(), clear=True),
+            patch.dict(os.environ, variables, clear=True),
             pytest.MonkeyPatch.context() as patched,
             redirect_stdout(stdout),
             redirect_stderr(stderr),
@@ -101,9 +106,9 @@ def _run_here(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProces
 def gpubench(
     *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    if env is None and _can_run_here(arguments):
-        return _run_here(arguments, cwd)
     command, variables = [sys.executable, "-m", "gpubench", *arguments], env or environment()
+    if _can_run_here(arguments, variables):
+        return _run_here(arguments, variables, cwd)
     if not forking.can_fork(variables):
         return subprocess.run(
             command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=cwd

@@ -14,7 +14,7 @@ RUN = ("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1K:1G:32")
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
-    return environment(GPUBENCH_BASELINES=str(tmp_path / "kept"), PYTHONPATH=str(ROOT))
+    return environment(GPUBENCH_BASELINES=str(tmp_path / "kept"))
 
 
 def test_a_run_is_kept_and_another_is_held_against_it(tmp_path: Path, variables: dict[str, str]) -> None:
