@@ -5,11 +5,14 @@ import os
 import re
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpubench.cli.app import typer_command
+import typer
+
 from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
 from gpubench.errors import GpubenchError, UsageError, advising
 from gpubench.formats.presentation import Color, ExitStyle
@@ -220,9 +223,12 @@ def _content(path: Path, name: str) -> str | None:
         raise UsageError(f"{name} is not UTF-8 text", expected=_EXPECTED) from None
 
 
-def options_of_all_commands() -> list[str]:
+@cache
+def options_of_all_commands() -> Sequence[str]:
     """The names of all options, which takes an import of every command."""
-    return sorted({key for each in COMMANDS for key in _options_of(typer_command(each).params)})
+    apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
+    commands = (typer.main.get_command(app) for app in apps)
+    return sorted({key for each in commands for key in _options_of(each.params)})
 
 
 def _check(key: str, known: Iterable[str], seen: str, expected: str) -> None:
