@@ -27,7 +27,7 @@ from tests.together import together
 MACHINES = sorted(path.parent for path in (Path(__file__).parent.parent / "machines").glob("*/nodes"))
 ESCAPE = "\x1b["
 
-recorded = pytest.mark.parametrize("machine", MACHINES, ids=lambda path: path.name)
+recorded = together("machine", MACHINES, ids=lambda path: path.name)
 
 
 def shown(
