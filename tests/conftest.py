@@ -53,6 +53,8 @@ _OF_A_CLUSTER = ("NCCL_", "CUDA_", "NVIDIA_", "NVSHMEM_", "TORCH_", "UCX_", "FI_
 
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of GPUs take place on a machine without any, whatever this one has."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        os.nice(5)  # the first worker has the MPI jobs, one after the other, for which the others would have to wait
     expression = config.getoption("markexpr").replace("not gpu", "")
     if "gpu" in expression:
         return

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -54,6 +55,8 @@ KEPT_RANKS = "GPUBENCH_TEST_KEPT_RANKS"
 """Names the folder of `tests/mpi/kept.py`, whose ranks a job takes in the place of an mpirun's."""
 UNENDED_RANKS = "GPUBENCH_TEST_UNENDED_RANKS"
 """Names the folder in which a kept rank has a file until it has left MPI: one that ended otherwise leaves it there."""
+GATE = "GPUBENCH_TEST_GATE"
+"""Names a file: before it is there no worker of a scan copies in its memory, so that phase 0 goes on."""
 FORKED_RANKS = "GPUBENCH_TEST_FORKED_RANKS"
 """Names the same folder, of which a job takes the process that forks, for ranks that its mpirun starts."""
 
@@ -288,6 +291,8 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
 def _copy_an_eighth(
     size_bytes: int, samples: int, _copy: Callable[..., list[float]] = timing.copy_seconds
 ) -> list[float]:
+    while GATE in os.environ and not Path(os.environ[GATE]).exists():
+        time.sleep(0.01)
     return [8 * seconds for seconds in _copy(size_bytes // 8, samples)]
 
 

@@ -133,6 +133,7 @@ def _forking() -> Path:
 
 
 _IN_RANKS = """
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -156,8 +157,10 @@ int usleep(unsigned us) {
     return us > 100 ? nanosleep(&t, 0) : wait_a_while();
 }
 int shutdown(int socket, int how) {
+    struct sockaddr peer = {0};
+    socklen_t size = sizeof peer;
     struct timespec t = {0, 50000000};
-    nanosleep(&t, 0);
+    if (!getpeername(socket, &peer, &size) && peer.sa_family == AF_INET) nanosleep(&t, 0);
     return syscall(SYS_shutdown, socket, how);
 }
 """

@@ -125,11 +125,13 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     folder, _, before = scanned
     shutil.copytree(folder / "rounds", tmp_path / "rounds")
     kept = (tmp_path / "rounds" / "scan.jsonl").read_text()
-    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume") as job:
+    gate = tmp_path / "gate"
+    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume", gate=gate) as job:
         job.wait_until(lambda: {1, 3} <= of_job(tmp_path).keys())
         found = of_job(tmp_path)
         os.kill(found[1].worker, signal.SIGKILL)
         os.kill(found[3].supervisor, signal.SIGKILL)
+        gate.touch()
         _, report = job.finish()
     assert silent(report) == {"rank1": "node hangs", "rank3": "node gone"}
     assert len(report["rounds"]) == len(before["rounds"]), "nothing was measured but phase 0"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.hardware import traffic
 from gpubench.hardware.host import FIRST_PID_NAMESPACE
 from gpubench.hardware.traffic import Tasks
 from gpubench.jobs.metadata import recorded_settings
@@ -176,7 +177,8 @@ def test_a_number_that_another_process_has_got_is_read_anew(processes: Processes
     assert tasks.read([]) == ()
 
 
-def test_a_real_process_is_read_as_it_was_started() -> None:
+def test_a_real_process_is_read_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "sees_all_pids", lambda _root: True)  # also where tests run in a container
     program = "print('ready', flush=True); input()"
     started = subprocess.Popen(
         [sys.executable, "-c", program],
