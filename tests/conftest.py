@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,6 @@ _OF_A_CLUSTER = ("NCCL_", "CUDA_", "NVIDIA_", "NVSHMEM_", "TORCH_", "UCX_", "FI_
 
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of GPUs take place on a machine without any, whatever this one has."""
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-        os.nice(5)  # the first worker has the MPI jobs, one after the other, for which the others would have to wait
     expression = config.getoption("markexpr").replace("not gpu", "")
     if "gpu" in expression:
         return
@@ -128,10 +127,19 @@ def _load_tests(session: pytest.Session, first: float) -> None:
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """MPI jobs come first: whoever is done with the rest would else wait for them."""
-    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+    """MPI jobs come first, as whoever is done with the rest would else wait for them.
+
+    One worker begins with those that compute, the next one with those that wait.
+    """
+    waiting, computing, others = [], [], []
+    for item in items:
+        is_job, waits = (item.get_closest_marker(name) for name in ("mpi", "waits"))
+        (waiting if waits else computing if is_job else others).append(item)
+    stretch = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    before = max(0, stretch - len(computing))
+    items[:] = [*computing, *others[:before], *waiting, *others[before:]]
 
 
 @pytest.hookimpl(specname="pytest_runtest_protocol")
@@ -151,13 +159,14 @@ def pytest_runtest_reports(item: pytest.Item, nextitem: pytest.Item | None) -> b
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """One MPI job for two CPUs at a time: the ranks of more would take the CPUs from each other.
+    """One MPI job for two CPUs at a time, beside one that mostly waits: ranks of more would take the CPUs from it.
 
-    Some have a deadline of seconds, and those between hosts stand still where many ranks spin beside them.
+    Some have a deadline of seconds.
     """
     if not item.get_closest_marker("mpi"):
+        _give_way()
         return (yield)
-    with place_of_a_job().open() as place:
+    with place_of_a_job(waits=item.get_closest_marker("waits") is not None).open() as place:
         fcntl.flock(place, fcntl.LOCK_EX)
         try:
             return (yield)
@@ -165,8 +174,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             fcntl.flock(place, fcntl.LOCK_UN)
 
 
-def place_of_a_job() -> Path:
+@cache
+def _give_way() -> None:
+    """Workers that are done with MPI jobs leave the cores to who has some: all would have to wait for the last."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.nice(5)
+
+
+def place_of_a_job(*, waits: bool = False) -> Path:
     """The file that this worker locks while it runs an MPI job."""
     files = sorted(Path(__file__).with_name("mpi").glob("test_*.py"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    return files[worker % max(1, len(os.sched_getaffinity(0)) // 2) % len(files)]
+    place = worker % max(1, len(os.sched_getaffinity(0)) // 2)
+    return files[(2 * place + waits) % len(files)]

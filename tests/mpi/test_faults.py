@@ -24,7 +24,7 @@ from gpubench.model.terms.ranks import Phase
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, broken, document_so_far, environment, mpirun_command
 from tests.mpi.kept import forked, program
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.waits]
 
 TIMEOUT = 3
 """Of every job here. Ranks tell of progress at every second of work, which takes several seconds on a busy machine."""

@@ -13,7 +13,7 @@ from tests.mpi.hosts import command, connected
 from tests.mpi.test_faults import LONG, MPIRUN, processes_of, start
 from tests.mpi.test_host_faults import TIMEOUT, WORDS
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.waits]
 
 
 def watchdogs_of(output: Path) -> list[int]:

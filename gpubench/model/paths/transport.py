@@ -308,16 +308,21 @@ class Selection:
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def of_algorithm(self, algorithm: str | None) -> Used:
-        """The connections of a collective by its algorithm, by neighbours for rings and trees; None: all."""
-        paths = [path for path in self._paths if not path.peer_to_peer]
+        """The connections of a collective by its algorithm, by neighbours for rings and trees; None: all.
+
+        A log that names more ranks is of another communicator too, whose connections are left out.
+        """
+        size = len(self._nodes)
+        paths = [path for path in self._paths if not path.peer_to_peer and max(path.src, path.dst) < size]
         if algorithm in _WITHOUT_CONNECTIONS:
             return self._without_connections(algorithm, paths)
-        neighbours = {RING: self._ring, TREE: self._tree}.get(algorithm or "", frozenset())
+        logged = {RING: self._ring, TREE: self._tree}.get(algorithm or "", frozenset[Pair]())
+        neighbours = {pair for pair in logged if max(pair) < size}
         if neighbours:
             return Used(_by_pair(paths, neighbours))
         pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
         connected = {source for source, _ in pairs}
-        ranks = range(len(self._nodes)) if len(self._nodes) > 1 else ()
+        ranks = range(size) if size > 1 else ()
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
     def of_sends(self, pairs: Iterable[Pair]) -> Used:

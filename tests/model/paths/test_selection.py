@@ -58,6 +58,13 @@ def test_what_is_not_known_is_not_fine() -> None:
     assert unconnected.host_staged is None
 
 
+def test_ranks_that_the_job_does_not_have_are_of_another_communicator() -> None:
+    larger = [RankSelection(edges=(edge(0, 1, P2P), edge(0, 3, SHM), edge(3, 0, SHM)), ring=RING) for _ in range(2)]
+    used = Selection(larger, [0, 0]).of_algorithm("RING")
+    assert dict(used.pairs) == {(0, 1): (P2P,)}
+    assert dict(Selection(larger, [0, 0]).of_algorithm("PAT").pairs) == {(0, 1): (P2P,)}
+
+
 def test_an_algorithm_runs_over_its_own_neighbours() -> None:
     tree = frozenset({(0, 1), (1, 0)})
     ranks = [
