@@ -133,7 +133,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     One worker begins with those that compute, the next one with those that wait.
     """
-    waiting, computing, others = [], [], []
+    waiting: list[pytest.Item] = []
+    computing: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         is_job, waits = (item.get_closest_marker(name) for name in ("mpi", "waits"))
         (waiting if waits else computing if is_job else others).append(item)
