@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,8 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one worker more than CPUs, as those with MPI jobs wait half of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """`-n auto`: two workers more than CPUs, as those with MPI jobs wait half of their time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(wrapper=True)
@@ -166,7 +165,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     Some have a deadline of seconds.
     """
     if not item.get_closest_marker("mpi"):
-        _give_way()
         return (yield)
     with place_of_a_job(waits=item.get_closest_marker("waits") is not None).open() as place:
         fcntl.flock(place, fcntl.LOCK_EX)
@@ -174,13 +172,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:  # also where a process that a test left behind has it open
             fcntl.flock(place, fcntl.LOCK_UN)
-
-
-@cache
-def _give_way() -> None:
-    """Workers that are done with MPI jobs leave the cores to who has some: all would have to wait for the last."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        os.nice(5)
 
 
 def place_of_a_job(*, waits: bool = False) -> Path:
