@@ -3,7 +3,7 @@
     python -m benchmarks.plan_published                      # the table, and the figures below it
     python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md
     python -m benchmarks.plan_published --set practice       # one set alone
-    python -m benchmarks.plan_published --only 'H100 7b'   # series of that name alone
+    python -m benchmarks.plan_published --only 'H100 7b'     # series of that name alone
 
 `plan_published.toml` has the rows and where they are from. Each is predicted twice: as a range, from the model and the
 profile alone, and with one number, what the first row of its series was measured to reach (`--tokens-per-second`).
