@@ -34,7 +34,7 @@ def failures(slowdown: Slowdown, seeds: int) -> int:
 
 @seeds
 def test_healthy_siblings_do_not_fail(seeds: int) -> None:
-    assert failures(unchanged, seeds) <= seeds // 20
+    assert failures(unchanged, seeds) <= min(1, seeds // 20)
 
 
 @seeds
