@@ -1,0 +1,107 @@
+"""One fact of a healthy machine is edited, and `check --quick` is judged again: one line per kind.
+
+Add a line to `ILL` if the edit makes a machine ill, and to `HEALTHY` if it does not. Name several kinds of machines:
+boards with NVSwitches, cards with and without bridges, workstations, racks, DGX Spark.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gpubench.conditions.definition.circumstances import Facts
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.measure.check.health import judge
+from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.paths.nodes import group
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import Verdict
+from gpubench.profiles import matched_profiles
+from tests.together import together
+
+Edit = Callable[[Snapshot], Snapshot]
+
+
+def node(**facts: Any) -> Edit:
+    """Change facts of the node."""
+    return lambda snapshot: replace(snapshot, **facts)
+
+
+def _part(kind: str, numbers: tuple[int, ...], facts: dict[str, Any]) -> Edit:
+    def edit(snapshot: Snapshot) -> Snapshot:
+        parts = list(getattr(snapshot, kind))
+        for number in numbers or range(len(parts)):
+            changed = {name: value(parts[number]) if callable(value) else value for name, value in facts.items()}
+            parts[number] = replace(parts[number], **changed)
+        changed_parts: dict[str, Any] = {kind: tuple(parts)}
+        return replace(snapshot, **changed_parts)
+
+    return edit
+
+
+def gpu(*numbers: int, **facts: Any) -> Edit:
+    """Change facts of these GPUs, all without numbers; a function gets the GPU and returns the value."""
+    return _part("gpus", numbers, facts)
+
+
+def nic(*numbers: int, **facts: Any) -> Edit:
+    """Change facts of these NICs, all without numbers."""
+    return _part("nics", numbers, facts)
+
+
+def port(*numbers: int, **facts: Any) -> Edit:
+    """Change facts of these RDMA ports, all without numbers."""
+    return _part("rdma_ports", numbers, facts)
+
+
+def both(*edits: Edit) -> Edit:
+    """Apply several edits in order."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        for each in edits:
+            snapshot = each(snapshot)
+        return snapshot
+
+    return edit
+
+
+BOARDS = "hgx-h100-8 hgx-a100-8 hgx-b200-8 hgx-h200-4"
+CARDS = "l40s-8 l4-8 h100-pcie-2 h100-nvl-2 a100-pcie-2 rtx-pro-6000-8"
+WORKSTATIONS = "rtx-4090-2 rtx-5090-2"
+EVERYWHERE = f"{BOARDS} {CARDS} {WORKSTATIONS} gb200-nvl-4 dgx-1-v100"
+
+
+ILL: list[tuple[str, str, Edit, str]] = [
+    # what is edited, on which machines, the edit, and the finding with its severity
+    ("one GPU is split by MIG", "hgx-h100-8 hgx-a100-8", gpu(3, mig=True), "mig-on WARN"),
+    ("one NIC is down", "hgx-h100-8 hgx-b200-8", nic(3, state="down"), "rdma-port-down FAIL"),
+]
+
+HEALTHY: list[tuple[str, str, Edit]] = [
+    ("nothing is edited", EVERYWHERE, node()),
+    ("all GPUs are 50 °C", EVERYWHERE, gpu(temperature_c=50)),
+]
+
+
+def check(machine: str, edit: Edit) -> Report:
+    """Judge a simulated machine whose first node was edited, by the profile that it then matches."""
+    first, *others = snapshots(parse_machine(machine))
+    nodes = [Topology(each) for each in (edit(first), *others)]
+    return judge(Facts(nodes, group(nodes), (), matched_profiles(nodes, {})))
+
+
+@together("what, machines, edit, expected", ILL, ids=lambda case: case[0])
+def test_an_edited_fact_is_named(what: str, machines: str, edit: Edit, expected: str) -> None:
+    for machine in machines.split():
+        report = check(machine, edit)
+        found = [f"{each.id} {each.severity.value}" for each in report.findings]
+        assert expected in found, f"{what} on {machine}: {found}"
+        assert report.verdict.value == expected.split()[1], f"{what} on {machine}: {found}"
+
+
+@together("what, machines, edit", HEALTHY, ids=lambda case: case[0])
+def test_a_healthy_edit_raises_no_alarm(what: str, machines: str, edit: Edit) -> None:
+    for machine in machines.split():
+        report = check(machine, edit)
+        alarms = [(each.id, each.seen) for each in report.findings if each.severity is not Verdict.SKIP]
+        assert alarms == [], f"{what} on {machine}"
