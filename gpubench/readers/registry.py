@@ -6,11 +6,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gpubench.errors import UsageError, advising
+from gpubench.errors import NotSaidError, UsageError, advising
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
+from gpubench.readers.programs import program_of
 from gpubench.records import dataclass
 
 T = TypeVar("T")
@@ -40,10 +41,19 @@ class FileKind(Generic[T]):
 
 
 def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wanted, **user_facts: Any) -> T:
-    for kind in kinds:
-        if kind.recognises(text):
-            return kind.read(text, name, user_facts)
-    raise wanted.unknown(text, name)
+    try:
+        for kind in kinds:
+            if kind.recognises(text):
+                return kind.read(text, name, user_facts)
+        raise wanted.unknown(text, name)
+    except NotSaidError:
+        raise
+    except UsageError:
+        # A reader may take another program's table for its own, as nvidia-smi's does of rocm-smi's.
+        program = program_of(text)
+        if program is None:
+            raise
+        raise program.refusal(name, wanted.kinds) from None
 
 
 READERS: tuple[FileKind[Snapshot], ...] = (

@@ -1,0 +1,125 @@
+"""Programs whose output people paste and gpubench does not read, named by words that only they print.
+
+`report`, `topo --from` and `explain` use it for a text in which they find nothing. A new program is one line here.
+"""
+
+import re
+from typing import NamedTuple
+
+from gpubench.errors import UsageError
+
+
+class Program(NamedTuple):
+    """A program, what its output shows, and what gpubench offers instead: a command, or a sentence."""
+
+    name: str
+    output: str
+    instead: str
+    sign: re.Pattern[str]
+
+    def refusal(self, file: str, expected: str) -> UsageError:
+        """Return the error for a file that holds this program's output."""
+        return UsageError(
+            f"{file} is {self.name}'s output: {self.output}",
+            expected=expected,
+            reason=f"gpubench does not read {self.name}",
+            next_step=self.instead,
+        )
+
+
+def _program(name: str, output: str, instead: str, *signs: str) -> Program:
+    return Program(name, output, instead, re.compile("|".join(signs), re.MULTILINE))
+
+
+def _command(name: str) -> str:
+    """Return the pattern of a command line: the name at a line's beginning or behind a prompt, not one in prose."""
+    return rf"(?:^|[$#] )\s*(?:[\w./~-]{{1,200}}/)?{name}(?: -|\s*$)"
+
+
+_COPIES = "gpubench p2p. It measures the same copies and judges them; `gpubench report` reads nvbandwidth's matrices"
+_NETWORK = "mpirun --hostfile HOSTS gpubench scan. It measures GPUs over their NICs, and names a slow NIC or node"
+_UCX = "gpubench p2p. It measures copies between GPUs, and names the path of each pair"
+_AMD = "gpubench report rccl.txt. Of AMD GPUs gpubench reads only the tables of rccl-tests"
+
+PROGRAMS = (
+    _program(
+        "rocm-smi",
+        "the topology of AMD GPUs",
+        _AMD,
+        r"ROCm System Management Interface",
+        r"End of ROCm SMI Log",
+        _command("rocm-smi"),
+        r"(?i:(?:weight|hops|link type) between two gpus)",
+    ),
+    _program("amd-smi", "AMD GPUs", _AMD, _command("amd-smi"), r"AMDSMI Tool:", r"^\s*(?:LINK TYPE|HOPS) TABLE:"),
+    _program("rocm-bandwidth-test", "copies of AMD GPUs", _AMD, r"RocmBandwidthTest Version"),
+    _program(
+        "perftest",
+        "RDMA between two NICs (ib_write_bw and its like)",
+        _NETWORK,
+        r"\b(?:RDMA_Write|RDMA_Read|Send|Atomic|Raw_?\w*) (?:Bidirectional )?(?:BW|Latency) Test\b",
+        r"#bytes +#iterations +(?:BW peak|BW average|t_min|t_avg|tps)",
+        r"\b(?:local|remote) address: ?LID\b.{0,40}\bQPN\b",
+    ),
+    _program(
+        "p2pBandwidthLatencyTest",
+        "copies between pairs of GPUs",
+        _COPIES,
+        r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test",
+        r"P2P Connectivity Matrix",
+        r"\b(?:Uni|Bi)directional P2P=(?:Dis|En)abled",
+        r"\bP2P=(?:Dis|En)abled Latency",
+    ),
+    _program(
+        "bandwidthTest",
+        "copies between a GPU and host memory",
+        _COPIES,
+        r"\[CUDA Bandwidth Test\]",
+        r"(?:PINNED|PAGEABLE) Memory Transfers",
+    ),
+    _program(
+        "ucx_perftest",
+        "UCX transfers between two processes",
+        _UCX,
+        _command("ucx_perftest"),
+        r"(?:Stage|# iterations) *\| *# iterations",
+        r"# iterations \| +(?:50\.0%ile|typical|average)",
+        r"\|\s+API:\s+(?:protocol layer|transport layer)",
+    ),
+    _program(
+        "ucx_info",
+        "what UCX was built with and found",
+        _UCX,
+        _command("ucx_info"),
+        r"# Library version: \d[\d.]*\s+# Library path: \S*libuc[spt]",
+        r"# (?:Memory domain|UCP context|UCP endpoint|UCP worker|UCT version)\b",
+        r"#\s+Transport: (?:self|tcp|sysv|posix|cma|knem|xpmem|cuda_\w+|gdr_copy|(?:rc|dc|ud)_\w+)\b",
+    ),
+    _program(
+        "iperf",
+        "TCP or UDP between two hosts",
+        _NETWORK,
+        r"\[ *ID\] +Interval +Transfer +Bit(?:rate|width)|\[ *ID\] Interval",
+    ),
+    _program(
+        "ibstat",
+        "the ports of InfiniBand NICs",
+        "gpubench topo. Run it on that machine: it reads NICs, their ports and rates",
+        r"^CA '\w+'$",
+        r"^hca_id:\s",
+        r"\bPhysical state: \w+",
+    ),
+    _program(
+        "dcgmi diag",
+        "DCGM's tests of a node",
+        "gpubench check. Run it on that machine: it judges links, copies and NCCL",
+        r"Successfully ran diagnostic for group",
+        r"\bDCGM Diagnostic\b|\+-+ +Deployment +-+\+",
+    ),
+)
+"""The first whose sign is in a text is the one."""
+
+
+def program_of(text: str) -> Program | None:
+    """Return the program that printed a text; None if none of these signs is in it."""
+    return next((program for program in PROGRAMS if program.sign.search(text)), None)
