@@ -22,12 +22,12 @@ from gpubench.conditions.definition.condition import (
     doubted,
     in_each_node,
     joined,
+    judged_errors,
     nodes_with_rdma,
     of_device,
     of_node,
     of_pairs,
     rdma_nics,
-    sureness,
     unread,
 )
 from gpubench.conditions.nccl_settings import blame, in_log
@@ -439,8 +439,7 @@ def _port_errors(run: Circumstances) -> Found:
         nics = {nic.name: nic for nic in node.nics}
         for errors in port_errors(node.snapshot):
             if errors.device in nics:
-                nic, sure = nics[errors.device], sureness(errors)
-                yield of_device(run, number, nic, errors.seen, sure, expected=errors.expected)
+                yield of_device(run, number, nics[errors.device], errors.seen, **judged_errors(errors))
 
 
 @in_each_node
@@ -600,7 +599,7 @@ RDMA_PORTS = Family.of(
         id="rdma-port-errors",
         title="InfiniBand port counts link_downed, symbol_error or receive errors",
         detection="/sys/class/infiniband/*/ports/*/counters: errors counted while p2p or check runs; if the counters "
-        "were read only once, totals far above those of siblings (weak evidence)",
+        "were read only once, large totals (weak evidence)",
         settles="perfquery -x before and after gpubench allreduce over these nodes: growing counters confirm it",
         check="nic_errors",
         likely="the cable, transceiver or switch port",

@@ -11,12 +11,12 @@ from gpubench.conditions.definition.condition import (
     doubted,
     in_each_node,
     joined,
+    judged_errors,
     of_every_gpu,
     of_every_node,
     of_gpu,
     of_node,
     of_pairs,
-    sureness,
     unread,
 )
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
@@ -210,7 +210,7 @@ def _errors(run: Circumstances) -> Found:
         errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
             likely = f"a link that is about to fail{'' if errors.meanwhile else ', or a single disturbance'}"
-            yield of_gpu(run, position, errors.seen, sureness(errors), expected=errors.expected, likely=likely)
+            yield of_gpu(run, position, errors.seen, likely=likely, **judged_errors(errors))
 
 
 _log_nvlink_refused = remark_in_log(
@@ -344,7 +344,7 @@ NVLINK = Family.of(
         id="nvlink-errors",
         title="NVLinks count replay, recovery or CRC errors",
         detection="the error counters of every link: errors counted while p2p or check runs; if the counters were read "
-        "only once, totals far above those of siblings (weak evidence)",
+        "only once, large totals (weak evidence)",
         settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
         check="nvlink_errors",
         cure="nvidia-smi nvlink -e. Run it again after `gpubench p2p`; reseat or replace a link whose counters grow",

@@ -13,11 +13,11 @@ from gpubench.conditions.definition.condition import (
     Unread,
     in_each_node,
     joined,
+    judged_errors,
     of_device,
     of_gpu,
     of_node,
     of_pairs,
-    sureness,
 )
 from gpubench.conditions.definition.subjects import reaches_over_pcie, uses_pcie
 from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
@@ -106,12 +106,13 @@ def _errors(run: Circumstances) -> Found:
         gpus = {gpu.device: gpu for gpu in node.gpus}
         kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
         for errors in pcie_errors(node.snapshot):
-            gpu, sure = gpus.get(errors.device), sureness(errors)
+            gpu = gpus.get(errors.device)
             if gpu is not None:
-                yield of_device(run, number, gpu, errors.seen, sure, expected=errors.expected)
+                yield of_device(run, number, gpu, errors.seen, **judged_errors(errors))
             else:
+                judged = judged_errors(errors)
                 words = filter(None, (kinds.get(errors.device), errors.device))
-                yield of_node(run, number, errors.seen, sure, *words, expected=errors.expected)
+                yield of_node(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
 
 
 def _shared_uplink(run: Circumstances) -> Found:
@@ -203,7 +204,7 @@ PCIE = Family.of(
         seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
         detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
         f"{FEW_MEANWHILE} errors while p2p or check runs, or any uncorrectable one; if the counters were read only "
-        "once, totals far above those of siblings, or fatal errors (weak evidence)",
+        "once, large totals, or fatal errors (weak evidence)",
         settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
         check="pcie_errors",
         likely="a riser or slot, dirty contacts, or a card that is not seated",

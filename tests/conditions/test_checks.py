@@ -276,10 +276,10 @@ def test_hidden_far_ends_are_no_finding() -> None:
 
 def test_errors_of_links_are_counted_by_link() -> None:
     first, second, *rest = GPU0.nvlinks or ()
-    nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 700}), second, *rest)
+    nvlinks = (replace(first, errors={"replay": 2, "recovery": 0, "crc_flit": 7000}), second, *rest)
     (finding,) = examined([with_gpu(4, nvlinks=nvlinks)])
     assert said([finding]) == [("nvlink-errors", "WARN", subject_of(HEALTHY.gpus[4]))]
-    assert finding.seen == "2 replay on link 0, 700 crc_flit on link 0 since boot, when is not known"
+    assert finding.seen == "2 replay on link 0, 7,000 crc_flit on link 0 since boot, when is not known"
     assert finding.expected == "few; its siblings have 0"
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
-from gpubench.model.facts.snapshot import Snapshot
+from gpubench.model.facts.health import REPLAYS
+from gpubench.model.facts.snapshot import GpuFacts, NvLink, RdmaPort, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
@@ -65,7 +66,23 @@ def both(*edits: Edit) -> Edit:
     return edit
 
 
+def links(**facts: Any) -> Callable[[GpuFacts], tuple[NvLink, ...]]:
+    """Change facts of the first NVLink of a GPU."""
+
+    def edit(gpu: GpuFacts) -> tuple[NvLink, ...]:
+        first, *others = gpu.nvlinks or ()
+        return replace(first, **facts), *others
+
+    return edit
+
+
+def counted(**counters: int) -> Callable[[RdmaPort], dict[str, int]]:
+    """Set counters of an RDMA port."""
+    return lambda port: {**(port.counters or {}), **counters}
+
+
 BOARDS = "hgx-h100-8 hgx-a100-8 hgx-b200-8 hgx-h200-4"
+RDMA = "hgx-h100-8 hgx-a100-8"
 CARDS = "l40s-8 l4-8 h100-pcie-2 h100-nvl-2 a100-pcie-2 rtx-pro-6000-8"
 WORKSTATIONS = "rtx-4090-2 rtx-5090-2"
 EVERYWHERE = f"{BOARDS} {CARDS} {WORKSTATIONS} gb200-nvl-4 dgx-1-v100"
@@ -75,11 +92,21 @@ ILL: list[tuple[str, str, Edit, str]] = [
     # what is edited, on which machines, the edit, and the finding with its severity
     ("one GPU is split by MIG", "hgx-h100-8 hgx-a100-8", gpu(3, mig=True), "mig-on WARN"),
     ("one NIC is down", "hgx-h100-8 hgx-b200-8", nic(3, state="down"), "rdma-port-down FAIL"),
+    ("one GPU has replayed 5,000 packets", EVERYWHERE, gpu(1, pcie_replays=5000), "pcie-errors WARN"),
+    ("all GPUs have replayed 1,000,000 packets", EVERYWHERE, gpu(pcie_replays=10**6), "pcie-errors WARN"),
+    ("replays grow during the run", EVERYWHERE, node(errors_grown={"GPU1": {REPLAYS: 11}}), "pcie-errors FAIL"),
+    ("all NVLinks count errors", BOARDS, gpu(nvlinks=links(errors={"replay": 10**6})), "nvlink-errors WARN"),
+    ("NVLink errors grow", BOARDS, node(errors_grown={"GPU1": {"replay on link 0": 11}}), "nvlink-errors FAIL"),
+    ("all ports count errors", RDMA, port(counters=counted(symbol_error=10**6)), "rdma-port-errors WARN"),
+    ("port errors grow", RDMA, node(errors_grown={"mlx5_0": {"symbol_error": 11}}), "rdma-port-errors FAIL"),
 ]
 
 HEALTHY: list[tuple[str, str, Edit]] = [
     ("nothing is edited", EVERYWHERE, node()),
     ("all GPUs are 50 °C", EVERYWHERE, gpu(temperature_c=50)),
+    ("one GPU has replayed 140 packets in 200 days", EVERYWHERE, gpu(1, pcie_replays=140)),
+    ("one NVLink has counted 140 errors", BOARDS, gpu(1, nvlinks=links(errors={"replay": 140}))),
+    ("one port counted 900 errors before its cable was replaced", RDMA, port(1, counters=counted(port_rcv_errors=900))),
 ]
 
 

@@ -197,7 +197,7 @@ def rows(found: Report, kind: type[Any]) -> list[Any]:
         ({"memory_errors": 3}, ("memory-errors", "FAIL")),
         ({"retirement_pending": True}, ("page-retirement-pending", "FAIL")),
         ({"temperature_c": 60}, ("gpu-hot", "WARN")),
-        ({"pcie_replays": 101}, ("pcie-errors", "WARN")),
+        ({"pcie_replays": 1000}, ("pcie-errors", "WARN")),
         ({"mig": True}, ("mig-on", "WARN")),
         ({"most_clock_mhz": 1200}, ("clock-limited", "WARN")),
         ({"memory_used_bytes": 4 * 2**30}, ("memory-in-use", "WARN")),
@@ -226,7 +226,7 @@ def test_mig_is_a_finding_where_somebody_wants_it_off() -> None:
     [
         {"memory_errors": 0},
         {"temperature_c": 50},
-        {"pcie_replays": 100},
+        {"pcie_replays": 999},
         {"memory_used_bytes": 2**30},
         {"processes": (GpuProcess(pid=7),), "idle": True},
     ],

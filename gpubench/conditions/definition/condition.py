@@ -226,11 +226,12 @@ def joined_seen(texts: Sequence[str]) -> str:
     return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def sureness(errors: Errors) -> Confidence:
-    """The confidence that counted errors slow something down now; totals alone do not say when they were counted."""
+def judged_errors(errors: Errors) -> dict[str, Any]:
+    """Confidence, severity and expectation of counted errors: a total alone does not say when they were counted."""
+    confidence = Confidence.PROVEN if errors.grave else Confidence.LIKELY
     if not errors.meanwhile:
-        return Confidence.WEAK
-    return Confidence.PROVEN if errors.grave else Confidence.LIKELY
+        return {"confidence": Confidence.WEAK, "expected": errors.expected}
+    return {"confidence": confidence, "severity": Verdict.FAIL, "expected": errors.expected}
 
 
 def of_node(

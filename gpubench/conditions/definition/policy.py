@@ -159,6 +159,7 @@ class Grade:
 _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes")
 _NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
+_COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if the counter grows while data are moved")
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
 
 SEVERITIES: Mapping[str, Grade] = {
@@ -202,7 +203,7 @@ SEVERITIES: Mapping[str, Grade] = {
         "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status",
         "WARN where a machine may have been built without that bridge",
     ),
-    "nvlink-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "nvlink-errors": _COUNTED,
     "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
     "fabric-unhealthy": Grade(FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)"),
     "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
@@ -213,7 +214,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)"),
     "pcie-uplink": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", "WARN for the generation"),
     "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)"),
-    "pcie-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "pcie-errors": _COUNTED,
     "rdma-port-down": Grade(FAIL, "AzNHC fails check_hw_ib; NHC fails a port that is not ACTIVE"),
     "rdma-port-unused": Grade(WARN, "a second port without a cable is normal, and so is one that broke"),
     "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
@@ -225,7 +226,7 @@ SEVERITIES: Mapping[str, Grade] = {
         WARN, "nothing says whether the node needs a network", "FAIL in a job with nodes whose network is up"
     ),
     "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
-    "rdma-port-errors": Grade(WARN, "counted errors were corrected; figures say whether they cost anything"),
+    "rdma-port-errors": _COUNTED,
     "gpudirect-module-missing": Grade(WARN, "jobs run, and RDMA takes host memory"),
     "gpudirect-one-side": Grade(WARN, "jobs run, and RDMA takes host memory"),
     "vm-flat-topology": Grade(WARN, "jobs run, and NCCL may pick a far NIC"),

@@ -1,7 +1,7 @@
 """Health of a node's devices: counted errors, fabric registration, clocks under load, and GPUs hidden from the job.
 
-A total counts only, weakly, where it stands out from siblings; growth during a run is a fault now. Few corrected errors
-are normal (PCIe allows one bit in 10^12).
+A counter that was read once has no rate: its total is a doubt only if it is large. Growth during a run is a fault now.
+Few corrected errors are normal (PCIe allows one bit in 10^12).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,8 @@ _ENUMERATION = "nonfatal.UnsupReq"  # Asked for functions it does not have, as a
 PORT_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors")
 
 FEW_MEANWHILE = 10  # Errors that are nothing: corrected ones in a run, earlier ones that stopped nothing
-MOST_REPLAYS, MOST_CORRECTED, MOST_LINK_ERRORS, MOST_PORT_ERRORS = 100, 1000, 100, 10
-"""Totals that are nothing, whatever siblings have: links that train and cables that are plugged leave them behind."""
-
+MOST_ERRORS = 1000  # A total without a rate: links that train and a replaced cable leave hundreds behind
+MOST_ERRORS_OF_ALL = 100_000  # The same on all siblings: 11 per hour if they were counted during a whole year
 _TIMES_SIBLINGS = 10
 _SINCE_BOOT = "since boot, when is not known"
 
@@ -47,6 +46,8 @@ class Errors:
         """The usual count, in words."""
         if self.usual is not None:
             return f"few; its siblings have {self.usual:g}"
+        if not self.meanwhile and not self.grave:
+            return f"fewer than {MOST_ERRORS:,}"
         return "none" if self.grave else f"no more than {FEW_MEANWHILE} while it is used"
 
     @property
@@ -89,7 +90,7 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
     for gpu in snapshot.gpus:
         if grown is None:
             others = [each.pcie_replays for each in snapshot.gpus if each is not gpu and each.pcie_replays is not None]
-            yield from _standing_out(gpu.device, {REPLAYS: gpu.pcie_replays or 0}, others, MOST_REPLAYS)
+            yield from _standing_out(gpu.device, {REPLAYS: gpu.pcie_replays or 0}, others)
         else:
             yield from _many(gpu.device, {REPLAYS: grown.get(gpu.device, {}).get(REPLAYS, 0)})
     for device in snapshot.pci_devices:
@@ -105,7 +106,7 @@ def _counted_once(bus_id: str, errors: PcieErrors) -> Iterator[Errors]:
     """Those of a device that were read once, without what searching the bus leaves behind."""
     harmless = errors.named.get(_ENUMERATION, 0)
     survived = max((errors.nonfatal or 0) - harmless, 0)
-    if errors.fatal or survived > FEW_MEANWHILE or (errors.correctable or 0) >= MOST_CORRECTED:
+    if errors.fatal or survived > FEW_MEANWHILE or (errors.correctable or 0) >= MOST_ERRORS:
         named = {name: count for name, count in errors.named.items() if name != _ENUMERATION}
         yield Errors(bus_id, named or _severities(errors), meanwhile=False, grave=bool(errors.fatal))
 
@@ -117,7 +118,7 @@ def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
     for device, counts in totals.items():
         if grown is None:
             others = [sum(each.values()) for other, each in totals.items() if other != device and each]
-            yield from _standing_out(device, counts, others, MOST_LINK_ERRORS)
+            yield from _standing_out(device, counts, others)
         else:
             came = {name: count for name, count in grown.get(device, {}).items() if name not in _OF_GPUS}
             recovered = any(count and name.startswith("recovery ") for name, count in came.items())
@@ -131,7 +132,7 @@ def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
     for nic, counts in totals.items():
         if grown is None:
             others = [sum(each.values()) for other, each in totals.items() if other != nic]
-            yield from _standing_out(nic, counts, others, MOST_PORT_ERRORS)
+            yield from _standing_out(nic, counts, others)
         else:
             came = {name: count for name, count in grown.get(nic, {}).items() if count}
             yield from _many(nic, came, grave="link_downed" in came)
@@ -142,10 +143,10 @@ def _many(device: str, counts: Mapping[str, int], *, grave: bool = False) -> Ite
         yield Errors(device, counts, meanwhile=True, grave=grave)
 
 
-def _standing_out(device: str, counts: Mapping[str, int], others: list[int], most: int) -> Iterator[Errors]:
-    usual = median(others) if others else 0
-    if sum(counts.values()) > max(most, _TIMES_SIBLINGS * usual):
-        yield Errors(device, counts, meanwhile=False, usual=usual)
+def _standing_out(device: str, counts: Mapping[str, int], others: list[int]) -> Iterator[Errors]:
+    usual, total = median(others) if others else 0, sum(counts.values())
+    if total >= min(max(MOST_ERRORS, _TIMES_SIBLINGS * usual), MOST_ERRORS_OF_ALL):
+        yield Errors(device, counts, meanwhile=False, usual=None if total < _TIMES_SIBLINGS * usual else usual)
 
 
 def _link_errors(gpu: GpuFacts) -> dict[str, int]:

@@ -74,11 +74,11 @@ def test_a_machine_that_has_run_for_a_year_has_nothing_to_say() -> None:
 @together(
     "node, found",
     [
-        (with_gpu(2, pcie_replays=101), [("GPU2", "101 PCIe replays since boot, when is not known")]),
-        (with_gpu(2, pcie_replays=100), []),
-        (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=101)),
-         [("GPU2", "101 replay on link 0 since boot, when is not known")]),
-        (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=99)), []),
+        (with_gpu(2, pcie_replays=1000), [("GPU2", "1,000 PCIe replays since boot, when is not known")]),
+        (with_gpu(2, pcie_replays=999), []),
+        (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=1000)),
+         [("GPU2", "1,000 replay on link 0 since boot, when is not known")]),
+        (with_gpu(2, nvlinks=links(NODE.gpus[2], replay=999)), []),
         (with_device(PcieErrors(correctable=999)), []),
         (with_device(PcieErrors(correctable=5, nonfatal=11, named={"nonfatal.UnsupReq": 11})), []),
         (
@@ -89,9 +89,11 @@ def test_a_machine_that_has_run_for_a_year_has_nothing_to_say() -> None:
             with_device(PcieErrors(fatal=1, named={"fatal.ACSViol": 1})),
             [(NODE.pci_devices[0].bus_id, "1 fatal.ACSViol since boot, when is not known")],
         ),
-        (with_ports(10), []),
-        (with_ports(11), [("mlx5_0", "11 symbol_error since boot, when is not known")]),
-        (with_ports(*[300] * 8), []),
+        (with_ports(999), []),
+        (with_ports(1000), [("mlx5_0", "1,000 symbol_error since boot, when is not known")]),
+        (with_ports(*[2000] * 8), []),
+        (with_ports(*[100_000] * 8), [(port.nic, "100,000 symbol_error since boot, when is not known")
+                                      for port in NODE.rdma_ports]),
     ],
 )  # fmt: skip
 def test_of_one_reading_what_stands_out(node: Snapshot, found: list[tuple[str, str]]) -> None:
@@ -158,23 +160,23 @@ def pair_of_gpus(*counts: int | None) -> Snapshot:
 @together(
     "counts, found",
     [
-        ((1001, 100), ["GPU0"]),
-        ((1000, 100), []),
-        ((1001, None, 100), ["GPU0"]),
-        ((100, 1001), ["GPU1"]),
-        ((101,), ["GPU0"]),
+        ((2000, 200), ["GPU0"]),
+        ((1999, 200), []),
+        ((2000, None, 200), ["GPU0"]),
+        ((200, 2000), ["GPU1"]),
+        ((1000,), ["GPU0"]),
     ],
 )
 def test_a_total_stands_out_from_those_of_siblings_alone(counts: tuple[int | None, ...], found: list[str]) -> None:
     node = pair_of_gpus(*counts)
     for errors in (list(pcie_errors(node)), list(nvlink_errors(node))):
         assert [each.device for each in errors] == found
-        assert all(each.expected == f"few; its siblings have {100 if len(counts) > 1 else 0}" for each in errors)
+        assert all(each.expected == f"few; its siblings have {200 if len(counts) > 1 else 0}" for each in errors)
 
 
 def test_what_is_expected_follows_from_how_grave_an_error_is() -> None:
     (fatal,) = pcie_errors(with_device(PcieErrors(fatal=1)))
     assert (fatal.expected, fatal.total) == ("none", 1)
     (many,) = pcie_errors(with_device(PcieErrors(correctable=1000)))
-    assert (many.expected, many.grave, many.total) == ("no more than 10 while it is used", False, 1000)
+    assert (many.expected, many.grave, many.total) == ("fewer than 1,000", False, 1000)
     assert list(pcie_errors(with_device(PcieErrors(nonfatal=10, named={"nonfatal.CmpltTO": 10})))) == []
