@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from gpubench.conditions.definition.circumstances import unset
 from gpubench.conditions.definition.condition import (
     REMOTE,
     Condition,
@@ -17,6 +18,7 @@ from gpubench.conditions.definition.condition import (
     joined,
     nothing_in_facts,
 )
+from gpubench.conditions.nvlink import RESTART_FABRIC
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
 from gpubench.model.terms.verdict import Verdict
@@ -166,7 +168,7 @@ NCCL_START = Family.of(
         "nccl-no-transport",
         "No transport found for a pair of ranks: every transport is refused or switched off",
         r"no transport found|has no transport for",
-        "unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_NET_DISABLE_INTRA. `gpubench topo` shows peer access",
+        f"{unset('NCCL_P2P_DISABLE', 'NCCL_SHM_DISABLE', 'NCCL_NET_DISABLE_INTRA')}. `gpubench topo` shows peer access",
         likely="variables or a topology file that leave no path between two ranks",
         seen_as=("No transport found for rank",),
         link=_ENV,
@@ -195,7 +197,7 @@ NCCL_START = Family.of(
         "nvls-setup-failed",
         "NVLink SHARP (NVLS) cannot bind its multicast memory",
         r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)|cuda failure .* in \S*nvls\.cc",
-        "systemctl restart nvidia-fabricmanager. Until it works, run with NCCL_NVLS_ENABLE=0",
+        f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Until it works, run with NCCL_NVLS_ENABLE=0",
         likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
         seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory", "transport/nvls.cc:254 NCCL WARN Cuda failure"),
         link="https://github.com/NVIDIA/nccl/issues/976",
@@ -358,7 +360,8 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
         expected="memory that the NIC can register",
         likely="the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
-        cure="docker run --ulimit memlock=-1. In Kubernetes add IPC_LOCK; for `Bad address`, modprobe nvidia-peermem",
+        cure="docker run --ulimit memlock=-1. In Kubernetes add IPC_LOCK; for `Bad address`, load nvidia-peermem, "
+        "and verify the data with `gpubench allreduce` over two nodes before any job",
         link=_TROUBLE,
         seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
         detection="the warning in NCCL's log",

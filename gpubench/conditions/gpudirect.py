@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged, by_rdma, remark_in_log
+from gpubench.conditions.definition.circumstances import (
+    VERIFIED_COPIES,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    by_rdma,
+    remark_in_log,
+    unset,
+)
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -148,9 +156,8 @@ def _log_far(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
-        "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. It uses GPUDirect RDMA over any path: compare with a run "
-        "without it; "
-        "better, use a NIC behind the GPU's PCIe switch",
+        "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. It uses GPUDirect RDMA over any path, and verifies the data: "
+        "compare with a run without it; better, use a NIC behind the GPU's PCIe switch",
         is_proven=False,
     )
 
@@ -180,9 +187,12 @@ def _gb10(run: Circumstances) -> Found:
         yield of_pairs(run, pairs, "GB10 has no GPUDirect RDMA")
 
 
+_LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
+_TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes"
+_OR_DMABUF = f"{_LOAD}. Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
 _log_refused = remark_in_log(
     RemarkKind.GDR_DISABLED,
-    "modprobe nvidia-peermem. Or use the driver's open kernel modules; `gpubench topo` shows what is missing",
+    _OR_DMABUF,
     by_rdma,
     "NCCL's log: {.text}",
 )
@@ -202,7 +212,7 @@ GPUDIRECT = Family.of(
         title="NCCL_NET_GDR_LEVEL=LOC (or 0) switches off GPUDirect RDMA: no /GDRDMA in NCCL's log",
         detection="the variable of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
         settles=_UNSET,
-        cure="unset NCCL_NET_GDR_LEVEL",
+        cure=unset(_LEVEL),
         link="https://github.com/awslabs/awsome-distributed-ai/issues/1106",
         look=_set(_LEVEL, _is_off),
         in_log=_log_setting(_LEVEL, _is_low),
@@ -212,7 +222,7 @@ GPUDIRECT = Family.of(
         title="NCCL_NET_GDR_READ=0: sends go through host memory, receives use GPUDirect RDMA",
         detection="the variable of every rank, or in NCCL's log",
         settles=_UNSET,
-        cure="unset NCCL_NET_GDR_READ",
+        cure=unset(_READ),
         link=_ENV,
         look=_set(_READ, "0".__eq__),
         in_log=_log_setting(_READ, "0".__eq__),
@@ -222,7 +232,7 @@ GPUDIRECT = Family.of(
         title="NCCL_NET_GDR_C2C=0: GPUs of a Grace node reach the NICs of their CPU through host memory",
         detection="the variable of ranks on GH200, GB200 or GB300 nodes with RDMA NICs",
         settles=_UNSET,
-        cure="unset NCCL_NET_GDR_C2C",
+        cure=unset(_C2C),
         link=_ENV,
         look=_no_c2c,
         implies=("gpudirect-too-far",),
@@ -232,7 +242,7 @@ GPUDIRECT = Family.of(
         title="NCCL_DMABUF_ENABLE=0 without nvidia-peermem: GPU Direct RDMA Disabled",
         detection="the variable of every rank, on nodes without nvidia-peermem loaded; or in NCCL's log",
         settles=_MODULES,
-        cure="unset NCCL_DMABUF_ENABLE",
+        cure=unset(_DMABUF),
         link=_ENV,
         look=_set(_DMABUF, "0".__eq__, without_module=True),
         in_log=_log_setting(_DMABUF, "0".__eq__),
@@ -247,9 +257,8 @@ GPUDIRECT = Family.of(
         likely="the module was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
         settles=_MODULES,
-        cure="modprobe nvidia-peermem. Load it after the network driver, or use the driver's open kernel "
-        "modules, which "
-        "support dma-buf",
+        cure=f"{_LOAD}. Load it after the network driver, or use the driver's open kernel modules, which support "
+        f"dma-buf. {_TRY_RDMA}",
         link=_PEERMEM,
         look=_no_module,
         implies=(_ONE_SIDE, _REFUSED),
@@ -261,7 +270,7 @@ GPUDIRECT = Family.of(
         detection="nvidia-peermem is loaded, but ib_core does not list it as a user",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
         cure="lsmod | grep peermem. Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or "
-        "use the open kernel modules",
+        f"use the open kernel modules. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
     ),
@@ -270,7 +279,8 @@ GPUDIRECT = Family.of(
         title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
         detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
         settles=_COMPARE,
-        cure="grep GrdmaPciTopoCheckOverride /etc/modprobe.d/*. Remove the setting from the file and reload the driver",
+        cure="grep GrdmaPciTopoCheckOverride /etc/modprobe.d/*. Remove the setting from the file and reload the "
+        f"driver. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_override,
         implies=(_ONE_SIDE,),
@@ -293,7 +303,7 @@ GPUDIRECT = Family.of(
         detection="a path class beyond PXB from a GPU to its nearest RDMA NIC; `distance` in NCCL's log",
         settles="gpubench topo: the matrix of GPUs and NICs",
         cure="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. There is nothing to repair; keep this setting if the run is "
-        "faster than without it, or use a NIC below the GPU's switch",
+        "faster than without it and its data are right, or use a NIC below the GPU's switch",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,
@@ -304,7 +314,7 @@ GPUDIRECT = Family.of(
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
         detection="GPUDirect RDMA is possible on some nodes of the job but not on others",
         settles="NCCL's log: `/GDRDMA` on only one end of a connection",
-        cure="modprobe nvidia-peermem. Run it on the reported node, so that it is like the others",
+        cure=f"{_LOAD}. Load it on the reported node, so that it is like the others. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_one_side,
         implies=(_REFUSED,),
@@ -314,7 +324,7 @@ GPUDIRECT = Family.of(
         title="RDMA without GPUDirect: NET/IB without /GDRDMA",
         detection="`GPU Direct RDMA Disabled for HCA` in NCCL's log; or one of two nodes does not support it",
         settles=_COMPARE,
-        cure="modprobe nvidia-peermem. Or use the driver's open kernel modules; `gpubench topo` shows what is missing",
+        cure=_OR_DMABUF,
         link="https://github.com/NVIDIA/nccl/issues/1510",
         look=_any_refusal,
         in_log=_log_refused,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal
+from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal, unset
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -270,7 +270,7 @@ MNNVL = Family.of(
         title="NCCL_MNNVL_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         detection="the variable of ranks on nodes of one NVLink cluster",
         settles="a run with it unset: P2P/MNNVL in NCCL's log",
-        cure="unset NCCL_MNNVL_ENABLE",
+        cure=unset("NCCL_MNNVL_ENABLE"),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_MNNVL_ENABLE"),
         expected=_EXPECTED,
@@ -281,7 +281,7 @@ MNNVL = Family.of(
         title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         detection="the variable of ranks on nodes of one NVLink cluster",
         settles="a run with it unset: P2P/MNNVL in NCCL's log",
-        cure="unset NCCL_CUMEM_ENABLE",
+        cure=unset("NCCL_CUMEM_ENABLE"),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_switched_off("NCCL_CUMEM_ENABLE"),
         expected=_EXPECTED,

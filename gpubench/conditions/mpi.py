@@ -2,7 +2,7 @@
 
 from itertools import permutations
 
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -135,8 +135,8 @@ MPI = Family.of(
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         detection="the variables of every rank; the build options and state that the loaded library reports",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        cure="export OMPI_MCA_opal_cuda_support=true. This is for Open MPI (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
-        "MVAPICH: MV2_USE_CUDA=1",
+        cure="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if the data are "
+        "right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, MVAPICH: MV2_USE_CUDA=1",
         link=_OPEN_MPI,
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
@@ -146,7 +146,7 @@ MPI = Family.of(
         title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
         detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure="unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA. Or add cuda_copy,cuda_ipc to UCX_TLS",
+        cure=f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA. Or add cuda_copy,cuda_ipc to UCX_TLS",
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
@@ -168,7 +168,9 @@ MPI = Family.of(
         "For other programs it cannot be seen from outside",
         settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
-        cure="export GGML_CUDA_P2P=1. This is for llama.cpp; in your own program call cudaDeviceEnablePeerAccess",
+        cure=f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1. Set it only if the copies are verified: on some machines "
+        "the driver grants peer access that corrupts data. It is llama.cpp's; your own program calls "
+        "cudaDeviceEnablePeerAccess",
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

@@ -7,11 +7,13 @@ from dataclasses import replace
 from gpubench.conditions.definition.circumstances import (
     ASK_FOR_MORE,
     OFF,
+    VERIFIED_COPIES,
     Circumstances,
     LoggedReason,
     Staged,
     places_of,
     removal,
+    unset,
 )
 from gpubench.conditions.definition.condition import (
     Condition,
@@ -122,7 +124,7 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
-    advice = f"unset {' '.join(values)}. If it is still set, look in NCCL's files: {files}"
+    advice = f"{unset(*values)}. If it is still set, look in NCCL's files: {files}"
     return LoggedReason(f"{', '.join(shown)} set in the environment", advice)
 
 
@@ -275,16 +277,20 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
         )
     if limits:
         return LoggedReason(
-            f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL", "export NCCL_P2P_LEVEL=SYS", is_proven=False
+            f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL",
+            f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS",
+            is_proven=False,
         )
     if staged.virtual:
         return LoggedReason(
             f"{seen}; a virtual machine may not show the real path",
-            "gpubench p2p. To let NCCL try peer access, set NCCL_P2P_LEVEL=SYS",
+            "gpubench p2p. If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access",
             is_proven=False,
         )
     return LoggedReason(
-        seen, "Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower"
+        seen,
+        "Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower; "
+        "`gpubench p2p` shows whether its data are right",
     )
 
 
@@ -321,7 +327,7 @@ def _variable(
         detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
         "/etc/nccl.conf; `set by environment to` in NCCL's log",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=f"unset {names}. If a file sets it, remove it there",
+        cure=f"{unset(*names.split())}. If a file sets it, remove it there",
         look=look,
         in_log=log,
         implies=implies,
@@ -359,8 +365,8 @@ NCCL_SETTINGS = Family.of(
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
         detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
         settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
-        cure="NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G. There is nothing to repair; keep this setting if "
-        "the run is faster than without it and its data are right",
+        cure=f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G. There is nothing to repair; "
+        "keep this setting if the run is faster than without it and its data are right",
         link="https://github.com/NVIDIA/nccl/issues/1817",
         look=_policy,
         in_log=_log_policy,
@@ -371,7 +377,8 @@ NCCL_SETTINGS = Family.of(
         title="NCCL uses NET inside one node although no setting asks for it",
         detection="`via NET/` between ranks of one node that neither a variable nor /dev/shm explains",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
-        cure="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce. Keep the setting if this run is faster",
+        cure="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce. Keep the setting if this run is faster and its data are "
+        "right",
         look=_network_taken,
         general=True,
     ),
@@ -578,7 +585,7 @@ def _library(loaded: Mapping[str, str], name: str) -> str:
 
 
 _PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf"
-_UNSET = "unset {}. If a file sets it, remove it there; NCCL then chooses for each size"
+_UNSET = "{}. If a file sets it, remove it there; NCCL then chooses for each size"
 
 
 def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
@@ -588,7 +595,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condi
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=_UNSET.format(names),
+        cure=_UNSET.format(unset(*names.split())),
         look=look,
         aliases=("nccl-slow-settings",),
     )

@@ -12,6 +12,7 @@ from gpubench.conditions.definition.circumstances import (
     Staged,
     by_sockets,
     remark_in_log,
+    unset,
 )
 from gpubench.conditions.definition.condition import (
     Condition,
@@ -250,7 +251,7 @@ NETWORK = Family.of(
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
         detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
         settles="gpubench allreduce over two nodes, with and without these variables",
-        cure="unset NCCL_IB_DISABLE NCCL_NET",
+        cure=unset("NCCL_IB_DISABLE", "NCCL_NET"),
         look=_disabled,
         in_log=_log_disabled,
         implies=("sockets-despite-rdma",),
@@ -313,7 +314,8 @@ NETWORK = Family.of(
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
         detection="EFA devices, but no libnccl-net.so that the loader finds",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
-        cure="export FI_PROVIDER=efa. Install aws-ofi-nccl and add it to LD_LIBRARY_PATH",
+        cure="FI_PROVIDER=efa gpubench allreduce. Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run "
+        "verifies the data",
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),

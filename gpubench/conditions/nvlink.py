@@ -218,6 +218,9 @@ _log_nvlink_refused = remark_in_log(
     "systemctl status nvidia-fabricmanager. NVLinks without peer access are a fault; `gpubench topo` shows the state",
 )
 
+RESTART_FABRIC = (
+    "Restart it while no job uses the GPUs, as that ends all of them: systemctl restart nvidia-fabricmanager"
+)
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
@@ -230,7 +233,8 @@ NVLINK = Family.of(
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="grep -i nvlink /etc/modprobe.d/*. Remove the setting from the file and reboot",
+        cure="grep -i nvlink /etc/modprobe.d/*. Remove the setting from the file and reboot. Before any job, verify "
+        "the data with `gpubench p2p`: the links may be off because they failed",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
@@ -255,7 +259,8 @@ NVLINK = Family.of(
         title="The fabric manager's version does not match the NVIDIA driver's version",
         detection="the version in the fabric manager's log against the driver's, if the GPUs' fabric is not ready",
         settles="nv-fabricmanager --version; nvidia-smi",
-        cure="nv-fabricmanager --version. Install the fabric manager of the driver's version and restart it",
+        cure="nv-fabricmanager --version. Install the fabric manager of the driver's version, and restart it while "
+        "no job uses the GPUs",
         link=_DSTACK,
         look=partial(_manager, stopped=False),
         implies=_FOLLOWS,
@@ -269,7 +274,7 @@ NVLINK = Family.of(
         check="fabric",
         expected="state completed, status success",
         likely="the fabric manager is not running, or its version differs from the driver's",
-        cure="systemctl restart nvidia-fabricmanager. If it fails, `systemctl status nvidia-fabricmanager` shows why",
+        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}",
         link=_AZURE,
         look=_not_ready,
         in_log=_log_nvlink_refused,
@@ -297,8 +302,8 @@ NVLINK = Family.of(
         likely="a fault of the board (Xid 74), or a driver setting (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         aliases=(_DOWN,),
         settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
-        cure="systemctl restart nvidia-fabricmanager. Then reset the GPU (nvidia-smi --gpu-reset); if the links stay "
-        "down, have the board serviced",
+        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Then reset the GPU (nvidia-smi --gpu-reset); "
+        "if the links stay down, have the board serviced",
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_all_down,
         implies=(_DOWN, *_FOLLOWS),
@@ -335,7 +340,7 @@ NVLINK = Family.of(
         expected="a health mask without a fault",
         likely="failed links, switches or routes of the fabric",
         aliases=(_NOT_READY,),
-        cure="systemctl restart nvidia-fabricmanager. Then replace the parts that its log names",
+        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Then replace the parts that its log names",
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=of_every_gpu(_unhealthy),
         implies=(_DOWN,),

@@ -220,8 +220,8 @@ PCIE = Family.of(
         detection="gpubench p2p's patterns: reads more than twice as fast as writes, for the same simultaneous copies "
         "over PCIe",
         settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
-        cure="export NCCL_P2P_READ_ENABLE=1. Compare `gpubench alltoall` with and without it; otherwise spread the "
-        "cards over root complexes",
+        cure="NCCL_P2P_READ_ENABLE=1 gpubench alltoall. Keep the setting if this run is faster and its data are "
+        "right; otherwise spread the cards over root complexes",
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
@@ -304,8 +304,14 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
     if redirected:
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
         seen = f"ACS of {joined(bridges_seen)}: {joined(bridges_seen.values())}"
-        cures = [f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen]
-        yield _of_couples(redirected, seen, Confidence.PROVEN, " && ".join(cures) if len(cures) <= _MOST_CURED else "")
+        cures = [
+            "gpubench p2p",
+            *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen),
+            "gpubench p2p",
+        ]
+        yield _of_couples(
+            redirected, seen, Confidence.PROVEN, " && ".join(cures) if len(bridges_seen) <= _MOST_CURED else ""
+        )
     if split:
         groups_seen = joined(group for each in split.values() for group in each)
         yield _of_couples(
@@ -394,8 +400,9 @@ _MOST_CURED = 4
 _UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _ACS_CURE = (
-    "for b in $(lspci -D | awk '/PCI bridge/{print $1}'); do setpci -s $b ECAP_ACS+0x6.w=0000; done. Run it as root on "
-    "bare metal, not in a virtual machine; switching ACS off in the BIOS is better"
+    "gpubench p2p; lspci -vvv | grep -i acsctl. Switch ACS off in the BIOS, or as root with setpci -s BRIDGE "
+    "ECAP_ACS+0x6.w=0000 for these bridges, but not on a host of virtual machines: ACS keeps their devices apart. Run "
+    "`gpubench p2p` again before any job, which verifies the data"
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
@@ -440,8 +447,8 @@ REDIRECTION = Family.of(
         likely="the kernel's default; peer copies may be slow or corrupted",
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-        cure="cat /proc/cmdline. Boot with iommu=pt, or switch the IOMMU off in the BIOS; then verify data with "
-        "`gpubench p2p`",
+        cure="gpubench p2p; cat /proc/cmdline. If copies are slow or wrong, boot with iommu=pt or switch the IOMMU "
+        "off in the BIOS. Before any job, verify the data with `gpubench p2p` again",
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),

@@ -3,7 +3,13 @@
 import re
 from collections.abc import Callable, Sequence
 
-from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged, remark_in_log
+from gpubench.conditions.definition.circumstances import (
+    VERIFIED_COPIES,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    remark_in_log,
+)
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -19,7 +25,7 @@ from gpubench.conditions.definition.condition import (
     of_pairs,
     with_ids,
 )
-from gpubench.conditions.nvlink import NVLINK
+from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
 from gpubench.model.paths.transport import Confidence, Pair
@@ -172,8 +178,8 @@ PEER_ACCESS = Family.of(
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
-        cure="nvidia-smi -i GPU -mig 0. It restores peer access and removes the instances; if they are intended, there "
-        "is nothing to repair",
+        cure="nvidia-smi mig -lgi -i GPU. It lists the instances; if they are intended, there is nothing to repair. "
+        "Otherwise `nvidia-smi -mig 0` removes them and restores peer access, which `gpubench p2p` verifies",
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -184,8 +190,8 @@ PEER_ACCESS = Family.of(
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
-        cure="nvidia-smi conf-compute -f. Use protected PCIe mode (PPCIE), with all GPUs of the board in one "
-        "confidential VM, or switch CC off",
+        cure="nvidia-smi conf-compute -f. If nothing confidential runs here, switch CC off; else use protected PCIe "
+        "mode (PPCIE), with all GPUs of the board in one confidential VM. Then verify the data with `gpubench p2p`",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
         in_log=remark_in_log(RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"),
@@ -241,7 +247,8 @@ PEER_ACCESS = Family.of(
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
         detection="nvmlDeviceGetP2PStatus reports DR; RegistryDwords in /proc/driver/nvidia/params",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="grep RegistryDwords /etc/modprobe.d/*. Remove the key from the file and reboot",
+        cure="grep RegistryDwords /etc/modprobe.d/*. Remove the key from the file and reboot. Before any job, verify "
+        "the data with `gpubench p2p`: the key may be there because peer copies were wrong",
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
@@ -253,7 +260,7 @@ PEER_ACCESS = Family.of(
         detection="nvmlDeviceGetP2PStatus reports CNS, and the CPU has the hypervisor flag",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
         cure="nvidia-smi topo -p2p r. In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe "
-        "switch on the host",
+        "switch on the host. Before any job, verify the data with `gpubench p2p`",
         link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -264,7 +271,8 @@ PEER_ACCESS = Family.of(
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
         detection="nvmlDeviceGetP2PStatus reports CNS on bare metal",
         settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
-        cure="lspci -tv. Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports",
+        cure="lspci -tv. Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
+        "Then verify the data with `gpubench p2p`",
         link=_WAIVED,
         look=_status("CNS", virtual=False),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -274,7 +282,7 @@ PEER_ACCESS = Family.of(
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
         detection="nvmlDeviceGetP2PStatus reports TNS for GPUs without NVLinks",
         settles="nvidia-smi topo -m: SYS between them",
-        cure="nvidia-smi topo -m. Move the cards to slots of one socket",
+        cure="nvidia-smi topo -m. Move the cards to slots of one socket, then verify the data with `gpubench p2p`",
         link="https://github.com/NVIDIA/nvbandwidth/issues/45",
         look=_status("TNS"),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -295,7 +303,8 @@ PEER_ACCESS = Family.of(
         detection="the size of BAR 1 (NVML, or /sys resource) against memory, for GPUs whose P2P over PCIe is refused; "
         "resource1_resize shows how large it could be",
         settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
-        cure="nvidia-smi -q | grep -A 3 BAR1. Switch on Resizable BAR and Above 4G Decoding in the BIOS",
+        cure="nvidia-smi -q | grep -A 3 BAR1. Switch on Resizable BAR and Above 4G Decoding in the BIOS. "
+        "Before any job, verify the data with `gpubench p2p`",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_bar1,
         implies=(_REFUSED,),
@@ -340,7 +349,7 @@ def _cure_by_wiring(run: Circumstances, pair: Pair) -> str:
     if not is_switched(node, gpu):
         return "nvidia-smi nvlink -s. Look for Xid errors in dmesg too"
     where = "" if node.snapshot.nvswitches else " on the machine that manages the switches (the virtual machine's host)"
-    return f"systemctl restart nvidia-fabricmanager. Run it{where} and look for Xid errors in dmesg"
+    return f"systemctl status nvidia-fabricmanager. Run it{where}, and look for Xid errors in dmesg. {RESTART_FABRIC}"
 
 
 @in_each_node
@@ -420,7 +429,8 @@ DISPUTED_ACCESS = Family.of(
         detection="data received over peer access differ from data sent",
         settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
         cure="export NCCL_P2P_DISABLE=1. Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection "
-        "off, or correcting the hypervisor's P2P clique",
+        "off, or correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for llama.cpp, "
+        "unset GGML_CUDA_P2P (0 switches it on)",
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
@@ -439,13 +449,13 @@ DISPUTED_ACCESS = Family.of(
         likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
         "CUDA_VISIBLE_DEVICES hides one from the other",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-        cure="unset NCCL_CUMEM_ENABLE. Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs "
-        "visible to every rank",
+        cure=f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE. Otherwise use a newer NCCL, start containers with "
+        "--ipc=host, and make all GPUs visible to every rank",
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=nothing_in_facts,
         in_log=remark_in_log(
             RemarkKind.LEGACY_IPC_REFUSED,
-            "unset NCCL_CUMEM_ENABLE. A newer NCCL does not need legacy CUDA IPC",
+            f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE. A newer NCCL does not need legacy CUDA IPC",
         ),
         in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),

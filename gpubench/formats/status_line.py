@@ -83,10 +83,11 @@ def _summary_text(run: DocumentRun) -> Iterator[str]:
 summary_writer = documents(_summary_text)
 
 
-OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0"
-"""NCCL goes through shared memory, and vLLM looks for itself before it uses peer access."""
+OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
+"""NCCL uses shared memory, vLLM tests peer access before it uses it, and llama.cpp uses none. In llama.cpp any value of
+the variable, 0 too, switches peer access on."""
 
-OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0"
+OFF_OVER_PCIE = "NCCL_P2P_LEVEL=NVL VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"
 """The same where only pairs without NVLinks are to be avoided."""
 
 _MOST_PAIRS = 3

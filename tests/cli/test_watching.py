@@ -193,7 +193,7 @@ def test_a_refusal_names_pair_and_cause(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked_for.exit_code == 1
     assert "rank 0 → rank 1" in asked_for.seen
     assert asked_for.reason == "NCCL_P2P_DISABLE=1 in the environment"
-    assert asked_for.next_step == "unset NCCL_P2P_DISABLE"
+    assert asked_for.next_step == "gpubench p2p && unset NCCL_P2P_DISABLE"
     broken = refused(warning, strict=False)
     assert isinstance(broken, CouldNotMeasureError)
     assert broken.exit_code == 3

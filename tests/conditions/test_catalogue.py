@@ -62,3 +62,40 @@ def test_a_condition_has_the_severity_of_the_table_and_no_other_that_it_does_not
     for found in plant.findings:
         if grade is not None and found.id == plant.id:
             assert found.severity is grade.severity or found.severity in grade.degrees
+
+
+_SWITCHES_ON = re.compile(
+    r"(?:unset|export|env -u|^(?=\w+=)|`)[^.;`]*\b(?:NCCL_(?:P2P_\w+|SHM_DISABLE|HOSTID|IB_DISABLE|NET|NET_GDR_\w+"
+    r"|DMABUF_ENABLE|MNNVL_ENABLE|CUMEM_ENABLE|NVLS_ENABLE)|GGML_CUDA_P2P|UCX_(?:TLS|IB_GPU_DIRECT_RDMA)|FI_PROVIDER"
+    r"|OMPI_MCA_opal_cuda_support)\b|modprobe nvidia-peermem"
+)
+_SWITCHES_OFF = re.compile(r"NCCL_P2P_DISABLE=1|NCCL_NVLS_ENABLE=0|unset GGML_CUDA_P2P|NCCL_NET_GDR_LEVEL=LOC")
+_AFTER_A_RESTART = re.compile(
+    r"RegistryDwords|iommu=pt|Switch ACS off|x-nv-gpudirect-clique|Resizable BAR|conf-compute|-mig 0|GrdmaPciTopo"
+    r"|nvlink /etc/modprobe\.d/\*\. Remove the setting|then modprobe nvidia-peermem|load nvidia-peermem|Move the"
+)
+_VERIFIED = r"gpubench (?:p2p|allreduce|alltoall)"
+
+
+@together("condition", CONDITIONS, ids=lambda each: each.id)
+def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(condition: Condition) -> None:
+    """The driver grants peer access on machines that corrupt data (open-gpu-kernel-modules#1257, unsloth#10613)."""
+    cure = condition.cure
+    if _AFTER_A_RESTART.search(cure):
+        assert re.search(_VERIFIED, cure), "what a restart switches on is verified before any job"
+    elif _SWITCHES_ON.search(_SWITCHES_OFF.sub("", cure)):
+        assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b", cure)
+
+
+@together("condition", CONDITIONS, ids=lambda each: each.id)
+def test_no_cure_begins_with_what_ends_the_jobs_of_others(condition: Condition) -> None:
+    """A fabric manager that ends aborts what runs on the GPUs; MIG mode off removes the instances of others."""
+    assert not re.match(r"systemctl (?:re)?st(?:art|op)|.*-mig 0|for b in|setpci|reboot", condition.cure.split(". ")[0])
+
+
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_what_is_advised_for_a_planted_machine_verifies_first_too(plant: Plant) -> None:
+    advice = [each.next_command for each in plant.findings] + [each.cure for each in plant.diagnosis.named]
+    for each in advice:
+        if _SWITCHES_ON.search(_SWITCHES_OFF.sub("", each)) and not _AFTER_A_RESTART.search(each):
+            assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b|grep -nE ", each), each

@@ -219,4 +219,4 @@ def test_what_was_seen_and_what_to_do_are_named() -> None:
     found = explain(CAUSES, inside(process=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
     assert found is not None
     assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC set in the environment"
-    assert found.advice.startswith("unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL.")
+    assert found.advice.startswith("gpubench p2p && unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL.")

@@ -40,7 +40,7 @@ def test_which_pairs_would_fall_back_and_because_of_what_comes_first() -> None:
     job = set_on(simulated("hgx-h200-4"), NCCL_P2P_DISABLE="1")
     (line,) = lines(job)
     assert line.startswith("all 12 pairs would fall back, because NCCL_P2P_DISABLE=1 in the environment: HOST-STAGED")
-    assert line.endswith(". Try: unset NCCL_P2P_DISABLE")
+    assert line.endswith(". Try: gpubench p2p && unset NCCL_P2P_DISABLE")
     assert lines(job, ["nccl-p2p-disabled"])[0].endswith("nccl-p2p-disabled (NV18; peer access possible)")
 
 
@@ -64,7 +64,7 @@ def test_an_odd_node_among_many_is_named() -> None:
             set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1"),
             (
                 "node0-1 → other nodes would fall back, because NCCL_IB_DISABLE=1 in the environment: sockets between "
-                "nodes, nccl-ib-disabled. Try: unset NCCL_IB_DISABLE"
+                "nodes, nccl-ib-disabled. Try: env -u NCCL_IB_DISABLE gpubench allreduce && unset NCCL_IB_DISABLE"
             ),
         ),
         (
@@ -73,8 +73,9 @@ def test_an_odd_node_among_many_is_named() -> None:
             ),
             (
                 "node1 → other nodes would fall back, because GPUDirect RDMA is possible on other nodes, but not "
-                "known to be possible here: RDMA through host memory, gpudirect-one-side. Try: "
-                "modprobe nvidia-peermem. Run it on the reported node, so that it is like the others"
+                "known to be possible here: RDMA through host memory, gpudirect-one-side. Try: gpubench p2p && "
+                "modprobe nvidia-peermem. Load it on the reported node, so that it is like the others. Before any "
+                "job, verify the data with `gpubench allreduce` over two nodes"
             ),
         ),
     ],
@@ -116,7 +117,10 @@ def test_what_does_not_stage_is_worded_otherwise(job: Job, said: str) -> None:
 def test_settings_between_nodes_are_findings_where_there_are_several() -> None:
     job = set_on(simulated("hgx-h100-8*2"), NCCL_IB_DISABLE="1")
     (finding,) = [each for each in looked_at(job).findings if each.id == "nccl-ib-disabled"]
-    assert (finding.severity, finding.next_command) == (Verdict.FAIL, "unset NCCL_IB_DISABLE")
+    assert (finding.severity, finding.next_command) == (
+        Verdict.FAIL,
+        "env -u NCCL_IB_DISABLE gpubench allreduce && unset NCCL_IB_DISABLE",
+    )
     alone = set_on(simulated("hgx-h100-8"), NCCL_IB_DISABLE="1")
     assert [each.id for each in looked_at(alone).findings] == []
     assert "node0 → other nodes would fall back" in lines(alone)[1]

@@ -1,5 +1,6 @@
 """The line of `p2p --veto`: what a launcher is told, and what a shell makes of it."""
 
+import os
 import shlex
 import subprocess
 from io import StringIO
@@ -65,7 +66,8 @@ def test_the_shell_takes_the_variables_and_nothing_of_foreign_text(tmp_path: Pat
         verdict=Verdict.FAIL, complete=True, sections={EvidenceRow.section: Table(EvidenceRow.columns(), lambda: rows)}
     )
     writer.end(report)
-    script = f'eval {shlex.quote(out.getvalue())}; echo "$NCCL_P2P_DISABLE"'
-    found = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert found.stdout == "1\n"
+    script = f'eval {shlex.quote(out.getvalue())}; echo "$NCCL_P2P_DISABLE ${{GGML_CUDA_P2P-unset}}"'
+    settings = {**os.environ, "GGML_CUDA_P2P": "1"}
+    found = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=settings, capture_output=True, text=True, check=True)
+    assert found.stdout == "1 unset\n", "in llama.cpp, 0 switches peer access on"
     assert not (tmp_path / "hacked").exists()

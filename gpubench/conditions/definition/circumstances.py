@@ -271,8 +271,31 @@ def removal(names: Collection[str], places: Sequence[str]) -> str:
     files = [place for place in places if place != ENVIRONMENT]
     removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
     if ENVIRONMENT in places:
-        return f"unset {' '.join(names)}" + (f". {removed} too" if files else "")
-    return f"grep -nE '{'|'.join(names)}' {' '.join(files)}. {removed}"
+        return unset(*names) + (f". {removed} too" if files else "")
+    return f"{tried(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}. {removed}"
+
+
+VERIFIED_COPIES = "gpubench p2p"  # Exit code 1 if data arrive wrong
+_KEEP_OFF_PEERS = (
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_HOSTID"),
+)
+_KEEP_OFF_OTHERS = (
+    *("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ"),
+    *("NCCL_NET_GDR_C2C", "NCCL_DMABUF_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"),
+)
+
+
+def unset(*names: str) -> str:
+    """The command that removes variables; those that keep data off a path, only if data arrive right over it."""
+    return f"{tried(names)}unset {' '.join(names)}"
+
+
+def tried(names: Collection[str]) -> str:
+    """The verified run that comes before variables are removed: whoever set them may have seen wrong data."""
+    if not set(_KEEP_OFF_PEERS).isdisjoint(names):
+        return f"{VERIFIED_COPIES} && "
+    off = [name for name in names if name in _KEEP_OFF_OTHERS]
+    return f"env {' '.join(f'-u {name}' for name in off)} gpubench allreduce && " if off else ""
 
 
 def users_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:

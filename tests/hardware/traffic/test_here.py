@@ -76,7 +76,7 @@ def test_a_staged_job_is_named_after_two_intervals_with_its_own_settings(traffic
     assert (job.name, job.explanation.id, job.explanation.advice) == (
         "python3 (torch h:1)",
         "nccl-p2p-disabled",
-        "unset NCCL_P2P_DISABLE",
+        "gpubench p2p && unset NCCL_P2P_DISABLE",
     )
     assert (job.main.way, job.main.is_steady) == (Way.STAGED, True)
 

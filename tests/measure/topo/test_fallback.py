@@ -61,7 +61,11 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
     report = looked_at(h200s(), facts(environment))
     (row,) = rows(report)
     name, value = next(iter(environment.items()))
-    assert (row.conclusion, row.cause, row.advice) == ("direct impossible", "nccl-p2p-disabled", f"unset {name}")
+    assert (row.conclusion, row.cause, row.advice) == (
+        "direct impossible",
+        "nccl-p2p-disabled",
+        f"gpubench p2p && unset {name}",
+    )
     assert row.cause_seen == f"{name}={value} in the environment"
     (finding,) = [each for each in report.findings if each.id == "nccl-p2p-disabled"]
     assert (finding.severity, len(finding.subjects)) == (Verdict.FAIL, 12)
@@ -72,13 +76,16 @@ def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, 
 def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() -> None:
     (row,) = rows(looked_at(h200s(), facts(conf={"NCCL_P2P_DISABLE": "1"})))
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in /etc/nccl.conf"
-    assert row.advice == "grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf"
+    assert (
+        row.advice
+        == "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf"
+    )
     (row,) = rows(looked_at(h200s(), facts({"NCCL_P2P_DISABLE": "0"}, conf={"NCCL_P2P_DISABLE": "1"})))
     assert row.conclusion == "direct possible"
     ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})
     (row,) = rows(looked_at(h200s(), *ranks))
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in the environment and /etc/nccl.conf"
-    assert row.advice == "unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too"
+    assert row.advice == "gpubench p2p && unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too"
 
 
 @together("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
