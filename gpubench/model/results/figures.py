@@ -10,7 +10,7 @@ from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, Row, Verified
-from gpubench.model.results.speed import LARGE_BYTES, is_judged
+from gpubench.model.results.speed import LARGE_BYTES, is_judged, is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
@@ -26,7 +26,6 @@ COLLECTIVE_NAMES = {
     "sendrecv": "send and receive",
 }
 _BAD = (Verdict.FAIL, Verdict.WARN)
-_WHOLE_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class SpeedFigures:
         """A collective's best figure, or that of its largest size, that nobody judged and whose interval reaches 0."""
         figures = (*self._best.values(), *self._largest.values())
         unjudged = (each for each in figures if not each.is_judged)
-        return next((each for each in unjudged if (each.interval_percent or 0.0) >= _WHOLE_PERCENT), None)
+        return next((each for each in unjudged if is_lost_in_noise(each.interval_percent)), None)
 
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs, else with host memory where no rank has its own GPU; then collectives, as they came."""

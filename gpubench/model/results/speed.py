@@ -18,6 +18,14 @@ _ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H2
 
 _JUDGED_FROM_BYTES = 2**10
 
+_WHOLE_PERCENT = 100.0
+
+
+def is_lost_in_noise(interval_percent: float | None) -> bool:
+    """True if half of the 95 % interval of a time is as long as the time: a row of any kind is then INCONCLUSIVE."""
+    return (interval_percent or 0.0) >= _WHOLE_PERCENT
+
+
 ONE_RANK = "one rank: nothing is communicated"  # Why such rows are SKIP: a copy in its own memory
 LARGE_BYTES = 64 * 2**20  # From this size on a row is told by its bandwidth, below by its time
 
