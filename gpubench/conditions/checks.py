@@ -87,14 +87,15 @@ CHECKS: tuple[Check, ...] = (
     ),
     _wiring(
         "memory_rows",
-        "no memory row waits for remapping or failed it",
+        "no memory row waits for remapping or failed it, and few were remapped",
         reads=("gpu.remapped_rows|retirement_pending",),
+        in_part=subjects.remapped_rows,
     ),
     _wiring(
         "throttle",
         "no GPU is slowed down by heat or power supply",
         reads=("gpu.throttle_reasons",),
-        in_part=subjects.capped_at_work,
+        in_part=subjects.power_caps,
     ),
     _wiring(
         "nic_state",
@@ -128,17 +129,20 @@ CHECKS: tuple[Check, ...] = (
         "ecc",
         "ECC is on and has met no uncorrectable error",
         reads=("gpu.ecc", "gpu.memory_errors"),
+        in_part=subjects.ecc_off,
     ),
     Check(
         "clocks",
         "GPUs of one model have the same highest clock, and no clock or power limit is set low",
         reads=("gpu.most_clock_mhz",),
+        in_part=subjects.power_limits,
     ),
-    Check("temperature", "no GPU is much hotter than its siblings", reads=("gpu.temperature_c",)),
+    Check("temperature", "no GPU is near its slowdown temperature", reads=("gpu.temperature_c",)),
     Check(
         "gpu_free",
         "no other process uses the GPUs or their memory",
         reads=("gpu.processes", "gpu.memory_bytes", "gpu.memory_used_bytes"),
+        in_part=subjects.memory_held,
     ),
     Check(
         "pcie_errors",

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
@@ -19,7 +18,7 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
-from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.facts.snapshot import GpuFacts, is_workstation_card
 from gpubench.model.facts.traffic import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, LinkRates, is_foreign
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
@@ -29,8 +28,10 @@ _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardw
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
 _POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
 
-_MOST_ABOVE_SIBLINGS_C = 20  # Idle GPUs of one server differ by about 10 °C along the air flow
-_HOT_C = 85  # Below the slowdown of data centre GPUs, 87 to 93 °C (nvidia-smi -q -d TEMPERATURE)
+_LEAST_MARGIN_C = 3  # GPUs at full load run within 10 °C of their slowdown temperature
+_USUAL_SLOWDOWN_C = 90  # If the driver reports none: data centre GPUs slow down at 87 to 98 °C
+_MOST_REMAPPED_ROWS = 8  # A memory bank has eight spare rows for uncorrectable errors
+_SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
 _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
 
 
@@ -50,14 +51,18 @@ def _throttled(*harmful: str) -> Look:
 
 @in_each_node
 def _held_back(run: Circumstances) -> Found:
-    """A power cap is normal on a busy GPU; in a sync boost group one slow GPU slows the others."""
-    for position, _, gpu in run.gpus():
+    """In a sync boost group one slow GPU slows the others. A power cap is normal on busy GPUs and on idle T4, L4 or
+    A10: it counts only on a GPU that is neither and whose siblings have none.
+    """
+    for position, node, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
+        unused = gpu.idle is False and gpu.processes == ()
+        free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
         if _SYNC_BOOST in reasons:
             expected, likely = "independent clocks", "a sync boost group set with dcgmi or nvidia-smi"
             yield of_gpu(run, position, "clocks tied to a sync boost group", expected=expected, likely=likely)
-        elif _POWER_CAP in reasons and gpu.processes == () and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
-            expected, likely = "a power cap only under load", "a low power limit, or a failed power supply"
+        elif _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
+            expected, likely = "no power cap, like its siblings", "a low power limit, or a failed power supply"
             yield of_gpu(
                 run, position, "a power cap lowers the clocks of an unused GPU", expected=expected, likely=likely
             )
@@ -83,32 +88,48 @@ def _clocks_held_down(run: Circumstances) -> Found:
 
 @in_each_node
 def _power_limited(run: Circumstances) -> Found:
-    """Copies need little power: only a low limit is likely to slow them down."""
-    for position, _, gpu in run.gpus():
-        limit, usual = gpu.limits.power_w, gpu.limits.default_power_w
-        if limit and usual and limit < usual:
-            sure = Confidence.LIKELY if limit <= _LOW_POWER_SHARE * usual else Confidence.WEAK
-            seen = f"power limit {limit:g} W, default {usual:g}"
-            yield of_gpu(run, position, seen, sure, expected=f"{usual:g} W")
+    """A limit that all siblings have is the operator's choice: it is a finding only if it is low enough to slow copies,
+    which need little power. Otherwise it only explains what is slow.
+    """
+    for position, node, gpu in run.gpus():
+        share, limits = gpu.limits.power_share, gpu.limits
+        if share is not None and share < 1.0:
+            alike = [each.limits.power_share for each in node.gpus if each.name == gpu.name]
+            is_odd = share < max(filter(None, alike)) - _SAME_POWER_SHARE
+            sure = Confidence.LIKELY if share <= _LOW_POWER_SHARE else Confidence.WEAK
+            seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
+            expected = "the limit of its siblings" if is_odd else f"{limits.default_power_w:g} W"
+            quiet = not is_odd and share > _LOW_POWER_SHARE
+            yield of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
 
 
-def _row(*, failed: bool) -> Look:
-    """Memory rows that could not be remapped (`failed`), or rows whose remapping waits for a reset."""
-    seen = "a memory row could not be remapped" if failed else "a memory row will be remapped at the next reset"
+def _row_failed(gpu: GpuFacts) -> str:
+    rows = gpu.remapped_rows
+    if rows is None or not (rows.failure or rows.banks_without_spares):
+        return ""
+    without = f"{counted(rows.banks_without_spares or 0, 'memory bank')} without a spare row"
+    return "a memory row could not be remapped" if rows.failure else without
 
-    def found(gpu: GpuFacts) -> str:
-        rows = gpu.remapped_rows
-        return seen if rows is not None and (rows.failure if failed else rows.pending and not rows.failure) else ""
 
-    return of_every_gpu(found, Confidence.WEAK)
+def _row_pending(gpu: GpuFacts) -> str:
+    waits = gpu.remapped_rows is not None and gpu.remapped_rows.pending and not _row_failed(gpu)
+    return "a memory row will be remapped at the next reset" if waits else ""
+
+
+def _many_rows(gpu: GpuFacts) -> str:
+    rows = 0 if gpu.remapped_rows is None else gpu.remapped_rows.uncorrectable
+    many = rows >= _MOST_REMAPPED_ROWS and not _row_failed(gpu) and not _row_pending(gpu)
+    return f"{rows} memory rows remapped after uncorrectable errors" if many else ""
 
 
 @in_each_node
 def _ecc_off(run: Circumstances) -> Found:
+    """ECC is a choice, and workstation cards are often sold with it off."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
         sibling = any(other.ecc for other in node.gpus if other.name == gpu.name)
-        if gpu.ecc is False and (sibling or (profile is not None and profile.gpu.ecc is True)):
+        usual = profile is not None and profile.gpu.ecc is True and not is_workstation_card(gpu)
+        if gpu.ecc is False and (sibling or usual):
             reference = "like its siblings" if sibling else "as in the profile"
             yield of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
 
@@ -143,15 +164,15 @@ def _low_clocks(run: Circumstances) -> Found:
 
 @in_each_node
 def _hot(run: Circumstances) -> Found:
-    for position, node, gpu in run.gpus():
-        if gpu.temperature_c is None:
-            continue
-        others = [each.temperature_c for each in node.gpus if each.temperature_c is not None and each is not gpu]
-        usual = median(others) if others else gpu.temperature_c
-        above = gpu.temperature_c - usual
-        if above > _MOST_ABOVE_SIBLINGS_C or gpu.temperature_c >= _HOT_C:
-            expected = f"about {usual:g} °C, like its siblings" if above > 0 else f"below {_HOT_C} °C"
-            yield of_gpu(run, position, f"{gpu.temperature_c} °C", Confidence.WEAK, expected=expected)
+    for position, _, gpu in run.gpus():
+        margin = gpu.slowdown_margin_c
+        if margin is None and gpu.temperature_c is not None:
+            margin = _USUAL_SLOWDOWN_C - gpu.temperature_c
+        if margin is not None and margin <= _LEAST_MARGIN_C:
+            told = "its slowdown temperature" if gpu.slowdown_margin_c is not None else f"{_USUAL_SLOWDOWN_C} °C"
+            where = f"{margin} °C below" if margin > 0 else f"{-margin} °C above" if margin < 0 else "at"
+            expected = f"more than {_LEAST_MARGIN_C} °C below {told}"
+            yield of_gpu(run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected)
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -203,7 +224,8 @@ GPU = Family.of(
         id="clocks-capped",
         title="A power cap lowers the clocks of an unused GPU, or a sync boost group limits a GPU's clocks",
         seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
-        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap counts only if no process uses the GPU",
+        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap counts only on a GPU that is not idle, that no "
+        "process uses and whose siblings have none",
         settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         check="throttle",
         cure="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
@@ -225,8 +247,8 @@ GPU = Family.of(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
         seen_as=("SW Power Cap : Active",),
-        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; weak evidence "
-        f"if the limit is above {_LOW_POWER_SHARE:.0%} of the default",
+        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; a limit above "
+        f"{_LOW_POWER_SHARE:.0%} of the default is a finding only if siblings have a higher one",
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
         check="clocks",
         likely="a limit set on purpose, or power capping by the data centre",
@@ -237,14 +259,14 @@ GPU = Family.of(
         id="row-remap-failed",
         title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
         seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
-        detection="nvmlDeviceGetRemappedRows",
+        detection="nvmlDeviceGetRemappedRows; memory banks without spare rows in nvmlDeviceGetRowRemapperHistogram",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
-        expected="no pending or failed row remapping",
+        expected="no failed row remapping, and spare rows in every bank",
         likely="uncorrectable memory errors, and no spare row left",
         cure="nvidia-smi -q -d ROW_REMAPPER -i GPU. Replace the GPU (RMA)",
         link=_MEMORY,
-        look=_row(failed=True),
+        look=of_every_gpu(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
     ),
     Condition(
@@ -258,8 +280,19 @@ GPU = Family.of(
         likely="an uncorrectable memory error since the last reset",
         cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle, or reboot",
         link="https://github.com/NVIDIA/DCGM/issues/198",
-        look=_row(failed=False),
+        look=of_every_gpu(_row_pending, Confidence.WEAK),
         aliases=("memory-rows-pending",),
+    ),
+    Condition(
+        id="row-remap",
+        title="Many memory rows were remapped after uncorrectable errors",
+        detection=f"nvmlDeviceGetRemappedRows: {_MOST_REMAPPED_ROWS} or more",
+        check="memory_rows",
+        expected=f"fewer than {_MOST_REMAPPED_ROWS}, as a memory bank has {_MOST_REMAPPED_ROWS} spare rows",
+        likely="memory that wears out; the remapped rows themselves are harmless",
+        cure="nvidia-smi -q -d ROW_REMAPPER -i GPU. Replace the GPU if the count grows or a bank has no spare row left",
+        link=_MEMORY,
+        look=of_every_gpu(_many_rows),
     ),
     Condition(
         id="page-retirement-pending",
@@ -306,18 +339,19 @@ GPU = Family.of(
     ),
     Condition(
         id="gpu-hot",
-        title="A GPU is much hotter than its siblings, or near its slowdown temperature",
+        title="A GPU is near its slowdown temperature",
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
-        detection=f"more than {_MOST_ABOVE_SIBLINGS_C} °C above the median of its siblings, or at least {_HOT_C} °C",
+        detection=f"nvmlDeviceGetMarginTemperature (T.Limit), or nvmlDeviceGetTemperatureThreshold: at most "
+        f"{_LEAST_MARGIN_C} °C; if the driver reports neither, {_USUAL_SLOWDOWN_C - _LEAST_MARGIN_C} °C or more",
         check="temperature",
-        likely="a fan, a cold plate or its paste, or a blocked duct; or this GPU alone is under load",
+        likely="a fan, a cold plate or its paste, or a blocked duct",
         cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
         look=_hot,
     ),
     link=_SMI,
 )
 
-_MOST_USED_SHARE = 0.02  # Share of an unused GPU's memory; the driver's own part is not counted as used
+_MOST_USED_SHARE, _MOST_USED_BYTES = 0.02, 2 * 2**30  # The larger: the driver and a context take 0.5 to 1.5 GiB
 _HOST_BOUND_SHARE = 0.9  # Of an operation's time; healthy small ones need 5.3 to 6.7 of 8.8 µs on the host
 _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
@@ -406,7 +440,7 @@ def _memory_kept(run: Circumstances) -> Found:
             sure = Confidence.PROVEN
             if run.staged is not None:
                 continue
-        if gpu.memory_bytes and used > _MOST_USED_SHARE * gpu.memory_bytes and not users:
+        if gpu.memory_bytes and used > max(_MOST_USED_BYTES, _MOST_USED_SHARE * gpu.memory_bytes) and not users:
             yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
@@ -471,7 +505,8 @@ CONTENTION = Family.of(
     _used_by_somebody(
         id="memory-in-use",
         title="GPU memory is in use although no process is shown (nvidia-smi: No running processes found)",
-        detection=f"more than {_MOST_USED_SHARE:.0%} of a GPU's memory in use without a visible process",
+        detection=f"more than {_MOST_USED_BYTES // 2**30} GiB, and {_MOST_USED_SHARE:.0%} of a GPU's memory, in use "
+        "without a visible process",
         expected="free memory",
         look=_memory_kept,
     ),

@@ -73,11 +73,11 @@ def test_a_link_of_which_no_figure_is_judged_is_no_pass() -> None:
 
 
 def test_csv_has_a_row_a_finding() -> None:
-    result = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:ecc=off", "--format", "csv")
+    result = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:rows=failure", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert result.returncode == 1
     assert tuple(rows[0]) == FINDING_COLUMNS
-    assert [(row["id"], row["severity"]) for row in rows] == [("ecc-off", "FAIL")]
+    assert [(row["id"], row["severity"]) for row in rows] == [("row-remap-failed", "FAIL")]
 
 
 def test_quick_measures_nothing_and_is_quick() -> None:
@@ -90,7 +90,7 @@ def test_quick_measures_nothing_and_is_quick() -> None:
 
 
 def test_a_warning_fails_only_where_that_was_asked_for() -> None:
-    fault = ("--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:temperature=80")
+    fault = ("--quick", "--simulate", "hgx-h100-8", "--fault", "gpu2:temperature=88")
     assert checked(*fault)[0] == 0
     assert checked(*fault, "--strict")[0] == 1
 

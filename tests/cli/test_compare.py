@@ -286,7 +286,7 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     how: dict[str, tuple[str, ...]] = {
         "well": (),
         "again": ("--seed", "2"),
-        "bad": ("--fault", "gpu2:ecc=off", "--fault", "gpu1:temperature=85"),
+        "bad": ("--fault", "gpu2:rows=failure", "--fault", "gpu1:temperature=88"),
         "fewer": ("--fault", "gpu2:missing=yes"),
     }
     for name, options in how.items():
@@ -300,9 +300,9 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("base", "new", "code", "said"),
     [
         ("well.json", "again.jsonl", 0, "PASS (simulated): "),
-        ("well.json", "bad.json", 1, "FAIL new-finding: ecc-off: GPU2 (0000:00:08.0)"),
+        ("well.json", "bad.json", 1, "FAIL new-finding: row-remap-failed: GPU2 (0000:00:08.0)"),
         ("well.json", "bad.json", 1, "WARN new-finding: gpu-hot: GPU1 (0000:00:07.0)"),
-        ("bad.jsonl", "well.json", 0, "gone: FAIL ecc-off: GPU2 (0000:00:08.0)"),
+        ("bad.jsonl", "well.json", 0, "gone: FAIL row-remap-failed: GPU2 (0000:00:08.0)"),
         ("q-well.json", "q-bad.json", 1, "findings: 2 new"),
         ("q-well.json", "q-fewer.json", 1, "FAIL device-gone: GPU2 (0000:00:08.0)"),
         ("well.json", "fewer.json", 1, "FAIL device-gone: GPU2 (0000:00:08.0)"),
@@ -322,7 +322,7 @@ def test_findings_of_two_checks_in_json_and_csv(checks: Path) -> None:
     document = json.loads(gpubench("compare", *paths, "--format", "json").stdout)
     validate(document)
     assert {(row["finding"], row["status"], row["verdict"]) for row in document["finding_changes"]} == {
-        ("ecc-off", "new", "FAIL"),
+        ("row-remap-failed", "new", "FAIL"),
         ("gpu-hot", "new", "WARN"),
     }
     lines = gpubench("compare", *paths, "--format", "csv", "--section", "finding_changes").stdout

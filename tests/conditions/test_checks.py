@@ -340,7 +340,7 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
     ],
 )
 def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, found: list[str]) -> None:
-    assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons)])] == found
+    assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons, idle=False)])] == found
 
 
 @together(

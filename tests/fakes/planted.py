@@ -35,6 +35,7 @@ from gpubench.model.facts.snapshot import (
     PciKind,
     PciPlace,
     ProbeFailure,
+    RemappedRows,
     Service,
     Snapshot,
 )
@@ -730,7 +731,7 @@ PLANTS: tuple[Plant, ...] = (
         lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(power_w=200.0, default_power_w=700.0))),
     ),
     Plant("clock-limited", lambda: with_ranks_on_all(with_nodes(simulated("hgx-h100-8"), _slow_clock))),
-    Plant("gpu-hot", lambda: simulated("hgx-h200-4", "gpu1:temperature=75")),
+    Plant("gpu-hot", lambda: simulated("hgx-h200-4", "gpu1:temperature=88")),
     Plant("row-remap-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
     Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
@@ -742,6 +743,9 @@ def _h100(*faults: str, asked: bool = False, **facts: Any) -> Job:
     """A machine with the profile that it matches; `facts` are GPU 1's."""
     job = replace(simulated("hgx-h100-8", *faults), profile=profiles.load("hgx-h100-8"), asked=asked)
     return with_nodes(job, lambda node: _gpu(node, 1, **facts)) if facts else job
+
+
+_REMAPPED = RemappedRows(correctable=0, uncorrectable=512, pending=False, failure=False)
 
 
 def _failing(error: str) -> Job:
@@ -779,6 +783,10 @@ CHECKED: tuple[Plant, ...] = (
     Plant("gpu-lost", lambda: _h100("gpu6:lost=yes")),
     Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
     Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
+    Plant(
+        "row-remap",
+        lambda: _h100(remapped_rows=RemappedRows(correctable=0, uncorrectable=512, pending=False, failure=False)),
+    ),
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),

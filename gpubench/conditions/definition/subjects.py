@@ -1,5 +1,6 @@
 """What checks look at or compare, and why there is nothing of it on some machines: then a check has nothing to say."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from gpubench.conditions.definition.circumstances import Facts
@@ -16,6 +17,8 @@ NOT_THERE = (
 )
 """Reasons of what this kind of GPU, this driver, the library that asks, a port without a link, a process without the
 GPU, or a simulated machine does not have."""
+
+_MEMORY_HELD_BYTES = 2**29
 
 Lack = Callable[[Facts], str]  # The reason why there is nothing to look at; '' where there is something
 
@@ -76,10 +79,41 @@ def is_mesh(node: Topology) -> bool:
     )
 
 
-def capped_at_work(facts: Facts) -> str:
-    """Power caps that may be those of GPUs at work."""
-    capped = any("sw_power_cap" in (gpu.throttle_reasons or ()) and gpu.processes is None for gpu in _gpus(facts))
-    return "a power cap lowers clocks; it is not known whether a process uses the GPU" if capped else ""
+def _of_gpus(words: Callable[[GpuFacts], str]) -> Lack:
+    """Facts of GPUs that are no finding: each distinct one, and how many GPUs have it."""
+
+    def note(facts: Facts) -> str:
+        gpus = [*_gpus(facts)]
+        known = Counter(filter(None, map(words, gpus)))
+        return joined(f"{each} on {count} of {counted(len(gpus), 'GPU')}" for each, count in known.items())
+
+    return note
+
+
+power_caps = _of_gpus(lambda gpu: "a power cap" if "sw_power_cap" in (gpu.throttle_reasons or ()) else "")
+ecc_off = _of_gpus(lambda gpu: "ECC is off" if gpu.ecc is False else "")
+split_gpus = _of_gpus(lambda gpu: "MIG is on" if gpu.mig else "")
+
+
+@_of_gpus
+def power_limits(gpu: GpuFacts) -> str:
+    """Power limits below the default, which somebody set."""
+    share = gpu.limits.power_share
+    return f"power limit {gpu.limits.power_w:g} of {gpu.limits.default_power_w:g} W" if share and share < 1.0 else ""
+
+
+@_of_gpus
+def memory_held(gpu: GpuFacts) -> str:
+    """Memory of the driver, or of a process that a container hides."""
+    used = gpu.memory_used_bytes or 0
+    return f"{used / 2**30:.1f} GiB in use" if used >= _MEMORY_HELD_BYTES and not gpu.processes else ""
+
+
+@_of_gpus
+def remapped_rows(gpu: GpuFacts) -> str:
+    """Memory rows that were replaced."""
+    rows = gpu.remapped_rows
+    return f"{rows.uncorrectable} remapped memory rows" if rows is not None and rows.uncorrectable else ""
 
 
 def nodes_to_compare(facts: Facts) -> str:

@@ -218,6 +218,7 @@ _THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(
 
 _UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded
 _CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C
+_SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: what the forms before the fourth call the clique
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _BITS_PER_WORD = 64
@@ -288,6 +289,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
         memory_errors=read_memory_errors(answers),
         temperature_c=answers.ask("temperature_c", "nvmlDeviceGetTemperature", _CHIP),
+        slowdown_margin_c=_slowdown_margin(answers),
         most_clock_mhz=answers.ask("most_clock_mhz", "nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS),
         limits=_limits(answers),
         pcie=_pcie(answers),
@@ -312,6 +314,16 @@ def _limits(answers: Answers) -> GpuLimits:
         power_w=None if power is None else power / 1000,
         default_power_w=None if default_power is None else default_power / 1000,
     )
+
+
+def _slowdown_margin(answers: Answers) -> int | None:
+    """The margin that GPUs from Hopper on report (T.Limit); of older GPUs the slowdown temperature minus its own."""
+    margin: int | None = answers.call("nvmlDeviceGetMarginTemperature").value
+    if margin is not None:
+        return margin
+    slowdown = answers.call("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN).value
+    own = answers.call("nvmlDeviceGetTemperature", _CHIP).value if slowdown else None
+    return None if own is None else slowdown - own
 
 
 def _current(modes: list[int | None] | None) -> bool | None:
@@ -346,7 +358,14 @@ def _remapped_rows(answers: Answers) -> RemappedRows | None:
     rows = answers.ask("remapped_rows", "nvmlDeviceGetRemappedRows")
     if rows is None:
         return None
-    return RemappedRows(correctable=rows[0], uncorrectable=rows[1], pending=bool(rows[2]), failure=bool(rows[3]))
+    spares = answers.call("nvmlDeviceGetRowRemapperHistogram").value
+    return RemappedRows(
+        correctable=rows[0],
+        uncorrectable=rows[1],
+        pending=bool(rows[2]),
+        failure=bool(rows[3]),
+        banks_without_spares=None if spares is None else int(spares.none),
+    )
 
 
 def _pcie(answers: Answers) -> PcieLink:

@@ -23,6 +23,11 @@ class GpuLimits:
     power_w: float | None = None
     default_power_w: float | None = None
 
+    @property
+    def power_share(self) -> float | None:
+        """The power limit as a share of the driver's default."""
+        return self.power_w / self.default_power_w if self.power_w and self.default_power_w else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
@@ -342,12 +347,16 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemappedRows:
-    """Memory rows that were replaced: after correctable errors, after uncorrectable ones; pending a reset; failed."""
+    """Memory rows that were replaced: after correctable errors, after uncorrectable ones; pending a reset; failed.
+
+    `banks_without_spares` counts memory banks that have no spare row left, None if the driver does not tell.
+    """
 
     correctable: int
     uncorrectable: int
     pending: bool
     failure: bool
+    banks_without_spares: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,8 +366,9 @@ class GpuFacts:
     `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `throttle_reasons` leaves out
     idling and clocks that somebody asked for. `cuda_features` are what CUDA says that it supports, by name
     (`fabric_handles`, `multicast`); a driver that does not know one leaves it out. `temperature_c` is its chip's,
-    `most_clock_mhz` the highest clock of its multiprocessors, `memory_errors` the uncorrectable ones since the driver
-    was loaded; `retirement_pending` is what GPUs before Ampere have in the place of remapped rows.
+    `slowdown_margin_c` how far that is below the temperature at which its clocks are lowered, `most_clock_mhz` the
+    highest clock of its multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded;
+    `retirement_pending` is what GPUs before Ampere have in the place of remapped rows.
     """
 
     index: int
@@ -379,6 +389,7 @@ class GpuFacts:
     retirement_pending: bool | None = None
     memory_errors: int | None = None
     temperature_c: int | None = None
+    slowdown_margin_c: int | None = None
     most_clock_mhz: int | None = None
     limits: GpuLimits = field(default_factory=GpuLimits)
     pcie: PcieLink = PcieLink()
@@ -397,6 +408,14 @@ class GpuFacts:
     def device(self) -> str:
         """Its name in matrices: GPU0."""
         return f"GPU{self.index}"
+
+
+_WORKSTATION_CARD = re.compile(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)")
+
+
+def is_workstation_card(gpu: GpuFacts) -> bool:
+    """True for cards of desktops and workstations, which are often sold with ECC off or without it."""
+    return _WORKSTATION_CARD.search(gpu.name or "") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
