@@ -82,6 +82,7 @@ HANGS = Family.of(
         "rank-did-not-join",
         "A rank did not call the collective that the others wait in",
         HangReason.ABSENT,
+        HangReason.STARTING,
         likely="the program of this rank is busy or stuck outside of collectives: data loading, a lock, a checkpoint",
         cure="py-spy dump --pid PID. Run it on this rank: it shows the line where it is",
     ),
@@ -93,6 +94,14 @@ HANGS = Family.of(
         expected="a collective that ends",
         likely="the network or a GPU: the ranks agree on the call",
         cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",
+    ),
+    _hang(
+        "ras-names-no-rank",
+        "NCCL's RAS reports a problem, and the text does not name the ranks",
+        HangReason.NOT_NAMED,
+        expected="status RUNNING, errors OK",
+        likely="an answer that was cut off, a process that answers too late, or a job that just starts or ends",
+        cure="ncclras -v. Run it on a node of the job, twice, and give both whole answers to gpubench explain",
     ),
     _hang(
         "rank-waits-elsewhere",

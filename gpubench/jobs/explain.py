@@ -14,7 +14,8 @@ from gpubench.measure.explain.report import explain
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Origin
-from gpubench.readers.nccl_log.stream import STDIN, LogFile, NcclLogReader, ReadSoFar, read_logs
+from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.registry import is_result
 
 if TYPE_CHECKING:

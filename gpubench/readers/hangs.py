@@ -266,12 +266,12 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')
 _JSON_WORDS = ('"nccl_version"', '"communicators')
 _RAS_GROUP = re.compile(
     r"^(?P<group>\d+) +\d+ +\d+ +\d+(?:-\d+)? +(?P<size>\d+) +\d+"
-    r" +(?:NOCOMM|INIT|RUNNING|FINALIZE|ABORT) +(?P<errors>[A-Z,]+)$"
+    r" +(?P<status>[A-Z]+) +(?P<errors>[A-Z,]+)$"
 )
-_COMMUNICATOR = re.compile(r"^#(?P<group>\d+)-\d+ \((?P<id>[0-9a-f]{1,16})\) [A-Z]+")
+_COMMUNICATOR = re.compile(r"^#(?P<group>\d+)-\d+ \((?P<id>[0-9a-f]{1,16})\) (?P<problem>[A-Z,]+)")
 _DIFFERENT = re.compile(r"^Communicator ranks have different (?:status|(?P<name>.+?) ?operation counts)")
 _SEVERAL = re.compile(
-    r"^\d+ ranks (?:have launched up to operation (?P<count>\d+)|(?P<none>have not launched any operations)"
+    r"^(?P<ranks>\d+) ranks (?:have launched up to operation (?P<count>\d+)|(?P<none>have not launched any operations)"
     r"|have status (?P<status>\w+)|reported (?P<error>.+))"
 )
 _RAS_RANK = re.compile(
@@ -280,9 +280,14 @@ _RAS_RANK = re.compile(
 )
 _MANAGED = re.compile(r" managed by process (?P<pid>\d+) on node (?P<host>\S+)")
 _MISSING = re.compile(r"^The missing ranks?: (?P<ranks>[\d, -]+)")
+_OF_ANSWER = re.compile(
+    r"^(?:Encountered \d+ communication timeout|Missing (?:communicator )?data from \d+ job process).*"
+)
 _PROCESS = re.compile(r"^Process (?P<pid>\d+) on node (?P<host>\S+)")
 _SECTION = re.compile(r"^(?P<kind>INCOMPLETE|DEAD|TIMEOUT)$")
-_GONE = ("NOCOMM", "FINALIZE", "ABORT")
+_GONE = ("NOCOMM", "UNKNOWN", "FINALIZE", "ABORT")
+_DOUBTFUL_OF_ALL = ("INIT", "ABORT")
+"""A status that all ranks of a group may have for a moment, or because the job hangs there."""
 _ERRORS = {
     1: "Unhandled CUDA error",
     2: "System error",
@@ -313,7 +318,7 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
     """
     text = _ras_text(data)
     if not text.startswith("{"):
-        answer = _RasText()
+        answer = RasText()
         for line in text.splitlines():
             answer.add(line.strip())
         return answer.communicators
@@ -356,7 +361,7 @@ def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
     return RasCommunicator(str(found["hash"]), int(found["size"]), tuple(ranks))
 
 
-class _RasText:
+class RasText:
     """The groups of communicators in the table, and those that have a paragraph below Errors and Warnings."""
 
     def __init__(self) -> None:
@@ -366,41 +371,69 @@ class _RasText:
         self._id = self._section = self._function = ""
         self._of_several: Mapping[str, str | None] = {}
         self._dead: set[tuple[str, int | None]] = set()
+        self._problems: dict[str, tuple[int, str]] = {}
+        self._paragraphs: list[str] = []
+        self._remarks: list[str] = []
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
         """What was read."""
-        return tuple(
+        explained = {each.partition("-")[0] for each in self._paragraphs}
+        cut = [
+            RasCommunicator(
+                f"group {group}", size, (), remarks=(f"{problem} in the table, without the lines about it",)
+            )
+            for group, (size, problem) in self._problems.items()
+            if group not in explained
+        ]
+        whole = [RasCommunicator("all", None, (), remarks=tuple(self._remarks))] if self._remarks else []
+        named = tuple(
             replace(each, ranks=tuple(ranks[number] for number in sorted(ranks)))
             for name, each in self._found.items()
             for ranks in [self._ranks.get(name, {})]
         )
+        return (*named, *cut, *whole)
 
     def add(self, line: str) -> None:
         """Take a line."""
         if group := _RAS_GROUP.match(line):
-            self._sizes[group["group"]] = int(group["size"])
-            if group["errors"] == "OK":
-                name = f"group {group['group']}"
-                self._found[name] = RasCommunicator(name, int(group["size"]), ())
+            self._group(group)
         elif heading := _SECTION.match(line):
             self._section, self._id = heading["kind"], ""
         elif heading := _COMMUNICATOR.match(line):
             self._section, self._function, self._of_several = "", "", {}
             self._id = f"0x{heading['id']}"
-            self._found.setdefault(self._id, RasCommunicator(self._id, self._sizes.get(heading["group"]), ()))
+            self._paragraphs.append(line[1:])
+            found = RasCommunicator(self._id, self._sizes.get(heading["group"]), ())
+            found = self._found.setdefault(self._id, found)
+            self._found[self._id] = replace(found, remarks=(*found.remarks, heading["problem"]))
         elif self._section == "DEAD" and (process := _PROCESS.match(line)):
             self._dead.add((process["host"], int(process["pid"])))
+        elif self._section and (remark := _OF_ANSWER.match(line)):
+            self._remarks.append(remark[0])
         elif self._id:
             self._of_communicator(line)
+
+    def _group(self, group: re.Match[str]) -> None:
+        """Keep a row of the table of communicators."""
+        size, name = int(group["size"]), f"group {group['group']}"
+        self._sizes[group["group"]] = size
+        if group["errors"] != "OK":
+            self._problems[group["group"]] = size, group["errors"]
+            return
+        status = group["status"]
+        remarks = (f"all ranks have status {status}",) if status in _DOUBTFUL_OF_ALL else ()
+        self._found[name] = RasCommunicator(name, size, (), remarks=remarks)
 
     def _of_communicator(self, line: str) -> None:
         if heading := _DIFFERENT.search(line):
             self._function, self._of_several = heading["name"] or "", {}
         elif several := _SEVERAL.match(line):
             self._of_several = several.groupdict()
+            found = self._found[self._id]
+            if several["status"]:
+                self._found[self._id] = replace(found, remarks=(*found.remarks, line))
             if self._function and (several["count"] or several["none"]):
-                found = self._found[self._id]
                 launched = (*found.unnamed.get(self._function, ()), int(several["count"] or 0))
                 self._found[self._id] = replace(found, unnamed={**found.unnamed, self._function: launched})
         elif missing := _MISSING.match(line):
@@ -421,6 +454,7 @@ class _RasText:
                     silent=not said,
                     dead=(host, pid) in self._dead,
                     error=(said["error"] or "") if said else "",
+                    status=(said["status"] or "") if said else "",
                 )
             )
 
@@ -435,6 +469,7 @@ class _RasText:
             silent=seen.silent or rank.silent,
             dead=seen.dead or rank.dead,
             error=seen.error or rank.error,
+            status=seen.status or rank.status,
         )
 
 

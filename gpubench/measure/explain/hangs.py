@@ -351,7 +351,7 @@ def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
 
     def found(reason: HangReason, ranks: Sequence[RasRank]) -> Iterator[Hang]:
         if 0 < len(ranks) < size:
-            is_sure = before is not None or reason is not HangReason.LEFT
+            is_sure = before is not None or reason not in (HangReason.LEFT, HangReason.STARTING)
             theirs = "; ".join(dict.fromkeys(each.error for each in ranks if each.error))
             yield _of_ras(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
 
@@ -364,7 +364,23 @@ def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         *found(HangReason.ERROR, [each for each in still if each.error and not each.left]),
         *found(HangReason.LEFT, [each for each in still if each.left]),
     ]
-    yield from gone or left or _behind(communicator, {each.rank for each in still}, is_sure=before is not None)
+    starting = [each for each in still if each.status == "INIT"]
+    others = "; ".join(each for each in communicator.remarks if " have status " in each)
+    behind = gone or left or [*_behind(communicator, {each.rank for each in still}, is_sure=before is not None)]
+    yield from (
+        behind
+        or [replace(each, theirs=others) for each in found(HangReason.STARTING, starting)]
+        or (_not_named(communicator) if before is None or not communicator.ranks else ())
+    )
+
+
+def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
+    """The problems that an answer reports, if its lines about ranks are missing or name only the others."""
+    if communicator.remarks:
+        others = [f"{_named(each)} has status {each.status}" for each in communicator.ranks if each.status]
+        theirs = "; ".join((*communicator.remarks, *others))
+        hang = _of_ras(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
+        yield replace(hang, ranks=(f"ranks of {communicator.id}" if communicator.size else "ranks of the job",))
 
 
 def _is_same(now: RasRank, before: RasRank | None) -> bool:
@@ -545,5 +561,5 @@ def _of_ras(
         operation=operation,
         theirs=theirs,
         is_sure=is_sure,
-        process=None if ranks[0].pid is None else (ranks[0].host, ranks[0].pid),
+        process=(ranks[0].host, ranks[0].pid) if ranks and ranks[0].pid is not None else None,
     )

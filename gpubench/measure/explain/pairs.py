@@ -284,8 +284,10 @@ def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]
 def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[Note]] = {}
-    for setting in facts.settings:
-        for process in setting.processes:
+    everybody = [member.process for each in facts.communicators for member in each.members]
+    # What a process logs itself comes last, and counts.
+    for setting in sorted(facts.settings, key=lambda each: not each.by_command):
+        for process in everybody if setting.by_command else setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
     for remark in facts.remarks:
         if remark.note.kind not in (*_ABOUT_DEVICES, *_ABOUT_THE_JOB):

@@ -53,7 +53,7 @@ class ProcessStack:
 class RasRank:
     """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it.
 
-    `error` is what NCCL reported in it.
+    `error` is what NCCL reported in it, `status` is RAS's word for where it is, if the answer says it.
     """
 
     rank: int
@@ -64,6 +64,7 @@ class RasRank:
     silent: bool = False
     dead: bool = False
     error: str = ""
+    status: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,22 @@ class RasCommunicator:
     """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`.
 
     `unnamed` are the numbers of a collective that ranks launched which are not named, those of most ranks first.
+    `remarks` are problems that the answer reports for it, or for all, with or without the ranks.
     """
 
     id: str
     size: int | None
     ranks: tuple[RasRank, ...]
     unnamed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 class HangReason(StrEnum):
     """What is wrong with the ranks that keep others waiting."""
 
     ABSENT = "did not join"
+    STARTING = "is still in its initialization (status INIT)"
+    NOT_NAMED = "NCCL's RAS reports a problem without naming a rank"
     TYPE = "called something else: another operation"
     ORDER = "called something else: in another order, or left one out"
     SIZE = "called something else: another size"

@@ -217,11 +217,15 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class LoggedSetting:
-    """A variable that NCCL took from the environment or a configuration file, and the processes that logged it."""
+    """A variable that NCCL took from the environment or a configuration file, and the processes that logged it.
+
+    `by_command` is True if a command in the same text sets it, which starts all processes.
+    """
 
     name: str
     value: str
     processes: tuple[str, ...]
+    by_command: bool = False
 
 
 class RemarkKind(StrEnum):

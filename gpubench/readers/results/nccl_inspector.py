@@ -1,4 +1,7 @@
-"""The JSON of NCCL's Inspector (plugins/profiler/inspector), format v4.0: a line an operation, a file a process."""
+"""The JSON of NCCL's Inspector (plugins/profiler/inspector), format v4: one object per operation, one file per process.
+
+v4.1 begins each dump with an object of `dump_stats`. v4.3 writes header and metadata in that object only.
+"""
 
 import json
 import re
@@ -15,8 +18,9 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.documents import lines_of
+from gpubench.readers.pasted import Kind, split
 
-_BEGINNING = re.compile(r'\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
+_BEGINNING = re.compile(r'\s*\[?\s*\{\s*"header"\s*:\s*\{[^{}]{0,400}"n_ranks"')
 _LONGEST_LINE = 2**17  # Event traces of 64 channels are 10 kB
 _TIMES_RANKS = ("allgather", "reducescatter")
 _REDUCES = ("allreduce", "reducescatter", "reduce")
@@ -28,6 +32,14 @@ def recognises(text: str) -> bool:
     return _BEGINNING.match(text) is not None
 
 
+class Header:
+    """The last header and metadata of a file, which hold for the operations behind them."""
+
+    def __init__(self) -> None:
+        self.header: Any = None
+        self.metadata: Any = None
+
+
 class InspectorLines:
     """Joins the lines of all processes by communicator and number of the operation."""
 
@@ -36,15 +48,18 @@ class InspectorLines:
         self.hosts: dict[str, None] = {}
         self.damaged = self.lines = self.left_out = 0
 
-    def add(self, line: str) -> None:
-        """Take a line; one that is damaged, or of something else than a collective with a time, is counted."""
+    def add(self, line: str, before: "Header") -> None:
+        """Take an object behind the header `before`; count it if it is damaged, or no collective with a time."""
         self.lines += 1
         if self.lines > limits.MOST_INSPECTED or len(line) > _LONGEST_LINE:
             self.left_out += 1
             return
         try:
             record = json.loads(line)
-            self._add(record["header"], record.get("coll_perf"), str(record["metadata"]["hostname"]))
+            header, metadata = record.get("header", before.header), record.get("metadata", before.metadata)
+            before.header, before.metadata = header, metadata
+            if "dump_stats" not in record or "coll_perf" in record:
+                self._add(header, record.get("coll_perf"), str(metadata["hostname"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.damaged += 1
 
@@ -82,10 +97,11 @@ def read(text: str, name: str) -> ResultFile:
 
     Raises UsageError where no operation in it can be read.
     """
-    found = InspectorLines()
-    for line in lines_of(text, name):
-        if line.strip():
-            found.add(line)
+    found, header = InspectorLines(), Header()
+    for part in split(lines_of(text, name)):
+        text = part.text.strip().strip("[],")
+        if part.kind is Kind.JSON or text.startswith("{"):
+            found.add(text, header)
     rows = tuple(_row(each) for each in by_size(found.operations()))
     if not rows:
         raise UsageError(

@@ -19,7 +19,8 @@ from gpubench.model.paths.hang import HangReason, RankRecord, RecordedCall
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.hangs import is_ras_answer, read_ras_answer, read_recorder_dump
-from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
+from gpubench.readers.nccl_log.files import read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.cli.running import gpubench
 from tests.fakes.ras import FakeRank, as_json, as_text
 from tests.measure.explain.test_report import ids, rows

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import WRONG_USAGE, GpubenchError, UsageError
-from gpubench.readers.nccl_log.stream import LogFile, NcclLogReader, read_logs
+from gpubench.readers.nccl_log.files import LogFile, read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job
 
 LOGS = [log.encode() for log in Job(ranks=2).logs()]
@@ -129,7 +130,7 @@ def test_a_file_that_may_not_be_read(folder: Path) -> None:
 
 
 def test_a_file_whose_disk_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object, __: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(NcclLogReader, "read", fail)

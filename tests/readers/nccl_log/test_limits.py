@@ -13,7 +13,8 @@ from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers import limits
 from gpubench.readers import limits as document_limits
-from gpubench.readers.nccl_log.stream import NcclLogReader, read_logs
+from gpubench.readers.nccl_log.files import read_logs
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job
 
 WHOLE = "".join(Job(ranks=4).logs())

@@ -1,0 +1,271 @@
+"""What other programs print when a job ends or fails: launchers, frameworks, the kernel, nccl-tests."""
+
+import re
+
+from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+from gpubench.readers.results.nccl_tests.text import HEADER, wrong_data_in
+
+_LONGEST = 300
+
+_TYPES = (
+    *(b" float ", b" bfloat16 ", b" half ", b" double ", b" char ", b" int ", b"int8 ", b"int32 ", b"int64 "),
+    *(b"e4m3 ", b"e5m2 "),
+)
+"""Of nccl-tests' rows of every type, which have no other word."""
+
+_OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
+_OF_ERRORS = (
+    *(b"NVIDIA ", b"Tesla ", b"GeForce ", b"Quadro ", b"NCCL", b"Watchdog", b"Test ", b"rror", b"xception", b"xit"),
+    *(b"tation fault", b"illed", b"borted", b"oom", b"Xid (", b"off the bus", b"terminate called", b"ignal"),
+    *(b"noticed that", b"detected that", b"MPI_", b"lost communication", b"BAD TERMINATION", b"*** ", b"CANCELLED"),
+    *(b"died", b"FAILED", b"Got completion", b"Primary job", b"(): ", b"double free", b"retry", b"Failed status"),
+    *(b"Assertion ", b"WARN: Function: ", b"Link down", b"Link is Down", b"DPC: "),
+    *(
+        b"EXIT",
+        b"ERROR",
+        b"KILLED",
+        b"erminat",
+        b"sigquit",
+        b"SIGQUIT",
+        b"unable to ",
+        b"ailed",
+        b"dump signal",
+        b"victed",
+    ),
+    *(b"HW Excep", b"access fault", b"HSA_STATUS", b" dead", b"crashed", b"illing", b"TERM_", b"low on re"),
+    *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
+    *(
+        b"assert (",
+        b"atchdog timeout",
+        b"eartbeat",
+        b"imed out",
+        b"nexpected",
+        b"SIG",
+        b"CrashLoop",
+        b"amdgpu: ",
+        b"segfault",
+        b"general protection",
+    ),
+)
+_OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
+WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES, b"lacks GPU P2P")
+"""Words of which each line of another program has one that may say something here; each costs a pass over the text."""
+
+says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
+"""Finds one of these words in a line, in a quarter of the time that it takes to look for each."""
+
+_says_errors = re.compile(b"|".join(map(re.escape, _OF_ERRORS))).search
+_says_tests = re.compile(b"|".join(map(re.escape, _OF_TESTS))).search
+
+_ROW = re.compile(rb"\d\s+\d{1,18}\s+(?:" + "|".join(sorted(ELEMENT_TYPES, key=len, reverse=True)).encode() + rb")\s")
+"""The beginning of a row, told quickly."""
+
+_DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
+_MODELS = (
+    re.compile(rb"(?:^|[#\s])Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
+    re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
+)
+"""GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
+
+_EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
+_says_exception = re.compile(_EXCEPTION).search
+_PROGRAM_ERROR = re.compile(
+    _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
+    rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
+    rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
+    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+| in)?: (?!\{).*"
+    rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
+    rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
+    rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
+    rb"|An error occurred in MPI_.*|MPI_ERRORS_ARE_FATAL.*|Caught signal \d+ \(.*|Assertion [`'].*' failed.*"
+    rb"|^(?:free|malloc|realloc)\(\): .*|double free or corruption.*|Transport retry count\w* exceeded.*"
+    rb"|\bFailed status \d+: wr_id .*"
+    rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
+    rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
+    rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
+    rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: (?! *\w+: *\d).*)?$"
+    rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
+    rb"|\bPCIe Bus Error: severity=.*|\bAER: (?:Multiple )?(?:Unc|C)orrect\w+ .*error .*|\bDPC: containment event.*"
+    rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
+    rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
+)
+"""What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
+
+_IN_SOURCE = re.compile(rb"(?<=NCCL error) in: \S+, ")
+"""PyTorch puts its own source before what NCCL reported."""
+
+_PROCESS = (
+    rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
+    rb"|pods?|containers?|jobs?|steps?|executors?|engine\w*|schedulers?|applications?|programs?|raylet|daemons?|nodes?)\b"
+)
+_NOT_ZERO = rb"(?:-?0*[1-9]\d*|0x0*[1-9a-f]|<?\w*SIG[A-Z]|non-?zero)"
+_TOLD = (
+    _PROCESS + rb".{0,160}?\b(?:died\b|crashed\b|killed (?:by\b|due to\b|\()|\d+\]? aborted\b|dumped core"
+    rb"|failed to start\b|(?:launch|initiali[sz]ation|startup|group) failed\b"
+    rb"|(?:is|are|was|were|been|being|got|gets)(?: \w+)? (?:killed|dead|evicted)\b"
+    rb"|terminated (?:abruptly|abnormally|unexpectedly|badly)"
+    rb"|exit(?:ed|ing) (?:abnormally|unexpectedly|early|improperly))",
+    rb"\b(?:(?:exit|return)[ _-]?(?:code|status)|exit[ _-]?(?:value|signal))s?(?: code)?(?: (?:is|was|of))?[ :=(]{0,12}"
+    + _NOT_ZERO,
+    rb"\bexit(?:s|ed|ing)? (?:with|on|due to|by) (?:\w+ ){0,2}?(?:code|status|signal)\w*[ :=(]{0,3}" + _NOT_ZERO,
+    rb"\b(?:died|terminated|killed|aborted) (?:with|from|by|on) (?:\w+ )?(?:code|signal|status|<Signals)s?[ :.=(]{0,3}"
+    + _NOT_ZERO,
+    rb"\b(?:with|returned) (?:a )?non-?zero (?:exit )?(?:status|code)",
+    rb"\bexit signals?:? [A-Z][a-z]|\bexited \(" + _NOT_ZERO,
+    rb"\b(?:received|got|caught)(?: signal)? SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL|TERM|QUIT)\b|\bSIG[A-Z]+ \(@0x",
+)
+"""A rank, task, process or proc that died, was killed, or exited with a code that is not 0, whoever tells it."""
+
+_OF_LAUNCHERS = (
+    rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
+    rb"CANCELLED AT |Detected [1-9]\d* oom[_-]kill|step aborted|Node failure on |exceeded (?:\w+ )?memory limit",
+    rb"waiting for job step|launch timed out|A process or daemon was unable to|\bHYD\w+ \(.*\): .*(?:error|fail|badly)",
+    rb"First task exited \d+s ago|(?:Terminating|Force Terminated) (?:StepId|job)|job killed",
+    rb"task exit notification .*status=0x0*[1-9a-f]|\bassert \([^)]{1,60}\) failed",
+    rb"TERM_(?:MEM|RUN|CPU|SWAP)LIMIT|noticed that process rank \d|detected that one or more processes",
+    rb"Primary job +terminated normally, but |has lost communication with a remote daemon|BAD TERMINATION",
+    rb"TERMINATED WITH THE EXIT STRING|KILLED BY SIGNAL|has unexpectedly failed|not enough slots available",
+    rb"unable to (?:launch the specified|find the specified exec|reliably start one or more)",
+    rb"application called MPI_Abort|\bAbort\(\d+\) on node|abort(?:ing)? job\b|initiated application termination",
+    rb"sending process \d+ closing signal|terminating process \d+ via signal",
+    rb"signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
+    rb"forcefully terminating|terminating remaining workers|job\.exception type=exec",
+)
+_OF_FRAMEWORKS = (
+    rb"received sigquit|sigquit received|EngineCore (?:failed|encountered)|Engine core initialization failed",
+    rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
+    rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
+    rb"\bwatchdog timeout \(|marked dead\b|(?:missing|missed|stopped sending|too many) (?:\w+ )?heartbeats",
+    rb"\bheartbeat time-?out|polled an error from (?:the )?coordination|termination is unexpected",
+)
+_OF_MACHINES = (
+    rb"OOMKilled|(?:reason|status)\W{1,40}Evicted|(?-i:\bEvicted) +(?:(?:\d+ +)?\d+[smhd]|the node|kubelet)",
+    rb"was low on resource|CrashLoopBackOff|\b\d+/\d+ +(?:Error|Failed|Unknown|NodeLost|\w+Error)\b",
+    rb"BackoffLimitExceeded|DeadlineExceeded\b.*\bjob|job\b.*\bDeadlineExceeded|Killed process \d|oom-kill:",
+    rb"HW Exception by GPU|Memory access fault by GPU|HSA_STATUS_ERROR|amdgpu: (?:GPU reset begin|ring \w+ timeout)",
+    rb"amdgpu: .*page fault|\*\*\* Aborted at \d|\w\[\d+\]:? (?:segfault at |general protection fault)",
+    rb"process exited, code=(?!exited, status=0)",
+)
+_ENDING = re.compile(
+    rb"(?P<told>" + b"|".join(_TOLD) + rb")|" + b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)),
+    re.IGNORECASE,
+)
+
+_SUPPOSED = re.compile(
+    rb"\b(?:if|unless|in case|would|whenever|(?:will|may|might|can|could|should|to) (?:be|get|have))\b"
+    rb"|\b(?:no|zero|(?<![a-z] )0|none of the|without(?: any| a)?) (?:\w+ )?"
+    + _PROCESS
+    + rb"|\b(?:not|never|n't) (?:\w+ )?(?:killed|died|dead|crashed)",
+    re.IGNORECASE,
+)
+"""In a sentence about processes that end it says that this one only could, or did not."""
+
+_COUNTED_NONE = re.compile(rb"(?:(?!code|status|signal)[\w ]){0,40}[:=] ?0(?![\w.])", re.IGNORECASE)
+"""Behind the verb it says that there was no such process."""
+
+_LONGEST_ENDING, _BEFORE_ENDING, _BEHIND_ENDING = 120, 60, 40
+
+
+_BEGIN_OF_TESTS = (re.compile(r"\bnThread \d+ nGpus \d+ minBytes "), HEADER)
+_END_OF_TESTS = (re.compile(r"Out of bounds values :"), re.compile(r"Avg bus bandwidth +:"))
+
+
+class TestRuns:
+    """Counts runs of nccl-tests that began, by their two headers, and that ended, by their two last lines."""
+
+    def __init__(self) -> None:
+        self._begun, self._ended = [0, 0], [0, 0]
+        self._most_at_once = 0
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        if not _says_tests(line):
+            return
+        text = line.decode("utf-8", "replace")
+        for counts, forms in ((self._begun, _BEGIN_OF_TESTS), (self._ended, _END_OF_TESTS)):
+            for place, form in enumerate(forms):
+                counts[place] += form.search(text) is not None
+        self._most_at_once = max(self._most_at_once, self.unfinished)
+
+    @property
+    def unfinished(self) -> int:
+        """Those that did not end in the text."""
+        return max(0, max(self._begun) - max(self._ended))
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong with them, and how often; of several at once only where all of them ended."""
+        if self.unfinished:
+            return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
+        if self._most_at_once > 1:
+            return f"{self._most_at_once} runs of nccl-tests at once, each by itself", 1
+        return None
+
+
+class Tracebacks:
+    """Counts what Python printed of exceptions; not those that a destructor raised, which end nothing."""
+
+    def __init__(self) -> None:
+        self._count = self._ignored = 0
+        self._exceptions = False
+
+    def add(self, line: bytes) -> None:
+        """Count a line."""
+        self._ignored += b"Exception ignored in" in line
+        if b"Traceback (most recent" in line:
+            # Python prints it below the line that says so.
+            follows = self._ignored > 0
+            self._ignored -= follows
+            self._count += not follows
+        self._exceptions = self._exceptions or _says_exception(line) is not None
+
+    def complaint(self) -> tuple[str, int] | None:
+        """What is wrong where none of them says its exception, and how many there are."""
+        if self._exceptions or not self._count:
+            return None
+        return "a Traceback of Python without its exception", self._count
+
+
+def parse_program_error(line: bytes) -> str | None:
+    """Return what a line of another program says of a failure, or of wrong data; None if it says nothing of it."""
+    if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
+        return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
+    found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
+    if (found is None or _says_exception(found[0])) and (ending := _ending(line)):
+        return ending
+    return (
+        None if found is None else _IN_SOURCE.sub(b": ", found[0])[:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+    )
+
+
+def _ending(line: bytes) -> str | None:
+    """What a line tells of a process that did not end well."""
+    found = _ENDING.search(line) if _says_errors(line) else None
+    if found is None:
+        return None
+    start = max(0, found.start() - _BEFORE_ENDING)
+    if found["told"] and (_SUPPOSED.search(line, start, found.end()) or _COUNTED_NONE.match(line, found.end())):
+        return None
+    if len(line) > _LONGEST_ENDING:  # a command line with all its arguments, and the exit code behind it
+        start, end = max(0, found.start() - _BEFORE_ENDING), found.end() + _BEHIND_ENDING
+        cut = line[:end].rpartition(b" ")[0] if end < len(line) else line
+        line = cut[start:].partition(b" ")[2] if start else cut
+    return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
+
+
+def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
+    """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
+
+    `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
+    """
+    found = _DIAGNOSTIC.search(line) if b"NCCL DIAG" in line else None
+    if found is None:
+        return None
+    return (found[1] or b"").decode("ascii", "replace"), found[2][:_LONGEST].decode("utf-8", "replace").strip()
+
+
+def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
+    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
+    for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
+        if found := form.search(line):
+            return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]
+    return None

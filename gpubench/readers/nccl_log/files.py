@@ -1,0 +1,243 @@
+"""Files, folders and standard input with logs, packed by gzip or not, opened for the reader of `stream.py`."""
+
+import io
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from gpubench.errors import UsageError
+from gpubench.readers import limits
+from gpubench.readers.documents import SilentPipeError, opened, unreadable
+from gpubench.readers.hangs import is_recorder_dump, read_recorder_dump
+from gpubench.readers.nccl_log.stream import EndlessLineError, NcclLogReader, Readable
+from gpubench.records import dataclass
+
+STDIN = "-"
+
+_GZIP = b"\x1f\x8b"
+_UNPACKERS = {
+    b"\xfd7zXZ\x00": "xz -dc",
+    b"\x28\xb5\x2f\xfd": "zstd -dc",
+    b"BZh": "bzip2 -dc",
+    b"PK\x03\x04": "unzip -p",
+    b"\xff\xfe": "iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "iconv -f UTF-16 -t UTF-8",
+}
+_LONGEST_MAGIC = 6
+_PACKED_BYTES = 2**10
+"""Little at a time: what is unpacked together with the damage is lost."""
+
+_MOST_AT_ONCE = 2**18
+_WITH_HEADER = 16
+"""What zlib takes for the header of a gzip."""
+
+_MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
+_EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file that was read, how many of its lines are NCCL's, and whether it is a gzip that ends before its end."""
+
+    name: str
+    nccl_lines: int
+    is_damaged: bool = False
+
+
+ReadSoFar = Callable[[int, int, str], None]
+"""Is told how many bytes of all files were read, how many there are, and which file is being read."""
+
+
+def read_logs(
+    names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO, read_so_far: ReadSoFar | None = None
+) -> tuple[LogFile, ...]:
+    """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
+
+    A file that is named twice is read once. Behind a limit nothing more is read, which `reader.reached` says. Raises
+    UsageError where something is not there, cannot be opened, or is packed in another way than by gzip, and where
+    nothing of NCCL was read before a line or a pipe that does not end.
+    """
+    found: list[LogFile] = []
+    unended: list[UsageError] = []
+    files = list(_files(names))
+    meter = _Meter(sum(map(_size, files)), read_so_far)
+    for name in files:
+        if len(found) == limits.MOST_LOG_FILES:
+            reader.reached.end(f"{name}, and more", f"{limits.MOST_LOG_FILES} files")
+        if reader.reached.ends_reading:
+            break
+        before, is_damaged = reader.nccl_lines, False
+        try:
+            is_damaged = _read_file(name, reader, stdin, meter)
+        except EndlessLineError:
+            unended.append(_endless(name))
+            reader.reached.pass_over(unended[-1].seen, f"{_MIB_WITHOUT_LINE_END} MiB without the end of a line")
+        except SilentPipeError as error:
+            unended.append(error)
+            reader.reached.pass_over(error.seen, "a pipe as long as its writer says something")
+        found.append(LogFile(name, reader.nccl_lines - before, is_damaged))
+    if unended and not reader.nccl_lines:
+        raise unended[0]
+    return tuple(found)
+
+
+def _endless(name: str) -> UsageError:
+    return UsageError(
+        f"{name} has no line end in {_MIB_WITHOUT_LINE_END} MiB",
+        expected=_EXPECTED,
+        reason="it is no text: a device, a core dump, or a file that was made to hold up who reads it",
+        next_step=f"head -c 200 {name} | od -c",
+    )
+
+
+def _size(name: str) -> int:
+    """The bytes of a file; 0 of what tells none, a pipe."""
+    try:
+        return 0 if name == STDIN else Path(name).stat().st_size
+    except (OSError, ValueError):
+        return 0
+
+
+class _Meter:
+    def __init__(self, total: int, read_so_far: ReadSoFar | None) -> None:
+        self._done, self._total, self._tell = 0, total, read_so_far
+        self.name = ""
+
+    def add(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        if self._tell is not None:
+            self._tell(self._done, max(self._total, self._done), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metered:
+    stream: io.BufferedReader
+    meter: _Meter
+
+    def read(self, size: int, /) -> bytes:
+        found = self.stream.read(size)
+        self.meter.add(len(found))
+        return found
+
+
+def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
+    """Read a file, or standard input; whether it is a gzip that ends before its end."""
+    meter.name = name
+    if name == STDIN:
+        peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
+        return _read(reader, cast("io.BufferedReader", peekable), "standard input", meter)
+    try:
+        with opened(Path(name), _EXPECTED) as stream:
+            return _read(reader, stream, name, meter)
+    except (OSError, ValueError) as error:
+        raise unreadable(name, error, _EXPECTED) from None
+
+
+def _files(names: Sequence[str]) -> Iterator[str]:
+    seen = set()
+    for name in names:
+        for file in [name] if name == STDIN else _opened_files(name):
+            key = file if file == STDIN else os.path.realpath(file)
+            if key not in seen:
+                seen.add(key)
+                yield file
+
+
+def _opened_files(name: str) -> list[str]:
+    if not name:
+        raise UsageError("the name of a log is empty", expected=_EXPECTED, reason="a variable that is not set")
+    try:
+        mode = Path(name).stat().st_mode
+        if not stat.S_ISDIR(mode):
+            return [name]
+        with os.scandir(name) as found:
+            entries = sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
+        files = [each.path for each in entries if each.is_file()]
+    except (OSError, ValueError) as error:
+        raise unreadable(name, error, _EXPECTED) from None
+    if not files:
+        raise UsageError(
+            f"{name} is a folder without files" + (", but with folders in it" if entries else ""),
+            expected=_EXPECTED,
+            reason="a folder stands for the files in it, not for folders below",
+            next_step=f"ls -R {name} shows where the logs are",
+        )
+    return files
+
+
+def _read(reader: NcclLogReader, stream: io.BufferedReader, name: str, meter: _Meter) -> bool:
+    magic = stream.peek(_LONGEST_MAGIC)[:_LONGEST_MAGIC]
+    for beginning, unpacker in _UNPACKERS.items():
+        if magic.startswith(beginning):
+            raise UsageError(
+                f"{name} is no plain text, and no gzip",
+                expected=_EXPECTED,
+                next_step=f"{unpacker} {name} | gpubench explain -",
+            )
+    if not magic.startswith(_GZIP):
+        if _read_dump(reader, stream, name):
+            return False
+        reader.read(_Metered(stream, meter), name)
+        return False
+    unpacked = _Gunzipped(_Metered(stream, meter))
+    reader.read(unpacked, name)
+    return unpacked.is_damaged
+
+
+def _read_dump(reader: NcclLogReader, stream: io.BufferedReader, name: str) -> bool:
+    if is_dump := is_recorder_dump(stream.peek()):
+        reader.records.append(read_recorder_dump(_whole(stream, name), name))
+    return is_dump
+
+
+def _whole(stream: io.BufferedReader, name: str) -> bytes:
+    data = stream.read(limits.MOST_DUMP_BYTES + 1)
+    if len(data) > limits.MOST_DUMP_BYTES:
+        raise UsageError(f"{name} has more than {limits.MOST_DUMP_BYTES} bytes", expected="the dump of one rank")
+    return data
+
+
+class _Gunzipped:
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._packed = b""
+        self._unpacker = _unpacker()
+        self.is_damaged = False
+
+    def read(self, size: int, /) -> bytes:
+        """At least that many bytes, as long as there are; none at the end, or where the damage begins."""
+        parts, length = [], 0
+        while length < size and (text := self._text()):
+            parts.append(text)
+            length += len(text)
+        return b"".join(parts)
+
+    def _text(self) -> bytes:
+        while not self.is_damaged:
+            if self._unpacker.eof:
+                self._packed, self._unpacker = self._unpacker.unused_data.lstrip(b"\0"), _unpacker()
+                if not (self._packed or self._more()):
+                    return b""
+            elif not (self._packed or self._more()):
+                self.is_damaged = True
+                return b""
+            try:
+                text = self._unpacker.decompress(self._packed, _MOST_AT_ONCE)
+            except zlib.error:
+                self.is_damaged = True
+                return b""
+            self._packed = self._unpacker.unconsumed_tail
+            if text:
+                return text
+        return b""
+
+    def _more(self) -> bool:
+        self._packed = self._stream.read(_PACKED_BYTES)
+        return bool(self._packed)
+
+
+def _unpacker() -> "zlib._Decompress":
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | _WITH_HEADER)

@@ -1,0 +1,210 @@
+"""Splits a file into the parts that people paste behind each other: commands, prose, and the output of programs.
+
+A reader splits a text first, reads the parts of its own kind, and lets a command judge all of them:
+`for part in split(text.splitlines()): ...`. A reader of tables takes `without_commands_and_prose`. Lines of logs and
+tables are `OUTPUT`. Only kinds whose beginning is unmistakable have a name of their own.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What a part is."""
+
+    OUTPUT = "output"
+    """Logs and tables of programs: whatever is nothing else."""
+    COMMAND = "command"
+    """A command behind a prompt, with the lines that continue it, or the code of a Markdown document."""
+    PROSE = "prose"
+    """The text of a Markdown document."""
+    RAS = "answer of NCCL's RAS"
+    STACK = "stacks of py-spy"
+    JSON = "JSON of NCCL's RAS or Inspector"
+
+
+class PastedPart(NamedTuple):
+    """Lines of one kind that follow each other; `first_line` counts from 1."""
+
+    kind: Kind
+    first_line: int
+    lines: list[str]
+
+    @property
+    def text(self) -> str:
+        """The lines as one text."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+_PROGRAMS = (
+    r"(?:sudo |time |nohup |numactl \S+ )*(?:(?:\./|/|~/)\S+|mpirun|mpiexec(?:\.hydra)?|orterun|prterun|srun|sbatch"
+    r"|torchrun|python3?|deepspeed|accelerate|horovodrun|docker|podman|apptainer|singularity|kubectl|vllm|ncclras|py-spy"
+    r"|gpubench)"
+)
+_ASSIGNMENTS = r"(?:env )?(?:[A-Za-z_]\w*=(?:\"[^\"]*\"|'[^']*'|\S*) +)+"
+_EXPORT = r"(?:export|setenv|unset) +[A-Z_]\w*\b"
+_PROMPT = (
+    r"(?:\([\w.-]{1,40}\) ?)?(?:"
+    r"\[[\w.-]{1,60}@[\w.-]{1,80}[^\]]{0,200}\] ?[$#%]"  # [user@host folder]$
+    r"|[\w.-]{1,60}@[\w.-]{1,80}(?:[: ][^$#%>]{0,200})?[$#%>]"  # user@host:folder$
+    r"|[\w.-]{1,60}:[~/][^$#%>\s]{0,200} ?[$#%>]"  # host:folder #
+    r"|(?:ba|z|k|da)?sh-[\d.]+[$#]|[\w.-]{0,60}\$|[❯➜%!]|In \[\d*\]: ?!|\++)"
+)
+_COMMAND = re.compile(
+    rf"\s*(?:{_PROMPT}\s*(?=[\w./~(!\"'-])|(?:# )?(?={_ASSIGNMENTS}{_PROGRAMS}\b|{_ASSIGNMENTS}\w+ -|{_EXPORT})"
+    rf"|(?:# )?(?={_PROGRAMS} +(?:(?:run|exec|launch|serve|logs|dump) +)?(?:-{{1,2}}\w|\./|/|\S+\.(?:py|sh)\b)))"
+)
+"""Behind a prompt anything is a command; without one, what begins with variables or a launcher and its options."""
+
+_RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
+_RAS_TITLES = r"Job summary|Communicators\.\.\.|Group +Comms +Nodes +Ranks|# +in group +per comm"
+_RAS_COMMUNICATOR = r"#\d+-\d+ \([0-9a-f]{1,16}\) [A-Z]+$"
+_RAS_BEGINS = re.compile(rf"\s*(?:{_RAS_TITLES}|{_RAS_COMMUNICATOR})")
+_RAS_CONTINUES = re.compile(
+    rf"\s*(?:$|={{3,}}$|CUDA runtime version |{_RAS_TITLES}|{_RAS_COMMUNICATOR}|Nodes +Processes|\(total\) "
+    r"|[\d -]+$|\d+ +\d+ +\d+ +\S+ +\d+ +\d+ +[A-Z]+ +[A-Z,]+$|Errors$|Warnings$|INCOMPLETE$|DEAD$|TIMEOUT$"
+    r"|Missing (?:communicator )?data |\d+ job process(?:es)? |Encountered \d+ communication timeout"
+    r"|Communicator ranks have |\d+ ranks (?:have|reported) |Rank \d+ (?:--|has |reported )|The missing ranks?: "
+    r"|(?:Initialization|Asynchronous) errors? on |Process \d+ on node |Node \S+ running process|The outlier nodes"
+    r"|No communicator data|\[could not find information|OK$|SERVER PROTOCOL )"
+)
+_STACK_BEGINS = re.compile(r"\s*Process \d{1,10}: ")
+_PYTHON_VERSION = "Python v"
+_STACK_CONTINUES = re.compile(
+    r"\s*$|Python v|Thread (?:0x)?[0-9A-Fa-f]+ \(|\s+\S.* \(\S+:\d+\)$|\s+(?:Arguments|Locals):|\s{8,}\w+: "
+)
+_JSON_WORDS = re.compile(
+    r'"(?:coll_perf|p2p_perf|dump_stats|inspector_output_format_version|nccl_version|communicators\w*)"'
+)
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_MOST_JSON_LINES = 2**16
+_OF_JSON = re.compile(r'\s*(?:["{}\[\],]|-?\d|true|false|null|$)')
+_JSON_FILLING = re.compile(r"\s*[\[\],]?\s*$")
+
+_MARKS = re.compile(
+    rb"compiled with CUDA|Communicators\.\.\.|in group  per|\) (?:MISMATCH|INCOMPLETE|ERROR)\b|Python v\d"
+    rb'|"coll_perf"|"dump_stats"|"nccl_version"|"n_ranks"|NCCL_[A-Z0-9_]{2,40}(?:=|[ ]["\'\w])|^ {0,3}```|\]\(',
+    re.MULTILINE,
+)
+
+
+def may_hold_parts(block: bytes) -> bool:
+    """False of a block of a log that is `OUTPUT` alone, which most of a long log is."""
+    return _MARKS.search(block) is not None
+
+
+def split(lines: Sequence[str]) -> Iterator[PastedPart]:
+    """Yield the parts in order: every line is in exactly one of them."""
+    is_markdown = _is_markdown(lines)
+    fence, kind, held, first = "", Kind.OUTPUT, list[str](), 1
+    at = 0
+    while at < len(lines):
+        line, count, begins = lines[at], 1, False
+        if is_markdown and (mark := _FENCE.match(line)):
+            fence = "" if fence else mark[1].lower() or "text"
+            new = Kind.PROSE
+        elif json_lines := _json_lines(lines, at):
+            new, count, begins = Kind.JSON, json_lines, True
+        elif is_markdown and not fence and not _OF_PROGRAMS.search(line):
+            new = Kind.PROSE
+        elif fence in _CODE:
+            new = Kind.COMMAND
+        else:
+            new = _kind_of(line, kind, lines[at + 1 : at + 3], held)
+            begins = (new is Kind.COMMAND and not _is_continued(held)) or _begins_again(line, new)
+        if (new is not kind or begins) and held:
+            yield PastedPart(kind, first, held)
+            held = []
+        if not held:
+            kind, first = new, at + 1
+        held.extend(lines[at : at + count])
+        at += count
+    if held:
+        yield PastedPart(kind, first, held)
+
+
+def _kind_of(line: str, before: Kind, following: Sequence[str], held: Sequence[str]) -> Kind:
+    if before is Kind.COMMAND and _is_continued(held):
+        return Kind.COMMAND
+    if begins_ras_answer(line) or _RAS_BEGINS.match(line):
+        return Kind.RAS
+    if before is Kind.RAS and _RAS_CONTINUES.match(line):
+        return Kind.RAS
+    if _STACK_BEGINS.match(line) and any(each.lstrip().startswith(_PYTHON_VERSION) for each in following):
+        return Kind.STACK
+    if before is Kind.STACK and _STACK_CONTINUES.match(line):
+        return Kind.STACK
+    if before is Kind.JSON and _JSON_FILLING.match(line):
+        return Kind.JSON
+    return Kind.COMMAND if _COMMAND.match(line) else Kind.OUTPUT
+
+
+def _is_continued(held: Sequence[str]) -> bool:
+    return bool(held) and held[-1].rstrip().endswith("\\")
+
+
+def _begins_again(line: str, kind: Kind) -> bool:
+    """True if a line begins the next part of the kind that the line before has."""
+    return (kind is Kind.RAS and begins_ras_answer(line)) or (
+        kind is Kind.STACK and _STACK_BEGINS.match(line) is not None
+    )
+
+
+def _json_lines(lines: Sequence[str], at: int) -> int:
+    """Return how many lines the object takes that begins in this one; 0 if there is none of RAS or the Inspector.
+
+    An object that was cut off ends before the next one, or before what is no JSON.
+    """
+    if not lines[at].lstrip().startswith("{"):
+        return 0
+    depth, known, count = 0, False, 0
+    for line in lines[at : at + _MOST_JSON_LINES]:
+        if count and (line.startswith("{") or not _OF_JSON.match(line)):
+            break
+        known = known or _JSON_WORDS.search(line) is not None
+        bare = _JSON_STRING.sub("", line)
+        depth += bare.count("{") - bare.count("}")
+        count += 1
+        if depth <= 0:
+            break
+    return count if known else 0
+
+
+_FENCE = re.compile(r" {0,3}(?:```|~~~)+\s*([\w.+-]*)")
+_CODE = ("bash", "sh", "shell", "zsh", "python", "py", "yaml", "yml", "toml", "dockerfile", "c", "cpp", "rust", "go")
+"""Languages of Markdown's fences whose lines nobody's program printed."""
+
+_HEADING = re.compile(r"#{1,6} [A-Z0-9`*][^:]*$")
+_LINK = re.compile(r"\]\([^()\s]+\)")
+_FEWEST_SIGNS = 2
+_OF_PROGRAMS = re.compile(
+    r"NCCL (?:INFO|WARN|DIAG) |^\W{0,3}(?:\[?rank ?\d|\[\d{4}-|\d{4}-\d\d-\d\d[T ]"
+    r"|\[[EWIF ]\w*\]?|[EWIF]\d{4} |Traceback"
+    r"|(?:srun|slurmstepd|mpirun|mpiexec|prterun|torchrun|bash|kernel|python3?)(?:\[\d+\])?: )"
+    r"|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): |^\S+:\d+:\d+ \[\d+\]"
+)
+"""What a program prints also where somebody pasted it into Markdown without a fence."""
+
+
+def begins_ras_answer(line: str) -> bool:
+    """True if a line is the first of an answer of RAS."""
+    return _RAS_HEADER.match(line.strip()) is not None
+
+
+def _is_markdown(lines: Sequence[str]) -> bool:
+    """True if a text has headings, and fences or links."""
+    headings = sum(1 for line in lines if _HEADING.match(line))
+    fences = sum(1 for line in lines if _FENCE.match(line))
+    links = sum(1 for line in lines if _LINK.search(line))
+    return headings > 0 and fences + links + headings > _FEWEST_SIGNS and fences + links > 0
+
+
+def without_commands_and_prose(lines: Sequence[str]) -> list[str]:
+    """Return the lines with an empty one for each line of a command or of prose, so that numbers stay the same."""
+    kept: list[str] = []
+    for part in split(lines):
+        is_left_out = part.kind in (Kind.COMMAND, Kind.PROSE)
+        kept += [""] * len(part.lines) if is_left_out else part.lines
+    return kept
