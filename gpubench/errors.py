@@ -59,11 +59,15 @@ class UsageError(GpubenchError):
 
 
 class NotSaidError(UsageError):
-    """A results file lacks the number of `ranks` or names several `collectives`; its figures suggest `likely_ranks`."""
+    """A results file lacks the number of `ranks` or names several `collectives`; its figures suggest `likely_ranks`.
+
+    `models` are those of the GPUs that it names all the same.
+    """
 
     ranks = False
     collectives: Sequence[str] = ()
     likely_ranks: int | None = None
+    models: Sequence[str] = ()
 
 
 class CouldNotMeasureError(GpubenchError):

@@ -465,7 +465,7 @@ def _own_name(type_name: str) -> str:
     lower = type_name.lower()
     if lower in tuple(DataType):
         return lower
-    from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+    from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 
     name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
     return name if name in tuple(DataType) else type_name

@@ -179,7 +179,7 @@ def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError
 
 def parse_collective(text: str) -> str:
     """The collective of --collective as gpubench calls it, of its own name or nccl-tests'; UsageError for no name."""
-    from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+    from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 
     name = text.lower().removesuffix("_perf")
     name = COLLECTIVE_NAMES.get(name, name)

@@ -1,10 +1,13 @@
 """Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
+import io
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
@@ -18,13 +21,17 @@ from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
 from gpubench.measure.collective.judged_rows import (
     DOMAIN_ASSUMED,
+    INCOMPLETE,
     NICS_ASSUMED,
+    absent_gpus,
     check_figures,
     check_limits,
     judge_rows,
+    left_out_findings,
     limits,
 )
 from gpubench.measure.collective.report import SpeedJudge
+from gpubench.measure.explain.report import failures_of
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
     Bench,
@@ -44,23 +51,26 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 from gpubench.model.results.compare import HOST
+from gpubench.model.results.ending import RUN_FAILED
 from gpubench.model.results.report import (
     PAIR_COLUMNS,
     CollectiveRow,
     Metadata,
     PairRow,
+    Report,
     Row,
     made_of,
 )
-from gpubench.model.results.result_file import ResultFile, UserFacts
+from gpubench.model.results.result_file import ResultFile, RunPlace, UserFacts
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
-from gpubench.model.terms.units import BYTES_PER_GB, counted
-from gpubench.model.terms.verdict import Origin
+from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
+from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.records import dataclass
@@ -138,13 +148,28 @@ class ReadCopies:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """Ordered pairs of GPUs that any matrix has."""
-        place = {name: number for number, name in enumerate(self.names)}
-        return tuple(
-            sorted(
-                {(place[r.source], place[r.destination]) for r in self.rows if HOST not in (r.source, r.destination)}
-            )
-        )
+        """All ordered pairs of its GPUs, if it has a matrix of pairs: one that lacks a value was not measured."""
+        has_pairs = any(HOST not in (row.source, row.destination) for row in self.rows)
+        return tuple(permutations(range(len(self.names)), 2)) if has_pairs else ()
+
+    def incomplete(self) -> Iterator[Finding]:
+        """Findings on matrices with host memory that lack some of the GPUs."""
+        copied: dict[bool, set[str]] = {}
+        for row in self.rows:
+            if HOST in (row.source, row.destination):
+                copied.setdefault(row.source == HOST, set()).add(row.destination if row.source == HOST else row.source)
+        for is_to_gpu, names in copied.items():
+            absent = [name for name in self.names if name not in names]
+            if absent:
+                yield Finding(
+                    id=INCOMPLETE,
+                    severity=Verdict.WARN,
+                    subject=some_of(absent),
+                    seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
+                    expected="copies of every GPU",
+                    cause="the text was cut, or these GPUs took no part",
+                    next_command="nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce",
+                )
 
     def request(self) -> _ReadRequest:
         """What the file has, as a request."""
@@ -187,13 +212,12 @@ def _series(row: PairRow) -> Series:
 
 
 def _judge_copies(
-    shown: Presentation,
+    plan: ReportPlan,
     file: ResultFile,
     copies: ReadCopies,
     machine: SimulatedMachine,
+    others: Sequence[Finding],
     arguments: Sequence[str],
-    *,
-    strict: bool,
 ) -> int:
     # What a model says of peer access is no evidence of the machine that the file is of.
     node = Topology(replace(snapshots(machine)[0], host=copies.host, pairs=()))
@@ -207,11 +231,12 @@ def _judge_copies(
         row.destination: row.destination_bus_id for row in copies.rows
     }
     request = copies.request()
-    with presenting(shown) as presenter:
-        presenter.begin(_metadata_of_copies(file, request, model, ids, arguments, strict=strict), PAIR_COLUMNS)
+    with presenting(plan.presentation) as presenter:
+        metadata = _metadata_of_copies(file, request, model, ids, arguments, strict=plan.strict)
+        presenter.begin(replace(metadata, options={**metadata.options, **_failed(others)}), PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        presenter.end(replace(report, sections=sections))
+        presenter.end(_with_findings(replace(report, sections=sections), others))
     return presenter.exit_code
 
 
@@ -310,12 +335,18 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
 
     Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
     """
+    failures = _failures_in(text)
     try:
         file = results_in(text, plan.name, _user_facts(plan))
-    except NotSaidError as error:
-        raise _what_is_missing(plan, gpus=plan.machine is None, error=error) from None
+    except UsageError as error:
+        if _failed(failures):
+            return _show_failures(plan, failures, arguments)
+        if isinstance(error, NotSaidError):
+            raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
+        raise
+    failures = tuple(each for each in failures if each.id not in _TOLD_BY_ROWS)
     if file.pairs and not (file.rows or file.latencies):
-        return _run_copies(plan, file, arguments)
+        return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
     check_figures(rows, file.name)
     table = _table(plan, file, rows)
@@ -325,8 +356,59 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     if limit_of is not None:
         check_limits(rows, limit_of, file.name)
     with presenting(plan.presentation) as presenter:
-        presenter.begin(_metadata_of_results(plan, file, table, speed, arguments))
-        presenter.end(judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter))
+        metadata = _metadata_of_results(plan, file, table, speed, arguments)
+        presenter.begin(replace(metadata, options={**metadata.options, **_failed(failures)}))
+        report = judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
+        presenter.end(_with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
+    return presenter.exit_code
+
+
+_JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
+_TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
+"""Conditions of a log that the rows of the same text tell better."""
+
+
+def _failures_in(text: str) -> tuple[Finding, ...]:
+    """Return what ended the run, or what its programs complained of, as `explain` finds it in the same text."""
+    if _JSON.match(text):
+        return ()
+    reader = NcclLogReader()
+    reader.read(io.BytesIO(text.encode()))
+    return failures_of(reader.facts(()))
+
+
+def _with_findings(report: Report, findings: Sequence[Finding]) -> Report:
+    verdict = overall([report.verdict, *(each.severity for each in findings)])
+    return replace(report, verdict=verdict, findings=(*findings, *report.findings))
+
+
+def _failed(findings: Sequence[Finding]) -> dict[str, bool]:
+    """The option that makes a failed run end with 1."""
+    return {RUN_FAILED: True} if any(each.severity is Verdict.FAIL for each in findings) else {}
+
+
+def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
+    machine = plan.machine
+    if machine is None:
+        return []
+    return absent_gpus(str(machine), present, machine.profile.match.visible, plan.name)
+
+
+def _show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
+    """Show why a run failed of which the text has no row that could be judged."""
+    with presenting(plan.presentation) as presenter:
+        presenter.begin(
+            metadata_of(
+                arguments,
+                "explain",
+                origin=Origin.RECORDED,
+                hosts=["unknown"],
+                options={"strict": plan.strict, **_failed(failures)},
+                source=plan.name,
+            ),
+            (),
+        )
+        presenter.end(_with_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
     return presenter.exit_code
 
 
@@ -340,7 +422,10 @@ def _user_facts(plan: ReportPlan) -> UserFacts:
     )
 
 
-def _run_copies(plan: ReportPlan, file: ResultFile, arguments: Sequence[str]) -> int:
+def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
+    twice = [run for run in file.runs if [each.table for each in file.runs].count(run.table) > 1]
+    if twice:
+        raise _of_several_runs(file, [run for run in twice if run.table == twice[0].table])
     copies, models = ReadCopies.of(file), file.circumstances.gpus
     machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
     if machine is None:
@@ -360,7 +445,8 @@ def _run_copies(plan: ReportPlan, file: ResultFile, arguments: Sequence[str]) ->
             f"{machine.profile.match.visible}",
             expected="the machine that the matrices are of",
         )
-    return _judge_copies(plan.presentation, file, copies, machine, arguments, strict=plan.strict)
+    others = (*failures, *left_out_findings(file), *_absent_gpus(plan, len(copies.names)), *copies.incomplete())
+    return _judge_copies(plan, file, copies, machine, others, arguments)
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
@@ -373,11 +459,13 @@ def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
 
 def _what_is_missing(plan: ReportPlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
+    known = match(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
+    usual, visible = (_USUAL, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
     ranks = None if error is None else error.likely_ranks
-    nodes, rest = divmod(ranks or _GPUS_A_NODE, _GPUS_A_NODE)
-    example = f"{_USUAL}/{rest}" if not nodes else _USUAL if nodes == 1 else f"{_USUAL}*{nodes}"
+    nodes, rest = divmod(ranks or visible, visible)
+    example = f"{usual}/{rest}" if not nodes else usual if nodes == 1 else f"{usual}*{nodes}"
     words = ["gpubench", "report", plan.name]
     words += ["--machine", example] if gpus else []
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
@@ -387,7 +475,9 @@ def _what_is_missing(plan: ReportPlan, *, gpus: bool, error: NotSaidError | None
     return UsageError(
         f"{plan.name} does not say {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),
-        reason="the lines above the rows, which name GPUs and hosts, were cut off",
+        reason="the lines above the rows, which name GPUs and hosts, were cut off"
+        if gpus
+        else "neither the command nor the lines of nccl-tests that name it are in the text",
         next_step=f"{shlex.join(words)}, if that is what ran",
     )
 
@@ -401,7 +491,11 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
     wanted = [each for each in tables if plan.collective in (None, each[0])]
     if len(wanted) != 1:
-        held = " and ".join(f"{name} on {counted(ranks, 'rank')}" for name, ranks, _ in tables) or "no row"
+        lines = {run.table: f" (line {run.line})" for run in reversed(file.runs)}
+        held = " and ".join(
+            f"{table[0]} on {counted(table[1], 'rank')}{lines.get(table, '') if wanted[1:] else ''}" for table in tables
+        )
+        held = held or "no row"
         names = list(dict.fromkeys(name for name, _, _ in wanted))
         raise UsageError(
             f"{file.name} has {held}" + (f", and none of {plan.collective}" if not wanted and rows else ""),
@@ -409,6 +503,9 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
             reason="several runs were kept in one file",
             next_step=f"gpubench report {file.name} --collective {names[0]}" if len(names) > 1 else "a file a run",
         )
+    runs = [run for run in file.runs if run.table == wanted[0]]
+    if len({run.machine for run in runs}) > 1:
+        raise _of_several_runs(file, runs)
     name, algorithm = wanted[0][0], (file.circumstances.environment or {}).get(ALGORITHM_VARIABLE, "").upper()
     if name not in SUMMARIES:
         raise UsageError(
@@ -419,6 +516,18 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
         for row in rows
         if (row.collective, row.ranks, row.nodes) == wanted[0]
     ]
+
+
+def _of_several_runs(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
+    """The error of runs that are no single table: of different machines, or of the same copies."""
+    places = [f"line {run.line}" + (f" on {some_of(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
+    later = [run.line for run in file.runs if run.line > runs[0].line]
+    return UsageError(
+        f"{file.name} has {len(runs)} runs of {runs[0].table[0]}: {some_of(places)}",
+        expected="one run, or runs of one machine",
+        reason="several runs were kept in one file",
+        next_step=f"gpubench report <(sed -n '1,{min(later) - 1}p' {shlex.quote(file.name)}) judges the first one",
+    )
 
 
 def _of_latencies(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:

@@ -137,10 +137,10 @@ class Wanted:
         """The error of a text that begins no kind of file that is wanted."""
         first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
         beginning = text.strip().split("\n")[0][:60]
-        return self.unfit(
-            f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads",
-            reason="it is another program's output",
-        )
+        seen = f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads"
+        if "NCCL INFO" in text or "NCCL WARN" in text:
+            return self.unfit(seen, reason="it is NCCL's log", next_step=f"gpubench explain {name}")
+        return self.unfit(seen, reason="it is another program's output")
 
 
 def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:

@@ -16,7 +16,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import load, names
-from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
 
@@ -236,7 +236,7 @@ def test_tables_of_several_collectives_are_shown_one_by_one(tmp_path: Path) -> N
     names = ("all_reduce", "reduce_scatter")
     path = written(tmp_path, "".join((REAL / f"{name}.txt").read_text() for name in names))
     code, text = report(path)
-    assert (code, "has allreduce on 4 ranks and reducescatter on 4 ranks" in text) == (2, True)
+    assert (code, "has allreduce on 4 ranks (line 1) and reducescatter on 4 ranks (line " in text) == (2, True)
     assert "--collective allreduce" in text
     assert "reduce-scatter 346 GB/s" in report(path, "--collective", "reducescatter")[1]
     assert "and none of alltoall" in report(path, "--collective", "alltoall")[1]
@@ -372,8 +372,9 @@ def test_matrices_without_gpus_are_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(document_))
     code, text = report(path)
     assert (code, "does not say which GPUs" in text) == (2, True)
-    code, text = report(path, "--machine", "hgx-h100-8", "--summary")
+    code, text = report(path, "--machine", "hgx-h100-8/2", "--summary")
     assert (code, "PASS: 2 × H100" in text) == (0, True), text
+    assert "WARN: hgx-h100-8: 2 of the 8 GPUs" in report(path, "--machine", "hgx-h100-8", "--summary")[1]
     assert report(path, "--machine", "hgx-h100-8/1")[0] == 2
 
 

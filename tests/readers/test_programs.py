@@ -96,3 +96,11 @@ def test_other_texts_are_no_output_of_these_programs(text: str) -> None:
 
 def test_every_program_has_a_name_of_its_own() -> None:
     assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+
+
+def test_a_log_of_nccl_is_sent_to_explain(tmp_path: Path) -> None:
+    path = tmp_path / "nccl.log"
+    path.write_text("node1:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n")
+    with pytest.raises(UsageError) as caught:
+        read_results(path)
+    assert caught.value.next_step == f"gpubench explain {path}"

@@ -27,8 +27,8 @@ A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gp
 had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts are
 read from the file; use --machine if they were cut off.
 
-Exit codes: those of the run, for a result of gpubench. For a table: 0 done; 1 wrong data, or with --strict anything is
-slow; 2 the file cannot be read; 3 with --strict, nothing is judged.
+Exit codes: those of the run, for a result of gpubench. For a table: 0 done; 1 wrong data, the run failed, or with
+--strict anything is slow; 2 the file cannot be read; 3 a value is missing, or with --strict nothing is judged.
 """,
 )
 

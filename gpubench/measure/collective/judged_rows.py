@@ -1,5 +1,6 @@
 """The report on rows that another program measured: their limits, what is expected of them, and the verdict."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,11 +14,11 @@ from gpubench.measure.path_outcome import unwatched
 from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.results.result_file import CPU_TIME, ResultFile
+from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_remark
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, WRONG_DATA, Finding, Origin, Verdict, overall
 from gpubench.ports.group import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -104,8 +105,8 @@ def judge_rows(
     found = (
         list(speed.findings(staged, None)) if staged else [_advised(each, speed) for each in speed.findings((), None)]
     )
-    found = found or list(_incomplete(file))
-    found = [wrong_data(wrong, ranks), *found] if wrong else found
+    found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
+    found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
     report = Report(
         verdict=overall([*verdicts, *(each.severity for each in found)]), complete=True, findings=tuple(found)
     )
@@ -158,7 +159,40 @@ def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[R
     )
 
 
-def _incomplete(file: ResultFile) -> Iterator[Finding]:
+def _wrong_in_all(file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
+    """The finding on wrong elements that the last lines of a run count and none of its rows does."""
+    wrong = file.circumstances.wrong_elements
+    if not wrong:
+        return
+    yield Finding(
+        id=WRONG_DATA,
+        severity=Verdict.FAIL,
+        subject=counted(len(ranks), "rank"),
+        seen=f"Out of bounds values: {wrong}, in the last lines of the run",
+        expected="every element correct",
+        cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
+        next_command=f"gpubench {rows[0].command}. "
+        "Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault",
+    )
+
+
+def left_out_findings(file: ResultFile) -> list[Finding]:
+    """Return the finding on rows of a file that could not be read; nothing is known of them."""
+    return [
+        Finding(
+            id=INCOMPLETE,
+            severity=Verdict.WARN,
+            subject=file.name,
+            seen=left_out_remark(file.left_out),
+            expected="rows that are whole, with times and bandwidths above 0",
+            cause="the text was cut or edited, or other output stands among its rows",
+            next_command=f"less -N {file.name}",
+        )
+        for _ in file.left_out[:1]
+    ]
+
+
+def _unfinished(file: ResultFile) -> Iterator[Finding]:
     if file.complete or not file.circumstances.hosts:
         return
     yield Finding(
@@ -170,3 +204,23 @@ def _incomplete(file: ResultFile) -> Iterator[Finding]:
         cause="the run ended early, or the text is truncated",
         next_command=f"tail {file.name}",
     )
+
+
+def absent_gpus(machine: str, present: int, visible: int, name: str) -> list[Finding]:
+    """Return the finding on GPUs of the machine that a person names and that took no part."""
+    if present >= visible:
+        return []
+    part = f"{machine.partition('*')[0].partition('/')[0]}/{present}"
+    nodes = machine.partition("*")[2]
+    return [
+        Finding(
+            id=INCOMPLETE,
+            severity=Verdict.WARN,
+            subject=machine,
+            seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if nodes else ''}",
+            expected="every GPU of the machine",
+            cause="a GPU is lost or hidden, the text is cut, or only these took part",
+            next_command=f"gpubench report {name} --machine {shlex.quote(f'{part}*{nodes}' if nodes else part)}. "
+            "It judges them as a part of the machine",
+        )
+    ]

@@ -36,7 +36,7 @@ from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
 
 
-def _failures_of(facts: LogFacts) -> tuple[Finding, ...]:
+def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
     """The findings on what ended the job: special reasons, else the first of the general ones, with the rest below.
 
     A complaint is of one condition, the first whose it is.
@@ -131,7 +131,7 @@ def findings_of(
 
     A failed job need not have all connections. `tables` are files with results and without NCCL lines.
     """
-    failures = _failures_of(facts)
+    failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
     doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
@@ -475,7 +475,7 @@ WATCHED_SECTIONS = (HangRow.section, FINDINGS_SECTION)
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     """The report on who hangs now; SKIP where nobody does and no progress was seen."""
     facts = LogFacts(hangs=tuple(hangs))
-    findings = _failures_of(facts)
+    findings = failures_of(facts)
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
     sections = Table.by_section({HangRow: lambda: _hang_rows(facts)})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HangRow.section)

@@ -23,6 +23,7 @@ NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks 
 TOO_NOISY = "figures-too-noisy"  # Unjudged figures vary by more than themselves
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
+RUN_FAILED = "run_failed"  # The option in the metadata of a table whose text says that its run failed
 
 
 def is_strict(options: Mapping[str, Any]) -> bool:
@@ -38,7 +39,8 @@ def is_brief(options: Mapping[str, Any]) -> bool:
 def exit_code_of(metadata: Metadata, report: Report) -> int:
     """The exit code of a run. With --strict every doubt is 1, and nothing judged is 3.
 
-    Without, a benchmark and `topo` end with 1 for wrong data alone, and with 3 for what could not be measured.
+    Without, a benchmark and `topo` end with 1 for wrong data and a failed run alone, and with 3 for what could not be
+    measured.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
     judges = metadata.of_command.judges and MachineRow.section not in report.sections
@@ -50,7 +52,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
         return errors.COULD_NOT_MEASURE  # too noisy to say anything of any node
     if verdict in _DOUBTS:
         return errors.JUDGED_AND_FAILED if strict else errors.DONE
-    if strict or judges or not report.complete:
+    if strict or judges or not report.complete or metadata.options.get(RUN_FAILED) is True:
         return exit_code(verdict)
     return _code_of_measuring(report)
 

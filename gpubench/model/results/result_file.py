@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubench.model.results import backends, compare, fallback, overlap, plan, report, scan, topo, watch
 from gpubench.model.results.report import (
@@ -29,7 +29,7 @@ from gpubench.model.results.report import (
     VerdictRow,
     cells_of,
 )
-from gpubench.model.terms.units import escaped
+from gpubench.model.terms.units import counted, escaped, some_of
 from gpubench.model.terms.verdict import Finding
 from gpubench.records import dataclass
 
@@ -103,11 +103,25 @@ class FileCircumstances:
     wrong_elements: int | None = None
 
 
+def left_out_remark(left_out: Sequence[str]) -> str:
+    """Return the sentence that says which rows of a file could not be read."""
+    return f"{counted(len(left_out), 'row')} left out: {some_of(left_out)}"
+
+
+class RunPlace(NamedTuple):
+    """A run in a text: its first line, whose table its rows are in, and the machine that it names: hosts and GPUs."""
+
+    line: int
+    table: tuple[str, int, int]
+    machine: tuple[tuple[str, ...], tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFile:
     """Rows of one file; `latencies` are of collectives, too, and lack something that `rows` have.
 
-    `kind` says who wrote it; `remarks` are what a reader had to leave out, in sentences. `verdict` is that of the run,
+    `kind` says who wrote it; `remarks` are what a reader noticed, in sentences. `left_out` says which rows or values
+    could not be read, each with its line, and `runs` where each run of a text begins. `verdict` is that of the run,
     None where the file does not tell. `evidence` is None of files that hold none. `findings` are those of commands that
     judge a machine, None of others; of a check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
     """
@@ -125,6 +139,8 @@ class ResultFile:
     complete: bool = True
     verdict: str | None = None
     remarks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    runs: tuple[RunPlace, ...] = ()
 
     @property
     def count(self) -> int:

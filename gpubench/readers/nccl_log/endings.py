@@ -2,7 +2,7 @@
 
 import re
 
-from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from gpubench.readers.results.nccl_tests.text import HEADER, wrong_data_in
 
 _LONGEST = 300

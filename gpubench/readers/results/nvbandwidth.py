@@ -1,4 +1,4 @@
-"""The matrices of nvbandwidth, versions 0.2 to 0.8, of its text and of its JSON (-j): copies between pairs, and with
+"""The matrices of nvbandwidth, versions 0.2 to 0.10, of its text and of its JSON (-j): copies between pairs, and with
 host memory.
 
 Formats: output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow of a title says which way bytes go,
@@ -15,8 +15,9 @@ from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import FileCircumstances, ResultFile
+from gpubench.model.results.result_file import FileCircumstances, ResultFile, RunPlace, left_out_remark
 from gpubench.model.terms.operation import HostMemory
+from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
 from gpubench.records import dataclass
@@ -35,12 +36,16 @@ _COMMAND = re.compile(r"\bnvbandwidth\s(?P<options>.*)$")
 _BUFFER = re.compile(r"(?:^|\s)(?:-b|--bufferSize)[ =]?(?P<mib>\d{1,6})(?!\S)")
 _RUNNING = re.compile(r"\bRunning (?P<name>\w{1,80})\.")
 _TITLE = re.compile(
-    r"memcpy (?:CE|SM) (?P<row>[CG]PU)\(row\) (?P<arrow><->|->|<-) (?P<column>[CG]PU)\(column\)"
+    r"memcpy (?P<engine>CE|SM) (?P<row>[CG]PU)\(row\) (?P<arrow><->|->|<-) (?P<column>[CG]PU)\(column\)"
     r"(?: (?P<part>\w{1,10}))? bandwidth \(GB/s\)"
 )
 _INDICES = re.compile(r"\s*\d{1,4}(?:\s+\d{1,4})*\s*")
-_VALUE = r"(?:N/A|\d{1,9}(?:\.\d{1,6})?)"
-_ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_VALUE}(?:\s+{_VALUE})*)\s*")
+_VALUE = re.compile(r"N/A|\d{1,9}(?:\.\d{1,6})?")
+_LIKE_A_VALUE = r"(?:N/A|-?\d{1,9}(?:\.\d{1,6})?|-?(?:nan|inf))"
+_ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_LIKE_A_VALUE}(?:\s+{_LIKE_A_VALUE})*)\s*")
+_SUM = re.compile(r"^\s*SUM \w{1,100} (?P<sum>\d{1,12}(?:\.\d{1,6})?)\s*$")
+_MOST_ROUNDING = 1e-3  # Of a sum: its values are printed with two decimals
+_BY_ARROW = {"->": "read", "<-": "write"}
 _PAIRS = re.compile(
     r"(?:multinode_)?device_to_device_(?P<both>bidirectional_)?memcpy_(?P<way>read|write)_(?P<engine>ce|sm)"
 )
@@ -66,9 +71,10 @@ def read(text: str, name: str) -> ResultFile:
     if is_json(text):
         _take_json(parser, text, name)
     else:
-        for line in lines_of(text, name):
+        for number, line in enumerate(lines_of(text, name), 1):
             for _, piece in pieces(line):
-                parser.line(unquoted(piece))
+                parser.line(unquoted(piece), number)
+        parser.end()
     if not parser.rows:
         left_out = ", ".join(parser.left_out)
         raise UsageError(
@@ -78,7 +84,7 @@ def read(text: str, name: str) -> ResultFile:
             next_step="nvbandwidth -p device_to_device_memcpy host_to_device_memcpy_ce device_to_host_memcpy_ce",
         )
     remarks = [f"left out: {', '.join(parser.left_out)}"] if parser.left_out else []
-    remarks += [f"{parser.damaged} damaged lines left out"] if parser.damaged else []
+    remarks += [left_out_remark(parser.unread)] if parser.unread else []
     return ResultFile(
         name=name,
         kind="nvbandwidth JSON" if is_json(text) else "nvbandwidth text",
@@ -89,8 +95,10 @@ def read(text: str, name: str) -> ResultFile:
             libraries={"driver": parser.driver} if parser.driver else {},
         ),
         pairs=tuple(parser.rows.values()),
-        complete=not parser.damaged,
+        complete=not parser.unread,
         remarks=tuple(remarks),
+        left_out=tuple(parser.unread),
+        runs=tuple(parser.runs),
     )
 
 
@@ -101,11 +109,19 @@ class _NamedGpu:
     bus_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _OpenMatrix:
     test: str
     title: re.Match[str]
+    line: int
     columns: tuple[int, ...] = ()
+    rows: set[int] = field(default_factory=set)
+    sum_gb_s: float = 0.0
+
+    def missing_rows(self) -> list[int]:
+        """Return the GPUs that have a column and no row."""
+        is_square = self.title["row"] == self.title["column"]
+        return [gpu for gpu in self.columns if gpu not in self.rows] if is_square else []
 
 
 @dataclass(slots=True)
@@ -115,22 +131,32 @@ class _MatrixParser:
     devices: dict[int, _NamedGpu] = field(default_factory=dict)
     rows: dict[tuple[object, ...], PairRow] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
-    damaged: int = 0
+    unread: list[str] = field(default_factory=list)
+    runs: list[RunPlace] = field(default_factory=list)
     size_bytes: int = _DEFAULT_BYTES
     _test: str = ""
+    _announced: int = 0
     _host: str = ""
     _matrix: _OpenMatrix | None = None
+    _sum_gb_s: float | None = None
 
-    def line(self, text: str) -> None:
-        if self._matrix is not None and self._values(self._matrix, text):
+    def line(self, text: str, number: int) -> None:
+        if self._matrix is not None and self._values(self._matrix, text, number):
             return
         if found := _TITLE.search(text):
-            self._matrix = _OpenMatrix(self._test, found)
+            self._begin_matrix(found, number)
         elif found := _RUNNING.search(text):
-            self._matrix, self._test = None, found["name"]
+            self.end()
+            self._test, self._announced = found["name"], number
             if not (_PAIRS.fullmatch(self._test) or _WITH_HOST.fullmatch(self._test)):
-                self.left_out[self._test] = None
-        elif found := _DEVICE.search(text):
+                self.left_out[self._test], self._announced = None, 0
+        elif found := _SUM.search(text):
+            self._check_sum(float(found["sum"]), number)
+        else:
+            self._circumstance(text)
+
+    def _circumstance(self, text: str) -> None:
+        if found := _DEVICE.search(text):
             self.device(int(found["index"]), found)
         elif found := _VERSION.search(text):
             self.version = found["version"]
@@ -142,6 +168,41 @@ class _MatrixParser:
         elif _HOST_LINE.fullmatch(text.strip()):
             self._host = text.strip()
 
+    def end(self) -> None:
+        """End the matrix that is being read, and name a test that printed none."""
+        self._end_matrix()
+        if self._announced:
+            self.unread.append(f"line {self._announced} ({self._test}): no matrix")
+        self._test, self._announced, self._sum_gb_s = "", 0, None
+
+    def _begin_matrix(self, title: re.Match[str], number: int) -> None:
+        self._end_matrix()
+        if not self._test and title["row"] == title["column"] == "GPU" and title["arrow"] != "<->":
+            # Without the line above a matrix the arrow says whether its copies are read or written.
+            self._test = f"device_to_device_memcpy_{_BY_ARROW[title['arrow']]}_{title['engine'].lower()}"
+        if self._announced or not self.runs:
+            hosts = tuple(dict.fromkeys(each.host for each in self.devices.values()))
+            names = tuple(each.name for _, each in sorted(self.devices.items()))
+            self.runs.append(RunPlace(self._announced or number, (self._test, self.size_bytes, 1), (hosts, names)))
+        self._announced = 0
+        self._matrix = _OpenMatrix(self._test, title, number)
+
+    def _end_matrix(self) -> None:
+        matrix, self._matrix = self._matrix, None
+        if matrix is None:
+            return
+        self._sum_gb_s = matrix.sum_gb_s
+        missing = [self._name(gpu) for gpu in matrix.missing_rows()]
+        if missing:
+            of = f"of {len(matrix.columns)} rows, without {some_of(missing)}"
+            self.unread.append(f"line {matrix.line} ({matrix.test}): {len(matrix.columns) - len(missing)} {of}")
+
+    def _check_sum(self, said: float, number: int) -> None:
+        self._end_matrix()
+        summed, self._sum_gb_s = self._sum_gb_s, None
+        if summed is not None and abs(said - summed) > _MOST_ROUNDING * max(said, summed, 1.0):
+            self.unread.append(f"line {number}: SUM is {said:g}, and the values above are {summed:g} together")
+
     def device(self, index: int, found: re.Match[str]) -> None:
         bus = found["bus"] or ""
         whole = bus_id(bus if "." in bus else f"{bus}.0") if bus.count(":") == 2 else None
@@ -149,24 +210,27 @@ class _MatrixParser:
         if place < _MOST_GPUS:
             self.devices[place] = _NamedGpu(found["host"] or self._host, found["name"].strip(), whole)
 
-    def _values(self, matrix: _OpenMatrix, text: str) -> bool:
+    def _values(self, matrix: _OpenMatrix, text: str, number: int) -> bool:
         if not matrix.columns:
-            self._matrix = None
             if not _INDICES.fullmatch(text):
+                self._matrix = None
                 return False
-            self._matrix = _OpenMatrix(matrix.test, matrix.title, tuple(map(int, text.split())))
+            matrix.columns = tuple(map(int, text.split()))
             return True
         found = _ROW.fullmatch(text)
         if found is None:
-            self._matrix = None
+            self._end_matrix()
             return False
-        values = found["values"].split()
-        if len(values) != len(matrix.columns):
-            self.damaged += 1
+        values, row = found["values"].split(), int(found["row"])
+        if len(values) != len(matrix.columns) or not all(map(_VALUE.fullmatch, values)):
+            self.unread.append(f"line {number} ({matrix.test}): no valid row of GPU{row}")
+            matrix.rows.add(row)
             return True
+        matrix.rows.add(row)
         for column, value in zip(matrix.columns, values, strict=True):
             if value != "N/A":
-                self.cell(matrix.test, matrix.title, int(found["row"]), column, float(value))
+                matrix.sum_gb_s += float(value)
+                self.cell(matrix.test, matrix.title, row, column, float(value))
         return True
 
     def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:
@@ -233,8 +297,12 @@ def _take_test(parser: _MatrixParser, test: Mapping[str, Any]) -> None:
     test_name, matrix = str(test["name"]), test.get("bandwidth_matrix")
     title = _TITLE.search(str(test.get("bandwidth_description", "")))
     if matrix is None or title is None or not (_PAIRS.fullmatch(test_name) or _WITH_HOST.fullmatch(test_name)):
+        if str(test.get("status", "")).lower().startswith("error") or test.get("error"):
+            parser.unread.append(f"{test_name}: {test.get('error') or test['status']}")
         parser.left_out[test_name] = None
         return
+    if title["row"] == title["column"] and len(matrix) < len(matrix[0]):
+        parser.unread.append(f"{test_name}: {len(matrix)} of {len(matrix[0])} rows")
     for row, column, value in _cells(matrix):
         parser.cell(test_name, title, row, column, value)
 

@@ -11,7 +11,14 @@ from dataclasses import field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import NO_USER_FACTS, FileCircumstances, LatencyRow, ResultFile, UserFacts
+from gpubench.model.results.result_file import (
+    NO_USER_FACTS,
+    FileCircumstances,
+    LatencyRow,
+    ResultFile,
+    UserFacts,
+    left_out_remark,
+)
 from gpubench.model.terms.operation import (
     DataType,
     Placement,
@@ -21,7 +28,6 @@ from gpubench.model.terms.operation import (
     whole_factor,
 )
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
 from gpubench.records import dataclass
@@ -67,7 +73,8 @@ _RANKS = re.compile(r"\s(?:-np?|--np|--n|--ntasks)[ =]?(?P<ranks>\d{1,7})(?!\S)"
 _ENDS = re.compile(r"\s(?P<send>[DHM]) (?P<receive>[DHM])\s*$")
 _MEMORY = {"D": "device", "H": "host", "M": "managed"}
 _WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d"), re.compile(r"Pass|Fail")
-_LIKE_A_CELL = re.compile(r"[\d.]+|Pass|Fail")
+_LIKE_A_CELL = re.compile(r"-?[\d.]+|[-+]?(?:nan|inf)|Pass|Fail", re.IGNORECASE)
+_MOST_SHOWN = 40  # Characters of a row that cannot be read
 _MB_PER_GB = 1e3
 _UNKNOWN_NODE = "unknown"
 
@@ -83,14 +90,14 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
     Raises UsageError where it has none, or none of a program that is read.
     """
     parser = _OsuText(user_facts.ranks)
-    for line in lines_of(text, name):
+    for number, line in enumerate(lines_of(text, name), 1):
         for tag, piece in pieces(line):
-            parser.line(piece, tag)
+            parser.line(piece, tag, number)
     rows, pairs = parser.latencies, parser.pairs
     if not (rows or pairs):
         raise _nothing(parser, name)
     failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
-    remarks = [f"{counted(parser.damaged, 'damaged line')} left out"] if parser.damaged else []
+    remarks = [left_out_remark(parser.left_out)] if parser.left_out else []
     remarks += [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
     if any(row.ranks is None for row in rows):
         remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
@@ -100,8 +107,9 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
         circumstances=FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
         latencies=tuple(rows),
         pairs=tuple(pairs),
-        complete=not parser.damaged,
+        complete=not parser.left_out,
         remarks=tuple(remarks),
+        left_out=tuple(parser.left_out),
     )
 
 
@@ -113,9 +121,9 @@ def _nothing(parser: "_OsuText", name: str) -> UsageError:
             reason="its figures have no row that they could be compared in",
             next_step="osu_allreduce or osu_bw in its place",
         )
-    if parser.damaged:
+    if parser.left_out:
         return UsageError(
-            f"{name} has no whole row: {counted(parser.damaged, 'row')} damaged",
+            f"{name} has no whole row: {left_out_remark(parser.left_out)}",
             expected="as many values as its columns have names",
             reason="values are missing, or other output stands among them",
             next_step=f"cat {name}",
@@ -147,12 +155,12 @@ class _OsuText:
     latencies: list[LatencyRow] = field(default_factory=list)
     pairs: list[PairRow] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    damaged: int = 0
+    left_out: list[str] = field(default_factory=list)
     _run: _OsuRun = field(default_factory=_OsuRun)
     _ranks: int | None = None
     _ends: tuple[str, str] | None = None
 
-    def line(self, text: str, tag: str) -> None:
+    def line(self, text: str, tag: str, number: int) -> None:
         run = self._run
         if found := _HEADER.search(text):
             self._begin(found)
@@ -168,7 +176,7 @@ class _OsuText:
             self._ranks = int(ranks["ranks"]) if ranks else None
             self._ends = (_MEMORY[ends["send"]], _MEMORY[ends["receive"]]) if ends else None
         elif run.columns and tag == run.tag:
-            self._values(behind_prefix(text, run.prefix) or [])
+            self._values(behind_prefix(text, run.prefix) or [], number)
 
     def _begin(self, found: re.Match[str]) -> None:
         backend = _BACKENDS[found["library"]]
@@ -181,7 +189,7 @@ class _OsuText:
         if found["name"] not in (*_COLLECTIVES, *_BANDWIDTHS):
             self.others.append(found["name"])
 
-    def _values(self, words: list[str]) -> None:
+    def _values(self, words: list[str], number: int) -> None:
         run = self._run
         is_row = bool(words) and bool(_WHOLE.fullmatch(words[0])) and all(map(_LIKE_A_CELL.fullmatch, words))
         kind = "Bandwidth" if run.program in _BANDWIDTHS else "Latency" if run.program in _COLLECTIVES else None
@@ -190,8 +198,8 @@ class _OsuText:
         cells = dict(zip(run.columns, words[1:], strict=False))
         fits = len(words) == 1 + len(run.columns) and all(_fits(name, cell) for name, cell in cells.items())
         size, value = int(words[0]), cells.get(run.columns[0], "")
-        if not fits or float(value) <= 0:
-            self.damaged += 1
+        if not fits or not float(value) > 0:
+            self.left_out.append(f"line {number} ({' '.join(words)[:_MOST_SHOWN]}): no valid row")
         elif size > 0 and run.program in _BANDWIDTHS:
             self.pairs.append(_pair(run, size, float(value) / _MB_PER_GB, cells))
         elif size > 0:

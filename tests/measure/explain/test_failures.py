@@ -9,7 +9,7 @@ from gpubench.conditions.failures import HARMLESS
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Verdict
-from gpubench.readers.results.nccl_tests.run import ELEMENT_TYPES
+from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
 from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via

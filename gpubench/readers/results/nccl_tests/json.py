@@ -13,16 +13,15 @@ from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers.documents import load_json
-from gpubench.readers.results.nccl_tests.run import (
+from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
+from gpubench.readers.results.nccl_tests.table import (
     COLLECTIVE_NAMES,
     ELEMENT_TYPES,
     REDUCTIONS,
     Device,
-    NcclTestsRun,
     OutputLine,
     PerIteration,
     Placed,
-    result_file,
 )
 
 NEWEST_VERSION = 3
@@ -117,8 +116,10 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
         complete=complete and "end_time" in document,
     )
     skipped = int(config.get("per_iter_skip", 0))
-    for result in document.get("results", ()):
+    for number, result in enumerate(document.get("results", ()), 1):
         placed = tuple(_placed(result, run.settings.get("iterations", 0) - skipped))
+        if len(placed) < sum(result.get(key) is not None for key in _KEYS.values()) and int(result["size"]):
+            run.left_out[number] = f"result {number} ({result['size']} bytes): a time or bandwidth is no valid value"
         run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
         if placed:
             line = OutputLine.of(result, placed)

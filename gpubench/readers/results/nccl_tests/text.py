@@ -16,17 +16,16 @@ from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFa
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape, unquoted
-from gpubench.readers.results.nccl_tests.run import (
+from gpubench.readers.results.nccl_tests.cut import CutColumns
+from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
+from gpubench.readers.results.nccl_tests.table import (
     COLLECTIVE_NAMES,
     ELEMENT_TYPES,
     REDUCTIONS,
-    CutColumns,
     Device,
-    NcclTestsRun,
     OutputLine,
     PerIteration,
     Placed,
-    result_file,
 )
 from gpubench.records import dataclass
 
@@ -42,6 +41,7 @@ _RANK_TAG = re.compile(r"\[\d{1,7}\]")  # What MPICH's -prepend-rank and Intel M
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _US_PER_MS = 1e3
+_MOST_SHOWN = 40  # Characters of a row that cannot be read
 _FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong; with -I least, most, 99th percentile, variation
 
 
@@ -91,7 +91,8 @@ class Columns:
 class TableRow:
     """A row while it is read, for other lines may stand in the middle of it."""
 
-    def __init__(self, found: re.Match[str], columns: Columns) -> None:
+    def __init__(self, found: re.Match[str], columns: Columns, number: int) -> None:
+        self.number = number
         self._cells = found.groupdict()
         self._columns = columns
         self._values: list[str] = []
@@ -121,6 +122,17 @@ class TableRow:
         self._values += values
         most = self._columns.each * len(self._columns.placements)
         self.is_damaged = self.is_damaged or len(self._values) > most or not all(map(_VALUE.fullmatch, values))
+
+    def fault(self) -> str:
+        """Return why the row is left out, with its line and size."""
+        most = self._columns.each * len(self._columns.placements)
+        odd = [
+            value
+            for place, value in enumerate(self._values)
+            if not _VALUE.fullmatch(value) or not _is_possible(value, is_time=place % self._columns.each == 0)
+        ]
+        why = f"{odd[0]!r} is no valid value" if odd else f"{len(self._values)} of {most} values"
+        return f"line {self.number} ({self._cells['size']} bytes): {why}"
 
     def line(self, iterations: int | None) -> OutputLine | None:
         """The row; None where its numbers are none, as of a time of zero, or where nothing was timed."""
@@ -192,6 +204,12 @@ def _number(text: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _is_possible(text: str, *, is_time: bool) -> bool:
+    """True if a row may have such a value: a bandwidth is rounded down to 0.00, and what was not compared is N/A."""
+    number = _number(text)
+    return text == "N/A" if number is None else number > 0 or (number == 0 and not is_time)
+
+
 TORN = "\ufffd"  # Stands where digits may be of a row or a host's name, so that the row is damaged
 _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
@@ -235,7 +253,12 @@ _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
 """On the command line, of export, or of mpirun's -x."""
 
-_OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s+: (?P<count>\d{1,18}) (?:OK|FAILED)")
+_OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s*: *(?P<count>\d{1,18})\b")
+_ELLIPSIS = re.compile(
+    r"[#\s]*(?:\.{2,}|…|\W*(?:snip|truncated|omitted|elided)\W*|(?:[\[(<]\s*)?(?:\.{2,}|…).{0,40})\s*"
+)
+"""What people write in the place of lines that they left out."""
+
 _VIA = re.compile(r"NCCL INFO .{0,200} via (?P<via>[A-Z][\w/().+ -]{2,60}?)(?: comm .*)?\s*$")
 _MAY_BE_CUT = re.compile(r"(?i)size|bytes")
 _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?")
@@ -260,19 +283,17 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
     Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
     """
     parser = _Parser()
-    for line in lines_of(text, name):
-        parser.line(line)
+    for number, line in enumerate(lines_of(text, name), 1):
+        parser.line(line, number)
     parser.end()
     environment = parser.environment or None
-    return result_file(
-        parser.runs, name, "text", parser.remarks, environment, user_facts=user_facts, damaged=parser.damaged
-    )
+    return result_file(parser.runs, name, "text", parser.remarks, environment, user_facts=user_facts)
 
 
 class _Parser:
     def __init__(self) -> None:
         self.runs = [NcclTestsRun()]
-        self.damaged = 0
+        self._number = 0
         self.remarks: list[str] = []
         self.environment: dict[str, str] = {}
         self._hosts: set[str] = set()
@@ -283,7 +304,8 @@ class _Parser:
         self._tag, self._torn = "", False
         self._command: tuple[str | None, int | None] = (None, None)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, number: int) -> None:
+        self._number = number
         said = list(pieces(text))
         for tag, piece in said:
             if " via " in piece and (via := _VIA.search(piece)):
@@ -299,7 +321,7 @@ class _Parser:
         if found := ROW.search(plain):
             self.drop_row()
             columns = self._columns or Columns.guessed(found)
-            self._row, self._tag, self._torn = TableRow(found, columns), tag, False
+            self._row, self._tag, self._torn = TableRow(found, columns, self._number), tag, False
             self._end_row(self._row)
         elif not plain.strip():
             return
@@ -314,7 +336,10 @@ class _Parser:
     def _cut_line(self, plain: str) -> bool:
         run = self.runs[-1]
         if self._cut is not None and (found := self._cut.line(plain)) is not None:
-            run.cut.append(found)
+            if isinstance(found, str):
+                run.left_out[self._number] = f"line {self._number} ({' '.join(plain.split())[:_MOST_SHOWN]}): {found}"
+            else:
+                run.cut.append(found)
             return True
         may_be = _MAY_BE_CUT.search(plain) is not None and HEADER.search(plain) is None
         columns = CutColumns.of(plain) if may_be else None
@@ -323,9 +348,17 @@ class _Parser:
 
     def _command_line(self, plain: str) -> None:
         self.environment |= {found["name"]: found["value"].strip("\"'") for found in _SETTING.finditer(plain)}
-        if found := _COMMAND.search(plain):
+        if found := self._program_in(plain):
             average = _AVERAGE.search(found["options"])
-            self._command = COLLECTIVE_NAMES.get(found["name"]), int(average[1]) if average else None
+            self._command = COLLECTIVE_NAMES[found["name"]], int(average[1]) if average else None
+            # A line among rows may name the program too: a command has options.
+            if " -" in found["options"] and (self.runs[-1].lines or self.runs[-1].cut):
+                self._begin().collective = self._command[0]
+
+    @staticmethod
+    def _program_in(text: str) -> re.Match[str] | None:
+        found = _COMMAND.search(text)
+        return found if found and found["name"] in COLLECTIVE_NAMES else None
 
     def _end_row(self, row: TableRow) -> None:
         if row.is_damaged:
@@ -334,7 +367,7 @@ class _Parser:
             self._row, run = None, self.runs[-1]
             line = row.line(run.settings.get("iterations"))
             if line is None:
-                self._damaged(run)
+                run.left_out[row.number] = row.fault()
             else:
                 run.lines.append(line)
 
@@ -343,23 +376,22 @@ class _Parser:
         if self._row is not None:
             run = self.runs[-1]
             if half := self._row.first_half(run.settings.get("iterations")):
-                run.halves.append(half)
-            self._damaged(run)
+                run.halves[self._row.number] = half
+            run.left_out[self._row.number] = self._row.fault()
             self._row = None
 
     def end(self) -> None:
         self.drop_row()
-        run, (collective, average) = self.runs[-1], self._command
+        measured = [run for run in self.runs if run.lines or run.cut]
+        run = measured[0] if len(measured) == 1 else self.runs[-1]
         if not run.settings and run.collective is None:
-            run.collective, run.average = collective, average
-
-    def _damaged(self, run: NcclTestsRun) -> None:
-        self.damaged += 1
-        run.complete = False
+            run.collective, run.average = self._command
 
     def _begin(self) -> NcclTestsRun:
-        if self.runs[-1].devices or self.runs[-1].lines:
+        if self.runs[-1].has_begun:
             self.runs.append(NcclTestsRun())
+        if not self.runs[-1].first_line:
+            self.runs[-1].first_line = self._number
         return self.runs[-1]
 
     def _header(self, text: str) -> bool:
@@ -375,8 +407,7 @@ class _Parser:
         elif found := _SETTINGS.search(text):
             self._settings(self._begin(), found)
         elif found := _DEVICE.search(text):
-            run.devices.append(_device(found))
-            self._hosts.add(found["host"])
+            self._device(_device(found))
         elif found := _OUT_OF_BOUNDS.search(text):
             self._end_run(run, int(found["count"]))
         elif found := HEADER.search(text):
@@ -388,11 +419,24 @@ class _Parser:
             run.library = found["name"], found["version"]
             run.program = "rccl-tests" if found["name"] == "RCCL" else run.program
         else:
-            return self._note(run, text) or re.search(r"#(?:\s|$)", text) is not None
+            # Root's prompt ends with the sign that a comment begins with.
+            is_comment = re.search(r"#(?:\s|$)", text) is not None and self._program_in(text) is None
+            return self._note(run, text) or is_comment
         return True
 
+    def _device(self, device: Device) -> None:
+        """Add a rank to the run, or begin another run if this one has that rank, or rows, already."""
+        run = self.runs[-1]
+        if device.rank in run.listed or run.lines or run.cut or not run.devices:
+            run = self._begin()
+        run.devices.append(device)
+        run.listed.add(device.rank)
+        self._hosts.add(device.host)
+
     def _note(self, run: NcclTestsRun, text: str) -> bool:
-        if "Blocking Enabled" in text:
+        if _ELLIPSIS.fullmatch(text) and run.devices and not run.lines:
+            run.is_elided = True
+        elif "Blocking Enabled" in text:
             run.blocking = True
         elif "Reducing maxBytes" in text:
             self.remarks.append(text[text.index("Reducing") :].strip())
@@ -413,8 +457,8 @@ class _Parser:
         run.out_of_bounds, run.complete = out_of_bounds, True
         if run.halves and not run.lines:
             # No row of a whole run has a second half: this program leaves it out.
-            run.lines = run.halves
-            self.damaged -= len(run.halves)
+            run.lines, run.is_halved = list(run.halves.values()), True
+            run.left_out = {number: fault for number, fault in run.left_out.items() if number not in run.halves}
 
 
 def _device(found: re.Match[str]) -> Device:

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.readers.results.nccl_tests.run import OutputLine, Placed, collective_of
+from gpubench.readers.results.nccl_tests.table import OutputLine, Placed, collective_of
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
 from tests.together import together

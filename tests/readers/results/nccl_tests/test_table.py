@@ -4,7 +4,8 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.results.result_file import ResultFile, UserFacts
-from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES, CutColumns
+from gpubench.readers.results.nccl_tests.cut import CutColumns, CutLine
+from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
 from tests.fakes.old_nccl_tests import COLUMNS, FIRST, RCCL, RCCL_OLD, old_output
@@ -38,7 +39,7 @@ def test_a_long_time_without_decimals_is_no_root() -> None:
 def test_a_row_without_the_root_that_its_header_names_is_damaged() -> None:
     text = old_output("reduce").replace("sum       0", "sum        ", 1)
     found = rows_of(text)
-    assert ([row.size_bytes for row in found.rows], found.remarks) == ([2**25] * 2, ("1 damaged lines left out",))
+    assert ([row.size_bytes for row in found.rows], len(found.left_out)) == ([2**25] * 2, 1)
 
 
 def test_the_first_version_counts_milliseconds() -> None:
@@ -93,7 +94,7 @@ def test_a_row_with_too_few_values_is_damaged_and_no_corruption(keep: int) -> No
     cut = " ".join(row.split()[: 5 + keep])
     found = rows_of(text.replace(row, f"{cut}\n38\n"))
     assert [(each.size_bytes, each.wrong) for each in found.rows] == [(2048, 0)] * 2
-    assert "1 damaged lines left out" in found.remarks
+    assert len(found.left_out) == 1
 
 
 def test_a_number_of_elements_that_is_not_whole_is_another_column() -> None:
@@ -122,5 +123,14 @@ def test_a_row_without_any_header_has_the_columns_that_fit(row: str, collective:
 def test_small_figures_of_a_table_that_was_cut_are_figures() -> None:
     columns = CutColumns.of("size(B) time(us) algbw(GB/s) busbw(GB/s)")
     assert columns is not None
-    assert columns.line("8 0.52 0.01 0.02") is not None
-    assert columns.line("8 52.1 0 0.02") is None
+    assert columns.line("8 0.52 0.01 0.02") == CutLine(8, ({"time": 0.52, "algbw": 0.01, "busbw": 0.02},))
+    assert columns.line("8 52.1 0.00 0.00") == CutLine(8, ({"time": 52.1},)), "bandwidths that were rounded"
+
+
+@pytest.mark.parametrize(
+    "row", ["8 0 0.01 0.02", "8 -5.2 0.01 0.02", "8 nan 1 1", "8 inf 0 0", "8 5.2 -1 -2", "8 5.2 1"]
+)
+def test_a_row_of_a_cut_table_with_an_impossible_or_missing_value_is_named(row: str) -> None:
+    columns = CutColumns.of("size(B) time(us) algbw(GB/s) busbw(GB/s)")
+    assert columns is not None
+    assert isinstance(columns.line(row), str)

@@ -15,7 +15,7 @@ from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.operation import nccl_version
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.nccl_tests.json import read as read_nccl_tests_json
-from gpubench.readers.results.nccl_tests.run import COLLECTIVE_NAMES
+from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read as read_nccl_tests
 from tests.fakes.nccl_tests import Half, Output, Result
 from tests.together import together

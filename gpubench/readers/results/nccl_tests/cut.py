@@ -1,0 +1,139 @@
+"""Tables of nccl-tests that somebody cut, renamed or retyped.
+
+Such a table has a header that names its columns, in whatever words and order, with units in brackets or none. What it
+leaves out follows from the rest once ranks and collective are known.
+"""
+
+import re
+from collections.abc import Sequence
+
+from gpubench.model.terms.operation import Placement, all_but_own_factor, ring_allreduce_factor, whole_factor
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.readers.results.nccl_tests.table import OutputLine, Placed
+from gpubench.records import dataclass
+
+_NAMES = re.compile(
+    r"(?P<size>(?:message|msg|data|buffer)?[ _]?size|bytes)|(?P<time>(?:cpu[ _]?)?time|latency)"
+    r"|(?P<algbw>alg(?:orithm)?[ _.]?(?:bw|bandwidth))|(?P<busbw>bus[ _.]?(?:bw|bandwidth))"
+    r"|(?P<other>#?wrong|errors?|count|type|redop|root|out[- ]of[- ]place|in[- ]place)",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(r"\s*[(\[]\s*(?P<unit>[A-Za-zµμ/]{1,8})\s*[)\]]")
+_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,6})?)\s*(?P<unit>[KMGT]?i?B?)", re.IGNORECASE)
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_FIGURE = re.compile(r"\d{1,12}(?:\.\d{1,6})?(?:e[+-]?\d{1,2})?")
+_LIKE_A_FIGURE = re.compile(r"[-+]?\d[\d.e+-]*|[-+]?(?:nan|inf|infinity)|none|sum|float|N/A|-{1,3}|[xX]", re.IGNORECASE)
+_NOT_GIVEN = ("-", "--", "---", "N/A")
+_CELL = re.compile(r"\d[\d.]*\s+[KMGT]i?B\b|[^\s,;]+", re.IGNORECASE)
+
+_MICROSECONDS = {"us": 1.0, "µs": 1.0, "μs": 1.0, "usec": 1.0, "ms": 1e3, "s": 1e6}
+_GB_S = {
+    **dict.fromkeys(("GB/s", "GBps", "gb/s", "GB/sec"), 1.0),
+    **dict.fromkeys(("Gb/s", "Gbps", "gbps", "Gbit/s"), 0.125),
+    "MB/s": 1e-3,
+    "GiB/s": 2**30 / BYTES_PER_GB,
+}
+
+_FACTORS = {
+    "allreduce": ring_allreduce_factor,
+    **dict.fromkeys(("allgather", "reducescatter", "alltoall", "gather", "scatter"), all_but_own_factor),
+    **dict.fromkeys(("broadcast", "reduce", "sendrecv"), whole_factor),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CutColumns:
+    """The columns of such a table by their names; `scales` turn a column's unit into µs, or GB/s."""
+
+    names: tuple[str, ...]
+    scales: tuple[float, ...]
+
+    @classmethod
+    def of(cls, line: str) -> "CutColumns | None":
+        """Those that a line names; None of a line that is no header of such a table."""
+        names: list[str] = []
+        scales: list[float] = []
+        end, between = 0, ""
+        for found in _NAMES.finditer(line):
+            between += line[end : found.start()]
+            unit = _UNIT.match(line, found.end())
+            end = found.end() if unit is None else unit.end()
+            names.append(str(found.lastgroup))
+            scales.append(_scale(found.lastgroup, unit))
+        rest = between + line[end:]
+        figures = {"time", "algbw", "busbw"} & set(names)
+        if names[:1] != ["size"] or not figures or re.search(r"\w{3}", rest) or 0.0 in scales:
+            return None
+        return cls(tuple(names), tuple(scales))
+
+    def line(self, text: str) -> "CutLine | str | None":
+        """The figures of a row; a word on what is wrong with it; None of a line that is no row."""
+        cells = _CELL.findall(text.replace("|", " "))
+        size = _SIZE.fullmatch(cells[0]) if cells else None
+        if size is None or not all(map(_LIKE_A_FIGURE.fullmatch, cells[1:])):
+            return None
+        if len(cells) != len(self.names):
+            return f"{len(cells)} of {len(self.names)} values" if 1 < len(cells) < len(self.names) else None
+        halves: list[dict[str, float]] = [{}]
+        for name, scale, cell in zip(self.names[1:], self.scales[1:], cells[1:], strict=True):
+            if name == "other" or cell in _NOT_GIVEN:
+                continue
+            if _FIGURE.fullmatch(cell) is None or (name == "time" and float(cell) <= 0):
+                return f"{cell!r} is no valid value"
+            if float(cell) == 0:
+                continue  # a bandwidth of a small size, rounded
+            if name in halves[-1]:
+                halves.append({})
+            halves[-1][name] = scale * float(cell)
+        size_bytes = int(float(size["number"]) * _SIZES[size["unit"].upper().rstrip("B").rstrip("I")])
+        return CutLine(size_bytes, tuple(halves[:2])) if size_bytes > 0 and halves[0] else None
+
+
+def _scale(name: str | None, unit: re.Match[str] | None) -> float:
+    if unit is None or name not in ("time", "algbw", "busbw"):
+        return 1.0
+    return (_MICROSECONDS if name == "time" else _GB_S).get(unit["unit"], 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CutLine:
+    """One row: its size, and by placement the figures that were left."""
+
+    size_bytes: int
+    halves: tuple[dict[str, float], ...]
+
+    def whole(self, collective: str, ranks: int) -> OutputLine:
+        """The row with what follows from the rest: algbw is size over time, and busbw that times the factor."""
+        return OutputLine(
+            size_bytes=self.size_bytes,
+            count=self.size_bytes // 4,
+            element_type="float",
+            reduction="none",
+            root=-1,
+            placed=tuple(
+                self._placed(half, placement, _FACTORS[collective](ranks))
+                for half, placement in zip(self.halves, Placement, strict=False)
+            ),
+        )
+
+    def _placed(self, half: dict[str, float], placement: Placement, factor: float) -> Placed:
+        algbw = half.get("algbw") or (half["busbw"] / factor if "busbw" in half and factor else None)
+        time_us = half.get("time")
+        if time_us is None:
+            time_us = self.size_bytes / ((algbw or 1.0) * BYTES_PER_GB) * MICROSECONDS_PER_SECOND
+        algbw = algbw or self.size_bytes / time_us * MICROSECONDS_PER_SECOND / BYTES_PER_GB
+        return Placed(
+            placement=placement,
+            time_us=time_us,
+            algbw_gb_s=algbw,
+            busbw_gb_s=half.get("busbw", algbw * factor),
+            wrong=None,
+        )
+
+
+def cut_collectives(lines: Sequence[CutLine]) -> list[str]:
+    """The collectives that such rows may be of: all, but where busbw is more than algbw only all-reduce."""
+    halves = [half for line in lines for half in line.halves if {"algbw", "busbw"} <= half.keys()]
+    if any(half["busbw"] > 1.2 * half["algbw"] for half in halves):
+        return ["allreduce"]
+    return list(_FACTORS)
