@@ -251,7 +251,7 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
 @in_each_node
 def _network_down(run: Circumstances) -> Found:
     job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
-    severity = Verdict.FAIL if job_has_a_network else None
+    severity = Verdict.FAIL if job_has_a_network else Verdict.SKIP if len(run.nodes) == 1 else None
     for number, node in run.nodes.items():
         if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)

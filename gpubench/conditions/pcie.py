@@ -1,8 +1,10 @@
 """PCIe links trained low, counting errors or shared by pairs, and traffic that ACS or an IOMMU redirects to the CPU."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
@@ -19,12 +21,21 @@ from gpubench.conditions.definition.condition import (
     of_node,
     of_pairs,
 )
-from gpubench.conditions.definition.subjects import reaches_over_pcie, uses_pcie
+from gpubench.conditions.definition.subjects import (
+    OF_THE_BOARD,
+    gpudirect_nics,
+    is_desktop,
+    is_soldered,
+    reaches_over_pcie,
+    uses_pcie,
+)
 from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
-from gpubench.model.facts.snapshot import GpuFacts, NicKind, PciDevice, PcieLink, PciKind
-from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind
+from gpubench.model.paths.nics import port_roles
+from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, rests
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
@@ -35,64 +46,176 @@ limit, the two differ by at most a third (H200, over NVLink)."""
 _SEVERAL = 2
 
 
-def _links(node: Topology) -> Iterator[tuple[Device, PcieLink]]:
-    """Links of GPUs and of NICs other than Ethernet: onboard Ethernet often has fewer lanes than it supports."""
-    yield from ((gpu, gpu.pcie) for gpu in node.gpus)
-    yield from ((nic, nic.pcie) for nic in node.nics if nic.kind is not NicKind.ETHERNET)
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A PCIe link that GPU traffic uses: `link` is as it is trained, `most` what both its ends support.
+
+    `ends_known` is whether the port above was read, `alike` are the links of siblings: GPUs of one model, GPU ports of
+    one model, or ports with the same kind of device below. A `fixed` link has no slot that could have fewer lanes.
+    """
+
+    device: Device | PciDevice
+    link: PcieLink
+    most: PcieLink
+    ends_known: bool
+    alike: tuple[PcieLink, ...] = ()
+    fixed: bool = False
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if it has fewer lanes than its device supports."""
+        return _less(self.link.width, self.link.max_width)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if it has a lower generation than its device supports."""
+        return _less(self.link.generation, self.link.max_generation)
+
+    def severity(self, value: str, fault: Verdict, *, desktop: bool) -> Verdict:
+        """The severity of a low `width` or `generation`: the board's limit is a fact, unless siblings have more."""
+        own = getattr(self.link, value) or 0
+        at_most = self.ends_known and not _less(own, getattr(self.most, value))
+        others = [getattr(each, value) for each in self.alike]
+        if any(_less(own, other) for other in others):
+            if self.ends_known and not at_most:
+                return fault
+            return Verdict.SKIP if desktop else Verdict.WARN if at_most else fault
+        if self.fixed and value == "width" and not at_most:
+            return fault
+        return Verdict.SKIP if at_most or others or not self.ends_known else Verdict.WARN
+
+
+def _less(value: int | None, most: int | None) -> bool:
+    return bool(value and most and value < most)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return min(filter(None, (one, other)), default=None)
+
+
+def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
+    """Links of GPUs, and of NICs that carry their traffic."""
+    devices = run.pci_devices[number]
+    ports = port_roles(node).of_gpus
+    served: tuple[Device, ...] = (*node.gpus, *ports)
+    for device in served:
+        family: Sequence[Device] = node.gpus if isinstance(device, GpuFacts) else ports
+        name = _model(device)
+        alike = tuple(each.pcie for each in family if each is not device and _model(each) == name)
+        above = devices.get(known.above or "") if (known := devices.get(device.bus_id or "")) else None
+        fixed = isinstance(device, GpuFacts) and is_soldered(device)
+        yield _lane(device, device.pcie, above, alike, fixed=fixed)
+
+
+def _model(device: Device) -> str | None:
+    return device.name if isinstance(device, GpuFacts) else device.model
+
+
+def _lane(
+    device: Device | PciDevice,
+    link: PcieLink,
+    above: PciDevice | None,
+    alike: tuple[PcieLink, ...],
+    *,
+    fixed: bool = False,
+) -> _Lane:
+    other = PcieLink() if above is None else above.link
+    most = replace(
+        link,
+        width=_lower(link.max_width, other.max_width),
+        generation=_lower(link.max_generation, other.max_generation),
+    )
+    return _Lane(device, link, most, other.max_width is not None, alike, fixed)
+
+
+def _limited(severity: Verdict) -> dict[str, Any]:
+    return {"severity": severity} | ({"likely": OF_THE_BOARD} if severity is Verdict.SKIP else {})
 
 
 @in_each_node
 def _width(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
-        for device, link in _links(node):
-            if _is_narrow(link):
-                yield of_device(run, number, device, f"PCIe trained to {link.width} of {link.max_width} lanes")
+        for lane in _lanes(run, number, node):
+            if lane.is_narrow and not isinstance(lane.device, PciDevice):
+                severity = lane.severity("width", Verdict.FAIL, desktop=is_desktop(node))
+                seen = f"PCIe trained to {lane.link.width} of {lane.link.max_width} lanes"
+                yield of_device(run, number, lane.device, seen, **_limited(severity))
 
 
 @in_each_node
 def _generation(run: Circumstances) -> Found:
-    """Busy GPUs and NICs only: an idle GPU lowers its generation to save power."""
+    """Working GPUs and NICs only: a GPU at rest lowers its generation to save power."""
     for number, node in run.nodes.items():
-        for device, link in _links(node):
-            if _is_slow(link) and (not isinstance(device, GpuFacts) or device.idle is False):
-                seen = f"PCIe trained to generation {link.generation} of {link.max_generation}"
-                yield of_device(run, number, device, seen, Confidence.LIKELY)
-
-
-def _is_narrow(link: PcieLink) -> bool:
-    return bool(link.width and link.max_width and link.width < link.max_width)
-
-
-def _is_slow(link: PcieLink) -> bool:
-    return bool(link.generation and link.max_generation and link.generation < link.max_generation)
+        for lane in _lanes(run, number, node):
+            device = lane.device
+            if not lane.is_slow or isinstance(device, PciDevice) or (isinstance(device, GpuFacts) and rests(device)):
+                continue
+            severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
+            seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"
+            yield of_device(run, number, device, seen, Confidence.LIKELY, **_limited(severity))
 
 
 @in_each_node
 def _uplink(run: Circumstances) -> Found:
+    """The links above GPUs and their NICs: a link has two ends, and either may show that it is trained low."""
     for number, node in run.nodes.items():
-        links = {switch.bus_id: switch.link for switch in node.snapshot.switches}
+        uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
-        links |= {each.bus_id: each.link for each in ports}
+        uplinks |= {each.bus_id: each.link for each in ports}
         above = {switch for gpu in node.gpus for switch in gpu.place.switches}
-        known = {each for each, link in links.items() if link.width and link.max_width}
-        unread = sorted((above | links.keys()) - known)
+        known = {each for each, link in uplinks.items() if link.width and link.max_width}
+        unread = sorted((above | uplinks.keys()) - known)
         if unread:
             yield Unread(run.on(number), f"the uplink of switch {joined(unread)} was not read")
-        for bus_id, link in links.items():
-            narrow = _is_narrow(link)
-            if narrow or _is_slow(link):
-                now, most = ((link.generation, link.width), (link.max_generation, link.max_width))
+        for bus_id, lane, gpus in _lanes_above(run, number, uplinks):
+            own_ends = "the uplink of switch" if bus_id in uplinks else "the link below port"
+            narrow = lane.is_narrow
+            if narrow or lane.is_slow:
+                value, fault = ("width", Verdict.FAIL) if narrow else ("generation", Verdict.WARN)
+                severity = lane.severity(value, fault, desktop=False)
+                now, most = (
+                    (link.generation or "?", link.width or "?")
+                    for link in (lane.link, PcieLink(generation=lane.link.max_generation, width=lane.link.max_width))
+                )
                 yield of_node(
                     run,
                     number,
-                    "PCIe trained to generation {} x{} of {} x{}".format(
-                        *("?" if each is None else each for each in now + most)
-                    ),
+                    f"PCIe trained to generation {now[0]} x{now[1]} of {most[0]} x{most[1]}",
                     Confidence.PROVEN if narrow else Confidence.LIKELY,
-                    f"the uplink of switch {bus_id}",
-                    severity=Verdict.FAIL if narrow else Verdict.WARN,
-                    gpus=_below(run, number, bus_id) or run.gpus_of(number),
+                    f"{own_ends} {bus_id}",
+                    gpus=gpus or run.gpus_of(number),
+                    **_limited(severity),
                 )
+
+
+def _lanes_above(
+    run: Circumstances, number: int, uplinks: Mapping[str, PcieLink]
+) -> Iterator[tuple[str, _Lane, frozenset[int]]]:
+    """Uplinks of switches, and links below ports that are worse than the device below says, with the GPUs below."""
+    devices = run.pci_devices[number]
+    for bus_id, link in uplinks.items():
+        device = devices.get(bus_id)
+        above = None if device is None else devices.get(device.above or "")
+        alike = tuple(other for each, other in uplinks.items() if each != bus_id)
+        lane = _lane(
+            device or PciDevice(bus_id=bus_id, kind=PciKind.UPSTREAM_PORT), link, above, alike, fixed=not alike
+        )
+        yield bus_id, lane, _below(run, number, bus_id)
+    lower = [(each, port) for each in devices.values() if (port := devices.get(each.above or "")) is not None]
+    for each, port in lower:
+        gpus = _gpus_at(run, number, each.bus_id)
+        if (gpus or each.bus_id in uplinks) and _less(port.link.width, each.link.width):
+            kin = tuple(other.link for below, other in lower if below.kind is each.kind and other is not port)
+            yield (
+                port.bus_id,
+                _lane(port, port.link, each, kin, fixed=not kin),
+                gpus or _below(run, number, each.bus_id),
+            )
+
+
+def _gpus_at(run: Circumstances, number: int, bus_id: str) -> frozenset[int]:
+    known = ((position, run.wiring.gpu(position)) for position in run.gpus_of(number))
+    return frozenset(position for position, gpu in known if gpu is not None and gpu.bus_id == bus_id)
 
 
 def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
@@ -176,14 +299,16 @@ PCIE = Family.of(
     _link(
         id="pcie-width",
         title="A GPU or NIC uses fewer PCIe lanes than it supports (LnkSta: Width x8, downgraded)",
-        detection="current against maximum width, from NVML and /sys current_link_width",
+        detection="current against maximum width of the device and the port above it, from NVML and /sys; a fault if "
+        "siblings have more lanes, or on a board whose GPUs have no slots; else the board's limit",
         look=_width,
         link="https://github.com/NVIDIA/nccl/issues/2397",
     ),
     _link(
         id="pcie-uplink",
-        title="The uplink of a PCIe switch runs at a lower width or generation than it supports",
-        detection="current against maximum width and generation of every upstream port above GPUs and NICs",
+        title="A PCIe link above GPUs (root port, switch) runs at a lower width or generation than it supports",
+        detection="current against maximum width and generation at both ends of every link above GPUs; if siblings "
+        "are alike, the board's limit",
         look=_uplink,
         link="https://github.com/local-inference-lab/rtx6kpro/pull/88",
         aliases=(
@@ -194,7 +319,7 @@ PCIE = Family.of(
     _link(
         id="pcie-generation",
         title="A busy GPU or a NIC runs at a lower PCIe generation than it supports (LnkSta: Speed 8GT/s)",
-        detection="current against maximum generation, of NICs and of GPUs that are not idle",
+        detection="current against maximum generation, of NICs and of GPUs at work (P0 to P2); a GPU at rest lowers it",
         look=_generation,
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
     ),
@@ -369,8 +494,7 @@ def _acs_nic(run: Circumstances) -> Found:
             (gpu, nic, (position,))
             for position in sorted(run.gpus_of(number))
             if (gpu := run.wiring.gpu(position)) is not None
-            for nic in node.nics
-            if nic.rdma and node.path(gpu, nic) in _MAYBE_BELOW_ONE_SWITCH
+            for nic in gpudirect_nics(node, gpu)
         )
         yield from _redirected(run, number, couples)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
@@ -16,7 +17,7 @@ from gpubench.conditions.definition.condition import (
     of_node,
     rdma_nics,
 )
-from gpubench.conditions.definition.subjects import is_mesh
+from gpubench.conditions.definition.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile
@@ -59,6 +60,7 @@ def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
     return link.active is False or (link.active is True and elsewhere)
 
 
+_NOTHING = "Nothing to repair: the slot or board carries no more. `gpubench topo` shows the limit"
 _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
@@ -141,8 +143,15 @@ def _below(run: Circumstances) -> Found:
         number = run.wiring.gpus[position].node
         profile = run.exact_profile(number)
         alike = profile is not None and not any(_less_than(gpu, other) for other in run.nodes[number].gpus)
-        for seen, expected in _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ():
+        found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
+        for seen, expected in found:
             yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}")
+        slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
+        reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
+        if profile is not None and slot is not None and reaches is not None and reaches < slot:
+            expected = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}, as in profile {profile.name}"
+            seen = f"PCIe at most {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
+            yield of_gpu(run, position, seen, expected=expected, **_of_slot(run.nodes[number], gpu, reaches))
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
@@ -155,11 +164,18 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> I
     for what, size in _sizes(gpu).items() if alike and not gpu.mig and gpu.ecc == profile.gpu.ecc else ():
         if size < _AS_LARGE * due.get(what, 0.0):
             yield f"{what} {size:g}", f"{what} {due[what]:g}"
-    link = gpu.pcie
-    reaches = pcie_gb_s(link.max_generation, link.max_width)
-    if reaches is not None and reaches < profile.gpu.pcie_gb_s:
-        expected = f"{profile.gpu.pcie_generation} x{profile.gpu.pcie_width}"
-        yield f"PCIe at most {link.max_generation} x{link.max_width}", f"PCIe {expected}"
+
+
+def _of_slot(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
+    """Severity and words for a card whose slot has less than the profile's: the board's limit, unless siblings have
+    more. A GPU on a board has no slot.
+    """
+    if is_soldered(gpu):
+        return {}
+    siblings = (pcie_gb_s(each.pcie.max_generation, each.pcie.max_width) for each in node.gpus if each.name == gpu.name)
+    if any(each is not None and each > reaches for each in siblings) and not is_desktop(node):
+        return {}
+    return {"severity": Verdict.SKIP, "likely": OF_THE_BOARD, "cure": _NOTHING}
 
 
 @in_each_node
@@ -171,7 +187,8 @@ def _all_gone(run: Circumstances) -> Found:
         bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
         if due and bare and node.gpus and not rdma_nics(node):
             expected = f"{counted(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
-            yield of_node(run, number, "no RDMA NIC", expected=expected)
+            severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
+            yield of_node(run, number, "no RDMA NIC", expected=expected, severity=severity)
 
 
 @in_each_node
@@ -256,7 +273,8 @@ PROFILE = Family.of(
     Condition(
         id="below-profile",
         title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
-        detection="active NVLinks and the maximum PCIe link of every GPU against the profile",
+        detection="active NVLinks and the maximum PCIe link of every GPU against the profile; for cards in slots, "
+        "against siblings: all alike is the board's limit",
         check="profile",
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or a machine that differs from the profile's",

@@ -10,13 +10,14 @@ from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS, NCCL_TUNING
-from gpubench.conditions.network import NETWORK, RDMA_PORTS
+from gpubench.conditions.network import NETWORK
 from gpubench.conditions.node import DRIVER, NODE
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.pcie import PCIE, REDIRECTION
 from gpubench.conditions.peer_access import DISPUTED_ACCESS, PEER_ACCESS
 from gpubench.conditions.process import CONTAINER, CORES, PROCESS
 from gpubench.conditions.profile import PROFILE
+from gpubench.conditions.rdma_ports import RDMA_PORTS
 
 FAMILIES: tuple[Family, ...] = (
     DRIVER,

@@ -12,7 +12,20 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.health import REPLAYS
-from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NvLink, RdmaPort, RemappedRows, Snapshot
+from gpubench.model.facts.snapshot import (
+    Gid,
+    GpuFacts,
+    GpuLimits,
+    NicFacts,
+    NicKind,
+    NvLink,
+    PcieLink,
+    PciKind,
+    PciPlace,
+    RdmaPort,
+    RemappedRows,
+    Snapshot,
+)
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
@@ -53,6 +66,107 @@ def nic(*numbers: int, **facts: Any) -> Edit:
 def port(*numbers: int, **facts: Any) -> Edit:
     """Change facts of these RDMA ports, all without numbers."""
     return _part("rdma_ports", numbers, facts)
+
+
+def pci(kind: PciKind, **facts: Any) -> Edit:
+    """Change facts of the first PCI device of a kind that is above a GPU."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        above = {each.bus_id: each.above for each in snapshot.pci_devices}
+        hops = [snapshot.gpus[0].bus_id or ""]
+        while (port := above.get(hops[-1])) is not None:
+            hops.append(port)
+        first = next(each for each in snapshot.pci_devices if each.kind is kind and each.bus_id in hops)
+        devices = (replace(each, **facts) if each is first else each for each in snapshot.pci_devices)
+        return replace(snapshot, pci_devices=tuple(devices))
+
+    return edit
+
+
+def beside(*nics: NicFacts) -> Edit:
+    """Add NICs."""
+    return lambda snapshot: replace(snapshot, nics=(*snapshot.nics, *nics))
+
+
+def without_nics(*numbers: int) -> Edit:
+    """Take NICs away, also from the bus; all without numbers."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        gone = {nic.bus_id for number, nic in enumerate(snapshot.nics) if number in numbers or not numbers}
+        names = {nic.name for nic in snapshot.nics if nic.bus_id in gone}
+        return replace(
+            snapshot,
+            nics=tuple(nic for nic in snapshot.nics if nic.name not in names),
+            rdma_ports=tuple(port for port in snapshot.rdma_ports if port.nic not in names),
+            pci_devices=tuple(each for each in snapshot.pci_devices if each.bus_id not in gone),
+        )
+
+    return edit
+
+
+def machine_facts(**facts: Any) -> Edit:
+    """Change facts of the host."""
+    return lambda snapshot: replace(snapshot, machine=replace(snapshot.machine, **facts))
+
+
+def at(generation: int, width: int, max_generation: int | None = None, max_width: int | None = None) -> PcieLink:
+    """A PCIe link as it is trained, and at most; without a maximum the link has it."""
+    return PcieLink(
+        generation=generation,
+        width=width,
+        max_generation=max_generation or generation,
+        max_width=max_width or width,
+    )
+
+
+def storage(number: int, state: str = "active", rate: float | None = 200.0, function: int = 0) -> NicFacts:
+    """A port of a storage card, which is next to no GPU."""
+    return NicFacts(
+        name=f"mlx5_s{number}{function}",
+        kind=NicKind.INFINIBAND,
+        state=state,
+        rate_gbit_s=rate,
+        bus_id=f"0000:f{number}:00.{function}",
+        model="ConnectX-7",
+        pcie=at(5, 8, 5, 16),
+        place=PciPlace(host_bridge=f"pci0000:f{number}", numa_node=0),
+    )
+
+
+def second_ports(snapshot: Snapshot) -> Snapshot:
+    """Give every NIC a second port that is down."""
+    second = (
+        replace(each, name=f"{each.name}b", bus_id=(each.bus_id or "").replace(".0", ".1"), state="down")
+        for each in snapshot.nics
+    )
+    return replace(snapshot, nics=(*snapshot.nics, *second))
+
+
+def wsl(snapshot: Snapshot) -> Snapshot:
+    """Run Linux inside Windows, which hides PCI devices, links and processes."""
+    hidden = dict.fromkeys(("pcie", "processes", "memory_used_bytes", "throttle_reasons", "idle"), "Unknown Error")
+    gpus = (
+        replace(
+            each, pcie=PcieLink(), processes=None, idle=None, throttle_reasons=None, place=PciPlace(), unknown=hidden
+        )
+        for each in snapshot.gpus
+    )
+    bare = replace(snapshot, gpus=tuple(gpus), nics=(), rdma_ports=(), pci_devices=(), switches=())
+    return replace(bare, kernel=replace(snapshot.kernel, wsl=True))
+
+
+def node_links(link: PcieLink) -> Edit:
+    """Change the uplinks of all switches."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        devices = (
+            replace(each, link=link) if each.kind in (PciKind.UPSTREAM_PORT, PciKind.ROOT_PORT) else each
+            for each in snapshot.pci_devices
+        )
+        switches = (replace(each, link=link) for each in snapshot.switches)
+        return replace(snapshot, pci_devices=tuple(devices), switches=tuple(switches))
+
+    return edit
 
 
 def both(*edits: Edit) -> Edit:
@@ -102,6 +216,8 @@ HBM = f"{BOARDS} h100-pcie-2 h100-nvl-2 a100-pcie-2 gb200-nvl-4"
 RDMA = "hgx-h100-8 hgx-a100-8"
 CARDS = "l40s-8 l4-8 h100-pcie-2 h100-nvl-2 a100-pcie-2 rtx-pro-6000-8"
 WORKSTATIONS = "rtx-4090-2 rtx-5090-2"
+SOLDERED = "hgx-h100-8 hgx-a100-8 hgx-a100-4 gh200-4 dgx-1-v100"
+ROCE_V2 = Gid(index=3, kind="RoCE v2", address="ipv4")
 EVERYWHERE = f"{BOARDS} {CARDS} {WORKSTATIONS} gb200-nvl-4 dgx-1-v100"
 
 
@@ -132,6 +248,40 @@ ILL: list[tuple[str, str, Edit, str]] = [
     ("all NVLinks count errors", BOARDS, gpu(nvlinks=links(errors={"replay": 10**6})), "nvlink-errors WARN"),
     ("NVLink errors grow", BOARDS, node(errors_grown={"GPU1": {"replay on link 0": 11}}), "nvlink-errors FAIL"),
     ("all ports count errors", RDMA, port(counters=counted(symbol_error=10**6)), "rdma-port-errors WARN"),
+    ("one GPU has half its lanes", f"{BOARDS} {CARDS} dgx-1-v100", gpu(1, pcie=at(4, 8, 4, 16)), "pcie-width FAIL"),
+    ("all GPUs of a board have half their lanes", SOLDERED, gpu(pcie=at(4, 8, 4, 16)), "pcie-width FAIL"),
+    (
+        "a GPU at work has a low generation",
+        CARDS,
+        gpu(0, pcie=at(1, 16, 5), performance_state=0),
+        "pcie-generation WARN",
+    ),
+    (
+        "a root port is at x4",
+        f"{CARDS} {WORKSTATIONS}",
+        pci(PciKind.ROOT_PORT, link=at(1, 4, 5, 16)),
+        "pcie-uplink FAIL",
+    ),
+    ("the link above a switch is at x4", RDMA, pci(PciKind.ROOT_PORT, link=at(1, 4, 5, 16)), "pcie-uplink FAIL"),
+    ("an uplink is at x4", RDMA, pci(PciKind.UPSTREAM_PORT, link=at(1, 4, 5, 16)), "pcie-uplink FAIL"),
+    ("one card's maximum is lower", CARDS, gpu(1, pcie=at(3, 16)), "below-profile FAIL"),
+    ("one NIC has half its lanes", RDMA, nic(3, pcie=at(4, 8, 4, 16)), "pcie-width FAIL"),
+    ("one NIC is in an x8 slot", RDMA, nic(3, pcie=at(4, 8)), "nics-differ WARN"),
+    ("one NIC is slower", f"{RDMA} gb200-nvl-4 gh200-4 hgx-h100-4", nic(3, rate_gbit_s=100.0), "rdma-port-slow FAIL"),
+    ("two of four NICs are down", "gb200-nvl-4 hgx-h100-4", nic(2, 3, state="down"), "rdma-port-down FAIL"),
+    ("all NICs are down", f"{RDMA} gb200-nvl-4 hgx-h100-4", nic(state="down"), "rdma-port-down FAIL"),
+    ("one NIC is gone", f"{RDMA} hgx-b200-8", without_nics(3), "nic-absent FAIL"),
+    ("one NIC of four is gone", "hgx-h100-4 gb200-nvl-4 gb300-nvl-4 gh200-4", without_nics(3), "nics-differ WARN"),
+    ("three NICs of eight are gone", RDMA, without_nics(1, 2, 3), "nics-differ WARN"),
+    ("one NIC runs Ethernet", RDMA, nic(3, kind=NicKind.ROCE), "nics-differ WARN"),
+    ("one NIC has other firmware", RDMA, both(nic(firmware="28.1"), nic(3, firmware="28.0")), "nics-differ WARN"),
+    ("one NIC has a small MTU", RDMA, both(nic(kind=NicKind.ROCE, mtu=4200), nic(3, mtu=1500)), "nics-differ WARN"),
+    (
+        "one RoCE port has no GID",
+        RDMA,
+        both(nic(kind=NicKind.ROCE), port(gids=(ROCE_V2,)), port(3, gids=())),
+        "nics-differ WARN",
+    ),
     ("port errors grow", RDMA, node(errors_grown={"mlx5_0": {"symbol_error": 11}}), "rdma-port-errors FAIL"),
 ]
 
@@ -151,6 +301,29 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("three memory rows were remapped", HBM, rows(correctable=9, uncorrectable=3, banks_without_spares=0)),
     ("one GPU has replayed 140 packets in 200 days", EVERYWHERE, gpu(1, pcie_replays=140)),
     ("one NVLink has counted 140 errors", BOARDS, gpu(1, nvlinks=links(errors={"replay": 140}))),
+    ("links rest while a desktop runs", CARDS, gpu(pcie=at(1, 16, 4), idle=False)),
+    ("a Blackwell GPU at P8 is not idle", "rtx-pro-6000-8 rtx-5090-2", gpu(0, idle=False, performance_state=8)),
+    ("Gen5 cards are in a Gen4 board", "h100-pcie-2 h100-nvl-2 rtx-5090-2 rtx-pro-6000-8", gpu(pcie=at(4, 16))),
+    ("Gen4 cards are in a Gen3 board", "l40s-8 l4-8 a100-pcie-2 rtx-4090-2 a10-4", gpu(pcie=at(3, 16))),
+    ("two cards share the lanes of one", WORKSTATIONS, gpu(pcie=at(4, 8, 4, 16))),
+    ("two cards share the lanes of one, and the driver says so", WORKSTATIONS, gpu(pcie=at(4, 8))),
+    ("the second slot has four lanes", WORKSTATIONS, both(node(pci_devices=()), gpu(1, pcie=at(4, 4, 4, 16)))),
+    ("the second slot has four lanes, and the driver says so", WORKSTATIONS, gpu(1, pcie=at(4, 4))),
+    ("all switches are in a Gen4 host", "hgx-h100-8", node_links(at(4, 16, 5, 16))),
+    ("Gen5 NICs are in a Gen4 host", RDMA, nic(pcie=at(3, 16, 5, 16))),
+    ("all NICs run at 200 Gb/s", "hgx-h100-8 hgx-b200-8", nic(rate_gbit_s=200.0)),
+    ("storage is slower", f"{RDMA} hgx-b200-8 gb200-nvl-4", beside(storage(1), storage(2))),
+    (
+        "storage has ports without cable",
+        f"{RDMA} gb200-nvl-4",
+        beside(storage(1), storage(1, "down", None, 1), storage(2, "down", None), storage(2, "down", None, 1)),
+    ),
+    ("a front end is on the bus", RDMA, beside(replace(storage(1, rate=25.0), kind=NicKind.ROCE, model="E810"))),
+    ("an onboard card is slow", WORKSTATIONS, beside(replace(storage(1, rate=25.0), model="ConnectX-4 Lx"))),
+    ("every second port has no cable", "hgx-h100-8", second_ports),
+    ("no NIC is visible", f"{EVERYWHERE} gh200-1", both(without_nics(), machine_facts(container="docker"))),
+    ("Windows hides facts from WSL 2", f"{WORKSTATIONS} rtx-4090-2/1", wsl),
+    ("a workstation has no cable", f"{CARDS} {WORKSTATIONS}", nic(state="down")),
     ("one port counted 900 errors before its cable was replaced", RDMA, port(1, counters=counted(port_rcv_errors=900))),
 ]
 

@@ -63,10 +63,16 @@ def test_h100_nvl_has_12_of_18_links_and_that_is_all_of_them() -> None:
     assert ("nvlink-down", "FAIL") in ids(report([fewer], profile))
 
 
-def test_an_idle_gpu_lowers_its_pcie_generation_and_a_busy_one_must_not() -> None:
+@pytest.mark.parametrize(
+    ("state", "idle", "found"),
+    [(None, True, []), (None, False, []), (8, False, []), (5, False, []), (0, False, [("pcie-generation", "WARN")])],
+)
+def test_a_gpu_at_rest_lowers_its_pcie_generation_and_one_at_work_must_not(
+    state: int | None, found: list[tuple[str, str]], *, idle: bool
+) -> None:
+    """Clocks do not say that a Blackwell GPU at P8 rests, nor one that shows a desktop."""
     low = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    assert ids(report([changed(HEALTHY, 2, pcie=low, idle=True)])) == []
-    assert ids(report([changed(HEALTHY, 2, pcie=low, idle=False)])) == [("pcie-generation", "WARN")]
+    assert ids(report([changed(HEALTHY, 2, pcie=low, idle=idle, performance_state=state)])) == found
 
 
 def test_a_gpu_that_can_only_do_generation_3_is_below_its_profile() -> None:

@@ -160,6 +160,7 @@ _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look ce
 _NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
 _COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if the counter grows while data are moved")
+_OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
 
 SEVERITIES: Mapping[str, Grade] = {
@@ -181,7 +182,11 @@ SEVERITIES: Mapping[str, Grade] = {
     "mnnvl-clique-small": Grade(WARN, "a job may be given uneven parts of racks"),
     "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
     "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
-    "below-profile": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)"),
+    "below-profile": Grade(
+        FAIL,
+        "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_PCIE_WIDTH (configuration)",
+        "SKIP for a slot with less: the board's limit",
+    ),
     "gpu-hw-slowdown": Grade(FAIL, "NVML: a hardware slowdown divides clocks by 2 or more"),
     "gpu-throttled": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_THERMAL (monitor); AzNHC logs it and goes on"),
     "clocks-capped": Grade(WARN, "DCGM_FR_CLOCKS_EVENT_POWER (monitor); AzNHC logs it and goes on"),
@@ -212,19 +217,31 @@ SEVERITIES: Mapping[str, Grade] = {
     "peer-access-refused": Grade(
         FAIL, "DESIGN: host memory in the place of NVLink", "WARN where no NVLink joins the pair; SKIP where by design"
     ),
-    "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)"),
-    "pcie-uplink": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", "WARN for the generation"),
-    "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)"),
+    "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)", _OF_A_BOARD),
+    "pcie-uplink": Grade(
+        FAIL, "DCGM_FR_PCIE_WIDTH (configuration), of the switch above", f"WARN for the generation; {_OF_A_BOARD}"
+    ),
+    "pcie-generation": Grade(WARN, "DCGM_FR_PCIE_GENERATION (triage)", _OF_A_BOARD),
     "pcie-errors": _COUNTED,
     "rdma-port-down": Grade(FAIL, "AzNHC fails check_hw_ib; NHC fails a port that is not ACTIVE"),
-    "rdma-port-unused": Grade(WARN, "a second port without a cable is normal, and so is one that broke"),
+    "rdma-port-unused": Grade(SKIP, "a second port without a cable is normal, and GPUs have enough ports without it"),
     "rdma-port-slow": Grade(FAIL, "AzNHC fails check_hw_ib: state and rate have to match"),
     "nic-absent": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
-    "nics-missing": Grade(WARN, "AzNHC fails check_hw_ib for a device that is not there; some are built without"),
-    "nics-differ": Grade(FAIL, "AzNHC fails check_hw_ib for a device that is not there"),
+    "nics-missing": Grade(
+        WARN,
+        "AzNHC fails check_hw_ib for a device that is not there; some are built without",
+        "SKIP for a node alone: it needs no network",
+    ),
+    "nics-differ": Grade(
+        FAIL,
+        "AzNHC fails check_hw_ib for a device that is not there",
+        "WARN for a port unlike its siblings, or fewer NICs than in the profile",
+    ),
     "nic-below-card": Grade(WARN, "a card on a slower switch is no fault of the node"),
     "network-down": Grade(
-        WARN, "nothing says whether the node needs a network", "FAIL in a job with nodes whose network is up"
+        WARN,
+        "nothing says whether the node needs a network",
+        "FAIL in a job with nodes whose network is up; SKIP for a node alone",
     ),
     "nic-below-profile": Grade(FAIL, "AzNHC fails check_hw_ib against the machine type's configuration"),
     "rdma-port-errors": _COUNTED,

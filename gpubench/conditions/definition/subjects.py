@@ -1,12 +1,14 @@
 """What checks look at or compare, and why there is nothing of it on some machines: then a check has nothing to say."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.model.facts.health import HIDDEN, are_named
-from gpubench.model.facts.snapshot import GpuFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts
+from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
 from gpubench.model.results.figures import Need
 from gpubench.model.terms.units import counted
@@ -39,7 +41,7 @@ def rdma_nics(facts: Facts) -> str:
 
 def rates_of_cards(facts: Facts) -> str:
     """Rates that siblings alone judge, or that are below what cards of the model can: cable and switch may be so."""
-    active = [nic for node in facts.nodes for nic in node.nics if nic.rdma and nic.state == "active"]
+    active = [nic for node in facts.nodes for nic in port_roles(node).of_gpus if nic.state == "active"]
     low = [nic for nic in active if is_below_card(nic)]
     if low:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
@@ -116,6 +118,23 @@ def remapped_rows(gpu: GpuFacts) -> str:
     return f"{rows.uncorrectable} remapped memory rows" if rows is not None and rows.uncorrectable else ""
 
 
+OF_THE_BOARD = "the slot's or board's limit: copies are judged by it"
+_SOLDERED = re.compile(r"SXM|HBM3\b|GH200|GB\d|B[23]00|H200\b(?! NVL)|H20\b")
+_OF_DESKTOPS = re.compile(r"GeForce|TITAN")
+_DESKTOPS = ("desktop", "laptop")
+
+
+def is_soldered(gpu: GpuFacts) -> bool:
+    """True if a GPU sits on a board of GPUs, whose PCIe links have the same width everywhere, and in no slot."""
+    return _SOLDERED.search(gpu.name or "") is not None
+
+
+def is_desktop(node: Topology) -> bool:
+    """True if the slots of a board may have different widths: GPUs for consumers, a desktop or a laptop."""
+    consumer = bool(node.gpus) and all(_OF_DESKTOPS.search(gpu.name or "") for gpu in node.gpus)
+    return consumer or node.snapshot.machine.chassis in _DESKTOPS
+
+
 def nodes_to_compare(facts: Facts) -> str:
     """A second node."""
     return "" if len(facts.nodes) > 1 else "needs several nodes to compare"
@@ -167,9 +186,17 @@ def reaches_over_pcie(node: Topology) -> bool:
 def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
     """The same of one GPU."""
     others = (other for other in node.gpus if other is not gpu)
-    return any(nic.rdma for nic in node.nics) or any(
+    return bool(gpudirect_nics(node, gpu)) or any(
         not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible for other in others
     )
+
+
+def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
+    """The NICs that may reach a GPU's memory: below its switch, or where its paths are not known."""
+    roles = port_roles(node)
+    able = [nic for nic in roles.of_gpus if node.gpudirect(nic)[0] is not False]
+    below = roles.below.get(gpu.device)
+    return able if below is None else [nic for nic in able if nic in below]
 
 
 def traffic_over_pcie(facts: Facts) -> str:

@@ -213,6 +213,7 @@ MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
 
 _IDLE = 0x1
+_LOWEST_STATE = 15  # NVML_PSTATE_15; NVML_PSTATE_UNKNOWN is 32
 _THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(THROTTLE_REASONS)}
 """nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
 
@@ -284,6 +285,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
         ecc=_current(answers.ask("ecc", "nvmlDeviceGetEccMode")),
         persistence=_current([answers.ask("persistence", "nvmlDeviceGetPersistenceMode")]),
         idle=is_idle(reasons),
+        performance_state=_known_state(answers.call("nvmlDeviceGetPerformanceState").value),
         throttle_reasons=throttle_reasons(reasons),
         remapped_rows=_remapped_rows(answers),
         retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
@@ -347,6 +349,10 @@ def read_memory_errors(answers: Answers) -> int | None:
 def is_idle(reasons: int | None) -> bool | None:
     """True where clocks are low because nothing runs."""
     return bool(reasons & _IDLE) if reasons is not None else None
+
+
+def _known_state(state: int | None) -> int | None:
+    return state if state is not None and state <= _LOWEST_STATE else None
 
 
 def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:

@@ -166,7 +166,7 @@ _GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
     "nvlink": _nvlink,
     "width": lambda gpu, value, fault: replace(gpu, pcie=_trained(gpu.pcie, "width", value, fault)),
     "generation": lambda gpu, value, fault: replace(
-        gpu, pcie=_trained(gpu.pcie, "generation", value, fault), idle=False
+        gpu, pcie=_trained(gpu.pcie, "generation", value, fault), idle=False, performance_state=0
     ),
     "lost": _lost,
     "mig": lambda gpu, _value, _fault: replace(gpu, mig=True),

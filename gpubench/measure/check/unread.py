@@ -120,6 +120,8 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
 
 def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
     for number, node in run.nodes.items():
+        if node.snapshot.kernel.wsl:
+            continue  # Windows hides them: the checks that need them are not looked at
         errors = {each.error for each in node.snapshot.failures}
         for scope, names in wanted.items():
             subjects = list(_subjects(scope, run, number, node))

@@ -363,8 +363,9 @@ class RemappedRows:
 class GpuFacts:
     """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
 
-    `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `throttle_reasons` leaves out
-    idling and clocks that somebody asked for. `cuda_features` are what CUDA says that it supports, by name
+    `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `performance_state` is the
+    driver's, 0 at work (P0) to 15; from 3 on the link may be trained down, whatever the clocks say. `throttle_reasons`
+    leaves out idling and clocks that somebody asked for. `cuda_features` are what CUDA says that it supports, by name
     (`fabric_handles`, `multicast`); a driver that does not know one leaves it out. `temperature_c` is its chip's,
     `slowdown_margin_c` how far that is below the temperature at which its clocks are lowered, `most_clock_mhz` the
     highest clock of its multiprocessors, `memory_errors` the uncorrectable ones since the driver was loaded;
@@ -384,6 +385,7 @@ class GpuFacts:
     ecc: bool | None = None
     persistence: bool | None = None
     idle: bool | None = None
+    performance_state: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
     remapped_rows: RemappedRows | None = None
     retirement_pending: bool | None = None

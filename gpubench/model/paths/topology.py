@@ -58,10 +58,21 @@ def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
+_STATES_AT_WORK = 2  # P0 to P2: at P5 and P8 the driver trains links down, also while a desktop uses the GPU
+_LOWEST_GENERATION = 1
+
+
+def rests(gpu: GpuFacts) -> bool:
+    """True if a GPU may have lowered its PCIe generation to save power: nothing shows that it works."""
+    if gpu.performance_state is not None:
+        return gpu.performance_state > _STATES_AT_WORK
+    return gpu.idle is not False or gpu.pcie.generation == _LOWEST_GENERATION
+
+
 def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
-    """A device's link as under load: an idle GPU lowers its generation alone, and raises it again."""
+    """A device's link as under load: a GPU at rest lowers its generation alone, and raises it again."""
     link = device.pcie
-    rises = isinstance(device, GpuFacts) and device.idle is not False
+    rises = isinstance(device, GpuFacts) and rests(device)
     return replace(link, generation=link.max_generation or link.generation) if rises else link
 
 

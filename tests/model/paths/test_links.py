@@ -45,12 +45,17 @@ def test_transfer_rates_name_generations() -> None:
     assert PCIE_GENERATION_OF_GT_S == {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
-def test_only_a_gpu_that_may_idle_counts_with_the_generation_it_rises_to() -> None:
-    low = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    reached = {
-        idle: pcie_ceiling_gb_s(loaded_link(GpuFacts(index=0, pcie=low, idle=idle))) for idle in (True, None, False)
-    }
-    assert reached == {True: pcie_gb_s(5, 16), None: pcie_gb_s(5, 16), False: pcie_gb_s(1, 16)}
+def test_only_a_gpu_that_may_rest_counts_with_the_generation_it_rises_to() -> None:
+    low, lower = (PcieLink(generation=each, width=16, max_generation=5, max_width=16) for each in (3, 1))
+
+    def reached(link: PcieLink, *, idle: bool | None, state: int | None = None) -> float | None:
+        return pcie_ceiling_gb_s(loaded_link(GpuFacts(index=0, pcie=link, idle=idle, performance_state=state)))
+
+    assert {reached(low, idle=idle) for idle in (True, None)} == {pcie_gb_s(5, 16)}
+    assert reached(low, idle=False) == pcie_gb_s(3, 16)
+    assert reached(lower, idle=False) == reached(lower, idle=False, state=8) == pcie_gb_s(5, 16)
+    assert reached(lower, idle=False, state=0) == pcie_gb_s(1, 16)
+    low = lower
     assert pcie_ceiling_gb_s(loaded_link(NicFacts(name="a", kind=NicKind.ROCE, pcie=low))) == pcie_gb_s(1, 16)
     assert pcie_ceiling_gb_s(low) == pcie_gb_s(1, 16)
     assert loaded_link(GpuFacts(index=0, pcie=PcieLink(generation=4))).generation == 4

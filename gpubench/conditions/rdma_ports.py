@@ -1,0 +1,367 @@
+"""RDMA ports: down, slow, unlike their siblings, or set up for less than they can do."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Unread,
+    doubted,
+    in_each_node,
+    joined,
+    judged_errors,
+    nodes_with_rdma,
+    of_device,
+    of_node,
+    rdma_nics,
+)
+from gpubench.model.facts.health import port_errors
+from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
+from gpubench.model.paths.nics import NOT_ACTIVE, VIRTUAL, PortRoles, port_roles
+from gpubench.model.paths.topology import Topology, card_gbit_s, generation_and_width, is_below_card
+from gpubench.model.paths.transport import Confidence
+from gpubench.model.results.report import Effect
+from gpubench.model.results.speed import is_slow
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Verdict
+
+_GID_INDEX = "NCCL_IB_GID_INDEX"
+_ROCE_V2 = "RoCE v2"
+_FAR_BELOW_CARD = 0.25  # A ConnectX-7 on a 100 Gb/s switch may be intended; less is two generations apart
+_OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))  # Traits of another machine, which may have other NICs
+_MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the rest, the node may be built so
+
+
+@in_each_node
+def _ports_down(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        ports, failing = rdma_nics(node), port_roles(node).failing
+        down = [nic for nic in ports if nic.state in NOT_ACTIVE]
+        odd = [f"{nic.name} is {nic.state!r}" for nic in ports if nic.state not in (*NOT_ACTIVE, "active", None)]
+        if odd and not down:
+            yield Unread(run.on(number), f"unknown port state: {joined(odd)}")
+        every = len(down) == len(ports)
+        for nic in down:
+            if nic in failing:
+                seen = f"port is {nic.state}" + (", like all ports of the node" if every and len(down) > 1 else "")
+                confidence = Confidence.PROVEN if every else Confidence.LIKELY
+                yield of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
+
+
+@in_each_node
+def _ports_unused(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        for nic in port_roles(node).others:
+            if nic.state in NOT_ACTIVE:
+                yield of_device(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
+
+
+@in_each_node
+def _below_card(run: Circumstances) -> Found:
+    """Rates of GPU ports against their cards' rates. A finding if the rate is far below, if something is slow, or if
+    such ports of another node are faster: all alike may be the switches' design.
+    """
+    slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
+    roles = {number: port_roles(node) for number, node, _ in nodes_with_rdma(run)}
+    for number, own in roles.items():
+        elsewhere = [nic for other, each in roles.items() if other != number for nic in each.working]
+        near = [nic for known in own.below.values() for nic in known or ()]
+        for nic in own.of_gpus:
+            most, rate = card_gbit_s(nic), nic.rate_gbit_s
+            if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
+                seen = f"the port runs at {rate:g} Gb/s; {nic.model} cards reach up to {most:g}"
+                far = nic in near and rate < _FAR_BELOW_CARD * most
+                usual = max((each.rate_gbit_s or 0.0 for each in elsewhere if each.model == nic.model), default=0.0)
+                expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
+                expected += f"; {usual:g} on other nodes" if rate < usual else ""
+                quiet = not far and not slow and (rate >= usual or nic not in own.working)
+                yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
+
+
+@in_each_node
+def _ports_slow(run: Circumstances) -> Found:
+    """Compared with working ports of the same model: ports that are down report no rate, or their lowest."""
+    for number, node, _ in nodes_with_rdma(run):
+        roles = port_roles(node)
+        for nic in roles.failing:
+            alike = [each for each in roles.working if (each.model, each.kind) == (nic.model, nic.kind)]
+            usual = max((each.rate_gbit_s or 0.0 for each in alike), default=0.0)
+            if nic.state == "active" and nic.rate_gbit_s and nic.rate_gbit_s < usual:
+                expected = f"{usual:g} Gb/s, like its siblings"
+                yield of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
+
+
+@in_each_node
+def _port_errors(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        nics = {nic.name: nic for nic in node.nics}
+        for errors in port_errors(node.snapshot):
+            if errors.device in nics:
+                yield of_device(run, number, nics[errors.device], errors.seen, **judged_errors(errors))
+
+
+@in_each_node
+def _roce_mtu(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        for nic in rdma_nics(node):
+            size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
+            if size is not None and size < RDMA_MTUS[-1]:
+                seen = f"interface MTU {nic.mtu} limits the RoCE MTU to {size} of {RDMA_MTUS[-1]} bytes"
+                interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
+                cure = f"ip link set {interface} mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200"
+                yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
+
+
+def _roce_gid(run: Circumstances) -> Found:
+    indices = {int(value) for value in run.values(_GID_INDEX) if value.isdecimal()}
+    for number, node, _ in nodes_with_rdma(run):
+        roce = {nic.name for nic in rdma_nics(node) if nic.kind is NicKind.ROCE}
+        for port in node.snapshot.rdma_ports:
+            if port.nic not in roce or port.gids is None:
+                continue
+            kinds = {gid.index: gid.kind for gid in port.gids}
+            for index in sorted(indices):
+                if kinds.get(index) != _ROCE_V2:
+                    seen = f"{_GID_INDEX}={index} is {kinds.get(index, 'not set')} on {port.nic}"
+                    yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
+
+
+def _with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
+    """GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
+    below = {name: len(roles.are_below(name)) for name, known in roles.below.items() if known is not None}
+    counts = Counter(below.values())
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    fewer = [name for name, count in below.items() if count < usual]
+    few = len(fewer) <= _MOST_ODD * len(node.gpus)
+    return dict.fromkeys(fewer, f"{usual}, like {counts[usual]} of its siblings") if few else {}
+
+
+@in_each_node
+def _nics_absent(run: Circumstances) -> Found:
+    """A missing NIC shows only as a GPU with fewer NICs below its PCIe switch than its siblings."""
+    for number, node, _ in nodes_with_rdma(run):
+        roles = port_roles(node)
+        for name, expected in _with_fewer_nics(node, roles).items():
+            seen = f"{counted(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
+            yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
+        if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
+            yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
+
+
+def _nics_differ(run: Circumstances) -> Found:
+    yield from _ports_differ(run)
+    yield from _fewer_than_profile(run)
+    yield from _nodes_differ(run)
+
+
+def _nodes_differ(run: Circumstances) -> Found:
+    """A finding if the node is otherwise the same machine as most others and no other condition names the missing NIC;
+    else only a cause.
+    """
+    roles = {number: port_roles(node) for number, node in run.nodes.items()}
+    counts = {number: len(_active(each)) for number, each in roles.items()}
+    most = max(counts.values(), default=0)
+    if min(counts.values(), default=0) == most:
+        return
+    faulty = {
+        number
+        for kind in run.kinds
+        for number, differs in kind.odd.items()
+        if counts[number] < counts[kind.representative]
+        and number not in kind.rivals
+        and _OTHER_MACHINE.isdisjoint(each.trait for each in differs)
+        and not any(nic.state in NOT_ACTIVE for nic in roles[number].failing)
+        and not _with_fewer_nics(run.nodes[number], roles[number])
+    }
+    for number, count in counts.items():
+        if count < most:
+            seen = f"{count} RDMA NICs are up; other nodes have {most}"
+            yield of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
+
+
+def _active(roles: PortRoles) -> list[NicFacts]:
+    return [nic for nic in roles.of_gpus if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
+
+
+@in_each_node
+def _fewer_than_profile(run: Circumstances) -> Found:
+    """Fewer NICs of exactly the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
+    for number, node, _ in nodes_with_rdma(run):
+        profile, roles = run.exact_profile(number), port_roles(node)
+        due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
+        types = {(nic.kind, nic.rate_gbit_s) for nic in due}
+        is_alike = {(nic.kind, nic.rate_gbit_s) for nic in roles.of_gpus} == types
+        is_whole = profile is not None and len(node.gpus) == profile.match.board and not node.snapshot.failures
+        bare = node.snapshot.machine.virtual_machine is False and is_whole
+        have = len(roles.of_gpus)
+        if bare and is_alike and have < len(due) and len(node.gpus) % have and not _with_fewer_nics(node, roles):
+            expected = f"{len(due)}, as in profile {profile and profile.name}"
+            seen = f"{counted(have, 'RDMA NIC')} for {counted(len(node.gpus), 'GPU')}"
+            yield of_node(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
+
+
+@in_each_node
+def _ports_differ(run: Circumstances) -> Found:
+    """Ports of GPUs that are unlike most others of the node in one trait."""
+    for number, node, _ in nodes_with_rdma(run):
+        roles = port_roles(node)
+        for nic, seen, usual in _odd_ports(node, [nic for nic in roles.of_gpus if nic.state == "active"]):
+            yield of_device(
+                run, number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
+            )
+
+
+def _odd_ports(node: Topology, ports: Sequence[NicFacts]) -> Iterator[tuple[NicFacts, str, str]]:
+    traits = {nic.name: _traits(node, nic) for nic in ports}
+    usual_model, _ = _most_frequent([nic.model for nic in ports])
+    for trait in ("kind", "model", "firmware", "MTU", "PCIe at most", "RoCE v2 GID"):
+        compared = [nic for nic in ports if trait in ("kind", "model") or nic.model == usual_model]
+        known = [nic for nic in compared if traits[nic.name].get(trait) is not None]
+        usual, is_usual = _most_frequent([traits[nic.name][trait] for nic in known])
+        for nic in known if is_usual else ():
+            value = traits[nic.name][trait]
+            if value != usual:
+                yield nic, f"{trait} {value}", f"{trait} {usual}"
+
+
+def _most_frequent(values: Sequence[str | None]) -> tuple[str | None, bool]:
+    """The most frequent value, and whether more than half have it."""
+    counts = Counter(values)
+    usual = max(counts, key=lambda value: counts[value], default=None)
+    return usual, counts[usual] * 2 > len(values)
+
+
+def _traits(node: Topology, nic: NicFacts) -> Mapping[str, str | None]:
+    port = next((each for each in node.snapshot.rdma_ports if each.nic == nic.name), None)
+    gids = port.gids if port is not None and nic.kind is NicKind.ROCE else None
+    return {
+        "kind": nic.kind.value,
+        "model": nic.model,
+        "firmware": nic.firmware,
+        "MTU": str(nic.mtu) if nic.mtu and nic.kind is NicKind.ROCE else None,
+        "PCIe at most": generation_and_width(nic.pcie.max_generation, nic.pcie.max_width),
+        "RoCE v2 GID": None if gids is None else "set" if any(gid.kind == _ROCE_V2 for gid in gids) else "not set",
+    }
+
+
+RDMA_PORTS = Family.of(
+    "rdma_ports",
+    "RDMA ports",
+    Condition(
+        id="rdma-port-down",
+        title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
+        seen_as=("State: Down", "Physical state: Polling", "State: Initializing", "Got async event : port error"),
+        detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
+        check="nic_state",
+        expected="active",
+        likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
+        aliases=("nic-down",),
+        settles="ibstat; the switch's log",
+        cure="mlxlink -d DEVICE. Check the cable, transceiver and switch port; in state INIT, start a subnet manager",
+        link="https://github.com/areal-project/AReaL/issues/639",
+        look=_ports_down,
+        in_job=doubted(r"async event ?: port error"),
+        implies=("nics-differ",),
+    ),
+    Condition(
+        id="rdma-port-unused",
+        title="A spare InfiniBand or RoCE port is down: the GPUs have enough ports without it",
+        detection="ports that are down although the GPUs next to them have as many working ports as their siblings, or "
+        "that are next to no GPU",
+        check="nic_state",
+        expected="active, if it is used",
+        likely="a port without a cable, which is normal for an unused port",
+        settles="ibstat",
+        cure="ibstat. If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port",
+        link="https://github.com/Azure/azurehpc-health-checks",
+        look=_ports_unused,
+    ),
+    Condition(
+        id="nic-below-card",
+        title="A NIC's port runs at a lower rate than cards of its model reach",
+        detection="the negotiated rate of ports of GPUs against the highest rate of the model, limited by the slot; a "
+        f"finding below {_FAR_BELOW_CARD:.0%} next to a GPU, or if other nodes have a higher rate; else only a cause",
+        check="nic_state",
+        likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
+        settles="ibstat; mlxlink -d DEVICE",
+        cure="mlxlink -d DEVICE. It shows the rates that card, cable and switch port support",
+        link="https://github.com/NVIDIA/nccl/issues/2397",
+        look=_below_card,
+    ),
+    Condition(
+        id="rdma-port-slow",
+        title="InfiniBand or RoCE port runs at a lower rate than its siblings",
+        detection="/sys/class/infiniband/*/ports/*/rate against ports of the same model; not those of storage or a "
+        "front end, without which every GPU has as many ports as its siblings",
+        check="nic_state",
+        likely="the cable, transceiver or switch port",
+        aliases=("nic-rate",),
+        settles="ibstat; mlxlink -d DEVICE",
+        cure="mlxlink -d DEVICE. Check the cable, the transceiver and the switch port's configured speed",
+        link="https://github.com/NVIDIA/nccl/issues/2397",
+        look=_ports_slow,
+    ),
+    Condition(
+        id="nic-absent",
+        title="A GPU has fewer RDMA NICs below its PCIe switch than its siblings",
+        detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; reported if at most a quarter of the "
+        "node's GPUs have fewer",
+        check="nic_state",
+        likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
+        settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
+        cure="lspci -d 15b3:. If the NIC is missing, look at dmesg, then reseat or replace it",
+        link="https://github.com/NVIDIA/nccl/issues/349",
+        look=_nics_absent,
+        implies=("nics-differ",),
+    ),
+    Condition(
+        id="rdma-port-errors",
+        title="InfiniBand port counts link_downed, symbol_error or receive errors",
+        detection="/sys/class/infiniband/*/ports/*/counters: errors counted while p2p or check runs; if the counters "
+        "were read only once, large totals (weak evidence)",
+        settles="perfquery -x before and after gpubench allreduce over these nodes: growing counters confirm it",
+        check="nic_errors",
+        likely="the cable, transceiver or switch port",
+        aliases=("nic-errors",),
+        cure="perfquery -x. Run it again after some traffic; clean or replace cable and transceiver of a port whose "
+        "counters grow",
+        link="https://github.com/NVIDIA/nccl-tests/issues/112",
+        look=_port_errors,
+    ),
+    Condition(
+        id="roce-mtu-small",
+        title="RoCE MTU is 1024 because the interface's MTU is 1500",
+        detection="the MTU of a RoCE port's interface: RoCE uses the largest of 256 to 4096 that fits with headers",
+        settles="ibv_devinfo | grep active_mtu",
+        cure="ip link set INTERFACE mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200",
+        link="https://github.com/NVIDIA/nccl-tests/issues/112",
+        look=_roce_mtu,
+    ),
+    Condition(
+        id="roce-gid-index",
+        title="NCCL_IB_GID_INDEX names a GID that is not a RoCE v2 address",
+        seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
+        detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
+        settles="show_gids",
+        cure="unset NCCL_IB_GID_INDEX. NCCL 2.21 and later finds the address",
+        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        look=_roce_gid,
+    ),
+    Condition(
+        id="nics-differ",
+        title="RDMA NICs differ: fewer on one node, or one port unlike its siblings (kind, firmware, MTU, lanes, GID)",
+        detection="active RDMA NICs of every node; a finding if most nodes of the same model and GPUs have more, or "
+        "fewer are left than the profile has; kind, model, firmware, MTU, PCIe and GIDs of ports of GPUs on one node",
+        check="nic_state",
+        expected="the same NICs as on most nodes of the job",
+        likely="NICs that are missing from the bus or have no driver loaded",
+        settles="mpirun gpubench topo names the odd node",
+        cure="ibstat. Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports are up and "
+        "alike",
+        link="https://github.com/NVIDIA/nccl/issues/349",
+        look=_nics_differ,
+    ),
+)

@@ -1,0 +1,108 @@
+"""Which RDMA ports of a node carry the traffic of its GPUs, and which belong to storage, a front end or nobody."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from gpubench.model.facts.snapshot import NicFacts, NicKind
+from gpubench.model.paths.topology import UNKNOWN_PATH, Topology
+from gpubench.records import dataclass
+
+VIRTUAL = "Virtual Function"
+NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)
+_BELOW_ITS_SWITCH = ("PIX", "PXB")
+
+
+@dataclass(frozen=True, slots=True)
+class PortRoles:
+    """The roles of RDMA ports: `working` ports carry GPU traffic, `failing` ones should, `others` need not.
+
+    `below` are the ports below the PCIe switches of each GPU, None where a path is unknown.
+    """
+
+    working: tuple[NicFacts, ...]
+    failing: tuple[NicFacts, ...]
+    others: tuple[NicFacts, ...]
+    below: Mapping[str, Sequence[NicFacts] | None]
+
+    @property
+    def of_gpus(self) -> tuple[NicFacts, ...]:
+        """The ports that carry GPU traffic, or should."""
+        return self.working + self.failing
+
+    def are_below(self, device: str) -> Sequence[NicFacts]:
+        """The ports of GPU traffic below a GPU's PCIe switch."""
+        return [nic for nic in self.below.get(device) or () if nic in self.of_gpus]
+
+
+def port_roles(node: Topology) -> PortRoles:
+    """Sort the RDMA ports of a node by role.
+
+    Ports of GPUs are below the GPUs' switches, or any port if no switch has one. The most frequent kind, model and rate
+    of active ports is the working one. A different port fails only if a GPU next to it has fewer working ports than its
+    siblings: further ports belong to storage or a front end, or have no cable.
+    """
+    ports = [nic for nic in node.nics if nic.rdma]
+    below = {gpu.device: _ports_below(node, gpu.device, ports) for gpu in node.gpus}
+    near = [known for known in below.values() if known]
+    candidates = [nic for nic in ports if any(nic in known for known in near)] if near else ports
+    alike = Counter(map(_type, (nic for nic in candidates if nic.state in ("active", None))))
+    usual = max(alike, key=lambda each: (alike[each], each[2] or 0.0), default=None)
+    working = [nic for nic in candidates if nic.state not in NOT_ACTIVE and _is_alike(nic, usual)]
+    if near:
+        failing = _unlike_siblings(candidates, working, [known or () for known in below.values()])
+    else:
+        failing = _uneven(candidates, working, len(node.gpus))
+    roles = working + failing
+    return PortRoles(tuple(working), tuple(failing), tuple(nic for nic in ports if nic not in roles), below)
+
+
+_Type = tuple[NicKind, str | None, float | None]
+
+
+def _type(nic: NicFacts) -> _Type:
+    return nic.kind, nic.model, nic.rate_gbit_s
+
+
+def _is_alike(nic: NicFacts, usual: _Type | None) -> bool:
+    return usual is not None and (nic.kind, nic.model) == usual[:2] and nic.rate_gbit_s in (usual[2], None)
+
+
+def _ports_below(node: Topology, gpu: str, ports: Sequence[NicFacts]) -> list[NicFacts] | None:
+    paths = [(nic, node.matrix[gpu][nic.device]) for nic in ports if VIRTUAL not in (nic.model or "")]
+    found = [nic for nic, path in paths if path in _BELOW_ITS_SWITCH]
+    return found if found or all(path != UNKNOWN_PATH for _, path in paths) else None
+
+
+def _unlike_siblings(
+    candidates: Sequence[NicFacts], working: Sequence[NicFacts], below: Sequence[Sequence[NicFacts]]
+) -> list[NicFacts]:
+    counts = [sum(nic in working for nic in known) for known in below]
+    frequent = Counter(filter(None, counts))
+    due = max(frequent, key=lambda count: (frequent[count], count), default=1)
+    lacking = [known for known, count in zip(below, counts, strict=True) if count < due]
+    return [nic for nic in candidates if nic not in working and any(nic in known for known in lacking)]
+
+
+def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: int) -> list[NicFacts]:
+    """The ports that fail on a node whose PCI tree does not show which GPUs they serve.
+
+    A working port per GPU is enough. A port that is down next to an active one of its card may have no cable, if the
+    working ports divide the GPUs evenly. Without any working port, only InfiniBand is known to need one.
+    """
+    if not working:
+        return [nic for nic in candidates if nic.kind is NicKind.INFINIBAND]
+    if gpus > 1 and len(working) % gpus == 0:
+        return []
+    kinds, cards = {(nic.kind, nic.model) for nic in working}, {card_of(nic) for nic in working}
+    is_even = gpus <= 1 or gpus % len(working) == 0
+
+    def may_be_spare(nic: NicFacts) -> bool:
+        return nic.state in NOT_ACTIVE and (VIRTUAL in (nic.model or "") or (is_even and card_of(nic) in cards))
+
+    others = (nic for nic in candidates if nic not in working and (nic.kind, nic.model) in kinds)
+    return [nic for nic in others if not may_be_spare(nic)]
+
+
+def card_of(nic: NicFacts) -> str:
+    """The card of a port: its bus id without the function, else the device's name without the port."""
+    return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]
