@@ -47,6 +47,15 @@ def _missing(node: Topology) -> str:
     return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, but {absent}" if node.gpus and absent else ""
 
 
+def _completed(node: Topology) -> str:
+    completed = node.snapshot.completed
+    return (
+        f"no whole row of {completed}: completed by symmetry from the other rows, as far as these go"
+        if completed
+        else ""
+    )
+
+
 def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
     for number, node in run.nodes.items():
         for failure in node.snapshot.failures:
@@ -124,6 +133,17 @@ DRIVER = Family.of(
         cure="modprobe nvidia && nvidia-smi. For a container: docker run --gpus all",
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=of_every_node(_missing),
+    ),
+    Condition(
+        id="topology-text-cut",
+        title="Rows are missing in the text of nvidia-smi topo -m",
+        detection="devices in the header of the matrix that have no row of their own, or half of one",
+        check="driver",
+        expected="a row for each device of the header",
+        likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
+        cure="nvidia-smi topo -m > topo.txt",
+        link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
+        look=of_every_node(_completed),
     ),
 )
 

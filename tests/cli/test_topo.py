@@ -70,7 +70,7 @@ def test_a_file_is_shown_as_the_machine_is(path: Path) -> None:
         (b"\x7fELF\0\0\1", "topo.bad, line 1: a NUL byte"),
         (b"<system version='1'>\n<cpu numaid='0'>\n", "topo.bad, line 3"),
         (b'<?xml version="1.0"?>\n<!DOCTYPE a [<!ENTITY b "bbb">]>\n<system>&b;</system>', "topo.bad, line 2"),
-        (b"\tGPU0\tGPU1\nGPU0\t X \tNV4\n", "topo.bad, line"),
+        (b"\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV4\tNV4\n", "topo.bad, line"),
         (b"hello\n", "topo.bad, line 1"),
         (b'{"schema_version": 1, "host": "a"}', "topo.bad"),
     ],

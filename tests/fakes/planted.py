@@ -772,6 +772,7 @@ CHECKED: tuple[Plant, ...] = (
     Plant("driver-silent", lambda: _h100("node0:silent=nvml")),
     Plant("cuda-refuses", lambda: _failing("cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")),
     Plant("probe-failed", lambda: _failing("killed by SIGSEGV")),
+    Plant("topology-text-cut", lambda: with_nodes(_h100(), lambda node: replace(node, completed="NIC0"))),
     Plant("driver-missing", lambda: _h100("node0:driver_missing=yes")),
     Plant("node-differs", lambda: simulated("hgx-h100-8*4", "node2:cuda=12.8")),
     Plant(

@@ -169,6 +169,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "driver-missing": _NOT_READ,
     "not-measured": _NOT_READ,
     "above-limit": Grade(ERROR, "no link carries more than its ceiling: the facts or the figure are wrong"),
+    "topology-text-cut": Grade(WARN, "paths are the same both ways, so the other rows say what these would"),
     "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
     "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
     "gpu-missing": Grade(

@@ -543,6 +543,7 @@ class Snapshot:
     """One node. `source` says who read it; `gpus_of_others` counts GPUs given to other containers or VMs.
 
     `pci_devices` are GPUs, NICs and bridges by bus id; `errors_grown` those counted until the end of a run, or None.
+    `completed` names the devices whose rows a text of nvidia-smi lacks, and that the other rows completed.
     """
 
     host: str
@@ -563,6 +564,7 @@ class Snapshot:
     nvswitches: tuple[str, ...] = ()
     pairs: tuple[PairFacts, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()
+    completed: str = ""
     errors_grown: Mapping[str, Mapping[str, int]] | None = None
     schema_version: int = SNAPSHOT_VERSION
 

@@ -159,6 +159,16 @@ P2P_STATUS = {
     "NS": "not supported",
     "U": "unknown to the driver",
 }
+
+_ASK_BOTH = "nvidia-smi topo -p2p r and -p2p w decide"
+
+
+def _other_statuses(facts: PairFacts) -> list[tuple[str, str]]:
+    """What `topo -p2p p`, `n` and `a` say of a pair; none of them decides whether copies are direct."""
+    said = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
+    return [(what, status) for what, status in said if status is not None]
+
+
 """The words of `nvidia-smi topo -p2p`."""
 
 NOT_SAID = "U"  # The word that is no answer, neither leave nor refusal
@@ -317,7 +327,11 @@ class Topology:
         if facts.cuda is not None:
             answer = "possible" if facts.cuda else "refused by CUDA"
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
-        unknown = "; ".join(dict.fromkeys([*silent, *facts.unknown.values()])) or source.lost or destination.lost
+        others = [f"{what} {P2P_STATUS.get(status, status)} ({status})" for what, status in _other_statuses(facts)]
+        others += [_ASK_BOTH] if others else []
+        unknown = (
+            "; ".join(dict.fromkeys([*silent, *facts.unknown.values(), *others])) or source.lost or destination.lost
+        )
         return PeerAccess(None, None, unknown or self._why_silent)
 
     @cached_property

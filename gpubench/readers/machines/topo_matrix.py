@@ -4,6 +4,9 @@ Both print a matrix of devices and nothing that says which it is, so words tell:
 are answers of `topo -p2p`. What else nvidia-smi printed in the same text (its table, -L, -q, nvlink -s and -R) adds
 names, UUIDs, NVLinks and the driver; all other lines, legends and prefixes of lines are passed over.
 
+Paths are the same both ways. So a matrix of `topo -m` may lack the rows of NICs, and one row of a GPU, which may also
+end before its last cell: they are completed from the columns, and `Snapshot.completed` says so.
+
 Columns that run together, as where a text lost its tabs, are split where known words say how: GPU0GPU1 is two devices,
 NV12PIX two cells, SYS0-15 a cell and processors; NV12 before 0-15 is told from NV1 before 20-15, which is no range.
 """
@@ -213,6 +216,7 @@ def read(text: str, name: str) -> Snapshot:
         gpus=_gpus(fields, _gpus_in_lines(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
+        completed=", ".join(dict.fromkeys(matrix.completed for matrix in fields.values() if matrix.completed)),
     )
 
 
@@ -257,24 +261,26 @@ class _Matrix:
     after: tuple[str, ...]
     commands: tuple[str, ...]
     rows: dict[str, _Row] = field(default_factory=dict)
+    cut: tuple[int, str, list[str]] | None = None
+    completed: str = ""
 
     @property
     def is_path(self) -> bool:
         return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
 
     def add(self, number: int, device: str, words: Sequence[str]) -> None:
-        """Take a row; `words` are those behind its device."""
+        """Take a row; `words` are those behind its device. Raises UsageError, but a row that ends early may be cut."""
+        if self.cut is not None:
+            raise self._wrong_length(*self.cut)
         cells = tuple(takewhile(_is_cell, words))
         if len(cells) != len(self.columns):
             words = cells_apart(words)
             cells = tuple(takewhile(_is_cell, words))
+        if len(cells) < len(self.columns) and len(words) <= len(cells) + 1:
+            self.cut = number, device, list(words)
+            return
         if len(cells) != len(self.columns):
-            odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
-            raise self.wrong(
-                number,
-                f"the row of {device} has {counted(len(cells), 'cell')}{odd}; "
-                f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
-            )
+            raise self._wrong_length(number, device, words)
         for column, cell in zip(self.columns, cells, strict=True):
             if (cell == SELF) != (column == device):
                 raise self.wrong(
@@ -284,7 +290,36 @@ class _Matrix:
             raise self.wrong(number, f"this row of {device} contradicts the one on line {self.rows[device].line}")
         self.rows[device] = _Row(number, cells, tuple(words[len(cells) :]))
 
+    def _wrong_length(self, number: int, device: str, words: Sequence[str]) -> UsageError:
+        cells = list(takewhile(_is_cell, words))
+        odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
+        return self.wrong(
+            number,
+            f"the row of {device} has {counted(len(cells), 'cell')}{odd}; "
+            f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
+        )
+
+    def complete(self) -> None:
+        """Complete rows of a path matrix that are missing, or the last one, from the columns of the others."""
+        missing = [device for device in self.columns if device not in self.rows]
+        lost_gpus = [device for device in missing if _GPU.fullmatch(device)]
+        if not self.rows or not self.is_path or len(lost_gpus) > 1 or (self.cut and missing[:1] != [self.cut[1]]):
+            return
+        added: dict[str, _Row] = {}
+        for device in missing:
+            place = self.columns.index(device)
+            cells = [self.rows[other].cells[place] if other in self.rows else "" for other in self.columns]
+            cells[place] = SELF
+            if self.cut is not None and device == self.cut[1] and not _fill(cells, self.cut[2]):
+                return
+            added[device] = _Row(self.line, tuple(cells), ())
+        self.rows |= added
+        self.completed, self.cut = ", ".join(added), None
+
     def check(self) -> None:
+        self.complete()
+        if self.cut is not None:
+            raise self._wrong_length(*self.cut)
         gpus = sum(_GPU.fullmatch(device) is not None for device in self.columns)
         if gpus > limits.MOST_GPUS or len(self.columns) - gpus > limits.MOST_NICS:
             raise self.wrong(
@@ -310,6 +345,17 @@ class _Matrix:
             reason="the text was cut off, wrapped by a terminal, or mixed with another process's output",
             next_step=_NEXT_STEP,
         )
+
+
+def _fill(cells: list[str], words: Sequence[str]) -> bool:
+    """Fill gaps with the words of a row that was cut, the last of which may be cut too; False if they contradict."""
+    for place, word in enumerate(words):
+        is_last = place == len(words) - 1
+        if cells[place] and not (cells[place].startswith(word) if is_last else cells[place] == word):
+            return False
+        if not cells[place] and not is_last:
+            cells[place] = word
+    return True
 
 
 def _is_cell(word: str) -> bool:
@@ -397,7 +443,7 @@ def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple
     for each, matrix in fields.items():
         for device in matrix.columns:
             for other, cell in zip(matrix.columns, matrix.rows[device].cells, strict=True):
-                if other != device:
+                if other != device and cell:
                     source, destination = nic_names.get(device, device), nic_names.get(other, other)
                     words = pairs.setdefault((source, destination), {"source": source, "destination": destination})
                     words[each] = _OLD_WORDS.get(cell, cell)

@@ -218,12 +218,14 @@ def test_an_equal_row_twice_is_one() -> None:
         ("", "topo.txt, line 1: the text ends without a matrix"),
         ("GPU 0: NVIDIA H200 (UUID: GPU-aa)\n\n", "topo.txt, line 3: the text ends without a matrix"),
         (
-            "a\nGPU0 GPU1\nGPU0 X NV4\n",
-            "topo.txt, line 2: the header names 2 devices, GPU0 to GPU1, and there is no row",
+            "a\nGPU0 GPU1 GPU2\nGPU0 X NV4 NV4\n",
+            "topo.txt, line 2: the header names 3 devices, GPU0 to GPU2, and there is no row of GPU1, GPU2",
         ),
+        ("GPU0 GPU1\nGPU0 X OK\n", "topo.txt, line 1: the header names 2 devices, GPU0 to GPU1, and there is no row"),
         ("GPU0 GPU1\n", "there is no row of GPU0, GPU1"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4\n", "topo.txt, line 3: the row of GPU1 has 1 cell;"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU1\n", "topo.txt, line 3: the row of GPU1 has 0 cells;"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 PIX\n", "topo.txt, line 3: the row of GPU1 has 1 cell;"),
+        ("GPU0 GPU1\nGPU0 X OK\nGPU1 OK\n", "topo.txt, line 3: the row of GPU1 has 1 cell;"),
+        ("GPU0 GPU1\nGPU0 X\nGPU1 NV4 X\n", "topo.txt, line 2: the row of GPU0 has 1 cell;"),
         (
             "GPU0 GPU1\nGPU0 X N 0-3\n",
             "line 2: the row of GPU0 has 1 cell, then 'N'; the header on line 1 names 2 devices",
@@ -384,7 +386,42 @@ def test_a_cut_matrix_never_loses_a_row_in_silence(machine: Machine, style: Styl
     text = rendered(machine, style)
     text = text[: data.draw(st.integers(0, text.index("Legend:")))]
     with contextlib.suppress(UsageError):
-        assert len(read(text).pairs) == len(machine.expected())
+        snapshot = read(text)
+        assert snapshot.completed or len(snapshot.pairs) == len(machine.expected())
+
+
+CUT = "     GPU0 GPU1 GPU2 NIC0 NIC1 CPU Affinity\nGPU0 X NV6 NV12 PXB SYS 0-31\nGPU1 NV6 X PIX PXB SYS 0-31\n"
+WHOLE = f"{CUT}GPU2 NV12 PIX X SYS PXB 32-63\nNIC0 PXB PXB SYS X NODE\nNIC1 SYS SYS PXB NODE X\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "completed"),
+    [
+        ("GPU2 NV12 PIX X SYS PXB 32-63\n", "NIC0, NIC1"),
+        ("GPU2 NV12 PIX X SYS PXB 32-63\nNIC0 PXB PXB SYS X NODE\n", "NIC1"),
+        ("GPU2 NV12 PIX X SYS PXB 32-63\nNIC0 PXB PXB", "NIC0, NIC1"),
+        ("", "GPU2, NIC0, NIC1"),
+        ("GPU2", "GPU2, NIC0, NIC1"),
+        ("GPU2 NV12 PIX X", "GPU2, NIC0, NIC1"),
+        ("GPU2 NV1", "GPU2, NIC0, NIC1"),
+        ("GPU2 NV12 PIX X S", "GPU2, NIC0, NIC1"),
+        ("GPU2 NV12 PIX X\n\nme@box:~$ \n", "GPU2, NIC0, NIC1"),
+    ],
+)
+def test_rows_that_are_missing_are_completed_by_symmetry(last: str, completed: str) -> None:
+    whole = {(pair.source, pair.destination): pair.path for pair in read(WHOLE).pairs}
+    snapshot = read(CUT + last)
+    assert snapshot.completed == completed
+    found = {(pair.source, pair.destination): pair.path for pair in snapshot.pairs}
+    assert found.items() <= whole.items()
+    assert {pair for pair in whole if "NIC" not in pair[0] + pair[1]} <= found.keys()
+    assert ("GPU0", "NIC1") in found
+    assert read(WHOLE).completed == ""
+
+
+@pytest.mark.parametrize("last", ["GPU2 NV6 PIX X", "GPU2 PIX", "GPU2 NV12 PIX X SYS PXB 32-63\nNIC0 SYS"])
+def test_a_cut_row_that_contradicts_the_columns_is_refused(last: str) -> None:
+    assert "the row of " in refusal(CUT + last).seen
 
 
 @given(st.text(st.sampled_from("GPU01NICX\n\t :,VOK4SYmlx5_-|./ÅLink\x1b[")))
