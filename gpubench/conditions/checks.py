@@ -53,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
         "as many NVLinks are active as on sibling GPUs",
         reads=("gpu.nvlinks.active",),
         lack=subjects.nvlinks,
+        in_part=subjects.nvlink_mode,
     ),
     _wiring(
         "nvlink_errors",

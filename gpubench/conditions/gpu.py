@@ -15,10 +15,11 @@ from gpubench.conditions.definition.condition import (
     joined,
     of_every_gpu,
     of_gpu,
+    of_node,
 )
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
-from gpubench.model.facts.snapshot import GpuFacts, is_workstation_card
+from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
 from gpubench.model.facts.traffic import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, LinkRates, is_foreign
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
@@ -33,6 +34,22 @@ _USUAL_SLOWDOWN_C = 90  # If the driver reports none: data centre GPUs slow down
 _MOST_REMAPPED_ROWS = 8  # A memory bank has eight spare rows for uncorrectable errors
 _SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
 _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
+
+
+@in_each_node
+def _lost(run: Circumstances) -> Found:
+    """GPUs that the driver lost, and GPUs on the PCI bus that it does not list at all."""
+    for position, _, gpu in run.gpus():
+        if gpu.lost:
+            yield of_gpu(run, position, gpu.lost)
+    for number, node in run.nodes.items():
+        snapshot = node.snapshot
+        on_bus = [each.bus_id for each in snapshot.pci_devices if each.kind is PciKind.GPU]
+        listed = len(snapshot.gpus) + snapshot.gpus_of_others
+        if snapshot.gpus and len(on_bus) > listed:
+            missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
+            seen = f"{counted(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
+            yield of_node(run, number, seen)
 
 
 def _throttled(*harmful: str) -> Look:
@@ -184,13 +201,14 @@ GPU = Family.of(
     Condition(
         id="gpu-lost",
         title="GPU has fallen off the bus (Xid 79), GPU is lost",
-        detection="NVML's answer for every GPU",
+        detection="NVML's answer for every GPU, and the GPUs on the PCI bus against those that the driver lists",
         check="gpu_present",
         expected="a GPU that answers",
         likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
         cure="dmesg | grep Xid. Reboot or power-cycle the node; if the GPU stays lost, replace it",
         link="https://docs.nvidia.com/deploy/xid-errors/index.html",
-        look=of_every_gpu(lambda gpu: gpu.lost),
+        look=_lost,
+        implies=("gpu-missing",),
     ),
     Condition(
         id="gpu-hw-slowdown",

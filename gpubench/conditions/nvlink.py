@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances, remark_in_log
 from gpubench.conditions.definition.condition import (
@@ -12,7 +13,6 @@ from gpubench.conditions.definition.condition import (
     in_each_node,
     joined,
     judged_errors,
-    of_every_gpu,
     of_every_node,
     of_gpu,
     of_node,
@@ -23,6 +23,7 @@ from gpubench.model.facts.health import decode_health, describe_health, nvlink_e
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import (
+    NOT_SAID,
     Topology,
     active_links,
     is_switched,
@@ -32,7 +33,7 @@ from gpubench.model.paths.topology import (
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.units import ranges_of
+from gpubench.model.terms.units import counted, ranges_of
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
@@ -88,22 +89,35 @@ def _leads_to_switch(gpu: GpuFacts) -> bool:
     return any(link.active and link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
 
 
+_MANAGER_NOT_NEEDED = {
+    "confidence": Confidence.WEAK,
+    "severity": Verdict.WARN,
+    "likely": "it stopped, or was updated, after it had set up the NVLink fabric",
+}
+"""Of a fabric manager whose fabric is up: the next reset or partition needs it."""
+
+
 def _manager(run: Circumstances, *, stopped: bool) -> Found:
-    """Looks only at nodes whose fabric is not ready: a ready fabric needs no running fabric manager."""
+    """A fabric that is ready needs its fabric manager for the next reset or partition: then it is a warning, if the
+    NVSwitches are this node's. Otherwise only nodes whose fabric is not ready are looked at.
+    """
     refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
     for number, node in run.nodes.items():
         waiting = any(_fabric_trouble(gpu) for gpu in node.gpus) or number in refused
-        if not waiting or not any(is_switched(node, gpu) for gpu in node.gpus):
+        if not (waiting or node.snapshot.nvswitches) or not any(is_switched(node, gpu) for gpu in node.gpus):
             continue
         settings = node.snapshot.driver_settings
         service = settings.services.get(_FABRIC_MANAGER)
         driver = node.snapshot.driver.version
-        if service is None or service.running is None:
+        more: dict[str, Any] = {} if waiting else _MANAGER_NOT_NEEDED
+        if (service is None or service.running is None) and waiting:
             yield from unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
+        elif service is None:
+            continue
         elif stopped and service.running is False:
-            yield of_node(run, number, "nv-fabricmanager is not running")
+            yield of_node(run, number, "nv-fabricmanager is not running", **more)
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield of_node(run, number, f"fabric manager {service.version}, driver {driver}")
+            yield of_node(run, number, f"fabric manager {service.version}, driver {driver}", **more)
 
 
 @in_each_node
@@ -129,9 +143,56 @@ def _domains_differ(run: Circumstances) -> Found:
                 yield of_gpu(run, position, seen, expected=expected)
 
 
-def _unhealthy(gpu: GpuFacts) -> str:
-    mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
-    return f"fabric health: {describe_health(mask)}" if mask is not None and any(decode_health(mask).values()) else ""
+@in_each_node
+def _unhealthy(run: Circumstances) -> Found:
+    """Faults in a GPU's health mask, and NVSwitches that are gone from the PCI bus."""
+    for position, _, gpu in run.gpus():
+        mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
+        if mask is not None and any(decode_health(mask).values()):
+            yield of_gpu(run, position, f"fabric health: {describe_health(mask)}")
+    for number, node in run.nodes.items():
+        profile, switches = run.exact_profile(number), set(node.snapshot.nvswitches)
+        due = profile.nvlink.switches if profile is not None and profile.nvlink is not None else 0
+        links = [link for gpu in node.gpus for link in gpu.nvlinks or () if link.peer is NvlinkPeer.SWITCH]
+        gone = sorted({link.peer_bus_id for link in links if link.peer_bus_id} - switches) if switches else []
+        if gone:
+            seen = f"NVLinks lead to {counted(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
+            yield of_node(run, number, seen.replace("NVSwitchs", "NVSwitches"))
+        elif 0 < len(switches) < due and node.snapshot.machine.virtual_machine is False:
+            seen, expected = (
+                f"{len(switches)} NVSwitches on the PCI bus",
+                f"{due}, as in profile {profile and profile.name}",
+            )
+            yield of_node(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
+
+
+@in_each_node
+def _contradicted(run: Circumstances) -> Found:
+    """NVLinks whose state NVML tells in part, and those that it denies for a pair that they join."""
+    for position, _, gpu in run.gpus():
+        states = {link.number: link.active for link in gpu.nvlinks or ()}
+        unknown = [number for number, state in states.items() if state is None]
+        if unknown and len(unknown) < len(states):
+            numbers = f"link{'s' * (len(unknown) > 1)} {ranges_of(sum(1 << number for number in unknown))}"
+            yield of_gpu(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
+    denied: dict[str, list[tuple[int, int]]] = {}
+    for pair in run.inside:
+        if what := _denied(run, pair):
+            denied.setdefault(what, []).append(pair)
+    for what, pairs in denied.items():
+        seen = f"NVML reports {what}, but active NVLinks join them"
+        yield of_pairs(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
+
+
+def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
+    """What NVML says is not supported between two GPUs with peer access over active NVLinks."""
+    node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
+    if ends[0] is None or ends[1] is None or not node.nvlinks(ends[0], ends[1]):
+        return ""
+    facts = node.pair(ends[0], ends[1])
+    known = {"NVLink": facts.nvlink, "atomics": facts.atomics}
+    denied = [f"{status} for {what}" for what, status in known.items() if status not in (None, "OK", NOT_SAID)]
+    return joined(denied) if node.peer_access(ends[0], ends[1]).possible else ""
 
 
 @in_each_node
@@ -247,8 +308,10 @@ NVLINK = Family.of(
             "cudaErrorSystemNotReady",
             "Fabric State : In Progress",
         ),
-        detection="no process nv-fabricmanager on a host with NVSwitches whose GPUs' fabric is not ready",
+        detection="no process nv-fabricmanager on a host with NVSwitches, or whose GPUs' fabric is not ready",
         settles="systemctl status nvidia-fabricmanager",
+        check="fabric",
+        expected="a running fabric manager: without it the next reset or job fails",
         cure="systemctl enable --now nvidia-fabricmanager. Its version must be the driver's version",
         link=_DSTACK,
         look=partial(_manager, stopped=True),
@@ -257,8 +320,10 @@ NVLINK = Family.of(
     Condition(
         id="fabric-manager-version",
         title="The fabric manager's version does not match the NVIDIA driver's version",
-        detection="the version in the fabric manager's log against the driver's, if the GPUs' fabric is not ready",
+        detection="the version in the fabric manager's log against the driver's",
         settles="nv-fabricmanager --version; nvidia-smi",
+        check="fabric",
+        expected="the driver's version: with another one the next reset or job fails",
         cure="nv-fabricmanager --version. Install the fabric manager of the driver's version, and restart it while "
         "no job uses the GPUs",
         link=_DSTACK,
@@ -322,10 +387,24 @@ NVLINK = Family.of(
         look=_down,
     ),
     Condition(
+        id="nvlink-doubtful",
+        title="Sources disagree about NVLinks: nvidia-smi topo -p2p n against nvidia-smi nvlink -s",
+        detection="nvmlDeviceGetP2PStatus (NVLink, atomics) of pairs that active NVLinks join; links of unknown state",
+        check="nvlink_active",
+        expected="the same answer from every source",
+        likely="a link that is about to fail, or a driver that lost track of it",
+        cure="nvidia-smi nvlink -s. Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right",
+        link="https://github.com/NVIDIA/nccl/issues/2329",
+        look=_contradicted,
+    ),
+    Condition(
         id="nvlink-bandwidth-limited",
         title="The NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
         detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
         settles="grep -i nvlink /etc/modprobe.d/*",
+        check="nvlink_active",
+        expected="full bandwidth on every GPU",
+        likely="a setting of the driver, to save power",
         cure="grep -i nvlink /etc/modprobe.d/*. Remove NVreg_RmNvlinkBandwidth from the file and reboot",
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
@@ -334,7 +413,8 @@ NVLINK = Family.of(
     Condition(
         id="fabric-unhealthy",
         title="The NVLink fabric reports degraded bandwidth or an unhealthy route (health mask)",
-        detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy",
+        detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy; NVSwitches on the PCI "
+        "bus against those to which NVLinks lead, and against the profile",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         expected="a health mask without a fault",
@@ -342,7 +422,7 @@ NVLINK = Family.of(
         aliases=(_NOT_READY,),
         cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Then replace the parts that its log names",
         link="https://github.com/NVIDIA/nccl/issues/2186",
-        look=of_every_gpu(_unhealthy),
+        look=_unhealthy,
         implies=(_DOWN,),
     ),
     Condition(

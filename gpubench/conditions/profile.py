@@ -101,12 +101,28 @@ def _model(run: Circumstances) -> Found:
 def _differs(run: Circumstances) -> Found:
     """A GPU with less memory, multiprocessors or NVLinks than its equals, but for MIG and error correction."""
     for position, node, gpu in run.gpus():
+        yield from _odd_variant(run, position, node, gpu)
         alike = [each for each in node.gpus if each.name == gpu.name and each.mig == gpu.mig and each.ecc == gpu.ecc]
         for what, size in _sizes(gpu).items():
             most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
             if size < _AS_LARGE * most:
                 expected = f"{what} {most:g}, like its siblings"
                 yield of_gpu(run, position, f"{what} {size:g}", expected=expected)
+
+
+def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
+    """Another compute capability than GPUs of its model have; of two GPUs the one that is another model."""
+    profile = run.exact_profile(run.wiring.gpus[position].node)
+    same = Counter(each.compute_capability for each in node.gpus if each.name == gpu.name and each.compute_capability)
+    usual = profile.gpu.compute_capability if profile is not None else next(iter(dict(same.most_common(1))), None)
+    own = gpu.compute_capability
+    if own and usual and own != usual:
+        expected = f"compute capability {usual}, like others of its model"
+        yield of_gpu(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
+    first = node.gpus[0]
+    if len(node.gpus) == _TWO and gpu is not first and gpu.name and first.name and gpu.name != first.name:
+        expected = f"{first.name}, like {first.device}"
+        yield of_gpu(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
 
 
 def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
@@ -221,6 +237,7 @@ def _rates(rates: list[float]) -> str:
 
 
 _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
+_TWO = 2  # Of more GPUs, the model that most have is the usual one
 _AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
 _PROFILES = "profile-keys.md"
 GPU_MISSING = "gpu-missing"
@@ -255,7 +272,8 @@ PROFILE = Family.of(
     Condition(
         id="gpu-differs",
         title="A GPU has less memory, fewer multiprocessors or slower NVLinks than other GPUs of its model on the node",
-        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors and NVLink line rates of GPUs of one model",
+        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors, compute capability and NVLink line rates of GPUs "
+        "of one model; the models of two GPUs",
         check="gpu_model",
         likely="a GPU replaced by another variant, or a GPU with disabled parts",
         cure="nvidia-smi -q -i GPU. Have the GPU replaced",

@@ -144,6 +144,7 @@ def test_a_recording_of_another_command_is_checked_by_its_facts() -> None:
     assert gpubench("check", "--quick", "--replay", "tests/machines/h200x4-vm").returncode == 0
     notes = {row["check"]: row["note"] for row in document["checks"] if row["note"] not in (None, ANOTHER)}
     assert {name: note for name, note in notes.items() if "was not read" in note} == {
+        "nvlink_active": "the NVLink bandwidth mode was not read",
         "ecc": "memory_errors was not read",
         "clocks": "most_clock_mhz was not read",
         "temperature": "temperature_c was not read",

@@ -260,7 +260,7 @@ def test_links_nobody_counted_are_no_finding() -> None:
 def test_a_link_of_unknown_state_is_not_called_down() -> None:
     first, second, *rest = GPU0.nvlinks or ()
     silent = (replace(first, active=None), replace(second, active=False), *rest)
-    assert examined([with_gpu(2, nvlinks=silent)]) == ()
+    assert [each.id for each in examined([with_gpu(2, nvlinks=silent)])] == ["nvlink-doubtful"]
     assert below(profiles.load("hgx-h100-8"), with_gpus(nvlinks=silent)) == []
 
 
@@ -536,10 +536,10 @@ def test_an_odd_node_is_named_with_what_differs() -> None:
 
 def test_a_second_kind_of_the_same_gpus_is_one_warning() -> None:
     nodes = machine("hgx-h100-8*12")
-    others = [replace(node, driver=replace(node.driver, version="1.2")) for node in nodes[7:]]
+    others = [replace(node, driver=replace(node.driver, cuda="1.2")) for node in nodes[7:]]
     (finding,) = examined([*nodes[:7], *others])
     assert said([finding]) == [("node-differs", "WARN", "kind B: node7-11")]
-    assert finding.seen == f"driver 1.2 (others {HEALTHY.driver.version})"
+    assert finding.seen == f"CUDA 1.2 (others {HEALTHY.driver.cuda})"
     assert finding.expected == "the same as the 7 nodes of kind A, which have the same GPUs"
     assert finding.subjects == tuple(f"node{number}" for number in range(7, 12))
 
@@ -724,7 +724,7 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
         return GpuFacts(index=index, name="A100", bus_id=f"0000:0{index}:00.0", nvlinks=(link,) * 12)
 
     pair = (bridged(0, "0000:01:00.0"), bridged(1, "0000:00:00.0"))
-    assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=())]) == ()
+    assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=(), pci_devices=())]) == ()
 
 
 @together(

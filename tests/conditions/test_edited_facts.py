@@ -6,6 +6,7 @@ boards with NVSwitches, cards with and without bridges, workstations, racks, DGX
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from gpubench.conditions.definition.circumstances import Facts
@@ -24,6 +25,7 @@ from gpubench.model.facts.snapshot import (
     PciPlace,
     RdmaPort,
     RemappedRows,
+    Service,
     Snapshot,
 )
 from gpubench.model.paths.nodes import group
@@ -190,6 +192,41 @@ def links(**facts: Any) -> Callable[[GpuFacts], tuple[NvLink, ...]]:
     return edit
 
 
+def pair(source: str, destination: str, **facts: Any) -> Edit:
+    """Change what NVML says of a pair."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        pairs = (
+            replace(each, **facts) if (each.source, each.destination) == (source, destination) else each
+            for each in snapshot.pairs
+        )
+        return replace(snapshot, pairs=tuple(pairs))
+
+    return edit
+
+
+def settings(**facts: Any) -> Edit:
+    """Change settings of the driver."""
+    return lambda snapshot: replace(snapshot, driver_settings=replace(snapshot.driver_settings, **facts))
+
+
+def manager(**facts: Any) -> Edit:
+    """Change the fabric manager."""
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        services = {**snapshot.driver_settings.services, "nv-fabricmanager": Service(**facts)}
+        return settings(services=services)(snapshot)
+
+    return edit
+
+
+def unlisted(snapshot: Snapshot) -> Snapshot:
+    """Take the last GPU from the driver's list, and leave it on the PCI bus."""
+    *listed, last = snapshot.gpus
+    pairs = (each for each in snapshot.pairs if last.device not in (each.source, each.destination))
+    return replace(snapshot, gpus=tuple(listed), pairs=tuple(pairs))
+
+
 def throttled(reason: str, *numbers: int) -> Edit:
     """Give GPUs that are not idle a reason for lower clocks."""
     return gpu(*numbers, throttle_reasons=(reason,), idle=False)
@@ -213,6 +250,9 @@ def counted(**counters: int) -> Callable[[RdmaPort], dict[str, int]]:
 
 BOARDS = "hgx-h100-8 hgx-a100-8 hgx-b200-8 hgx-h200-4"
 HBM = f"{BOARDS} h100-pcie-2 h100-nvl-2 a100-pcie-2 gb200-nvl-4"
+SWITCHED = "hgx-h100-8 hgx-a100-8"
+NVLINKS = f"{BOARDS} h100-nvl-2 a100-pcie-2 dgx-1-v100 gb200-nvl-4"
+LIMITED = "nvlink-bandwidth-limited WARN"
 RDMA = "hgx-h100-8 hgx-a100-8"
 CARDS = "l40s-8 l4-8 h100-pcie-2 h100-nvl-2 a100-pcie-2 rtx-pro-6000-8"
 WORKSTATIONS = "rtx-4090-2 rtx-5090-2"
@@ -242,6 +282,23 @@ ILL: list[tuple[str, str, Edit, str]] = [
     ),
     ("512 memory rows were remapped", HBM, rows(uncorrectable=512), "row-remap WARN"),
     ("a memory bank has no spare row", HBM, rows(uncorrectable=9, banks_without_spares=1), "row-remap-failed FAIL"),
+    ("the driver does not list a GPU on the bus", EVERYWHERE, unlisted, "gpu-lost FAIL"),
+    ("NVML denies an NVLink", NVLINKS, pair("GPU0", "GPU1", nvlink="NS"), "nvlink-doubtful WARN"),
+    ("NVML denies atomics", NVLINKS, pair("GPU0", "GPU1", atomics="NS"), "nvlink-doubtful WARN"),
+    ("the state of a link is unknown", NVLINKS, gpu(1, nvlinks=links(active=None)), "nvlink-doubtful WARN"),
+    ("one GPU has less NVLink bandwidth", NVLINKS, settings(nvlink_bandwidth_reduced=("GPU1",)), LIMITED),
+    ("all NVLinks have half their bandwidth", NVLINKS, settings(nvlink_bandwidth_mode="half"), LIMITED),
+    (
+        "an NVSwitch is gone",
+        SWITCHED,
+        lambda node: replace(node, nvswitches=node.nvswitches[1:]),
+        "fabric-unhealthy FAIL",
+    ),
+    ("the fabric manager has stopped", SWITCHED, manager(running=False), "fabric-manager-stopped WARN"),
+    ("the fabric manager is older", SWITCHED, manager(running=True, version="535.1"), "fabric-manager-version WARN"),
+    ("one of two GPUs is another model", "h100-nvl-2 rtx-4090-2", gpu(1, name="NVIDIA L40S"), "gpu-differs WARN"),
+    ("one GPU is another model", "dgx-1-v100 l40s-8", gpu(1, name="Tesla T4"), "gpu-model WARN"),
+    ("one GPU has another capability", EVERYWHERE, gpu(1, compute_capability="7.2"), "gpu-differs WARN"),
     ("one GPU has replayed 5,000 packets", EVERYWHERE, gpu(1, pcie_replays=5000), "pcie-errors WARN"),
     ("all GPUs have replayed 1,000,000 packets", EVERYWHERE, gpu(pcie_replays=10**6), "pcie-errors WARN"),
     ("replays grow during the run", EVERYWHERE, node(errors_grown={"GPU1": {REPLAYS: 11}}), "pcie-errors FAIL"),
@@ -299,6 +356,9 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("the driver holds 600 MiB", EVERYWHERE, gpu(memory_used_bytes=600 * 2**20)),
     ("a hidden process holds 1,500 MiB", EVERYWHERE, gpu(1, memory_used_bytes=1500 * 2**20)),
     ("three memory rows were remapped", HBM, rows(correctable=9, uncorrectable=3, banks_without_spares=0)),
+    ("a GPU on the bus belongs to another container", EVERYWHERE, both(unlisted, node(gpus_of_others=1))),
+    ("the fabric manager runs outside of this VM", BOARDS, both(manager(running=False), node(nvswitches=()))),
+    ("half of the GPUs are another model", "l40s-8 rtx-pro-6000-8", gpu(0, 1, 2, 3, name="NVIDIA L4")),
     ("one GPU has replayed 140 packets in 200 days", EVERYWHERE, gpu(1, pcie_replays=140)),
     ("one NVLink has counted 140 errors", BOARDS, gpu(1, nvlinks=links(errors={"replay": 140}))),
     ("links rest while a desktop runs", CARDS, gpu(pcie=at(1, 16, 4), idle=False)),
@@ -328,9 +388,15 @@ HEALTHY: list[tuple[str, str, Edit]] = [
 ]
 
 
+@cache
+def healthy(machine: str) -> list[Snapshot]:
+    """The nodes of a simulated machine."""
+    return snapshots(parse_machine(machine))
+
+
 def check(machine: str, edit: Edit) -> Report:
     """Judge a simulated machine whose first node was edited, by the profile that it then matches."""
-    first, *others = snapshots(parse_machine(machine))
+    first, *others = healthy(machine)
     nodes = [Topology(each) for each in (edit(first), *others)]
     return judge(Facts(nodes, group(nodes), (), matched_profiles(nodes, {})))
 

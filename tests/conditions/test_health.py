@@ -331,7 +331,7 @@ def test_one_slow_direction_is_named_once() -> None:
 
 def test_two_gpus_without_siblings_are_compared_with_each_other_and_the_profile() -> None:
     among = tuple(each for each in HEALTHY.pairs if {each.source, each.destination} <= {"GPU0", "GPU1"})
-    node = replace(HEALTHY, gpus=HEALTHY.gpus[:2], pairs=among, nvswitches=())
+    node = replace(HEALTHY, gpus=HEALTHY.gpus[:2], pairs=among, nvswitches=(), pci_devices=())
     one_way = Measurements(pairs=(pair(HEALTHY, 0, 1, 376.0), pair(HEALTHY, 1, 0, 300.0)))
     assert "p2p-slow" in dict(ids(report([node], measurements=one_way)))
     both = Measurements(pairs=(pair(HEALTHY, 0, 1, 250.0), pair(HEALTHY, 1, 0, 250.0)))

@@ -33,12 +33,14 @@ def part(profile: Profile, gpus: int, links: str, *, virtual: bool) -> Snapshot:
     (whole,) = healthy(profile.name)
     kept = whole.gpus[:gpus]
     here = {gpu.bus_id for gpu in kept}
+    elsewhere = {gpu.bus_id for gpu in whole.gpus} - here
     names = {gpu.device for gpu in kept}
     return replace(
         whole,
         machine=replace(whole.machine, virtual_machine=virtual),
         gpus=tuple(_with_links(gpu, here, links) for gpu in kept),
         gpus_of_others=0 if virtual else len(whole.gpus) - gpus,
+        pci_devices=tuple(each for each in whole.pci_devices if not virtual or each.bus_id not in elsewhere),
         nvswitches=() if virtual else whole.nvswitches,
         pairs=tuple(each for each in whole.pairs if {each.source, each.destination} <= names),
     )

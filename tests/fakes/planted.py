@@ -745,6 +745,11 @@ def _h100(*faults: str, asked: bool = False, **facts: Any) -> Job:
     return with_nodes(job, lambda node: _gpu(node, 1, **facts)) if facts else job
 
 
+def _one_unknown(gpu: GpuFacts) -> tuple[NvLink, ...]:
+    first, *others = gpu.nvlinks or ()
+    return replace(first, active=None), *others
+
+
 _REMAPPED = RemappedRows(correctable=0, uncorrectable=512, pending=False, failure=False)
 
 
@@ -783,6 +788,7 @@ CHECKED: tuple[Plant, ...] = (
     Plant("library-differs", lambda: _ranks_apart(libraries={"libnccl": "/opt/old.so"})),
     Plant("gpu-lost", lambda: _h100("gpu6:lost=yes")),
     Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
+    Plant("nvlink-doubtful", lambda: _h100(nvlinks=_one_unknown(_board().nodes[0].gpus[0]))),
     Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
     Plant(
         "row-remap",

@@ -159,6 +159,9 @@ class Grade:
 _NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes")
 _NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
+_NO_MANAGER = Grade(
+    FAIL, "CUDA error 802; no peer access over NVLink", "WARN if the fabric is up: the next reset fails"
+)
 _COUNTED = Grade(WARN, "a total without a rate is a doubt", "FAIL if the counter grows while data are moved")
 _OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot has less, or one card alone does"
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
@@ -181,7 +184,11 @@ SEVERITIES: Mapping[str, Grade] = {
     ),
     "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
     "mnnvl-clique-small": Grade(WARN, "a job may be given uneven parts of racks"),
-    "gpu-differs": Grade(FAIL, "GPUs of one model have the same parts; jobs run at the pace of the weakest"),
+    "gpu-differs": Grade(
+        FAIL,
+        "GPUs of one model have the same parts; jobs run at the pace of the weakest",
+        "WARN for another model or compute capability",
+    ),
     "profile-unknown": Grade(SKIP, "less is known of the machine, and nothing against it"),
     "below-profile": Grade(
         FAIL,
@@ -211,8 +218,16 @@ SEVERITIES: Mapping[str, Grade] = {
         "WARN where a machine may have been built without that bridge",
     ),
     "nvlink-errors": _COUNTED,
+    "nvlink-bandwidth-limited": Grade(WARN, "a setting, not a fault"),
+    "nvlink-doubtful": Grade(WARN, "one of the sources is wrong; figures say which"),
+    "fabric-manager-stopped": _NO_MANAGER,
+    "fabric-manager-version": _NO_MANAGER,
     "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
-    "fabric-unhealthy": Grade(FAIL, "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)"),
+    "fabric-unhealthy": Grade(
+        FAIL,
+        "DCGM_FR_NVSWITCH_NVLINK_DOWN (isolate)",
+        "WARN if only the profile has more NVSwitches",
+    ),
     "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
     "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
     "peer-access-refused": Grade(

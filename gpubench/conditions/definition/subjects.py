@@ -160,6 +160,17 @@ def nvlinks(facts: Facts) -> str:
     return _unless((gpu for gpu in _gpus(facts) if gpu.nvlinks != ()), "no GPU has NVLinks")
 
 
+def nvlink_mode(facts: Facts) -> str:
+    """The NVLink bandwidth mode, where driver and GPUs have one."""
+    for node in facts.nodes:
+        settings = node.snapshot.driver_settings
+        reasons = [settings.unknown.get(f"nvlink_bandwidth_{name}", "") for name in ("mode", "reduced")]
+        read = settings.nvlink_bandwidth_mode is not None or settings.nvlink_bandwidth_reduced is not None
+        if not read and not any(words in reason for reason in reasons for words in NOT_THERE):
+            return "the NVLink bandwidth mode was not read"
+    return ""
+
+
 def fabric(facts: Facts) -> str:
     """A GPU that belongs to an NVLink fabric, or one of which nobody knows it."""
     outside = "no GPU belongs to an NVLink fabric"

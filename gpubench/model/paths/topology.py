@@ -263,7 +263,7 @@ class Topology:
         """Active NVLinks that lead from one GPU to another, directly or through NVSwitch; None where nothing tells."""
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
-        stated = self._stated(source, destination).path
+        stated = self.pair(source, destination).path
         if stated is not None:
             return int(stated[2:]) if stated.startswith("NV") else 0
         own, others = self._links[source.index], self._links[destination.index]
@@ -275,7 +275,7 @@ class Topology:
 
     def states_path(self, source: Device, destination: Device) -> bool:
         """True where somebody said the path class of a pair, as `nvidia-smi topo -m` does."""
-        return self._stated(source, destination).path is not None
+        return self.pair(source, destination).path is not None
 
     @cached_property
     def usual_active_links(self) -> Mapping[str | None, int]:
@@ -304,7 +304,7 @@ class Topology:
 
     def pcie_path(self, source: Device, destination: Device) -> str | None:
         """The path class without NVLink: as somebody stated it, else from both devices' places in the PCI tree."""
-        facts = self._stated(source, destination)
+        facts = self.pair(source, destination)
         if facts.pcie_path:
             return facts.pcie_path
         if facts.path in PATH_CLASSES:
@@ -316,7 +316,7 @@ class Topology:
     @_asked_once
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
         """Peer access from one GPU to another, as CUDA and NVML report it."""
-        facts = self._stated(source, destination)
+        facts = self.pair(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
         silent = [f"NVML says {P2P_STATUS[NOT_SAID]}"] if not said and NOT_SAID in (facts.read, facts.write) else []
@@ -461,7 +461,8 @@ class Topology:
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
 
-    def _stated(self, source: Device, destination: Device) -> PairFacts:
+    def pair(self, source: Device, destination: Device) -> PairFacts:
+        """What the snapshot says of a pair; empty if it says nothing."""
         return self._pairs.get((source.device, destination.device), _NOTHING)
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
