@@ -10,17 +10,15 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import Measurements, host_rows, is_by_design, memory_row, peer_rows
+from gpubench.model.results.neighbours import LATE_FROM_BYTES, LEAST_LOSS, late_rank
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
-from gpubench.model.terms.units import format_size, grouped
+from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
 clock of its core."""
-
-_LATE_SHARE = 1.2  # Ranks of a collective wait for each other: on H200 the slowest takes 1 % longer than the fastest
-_LATE_FROM_BYTES = 16 * 2**20
 
 
 def _slow_pairs(run: Circumstances) -> Found:
@@ -166,20 +164,16 @@ def _wrong(run: Circumstances) -> Found:
     for row in run.measurements.collectives:
         if row.wrong:
             subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
-            yield Sighting(subject=subject, seen=f"{row.wrong} wrong elements")
+            yield Sighting(subject=subject, seen=counted(row.wrong, "wrong element"))
 
 
 def _late(run: Circumstances) -> Found:
-    """The slowest rank, where it took a fifth longer than the fastest."""
     ranks = {each.rank: str(each) for each in run.measurements.ranks}
-    for row in run.measurements.collectives:
-        slowest, fastest, rank = row.time_us_slowest_rank, row.time_us_fastest_rank, row.slowest_rank
-        if slowest is None or not fastest or rank is None or row.size_bytes < _LATE_FROM_BYTES:
-            continue
-        if slowest / fastest > _LATE_SHARE:
-            of = f"{row.collective} of {format_size(row.size_bytes)}"
-            seen = f"{slowest / fastest:.2f} times the time of the fastest rank, {of}"
-            yield Sighting(subject=ranks.get(rank, f"rank {rank}"), seen=seen)
+    for rows in grouped(run.measurements.collectives, lambda row: row.collective).values():
+        if (found := late_rank(rows)) is not None:
+            of = f"{found.worst.collective} of {format_size(found.worst.size_bytes)}"
+            seen = f"{found.times:.2f} times the time of the fastest rank, {of}"
+            yield Sighting(subject=ranks.get(found.rank, f"rank {found.rank}"), seen=seen)
 
 
 def _above_limit(run: Circumstances) -> Found:
@@ -241,6 +235,19 @@ HOST_MEMORY_SLOW = Condition(
     cure="sudo dmidecode -t memory. Run it, `lscpu` and `top` on that node",
     link=_LINES,
     look=_host_memory,
+)
+
+LATE_RANK = Condition(
+    id=STRAGGLER,
+    title="One rank takes longer than the others for the same collective",
+    detection=f"the time of the slowest rank divided by that of the fastest, from {format_size(LATE_FROM_BYTES)} on: "
+    "the same rank in most rows",
+    check="stragglers",
+    expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, beyond the interval of the time",
+    likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
+    cure="nvidia-smi. Run it and `top` on that host; bind ranks with mpirun --bind-to numa",
+    link=_LINES,
+    look=_late,
 )
 
 IMPOSSIBLE = Condition(
@@ -312,17 +319,7 @@ MEASURED = Family.of(
         link=_EVIDENCE,
         look=_wrong,
     ),
-    Condition(
-        id=STRAGGLER,
-        title="One rank takes longer than the others for the same collective",
-        detection=f"the time of the slowest rank divided by that of the fastest, from "
-        f"{format_size(_LATE_FROM_BYTES)} on",
-        check="stragglers",
-        expected=f"at most {_LATE_SHARE:g} times the fastest rank's time",
-        likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
-        cure="nvidia-smi. Run it and `top` on that host; bind ranks with mpirun --bind-to numa",
-        look=_late,
-    ),
+    LATE_RANK,
     IMPOSSIBLE,
     Condition(
         id="not-measured",

@@ -18,6 +18,7 @@ from gpubench.conditions.peer_access import DISPUTED_ACCESS, PEER_ACCESS
 from gpubench.conditions.process import CONTAINER, CORES, PROCESS
 from gpubench.conditions.profile import PROFILE
 from gpubench.conditions.rdma_ports import RDMA_PORTS
+from gpubench.conditions.sweep import SWEEP
 
 FAMILIES: tuple[Family, ...] = (
     DRIVER,
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     PCIE,
     MPI,
     MEASURED,
+    SWEEP,
     NCCL_DIAGNOSTICS,
     HARDWARE_ERRORS,
     HANGS,

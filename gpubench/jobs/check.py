@@ -57,7 +57,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
-from gpubench.model.results.report import CollectiveRow, EvidenceRow, Report
+from gpubench.model.results.report import EvidenceRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.ranks import RankIdentity
@@ -65,7 +65,7 @@ from gpubench.model.terms.statistics import AUTO, Mode, Sampling
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.group import Group
-from gpubench.profiles import ProfileMatch, profile_for, profile_of_gpus, profiles_for
+from gpubench.profiles import ProfileMatch, profile_for, profiles_for
 from gpubench.readers.documents import read_json_line
 from gpubench.records import dataclass
 
@@ -429,29 +429,22 @@ def _with_machines(report: Report, facts: Facts) -> Report:
     return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
-def _recorded_measurements(directory: Path, node: Topology, asked: str | None) -> Measurements:
+def _recorded_measurements(directory: Path, machines: Machines, asked: str | None) -> Measurements:
     """The measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
     found = together([read_json_line(Measurements, line, where) for line, where in lines])
+    from gpubench.jobs.collective.recorded_rows import judged_again
+
     return replace(
         found,
         pairs=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.pairs),
         collectives=tuple(
-            replace(_with_expected(row, node, asked), origin=_as_recorded(row.origin)) for row in found.collectives
+            replace(row, origin=_as_recorded(row.origin))
+            for row in judged_again(found.collectives, machines.nodes, machines.processes, found.ranks, asked)
         ),
     )
-
-
-def _with_expected(row: CollectiveRow, node: Topology, asked: str | None) -> CollectiveRow:
-    from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
-
-    if row.expected_us is not None or row.ranks % row.nodes:
-        return row
-    models = sorted({gpu.name for gpu in node.gpus if gpu.name})
-    profile = profile_of_gpus(models, row.ranks // row.nodes, node, os.environ, asked)
-    return SpeedJudge(ExpectedTimes(collective=collective_named(row.collective), profile=profile), ()).row(row)
 
 
 def _as_recorded(origin: str) -> str:
@@ -573,7 +566,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
 def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:
     source = plan.source
     if isinstance(source, Replayed):
-        return _recorded_measurements(source.directory, machines.nodes[0], plan.profile)
+        return _recorded_measurements(source.directory, machines, plan.profile)
     by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
     if isinstance(source, Simulated):
         by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)

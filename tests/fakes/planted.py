@@ -47,7 +47,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
-from gpubench.model.results.report import Report
+from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import pair, row, slow_row
@@ -813,10 +813,26 @@ CHECKED: tuple[Plant, ...] = (
         "straggler",
         lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 346.1, time_us_slowest_rank=1700.0),)),
     ),
+    Plant("slow-range", lambda: _measured(_h100(), collectives=_sweep(slow=(2**26, 2**27)))),
+    Plant(
+        "figures-too-noisy",
+        lambda: _measured(_h100(), collectives=(replace(slow_row(2**28, 1357.0, 346.1), **_NOISE),)),
+    ),
     Plant("above-limit", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 4000.0),))),
     Plant("not-measured", lambda: _measured(_h100(), failed={Need.PEER_COPIES: "did not end within 120 s"})),
 )
 """Of conditions that a check alone reports."""
+
+
+_NOISE: dict[str, Any] = {"ci95_percent": 416.0, "verdict": "INCONCLUSIVE"}
+
+
+def _sweep(slow: Sequence[int]) -> tuple[CollectiveRow, ...]:
+    """All-reduces of 16 MiB to 1 GiB at 350 GB/s, some of which take a third longer."""
+    times = {
+        size: size * 1.75 / 350e3 * (4 / 3 if size in slow else 1) for size in (2**power for power in range(24, 31))
+    }
+    return tuple(row(size, time_us, size * 1.75 / time_us / 1e3) for size, time_us in times.items())
 
 
 def _slow_clock(node: Snapshot) -> Snapshot:

@@ -279,6 +279,8 @@ SEVERITIES: Mapping[str, Grade] = {
     "slow-unexplained": Grade(FAIL, "AzNHC fails check_nccl_allreduce", "WARN nearer to what is expected"),
     "wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
     "straggler": Grade(WARN, "one late rank may be a busy host"),
+    "slow-range": Grade(WARN, "the other sizes are as fast as they should be"),
+    "figures-too-noisy": Grade(Verdict.INCONCLUSIVE, "noise says nothing of a machine"),
     "nccl-diag-p2p": Grade(FAIL, "NCCL's own check of peer access failed"),
     "nccl-diag-hardware": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage), DCGM_FR_VOLATILE_DBE_DETECTED (isolate)"),
     "nccl-diag-network": Grade(WARN, "NCCL reports it and goes on"),

@@ -12,7 +12,7 @@ from gpubench.model.results.figures import is_pinned
 from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Report, VerdictRow
 from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
 from gpubench.model.terms.operation import Direction
-from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, some_of
+from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, format_time, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
@@ -277,7 +277,7 @@ def _copies(pairs: Sequence[PairRow]) -> str:
 def _row(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
-        return f"{row.time_us:.3g} µs at {size}{_of_expected_time(row)}"
+        return f"{format_time(row.time_us)} at {size}{_of_expected_time(row)}"
     return f"{row.reached_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
 
 
@@ -286,7 +286,7 @@ def _of_expected_time(row: CollectiveRow) -> str:
     if row.expected_us is None:
         return ""
     passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT
-    return f" ({row.expected_us:.3g} µs expected{'; hosts differ by that' if passes else ''})"
+    return f" ({format_time(row.expected_us)} expected{'; hosts differ by that' if passes else ''})"
 
 
 def _of_expected(expected: float | None, percent: float | None) -> str:

@@ -200,7 +200,7 @@ def speed_judge_of(
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         network = _of_hosts(ranks, asked_profile) if joined is None else joined[1]
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
-        return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts)
+        return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts, ranks)
 
     return make
 

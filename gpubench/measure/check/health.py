@@ -14,7 +14,6 @@ from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
 from gpubench.model.paths.topology import Topology, split_by_mig
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.ending import TOO_NOISY
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
@@ -48,7 +47,6 @@ R = TypeVar("R", bound=Record)
 
 JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
 JUDGED_BY_CHECKS |= {
-    TOO_NOISY,
     "gpu-lost",
     "gpu-in-use",
     *(each.id for each in CONDITIONS if each.check == "nvlink_active"),

@@ -108,7 +108,7 @@ def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tup
 
 
 def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, wrong: int) -> CollectiveRow:
-    """The row of a case from its times; `wrong` elements count only where the request has data checked."""
+    """The row of a case from its times; without a check, wrong elements of a recording count all the same."""
     collective, ranks = request.collective, times.ranks
     algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
     if not request.check:
@@ -139,7 +139,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
         slowest_rank=ranks.slowest_rank,
         algbw_gb_s=algbw,
         busbw_gb_s=None if job.ranks == 1 else algbw * collective.busbw_factor(job.ranks),
-        wrong=wrong if request.check else None,
+        wrong=wrong if request.check or wrong else None,
         verified=verified,
         verdict=_verdict(request, job, wrong),
         note="; ".join(filter(None, (ONE_RANK if job.ranks == 1 else None, times.note, made_of))) or None,
@@ -158,7 +158,7 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
 
 
 def _verdict(request: SweepRequest, job: JobFacts, wrong: int) -> Verdict | None:
-    if wrong and request.check:
+    if wrong:
         return Verdict.FAIL
     return Verdict.SKIP if job.ranks == 1 else Verdict.PASS if request.check else None
 

@@ -91,9 +91,11 @@ def judge_rows(
     """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's limits; the report."""
     verdicts, wrong = [Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
-    for row in (_with_all_digits(each, factor) for each in rows):
-        if limit_of is not None and row.limit_gb_s is None:
-            row = limited(row, limit_of(row.algorithm))
+    exact = [_with_all_digits(each, factor) for each in rows]
+    if limit_of is not None:
+        exact = [limited(each, limit_of(each.algorithm)) if each.limit_gb_s is None else each for each in exact]
+    speed.note_tries([(replace(each, host_staged=None), 1) for each in exact])
+    for row in exact:
         if row.wrong is not None:
             row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
         # What is expected is the direct path; that it was not taken is a finding of its own.

@@ -25,7 +25,7 @@ from gpubench.measure.collective.paths import (
     distinct_uses,
     simulated,
 )
-from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle
+from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle, wrong_data
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
 from gpubench.measure.path_outcome import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
@@ -385,25 +385,44 @@ def simulate(
     outcome: PathOutcome,
     speed: SpeedJudge | None,
     keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
-    most_rows: int | None = None,
+    recorded_rows: Sequence[RowSample] | None = None,
+    identities: Sequence[RankIdentity] = (),
 ) -> Report:
-    """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row."""
+    """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row.
+
+    With `recorded_rows` no row can be measured again, and their wrong elements count.
+    """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
     every_case = tuple(cases(unchecked, ranks))
     rows: list[CollectiveRow] = []
+
+    def measured(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
+        seconds = times(case.size_bytes, number, attempt)
+        row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
+        wrong = 0 if recorded_rows is None else sum(answer.wrong for answer in recorded_rows[number].answers)
+        return describe(unchecked, case, job, row_times, wrong), seconds
+
+    if speed is not None and recorded_rows is not None:
+        numbered = enumerate(zip(every_case, recorded_rows, strict=False))
+        speed.note_tries([(measured(number, case, 0)[0], sample.tries) for number, (case, sample) in numbered])
+    most_rows = None if recorded_rows is None else len(recorded_rows)
     for number, case in enumerate(every_case[:most_rows]):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
-        tries: list[tuple[CollectiveRow, Sequence[float]]] = []
-        while not tries or (speed is not None and speed.wants_another([row for row, _ in tries])):
-            seconds = times(case.size_bytes, number, len(tries))
-            row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
-            tries.append((describe(unchecked, case, job, row_times, 0), seconds))
+        tries = [measured(number, case, 0)]
+        while speed is not None and recorded_rows is None and speed.wants_another([row for row, _ in tries]):
+            tries.append(measured(number, case, len(tries)))
         row, seconds = middle(tries, lambda each: each[0].time_us)
         keep(seconds)
         rows.append(row if speed is None else speed.row(row))
         listener.row(rows[-1])
     findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)
+    wrong = [
+        (row, [answer.wrong for answer in sample.answers])
+        for row, sample in zip(rows, recorded_rows or (), strict=False)
+        if row.wrong
+    ]
+    findings = (wrong_data(wrong, identities), *findings) if wrong else findings
     judged = (Verdict(row.verdict) for row in rows if row.verdict is not None)
     return Report(
         verdict=overall([Verdict.SKIP, *judged, *(finding.severity for finding in findings)]),
@@ -477,10 +496,16 @@ def replay(
         staged = [(source, destination) for source, destination in found.model.staged]
         node_of = circumstances.wiring.nodes.__getitem__
         outcome = simulated(staged, found.ranks, node_of, found.model.source)
-        ranks, nodes = len(found.ranks), len(found.hosts)
-        speed = speed_judge_of(found.ranks)
         report = simulate(
-            request, ranks, nodes, lambda _, row, _try: seconds[row], listener, outcome, speed, most_rows=len(rows)
+            request,
+            len(found.ranks),
+            len(found.hosts),
+            lambda _, row, _try: seconds[row],
+            listener,
+            outcome,
+            speed_judge_of(found.ranks),
+            recorded_rows=[row.sample for row in rows],
+            identities=found.ranks,
         )
     else:
         judge = None
@@ -510,13 +535,17 @@ def _measured(
         )
         for name, part in groups.items()
     }
-    shown = []
+    measured = []
     for row in rows:
-        ranks = found.ranks_of(groups[row.group])
-        job = JobFacts.of(row.backend, Origin.RECORDED, ranks)
-        measured = MeasuredRow(row.sample.row(request, row.case, job), row.sample)
-        observed = row.backend == found.backend
-        shown.append(collectors[row.group].add(row.case, measured, UNWATCHED, observed=observed))
+        job = JobFacts.of(row.backend, Origin.RECORDED, found.ranks_of(groups[row.group]))
+        measured.append(MeasuredRow(row.sample.row(request, row.case, job), row.sample))
+    for name, collector in collectors.items():
+        own = [(each.row, row.sample.tries) for each, row in zip(measured, rows, strict=True) if row.group == name]
+        collector.note_tries(own)
+    shown = [
+        collectors[row.group].add(row.case, each, UNWATCHED, observed=row.backend == found.backend)
+        for each, row in zip(measured, rows, strict=True)
+    ]
     reports = [each.report() for each in collectors.values()]
     report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
     if found.refused is not None:

@@ -8,12 +8,14 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import Confidence
+from gpubench.model.results.neighbours import LONE, RowPlace, lone_slow_rows
 from gpubench.model.results.report import CollectiveRow, Effect, Report
 from gpubench.model.results.speed import (
     ExpectedTime,
     Slowness,
     compared,
     is_judged,
+    is_lost_in_noise,
     is_slow,
     judged,
     refused_above_limit,
@@ -24,7 +26,7 @@ from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, WRONG_DATA, Finding, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
 from gpubench.ports.group import Listener
 from gpubench.records import dataclass
 
@@ -108,33 +110,51 @@ class SpeedJudge:
 
     expected: ExpectedTimes
     hosts: Sequence[str]
+    ranks: Sequence[RankIdentity] = ()
     slow: list[CollectiveRow] = field(default_factory=list)
+    _rows: list[CollectiveRow] = field(default_factory=list)
+    _lone: frozenset[RowPlace] = frozenset()
     _first: str | None = None
+
+    def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
+        """Note rows that cannot be measured again, with their tries: one alone is no evidence of a slow machine."""
+        known = ((row, self.expected.of(row)) for row, _ in rows if is_judged(row))
+        verdicts = {RowPlace.of(row): expected.verdict(row) for row, expected in known if expected is not None}
+        once = {RowPlace.of(row) for row, tries in rows if tries == 1}
+        self._lone = lone_slow_rows(verdicts) & once
 
     def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
         """True if a row is to be measured again: slow or nearly, or with unlike verdicts, but not host-staged."""
         first, *more = tries
-        expected = self.expected.of(first) if is_judged(first) else None
-        if expected is None or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
+        if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
             return False
+        expected = self.expected.of(first)
+        if expected is None:
+            return all(is_lost_in_noise(row.ci95_percent) for row in tries)
         return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
 
     def row(self, row: CollectiveRow) -> CollectiveRow:
         """The row with what is expected of it and the verdict on its speed; compared settings are not judged."""
         self._first = self._first or row.backend
         expected = self.expected.of(row)
-        if expected is None:
-            return row
         is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
         if is_beside or not is_judged(row):
-            return compared(row, expected)
-        row = judged(row, expected)
+            return row if expected is None else compared(row, expected)
+        row = _not_known(row) if expected is None else judged(row, expected)
+        if is_slow(row) and RowPlace.of(row) in self._lone:
+            row = replace(row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, LONE))))
         if is_slow(row):
             self.slow.append(row)
+        self._rows.append(row)
         return row
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
-        """All findings: those on paths with the slow rows that they explain, or one that says why rows are slow."""
+        """All findings: those on paths with the slow rows that they explain, or why rows are slow; then on all rows."""
+        from gpubench.conditions.sweep import sweep_findings
+
+        return (*self._on_slow_rows(found, explained), *sweep_findings(self._rows, self.ranks))
+
+    def _on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         if not self.slow:
             return tuple(found)
         slowness = Slowness.of(self.slow)
@@ -162,6 +182,13 @@ class SpeedJudge:
             next_command=cause.with_ids(cause.cure),
             consequences=(str(slowness),),
         )
+
+
+def _not_known(row: CollectiveRow) -> CollectiveRow:
+    """The row of which nobody expects anything: INCONCLUSIVE where noise hides its time, but for wrong data."""
+    if row.wrong or row.ranks == 1 or not is_lost_in_noise(row.ci95_percent):
+        return row
+    return replace(row, verdict=Verdict.INCONCLUSIVE)
 
 
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"
@@ -277,6 +304,11 @@ class RowCollector:
             rows = [self._judge.described(case, row) for row in rows]
         return self._speed.wants_another(rows)
 
+    def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
+        """Note all rows of a recording, and how often each was measured: none can be measured again."""
+        if self._speed is not None:
+            self._speed.note_tries(rows)
+
     def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
         """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
@@ -330,7 +362,8 @@ class RowCollector:
         )
         found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
         verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
-        late = self._rank_timings.findings()
+        is_named = any(finding.id == STRAGGLER for finding in found)
+        late = () if is_named else self._rank_timings.findings()
         return Report(
             verdict=overall([verdict, *(finding.severity for finding in late)]),
             complete=True,

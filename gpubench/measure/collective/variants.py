@@ -12,7 +12,7 @@ from gpubench.measure.collective.report import MeasuredRow, RowCollector, middle
 from gpubench.measure.collective.sweep import NO_OBSERVERS, Buffers, Issue, Observers, Sweep, job_facts
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Table
-from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_slow, judged
+from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_lost_in_noise, is_slow, judged
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import counted
@@ -233,11 +233,12 @@ def finished(collector: RowCollector, observers: Observers) -> Report:
 
 
 def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Of several tries of a row the middle one; one with wrong data comes first of all."""
+    """Of several tries of a row the middle one that is not lost in noise; one with wrong data comes first of all."""
     wrong = [each for each in tries if each.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
-    chosen = middle(tries, lambda each: each.row.time_us)
+    known = [each for each in tries if not is_lost_in_noise(each.row.ci95_percent)]
+    chosen = middle(known or tries, lambda each: each.row.time_us)
     if chosen.sample is None:
         return chosen
     sample = replace(chosen.sample, tries=len(tries))

@@ -10,17 +10,16 @@ from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FallbackRow, Metadata, Report
-from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict, exit_code
+from gpubench.model.results.speed import TOO_NOISY
+from gpubench.model.terms.verdict import WRONG_DATA, Origin, Verdict, exit_code
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.model.results.figures import SpeedFigure, SpeedFigures
+    from gpubench.model.results.figures import SpeedFigures
 
 
 EXCERPT = "excerpt"  # A log that is a part of one was judged, and nothing is said of the rest
 NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks that are alone
-TOO_NOISY = "figures-too-noisy"  # Unjudged figures vary by more than themselves
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
 RUN_FAILED = "run_failed"  # The option in the metadata of a table whose text says that its run failed
@@ -59,33 +58,18 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
     """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
-    paths were not seen: SKIP. Elsewhere a figure that noise hides is INCONCLUSIVE.
+    paths were not seen: SKIP.
     """
-    if not report.complete or report.verdict is not Verdict.PASS:
+    doubts = [each for each in report.findings if each.severity not in (Verdict.PASS, Verdict.SKIP)]
+    is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
+    if not report.complete or not (report.verdict is Verdict.PASS or is_noise):
         return report
     is_gate = exit_style or is_strict(metadata.options) or metadata.of_command.is_gate
     is_part = any(each.id == EXCERPT for each in report.findings)
     unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
     if is_gate and (figures.is_unjudged or is_part or unseen):
         return replace(report, verdict=Verdict.SKIP)
-    noise = figures.lost_in_noise
-    if noise is None:
-        return report
-    return replace(report, verdict=Verdict.INCONCLUSIVE, findings=(*report.findings, _too_noisy(noise)))
-
-
-def _too_noisy(figure: "SpeedFigure") -> Finding:
-    size = format_size(figure.size_bytes)
-    time = "" if figure.time_us is None else f"{figure.time_us:.4g} µs "
-    return Finding(
-        id=TOO_NOISY,
-        severity=Verdict.INCONCLUSIVE,
-        subject=f"{figure.what} of {size}",
-        seen=f"{time}±{figure.interval_percent:.0f} %",
-        expected="a time that is known to less than itself",
-        cause="other programs on the same cores, or too few operations",
-        next_command=f"gpubench {figure.command} --sizes {size} --budget 2. Run it on an idle machine",
-    )
+    return report
 
 
 def _code_of_measuring(report: Report) -> int:

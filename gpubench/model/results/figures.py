@@ -10,7 +10,7 @@ from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, Row, Verified
-from gpubench.model.results.speed import LARGE_BYTES, is_judged, is_lost_in_noise
+from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
@@ -30,10 +30,7 @@ _BAD = (Verdict.FAIL, Verdict.WARN)
 
 @dataclass(frozen=True, slots=True)
 class SpeedFigure:
-    """What was measured, GB/s of it, and what was expected; below 64 MiB `time_us` and `expected_us` tell more.
-
-    `interval_percent` is half of the 95 % confidence interval of its time.
-    """
+    """What was measured, GB/s of it, and what was expected; below 64 MiB `time_us` and `expected_us` tell more."""
 
     what: str
     gb_s: float
@@ -44,9 +41,6 @@ class SpeedFigure:
     size_bytes: int = LARGE_BYTES
     time_us: float | None = None
     expected_us: float | None = None
-    interval_percent: float | None = None
-    command: str = PEER_COPIES
-    """The words behind `gpubench` that measure it."""
     shares_gpus: bool = False
     """Whether its ranks share GPUs, so that nothing can be expected of it."""
 
@@ -90,13 +84,6 @@ class SpeedFigures:
         copies = every[:1] if self._pairs or not collectives else []
         return bool(every) and not all(each.is_judged for each in (*copies, *collectives))
 
-    @property
-    def lost_in_noise(self) -> SpeedFigure | None:
-        """A collective's best figure, or that of its largest size, that nobody judged and whose interval reaches 0."""
-        figures = (*self._best.values(), *self._largest.values())
-        unjudged = (each for each in figures if not each.is_judged)
-        return next((each for each in unjudged if is_lost_in_noise(each.interval_percent)), None)
-
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs, else with host memory where no rank has its own GPU; then collectives, as they came."""
         if self._pairs:
@@ -113,7 +100,6 @@ class SpeedFigures:
             return  # of several in one table the first is the one that is judged; one rank has no speed
         figure = SpeedFigure(
             what=COLLECTIVE_NAMES.get(row.collective, row.collective),
-            command=row.command,
             gb_s=row.reached_gb_s,
             expected_gb_s=row.expected_gb_s,
             limit_percent=row.limit_percent,
@@ -121,7 +107,6 @@ class SpeedFigures:
             size_bytes=row.size_bytes,
             time_us=row.time_us,
             expected_us=row.expected_us,
-            interval_percent=row.ci95_percent,
             shares_gpus=(row.ranks_per_gpu or 1) > 1,
         )
         self._note_slow(figure, row.verdict)

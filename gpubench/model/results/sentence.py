@@ -46,7 +46,7 @@ from gpubench.model.terms.operation import NCCL as NCCL_BACKEND
 from gpubench.model.terms.operation import NCCL_ALONE, TORCH, TORCH_NCCL, HostMemory
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
-from gpubench.model.terms.units import compress_names, counted, format_size, some_of
+from gpubench.model.terms.units import compress_names, counted, format_bandwidth, format_size, format_time, some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
 from gpubench.records import dataclass
 
@@ -217,9 +217,11 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
         hosts = [host for host in hosts if host in words] or hosts
     place = f" on {compress_names(hosts)}" if with_place else ""
     if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
-        took = f"takes {slow.time_us:.3g} µs{place}, {slow.expected_us:.3g} expected ({slow.expected_percent:.0f} %)"
+        expected = f"{format_time(slow.expected_us)} expected ({slow.expected_percent:.0f} %)"
+        took = f"takes {format_time(slow.time_us)}{place}, {expected}"
         return f"{slow.what} of {format_size(slow.size_bytes)} {took}"
-    of_it = f"{_gb_s(slow.gb_s)} of {_gb_s(slow.expected_gb_s)} GB/s ({slow.expected_percent:.0f} %)"
+    seen, expected = format_bandwidth(slow.gb_s), format_bandwidth(slow.expected_gb_s)
+    of_it = f"{seen.removesuffix(' GB/s')} of {expected} ({slow.expected_percent:.0f} %)"
     return f"{slow.what} reaches {of_it}{place}"
 
 
@@ -291,11 +293,10 @@ def _job(report: Report) -> str:
 
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
-    unit = " GB/s"
-    of_what = " of expected"
+    known_unit, of_what = "", " of expected"
     for figure in figures.all():
-        yield f"{figure.what} {_gb_s(figure.gb_s)}{unit}{_share(figure, of_what)}"
-        unit, of_what = "", "" if figure.expected_percent is not None else of_what
+        yield f"{figure.what} {format_bandwidth(figure.gb_s).removesuffix(known_unit)}{_share(figure, of_what)}"
+        known_unit, of_what = " GB/s", "" if figure.expected_percent is not None else of_what
     if figures.checked:
         right = "data right where they were checked" if figures.unchecked else "data right"
         yield right if not figures.wrong else "data wrong"
@@ -361,10 +362,6 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         yield f"speed of {len(unjudged)} of {len(measured)} operations not judged: {why}"
     else:
         yield f"speed not judged: {why}"
-
-
-def _gb_s(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 RUN = "run"

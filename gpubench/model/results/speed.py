@@ -9,7 +9,7 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.operation import ManagedWay, algbw_gb_s
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, format_time
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.records import dataclass
 
@@ -128,8 +128,10 @@ class ExpectedTime:
         return self.time_us * (1 + self.tolerance.fail) + self.tolerance.microseconds + more
 
     def verdict(self, row: CollectiveRow) -> Verdict:
-        """PASS, WARN, FAIL, or INCONCLUSIVE for a time that is slow, and whose 95 % interval reaches what is not."""
-        least_us = row.time_us * (1 - min(row.ci95_percent or 0.0, 100.0) / 100)
+        """PASS, WARN, FAIL, or INCONCLUSIVE: slow with an interval that reaches what is not, or lost in noise."""
+        if is_lost_in_noise(row.ci95_percent):
+            return Verdict.INCONCLUSIVE
+        least_us = row.time_us * (1 - (row.ci95_percent or 0.0) / 100)
         if row.time_us > self.most_us(row):
             return Verdict.FAIL if least_us > self.most_us(row) else Verdict.INCONCLUSIVE
         tolerance = self.tolerance
@@ -223,7 +225,7 @@ class Slowness:
         row = self.worst
         if row.size_bytes >= LARGE_BYTES:
             return f"{row.busbw_gb_s:.4g} GB/s", f"{row.expected_gb_s:.4g} GB/s"
-        return f"{row.time_us:.4g} µs", f"{row.expected_us:.4g} µs"
+        return format_time(row.time_us), format_time(row.expected_us or 0.0)
 
 
 def _percent(row: CollectiveRow) -> float:
@@ -235,6 +237,8 @@ MOST_PERCENT = 110.0
 and GPUs differ by less than 1 %. No figure of a healthy machine in tests/results or tests/published is above 100 %."""
 
 ABOVE_LIMIT = "above-limit"  # The finding on such figures
+TOO_NOISY = "figures-too-noisy"  # The finding on rows that noise hides
+SLOW_RANGE = "slow-range"  # The finding on neighbouring sizes that are slower than the others
 
 _NOTE = "above the limit: a fact of the links or the time is wrong"
 

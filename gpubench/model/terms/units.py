@@ -41,6 +41,30 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def format_time(microseconds: float) -> str:
+    """Three digits as people write them: '46.1 µs', '27 ms', '1.5 s'."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= 0.9995 * size:
+            return f"{_three_digits(microseconds / size)} {unit}"
+    return f"{_three_digits(microseconds)} µs"
+
+
+def format_bandwidth(gb_s: float) -> str:
+    """As people write it: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
+    for unit, size in (("GB/s", 1.0), ("MB/s", 1e-3)):
+        if gb_s >= 0.995 * size:
+            return f"{_two_digits(gb_s / size)} {unit}"
+    return f"{_two_digits(gb_s / 1e-6)} kB/s"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
 def format_memory(size_bytes: int) -> str:
     """A rounded amount of memory for a sentence: '139.8 GiB', '512 B'."""
     for suffix in ("T", "G", "M", "K"):

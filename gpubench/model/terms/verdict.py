@@ -57,7 +57,7 @@ _MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files
 
 FIGURES = (
     *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
-    *(SLOW_UNEXPLAINED, STRAGGLER),
+    *(SLOW_UNEXPLAINED, "slow-range", STRAGGLER),
 )
 """Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
 

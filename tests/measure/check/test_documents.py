@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from gpubench.measure.check.health import of_collective, of_nodes, together
-from gpubench.model.results.ending import TOO_NOISY
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
+from gpubench.model.results.speed import TOO_NOISY
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import ROOT
 

@@ -102,6 +102,30 @@ def test_a_setting_that_is_compared_is_not_judged(changes: dict[str, Any], verdi
     assert shown.expected_percent == pytest.approx(7.3, abs=0.1)
 
 
+NOISY = four(2**20, 18.0, ci95_percent=416.0)
+
+
+@together(
+    "row, expected, verdict",
+    [
+        (NOISY, H200, "INCONCLUSIVE"),  # PASS, as it is faster than the line
+        (replace(NOISY, backend="host"), H200, "INCONCLUSIVE"),  # nothing is expected of it
+        (replace(NOISY, ci95_percent=99.0), H200, "PASS"),
+        (replace(NOISY, ci95_percent=None), H200, "PASS"),
+        (replace(NOISY, size_bytes=512), H200, "PASS"),
+        (replace(NOISY, wrong=1, verdict="FAIL"), H200, "FAIL"),
+    ],
+)
+def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
+    row: CollectiveRow, expected: ExpectedTimes, verdict: str
+) -> None:
+    judging = judge(expected)
+    assert judging.row(row).verdict == verdict
+    hidden = verdict == "INCONCLUSIVE"
+    assert [each.id for each in judging.findings((), None)] == ["figures-too-noisy"] * hidden
+    assert judging.wants_another([row]) == hidden
+
+
 def test_less_than_a_kibibyte_is_compared_and_not_judged() -> None:
     assert judge().row(four(1020, 5000.0)).verdict == "PASS"
     assert judge().row(four(1024, 5000.0)).verdict == "FAIL"

@@ -8,10 +8,11 @@ from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.ending import exit_code_of, gated
 from gpubench.model.results.figures import SpeedFigures
-from gpubench.model.results.report import CollectiveRow, FallbackRow, Table
+from gpubench.model.results.report import FallbackRow, Table
 from gpubench.model.results.sentence import sentence
+from gpubench.model.results.speed import TOO_NOISY
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
 from tests.together import together
@@ -31,35 +32,18 @@ def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, sl
     assert (told.gb_s, told.is_judged, figures.is_unjudged) == (380.0, False, True)
 
 
-NOISY = replace(ROW, ci95_percent=437.0)
-
-
-@together(
-    "row, hidden",
-    [
-        (NOISY, True),
-        (replace(NOISY, ci95_percent=99.0), False),
-        (replace(NOISY, ci95_percent=None), False),
-        (replace(NOISY, expected_gb_s=1.0, expected_us=9.0, expected_source="profile"), False),
-    ],
-)
-@together("gate", [{"strict": True}, {}])
-def test_a_figure_that_noise_hides_passes_nothing(row: CollectiveRow, gate: dict[str, object], *, hidden: bool) -> None:
-    """And no gate ends with 0, whose figures nobody judged."""
+@together("options, told", [({"strict": True}, (Verdict.SKIP, 3)), ({}, (Verdict.INCONCLUSIVE, 0))])
+def test_noise_that_nobody_judges_is_not_judged_in_a_gate(
+    options: dict[str, object], told: tuple[Verdict, int]
+) -> None:
     figures = SpeedFigures()
-    figures.add(replace(ROW, size_bytes=2, busbw_gb_s=ROW.reached_gb_s / 2, ci95_percent=1.0))
-    figures.add(row)
-    asked = replace(METADATA, options=gate)
-    told = gated(asked, report(Verdict.PASS), figures, exit_style=False)
-    if gate:
-        assert (told.verdict, exit_code_of(asked, told)) == (
-            (Verdict.PASS, 0) if row.expected_source else (Verdict.SKIP, 3)
-        )
-        return
-    assert (told.verdict is Verdict.INCONCLUSIVE, exit_code_of(asked, told)) == (hidden, 0)
-    assert [each.id for each in told.findings] == ["figures-too-noisy"] * hidden
-    line = sentence(asked, told, figures)
-    assert ("±437 %" in line, "gpubench allreduce --sizes" in line) == (hidden, hidden)
+    figures.add(ROW)
+    noise = Finding(TOO_NOISY, Verdict.INCONCLUSIVE, "all-reduce of 1K", "23 ms ±416 %", "", "", "gpubench allreduce")
+    asked = replace(METADATA, options=options)
+    seen = gated(asked, report(Verdict.INCONCLUSIVE, noise), figures, exit_style=False)
+    assert (seen.verdict, exit_code_of(asked, seen)) == told
+    other = gated(asked, report(Verdict.INCONCLUSIVE, replace(noise, id="p2p-noisy")), figures, exit_style=False)
+    assert other.verdict is Verdict.INCONCLUSIVE
 
 
 def test_ranks_that_share_a_gpu_do_not_open_what_else_was_judged() -> None:

@@ -106,7 +106,7 @@ def test_the_slowest_large_row_stands_for_all() -> None:
     assert slowness.expected.endswith("GB/s, profile x")
     small = Slowness.of(rows[:1])
     assert small.subject("node3") == "allreduce of 1M, 8 ranks on node3"
-    assert (small.seen, small.expected) == ("9000 µs (11 % of what is expected) at 1M", "1000 µs, profile x")
+    assert (small.seen, small.expected) == ("9 ms (11 % of what is expected) at 1M", "1 ms, profile x")
     assert small.severity is Verdict.FAIL
 
 

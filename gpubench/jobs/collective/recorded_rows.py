@@ -1,0 +1,100 @@
+"""Judges the recorded rows of a check as their own command judges them: a file says what was measured, and no more."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import collective_named
+from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.hardware.simulated.machine import SimulatedMachine
+from gpubench.hardware.simulated.times import CollectiveTimes
+from gpubench.jobs.collective.metadata import judge_of_model, speed_judge_of
+from gpubench.measure.collective.recording import SIMULATED_BACKEND
+from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
+from gpubench.model.facts.process import RankFacts
+from gpubench.model.paths.topology import Topology
+from gpubench.model.paths.wiring import Wiring
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes, judged
+from gpubench.model.terms.operation import algbw_gb_s
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, grouped
+from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.profiles import profile_of_gpus
+
+_MOST_OFF = 1.01  # Columns of one row are rounded nowhere: further apart, one of them was edited
+
+
+def judged_again(
+    rows: Sequence[CollectiveRow],
+    nodes: Sequence[Topology],
+    facts: Sequence[RankFacts],
+    ranks: Sequence[RankIdentity],
+    asked: str | None,
+) -> tuple[CollectiveRow, ...]:
+    """Return the rows with new verdicts, by the profile `asked`, else by the machine's; in the order of collectives."""
+    found = []
+    for name, of_it in grouped(rows, lambda row: row.collective).items():
+        collective = collective_named(name)
+        bare = [_unjudged(row, collective) for row in of_it]
+        judge = _judge_of(collective, bare[0], nodes, facts, ranks, asked)
+        judge.note_tries([(row, 1) for row in bare])
+        found += [_judged(row, once, judge, asked) for row, once in zip(of_it, bare, strict=True)]
+    return tuple(found)
+
+
+def _unjudged(row: CollectiveRow, collective: Collective) -> CollectiveRow:
+    """The row without its verdict on speed; where its time and bandwidths disagree, the slowest of them counts."""
+    factor = collective.busbw_factor(row.ranks)
+    is_right = None if row.wrong is None else Verdict.PASS
+    bare = replace(
+        row,
+        expected_us=None,
+        expected_gb_s=None,
+        expected_percent=None,
+        expected_source=None,
+        verdict=Verdict.FAIL if row.wrong else is_right,
+    )
+    figures = (row.algbw_gb_s, row.busbw_gb_s / factor if row.busbw_gb_s and factor else None)
+    times = [row.time_us, *(row.size_bytes / each / 1e3 for each in figures if each)]
+    if max(times) < _MOST_OFF * min(times):
+        return bare
+    algbw = algbw_gb_s(row.size_bytes, max(times) / MICROSECONDS_PER_SECOND)
+    busbw = None if row.busbw_gb_s is None else algbw * factor
+    percent = None if not row.limit_gb_s else 100 * (algbw if busbw is None else busbw) / row.limit_gb_s
+    return replace(bare, time_us=max(times), algbw_gb_s=algbw, busbw_gb_s=busbw, limit_percent=percent)
+
+
+def _judge_of(
+    collective: Collective,
+    row: CollectiveRow,
+    nodes: Sequence[Topology],
+    facts: Sequence[RankFacts],
+    ranks: Sequence[RankIdentity],
+    asked: str | None,
+) -> SpeedJudge:
+    per_node, rest = divmod(row.ranks, row.nodes)
+    models = sorted({gpu.name for gpu in nodes[0].gpus if gpu.name})
+    profile = None if rest else profile_of_gpus(models, per_node, nodes[0], os.environ, asked)
+    if row.backend == SIMULATED_BACKEND and profile is not None:
+        times = CollectiveTimes(SimulatedMachine(profile, row.nodes))
+        return judge_of_model(collective, times, nodes, per_node, profile)
+    if len(ranks) == row.ranks:
+        circumstances = Circumstances(wiring=Wiring(ranks, dict(enumerate(nodes))), facts=facts)
+        return speed_judge_of(collective, ranks, None, asked)(circumstances)
+    return SpeedJudge(ExpectedTimes(collective=collective, profile=profile), ())
+
+
+def _judged(recorded: CollectiveRow, bare: CollectiveRow, judge: SpeedJudge, asked: str | None) -> CollectiveRow:
+    """The row as judged now; where nothing is expected of it now, by what was expected then.
+
+    NCCL's version is in no recording of a check, so a verdict that was graver then is kept.
+    """
+    row = judge.row(bare)
+    if row.expected_us is None and recorded.expected_us is not None and recorded.verdict is not None:
+        tolerance = OF_THE_PAST if bare.nodes == 1 else between_nodes(bare.size_bytes)
+        row = judged(bare, ExpectedTime(recorded.expected_us, recorded.expected_source or "recorded", tolerance))
+    if asked is None and recorded.verdict is not None and row.verdict is not None:
+        row = replace(row, verdict=overall([Verdict(recorded.verdict), Verdict(row.verdict)]))
+    return row

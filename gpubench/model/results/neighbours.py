@@ -1,0 +1,186 @@
+"""What the rows of one sweep show about each other: a lone slow row, a slow range of sizes, a late rank."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
+
+from gpubench.model.results.report import CollectiveRow
+from gpubench.model.terms.operation import NCCL, TORCH_NCCL
+from gpubench.model.terms.statistics import Mode, robust_deviation
+from gpubench.model.terms.units import grouped
+from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
+
+LONE = "measured once, its neighbours are as expected"  # The note of a lone slow row
+
+CurveKey = tuple[object, ...]  # What rows of a curve share, all but the size and the placement
+
+_NEAR_FACTOR = 4  # Sizes up to this factor apart are neighbours: that between rows of nccl-tests' usual tables
+_LEAST_NEIGHBOURS = 2
+
+
+def _curve_of(row: CollectiveRow) -> CurveKey:
+    return row.backend, row.collective, row.dtype, row.op, row.setting, row.mode, row.group, row.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """The place of a row in a sweep."""
+
+    curve: CurveKey
+    placement: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, row: CollectiveRow) -> "RowPlace":
+        """Return the place of a row."""
+        return cls(_curve_of(row), row.placement, row.size_bytes)
+
+
+def lone_slow_rows(verdicts: Mapping[RowPlace, Verdict]) -> frozenset[RowPlace]:
+    """Return the rows that are slow although at least two neighbours exist and all neighbours pass.
+
+    Neighbours are the next smaller and the next larger size, and the same size in the other placement.
+    """
+    by_curve = grouped(verdicts, lambda place: place.curve)
+    slow = [place for place, verdict in verdicts.items() if verdict in (Verdict.FAIL, Verdict.WARN)]
+    return frozenset(
+        place
+        for place in slow
+        if len(near := list(_neighbours(place, by_curve[place.curve]))) >= _LEAST_NEIGHBOURS
+        and all(verdicts[each] is Verdict.PASS for each in near)
+    )
+
+
+def _neighbours(place: RowPlace, curve: Sequence[RowPlace]) -> Iterator[RowPlace]:
+    yield from (each for each in curve if each.size_bytes == place.size_bytes and each.placement != place.placement)
+    alike = [each for each in curve if each.placement == place.placement]
+    smaller = [each for each in alike if place.size_bytes / _NEAR_FACTOR <= each.size_bytes < place.size_bytes]
+    larger = [each for each in alike if place.size_bytes < each.size_bytes <= place.size_bytes * _NEAR_FACTOR]
+    if smaller:
+        yield max(smaller, key=lambda each: each.size_bytes)
+    if larger:
+        yield min(larger, key=lambda each: each.size_bytes)
+
+
+LEAST_LOSS = 0.05
+"""A loss that is named in a range of sizes or on a rank. In 36 healthy tables of one node, from 2 to 8 GPUs, no
+bandwidth falls by more than 3 % as the size grows; ranks of 2 to 8 H200s differ by at most 2 %."""
+
+_SURE_DEVIATIONS = 4.0  # Of the rows' own spread around their share of what is expected
+_HICCUP_US = 2.5  # What a host adds to the operations of some rows: 50 µs between ranks, in 20 iterations
+_LEAST_SHARES = 8  # Of fewer rows nobody knows how much they vary
+_LEAST_SIZES = 2  # One size alone may be an accident
+_SIMULATED = "simulated"
+_OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Whose time and busbw grow with the size, inside a node
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRange:
+    """Neighbouring sizes that are slower than the others of their sweep; `usual_us` is what `worst` should take."""
+
+    rows: tuple[CollectiveRow, ...]
+    worst: CollectiveRow
+    usual_us: float
+
+
+def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
+    """Return the slowest range of at least two sizes.
+
+    Inside a node a larger size takes no less time and has no less busbw than a smaller one. Between nodes algorithms
+    change that, and on CPUs caches do. A simulated row follows its model, so its share of what is expected is like that
+    of its neighbours too.
+    """
+    known = [row for row in rows if row.nodes == 1 and row.backend in _OF_ONE_NODE and row.mode != Mode.LATENCY]
+    found = []
+    for rows_alike in grouped(known, lambda row: (_curve_of(row), row.placement)).values():
+        by_size = {row.size_bytes: row for row in reversed(rows_alike)}
+        curve = [by_size[size] for size in sorted(by_size)]
+        usual = _usual_times(curve, [row.expected_us if row.backend == _SIMULATED else None for row in curve])
+        late = {place: curve[place].time_us / due for place, due in enumerate(usual) if due is not None}
+        for run in _runs(late):
+            worst = max(run, key=late.__getitem__)
+            found.append(SlowRange(tuple(curve[place] for place in run), curve[worst], usual[worst] or math.inf))
+    return max(found, key=lambda each: each.worst.time_us / each.usual_us, default=None)
+
+
+def _runs(places: Collection[int]) -> list[list[int]]:
+    """Return runs of consecutive places, without those that are too short."""
+    runs: list[list[int]] = []
+    for place in sorted(places):
+        if runs and runs[-1][-1] == place - 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return [run for run in runs if len(run) >= _LEAST_SIZES]
+
+
+def _usual_times(curve: Sequence[CollectiveRow], expected_us: Sequence[float | None]) -> list[float | None]:
+    """Return what every late row should take by the others, None for a row in time; sizes ascend."""
+    shares = [None if due is None else due / row.time_us for row, due in zip(curve, expected_us, strict=True)]
+    level, least = _level([share for share in shares if share is not None])
+    in_time = [share is not None and share >= least for share in shares]
+    usual = []
+    for place, row in enumerate(curve):
+        before, after = curve[:place], curve[place + 1 :]
+        bound = row.time_us / (1 + LEAST_LOSS + (row.ci95_percent or 0.0) / 100)
+        due = [us for each in before if (us := each.time_us * row.size_bytes / each.size_bytes) < bound]
+        # What is slow from the smallest size on is the start of a job, in which hosts stall.
+        least_after = min((each.time_us for each in after), default=math.inf)
+        if any(each.time_us <= least_after + _HICCUP_US for each in before) and least_after + _HICCUP_US < bound:
+            due.append(least_after)
+        is_inside = any(in_time[:place]) and any(in_time[place:])
+        known_us = expected_us[place]
+        if known_us is not None and is_inside and not in_time[place] and known_us / level + _HICCUP_US < row.time_us:
+            due.append(known_us / level)
+        usual.append(min(due, default=None))
+    return usual
+
+
+def _level(shares: Sequence[float]) -> tuple[float, float]:
+    """Return the usual share of what is expected, and the least that noise explains; infinite and 0 of few rows."""
+    if len(shares) < _LEAST_SHARES or (noise := robust_deviation(shares)) is None:
+        return math.inf, 0.0
+    level = median(shares)
+    return level, level - max(LEAST_LOSS * level, _SURE_DEVIATIONS * noise.deviation)
+
+
+LATE_FROM_BYTES = 16 * 2**20
+_MOST_ROOTED_LOSS = 0.2  # The root of few operations, and CPUs, are that much ahead or behind
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank that takes longer than the others in most rows, and the row that shows it best."""
+
+    rank: int
+    worst: CollectiveRow
+
+    @property
+    def times(self) -> float:
+        """How many times the time of the fastest rank it takes."""
+        return (self.worst.time_us_slowest_rank or 0.0) / (self.worst.time_us_fastest_rank or math.inf)
+
+
+def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
+    """Return the rank that is late in most rows from 16 MiB on, by more than the rows' noise."""
+    large = [
+        row
+        for row in rows
+        if row.size_bytes >= LATE_FROM_BYTES and row.time_us_fastest_rank and (row.ranks_per_gpu or 1) == 1
+    ]
+    late = [row for row in large if _is_one_late(row)]
+    by_rank = {rank: found for rank, found in grouped(late, lambda row: row.slowest_rank).items() if rank is not None}
+    if not by_rank:
+        return None
+    rank, found = max(by_rank.items(), key=lambda each: len(each[1]))
+    shown = max((LateRank(rank, row) for row in found), key=lambda each: each.times)
+    return shown if 2 * len(found) > len(large) else None
+
+
+def _is_one_late(row: CollectiveRow) -> bool:
+    """True if the slowest rank is further behind the mean than the fastest one is ahead of it."""
+    fastest, slowest = row.time_us_fastest_rank or 0.0, row.time_us_slowest_rank or 0.0
+    least = LEAST_LOSS if row.root is None and row.backend in _OF_ONE_NODE else _MOST_ROOTED_LOSS
+    is_behind = row.ranks == 2 or slowest - row.time_us > row.time_us - fastest
+    return is_behind and slowest > (1 + least + (row.ci95_percent or 0.0) / 100) * fastest + _HICCUP_US
