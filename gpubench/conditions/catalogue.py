@@ -65,7 +65,7 @@ def catalogue(families: Iterable[Family]) -> str:
     return "\n".join(parts)
 
 
-_GRAVEST_FIRST = ("FAIL", "ERROR", "WARN", "SKIP")
+_GRAVEST_FIRST = ("FAIL", "ERROR", "INCONCLUSIVE", "WARN", "SKIP")
 _GATE = {True: "drains", False: "keeps"}
 
 
