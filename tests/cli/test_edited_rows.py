@@ -15,7 +15,7 @@ from gpubench.cli.app import app
 
 Edit = Callable[[dict[str, Any]], object]
 K, M, G = 2**10, 2**20, 2**30
-HOST = Path("tests/results/host-recording")
+HOST = Path("tests/cli/recordings/host")
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any]]:

@@ -58,10 +58,11 @@ def test_a_range_of_sizes_that_is_slower_than_its_neighbours_is_found(
     assert (None if shown is None else (shown.rows[0].size_bytes, shown.rows[-1].size_bytes)) == found
 
 
-@pytest.mark.parametrize("file", sorted(Path("tests/results/h200x4").glob("*.txt")), ids=lambda path: path.stem)
+TABLES = [path for path in sorted(Path("tests/results/h200x4").glob("*.txt")) if path.stem != "nvbandwidth"]
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda path: path.stem)
 def test_no_range_of_a_healthy_table_is_slow(file: Path) -> None:
-    if not text.recognises(file.read_text()):
-        pytest.skip("another program's")
     assert slow_range(list(_rows(file))) is None
 
 
