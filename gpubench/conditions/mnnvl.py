@@ -1,6 +1,6 @@
 """NVLinks between nodes (MNNVL) that exist but are not used."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal, unset
 from gpubench.conditions.definition.condition import (
@@ -16,8 +16,10 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
+from gpubench.model.paths.topology import active_links
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import joined_by_nics, most_busbw_gb_s
+from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
@@ -154,7 +156,8 @@ def _unused(run: Circumstances) -> Found:
             row = max(large, key=lambda each: each.size_bytes)
             network = joined_by_nics(run.wiring, nodes, row.ranks)
             logged = (row.transport or "").startswith("NET")
-            if not logged and (network is None or row.reached_gb_s > most_busbw_gb_s(row, network)):
+            as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)
+            if not logged and (not as_network or _is_slowed_by_links(run, nodes, row)):
                 continue
             nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
             way = f"over {row.transport}" if logged else "as over the network"
@@ -166,6 +169,13 @@ def _unused(run: Circumstances) -> Found:
                 confidence=Confidence.PROVEN if logged else Confidence.LIKELY,
                 gpus=frozenset(rank for number in nodes for rank in run.gpus_of(number)),
             )
+
+
+def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: CollectiveRow) -> bool:
+    """True if the NVLinks that a GPU lacks explain the bandwidth of a row: then NVLink is as slow as a network."""
+    counts = [active_links(gpu) or 0 for number in nodes for gpu in run.nodes[number].gpus]
+    due = row.expected_gb_s or row.limit_gb_s
+    return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s
 
 
 def _switched_off(variable: str) -> Callable[[Circumstances], Found]:

@@ -1,5 +1,6 @@
 """NVLinks inside a node that are down, limited or without their fabric."""
 
+from collections.abc import Collection
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -19,6 +20,7 @@ from gpubench.conditions.definition.condition import (
     of_pairs,
     unread,
 )
+from gpubench.conditions.profile import is_mesh_with_gaps
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -202,7 +204,10 @@ def _down(run: Circumstances) -> Found:
     Siblings are the reference, not the chip's number of links: an H100 NVL has 12 of 18. A GPU without any active link,
     whose siblings are joined by bridges, may simply have no bridge.
     """
+    incomplete = {number for number, node in run.nodes.items() if is_mesh_with_gaps(node, run.profiles.get(number))}
     for position, node, gpu in run.gpus():
+        if run.wiring.gpus[position].node in incomplete:
+            continue  # its links lead to the missing GPU, which is the finding
         active, usual = active_links(gpu), node.usual_active_links[gpu.name]
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
         if active is None or active >= due or lost_its_switches(node, gpu):
@@ -220,7 +225,7 @@ def _down(run: Circumstances) -> Found:
             likely="this GPU has no NVLink bridge, or the bridge is not seated" if bare else "",
             effects=(Effect.SLOW,),
         )
-    yield from _pairs_without(run)
+    yield from _pairs_without(run, incomplete)
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
@@ -231,8 +236,10 @@ def _least_links(profile: Profile | None, usual: int) -> int:
     return nvlink.least_links(profile.match.visible, profile.match.board)
 
 
-def _pairs_without(run: Circumstances) -> Found:
+def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
     for number, node in run.nodes.items():
+        if number in incomplete:
+            continue
         gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
         lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
         pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]

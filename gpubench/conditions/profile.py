@@ -43,16 +43,21 @@ def _missing(run: Circumstances) -> Found:
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
-        has_board = bool(snapshot.nvswitches) or _is_mesh_with_gaps(node)
+        has_board = bool(snapshot.nvswitches) or is_mesh_with_gaps(node, profile)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
             expected = f"{counted(board, 'GPU')}, as in profile {profile.name}"
             yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
-def _is_mesh_with_gaps(node: Topology) -> bool:
-    """True if NVLinks join GPUs directly, and every GPU has some that are down or lead to a missing GPU."""
+def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
+    """True if NVLinks join GPUs directly, fewer GPUs are here than the board has, and as many links as one GPU has are
+    down or lead to a missing GPU.
+    """
     here = {gpu.bus_id for gpu in node.gpus}
-    return is_mesh(node) and all(any(_leads_nowhere(link, here) for link in gpu.nvlinks or ()) for gpu in node.gpus)
+    gaps = sum(_leads_nowhere(link, here) for gpu in node.gpus for link in gpu.nvlinks or ())
+    if profile is None or profile.nvlink is None or len(node.gpus) >= profile.match.board:
+        return False
+    return is_mesh(node) and gaps >= profile.nvlink.links
 
 
 def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
@@ -259,14 +264,14 @@ PROFILE = Family.of(
     Condition(
         id=GPU_MISSING,
         title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
-        detection="the number of GPUs against the profile (bare metal only, on boards with NVSwitches, or if "
-        "every GPU has NVLinks "
-        "to a missing GPU), against --expect-gpus and a requested profile; no GPU although other nodes have some",
+        detection="the number of GPUs against the profile (bare metal only, on boards with NVSwitches, or if as many "
+        "NVLinks as one GPU has lead to no GPU), against --expect-gpus and a requested profile; no GPU although other "
+        "nodes have some",
         check="gpu_present",
         likely="a GPU that no longer trains its PCIe link, or a GPU that was removed",
         cure="lspci -d 10de: | grep -c 3D. Power-cycle the node, then look at the server's log (ipmitool sel list)",
         look=_missing,
-        implies=("below-profile",),
+        implies=("below-profile", "peer-access-refused"),
     ),
     _MODEL,
     Condition(

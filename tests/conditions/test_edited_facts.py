@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from typer.testing import CliRunner
+
+from gpubench.cli.app import app
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
@@ -416,3 +419,20 @@ def test_a_healthy_edit_raises_no_alarm(what: str, machines: str, edit: Edit) ->
         report = check(machine, edit)
         alarms = [(each.id, each.seen) for each in report.findings if each.severity is not Verdict.SKIP]
         assert alarms == [], f"{what} on {machine}"
+
+
+CAUSES = [
+    # a command, a machine, its fault, and how the last line begins
+    ("check --quick", "dgx-1-v100", "gpu0:missing=yes", "FAIL (simulated): node0: 7 GPUs, the board has 8"),
+    ("check --quick", "dgx-1-v100", "gpu5:missing=yes", "FAIL (simulated): node0: 7 GPUs, the board has 8"),
+    ("check --quick", "dgx-1-v100", "gpu3:nvlink=5", "FAIL (simulated): node0 GPU3: 1 of 6 NVLinks down"),
+    ("allreduce --sizes 1G", "gb200-nvl72/8", "gpu1:nvlink=5", "FAIL (simulated): node0 GPU1: 13 of 18 NVLinks down"),
+]
+
+
+@together("command, machine, fault, line", CAUSES)
+def test_a_fault_is_named_as_the_cause(command: str, machine: str, fault: str, line: str) -> None:
+    """A missing GPU of a mesh was four GPUs to reset, and five NVLinks a stopped IMEX service."""
+    arguments = [*command.split(), "--simulate", machine, "--fault", fault, "--no-progress"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.stdout.rstrip().rpartition("\n")[2].startswith(line), result.stdout
