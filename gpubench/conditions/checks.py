@@ -106,7 +106,7 @@ CHECKS: tuple[Check, ...] = (
         in_part=subjects.rates_of_cards,
         without_gpus=True,
     ),
-    _wiring("gpudirect", "RDMA NICs can reach GPU memory", lack=subjects.rdma_nics),
+    _wiring("gpudirect", "RDMA NICs can reach GPU memory", lack=subjects.rdma_nics, in_part=subjects.unknown_gpudirect),
     _wiring(
         "nodes_alike",
         "nodes of the same kind have the same hardware",

@@ -1,5 +1,6 @@
 """RDMA through host memory, because the NICs cannot reach the GPUs' memory."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from gpubench.conditions.definition.circumstances import (
@@ -88,6 +89,8 @@ def _no_module(run: Circumstances) -> Found:
         if node.gpus and all(_GB10 in (gpu.name or "") for gpu in node.gpus):
             continue
         refused = {name: reason for name, (possible, reason) in answers.items() if possible is False}
+        if node.snapshot.gpudirect.peermem:
+            continue  # peermem-not-registered reports it
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
             heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))
@@ -164,16 +167,36 @@ def _log_far(staged: Staged) -> LoggedReason | None:
 
 _GB10 = "GB10"
 _GB10_BUS_ID = "000f:01:00.0"  # Bus id of the only GPU in machines with NVIDIA's GB10 chip (DGX Spark and siblings)
+_GB10_NIC = re.compile(
+    r"\b(?:roce|en)P2p1s0f[01]"
+)  # Second half of their ConnectX-7, named by Linux after its PCI slot
 
 
 def _log_gb10(staged: Staged) -> LoggedReason | None:
     by_model = bool(staged.models) and all(_GB10 in model for model in staged.models)
     by_place = not staged.models and set(staged.bus_ids) == {_GB10_BUS_ID}
+    if by_rdma(staged) and not (by_model or by_place or staged.models) and staged.one_per_host:
+        return _log_gb10_nic(staged)
     if not by_rdma(staged) or not (by_model or by_place):
         return None
     return LoggedReason(
         f"GB10 has no GPUDirect RDMA ({_GB10 if by_model else f'the GPU is at {_GB10_BUS_ID}, as in these'})",
         "Nothing to repair: GPU and processor share one memory",
+    )
+
+
+_NAMING_NICS = (RemarkKind.RDMA_DEVICES, RemarkKind.GDR_ENABLED, RemarkKind.GDR_DISABLED)
+
+
+def _log_gb10_nic(staged: Staged) -> LoggedReason | None:
+    texts = (*staged.interfaces, *(note.text for note in staged.found(*_NAMING_NICS)))
+    name = next((found[0] for text in texts if (found := _GB10_NIC.search(text))), None)
+    if name is None or set(staged.bus_ids) - {_GB10_BUS_ID}:
+        return None
+    return LoggedReason(
+        f"the NIC {name} and one GPU per host are those of a GB10 (DGX Spark), which has no GPUDirect RDMA",
+        "nvidia-smi -L. If it shows a GB10, there is nothing to repair: GPU and processor share one memory",
+        is_proven=False,
     )
 
 
@@ -268,11 +291,15 @@ GPUDIRECT = Family.of(
         title="nvidia-peermem is loaded but has no effect: built without the RDMA core's symbols (MLNX_OFED)",
         seen_as=("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",),
         detection="nvidia-peermem is loaded, but ib_core does not list it as a user",
+        check="gpudirect",
+        expected="nvidia-peermem registered with the RDMA core, or dma-buf",
+        likely="the driver was built before the network driver, without the RDMA core's symbols",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
         cure="lsmod | grep peermem. Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or "
         f"use the open kernel modules. {_TRY_RDMA}",
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
+        implies=("gpudirect-module-missing", _ONE_SIDE, _REFUSED),
     ),
     Condition(
         id="grdma-override",
@@ -288,7 +315,7 @@ GPUDIRECT = Family.of(
     Condition(
         id="gb10-no-gpudirect",
         title="GB10 (DGX Spark) has no GPUDirect RDMA: GPU Direct RDMA Disabled for HCA, NET/IB without /GDRDMA",
-        detection="the GPUs' model, or their only bus id in NCCL's log",
+        detection="the GPUs' model, or their only bus id in NCCL's log; names of NICs there leave a doubt",
         settles="nvidia-smi -L",
         cure="Nothing to repair: GPU and processor share one memory",
         link="https://forums.developer.nvidia.com/t/dgx-spark-gpudirect-rdma/348787",

@@ -23,6 +23,8 @@ from gpubench.conditions.definition.condition import (
     nodes_with_rdma,
     of_node,
     of_pairs,
+    of_ranks,
+    rank_names,
     rdma_nics,
     unread,
 )
@@ -30,6 +32,7 @@ from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
+from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.transport import Confidence, Pair
 
 _IB_HCA = "NCCL_IB_HCA"
@@ -126,6 +129,20 @@ def _no_device_files(run: Circumstances) -> Found:
                 denied = not set(rank.denied_device_files).isdisjoint(files)
                 seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
                 yield of_node(run, number, seen)
+
+
+def _some_denied(run: Circumstances) -> Found:
+    """Some of the files: the rank uses fewer NICs. A container may have few files by design, but it may open those."""
+    for number, node, ranks in nodes_with_rdma(run):
+        up = {nic.name for nic in port_roles(node).of_gpus if nic.state == "active"}
+        files = {port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up}
+        by_files: dict[tuple[str, ...], list[RankFacts]] = {}
+        for rank in ranks:
+            denied = tuple(sorted(files.intersection(rank.denied_device_files)))
+            if denied and not files <= set(denied):
+                by_files.setdefault(denied, []).append(rank)
+        for denied, having in by_files.items():
+            yield of_ranks(run, having, f"may not open {joined(denied)}", names=(run.on(number, rank_names(having)),))
 
 
 def _efa(run: Circumstances) -> Found:
@@ -298,6 +315,19 @@ NETWORK = Family.of(
         link=_AREAL,
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
+    ),
+    Condition(
+        id="rdma-file-denied",
+        title="A rank may not open some /dev/infiniband/uverbs files: it uses fewer NICs than the node has",
+        seen_as=("ibv_open_device failed", "Permission denied"),
+        detection="access(2) on the device files of the active ports of GPUs, for every rank",
+        settles="ls -l /dev/infiniband inside the container",
+        check="ranks_alike",
+        expected="device files that every rank may open",
+        likely="the file's mode, or the device list of the container or control group",
+        cure="ls -l /dev/infiniband. Give the container all of /dev/infiniband; with Slurm, check cgroup.conf",
+        link=_AREAL,
+        look=_some_denied,
     ),
     Condition(
         id="efa-plugin-missing",

@@ -20,7 +20,7 @@ from gpubench.conditions.definition.condition import (
     rdma_nics,
     unread,
 )
-from gpubench.model.facts.process import RankFacts
+from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
@@ -279,16 +279,26 @@ def _network_down(run: Circumstances) -> Found:
 
 
 def _settings_differ(run: Circumstances) -> Found:
-    """The hosts of ranks whose value differs from the most frequent one; if tied, unset counts as usual."""
-    for name in sorted({name for rank in run.facts for name in rank.environment if name.startswith("NCCL_")}):
+    """The hosts of ranks whose value is not the most frequent one; if tied, unset counts as usual. NCCL's files count
+    like the environment.
+    """
+    settings = [(rank, rank.nccl_settings) for rank in run.facts]
+    for name in sorted({name for _, known in settings for name in known}):
         values: dict[str | None, list[RankFacts]] = {}
-        for rank in run.facts:
-            values.setdefault(rank.environment.get(name), []).append(rank)
+        files: dict[str, None] = {}
+        for rank, known in settings:
+            value = known[name].value if name in known else None
+            values.setdefault(value, []).append(rank)
+            files |= {known[name].place: None} if name in known and known[name].place != ENVIRONMENT else {}
         if len(values) > 1:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
-            shown = (f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items())
-            odd = dict.fromkeys(rank.host for rank in run.facts if rank.environment.get(name) != usual)
+            shown = [f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items()]
+            shown += [f"in {joined(files)}"] if files else []
+            odd = dict.fromkeys(rank.host for value, who in values.items() if value != usual for rank in who)
             cure = f"mpirun -x {name} PROGRAM. With Slurm: srun --export=ALL"
+            cure = (
+                f"grep -n {name} {' '.join(files)}. Run it on every node, and make the files alike" if files else cure
+            )
             yield Sighting(subject=name, heading=name, names=tuple(odd), seen="; ".join(shown), cure=cure)
 
 
@@ -400,7 +410,7 @@ NODE = Family.of(
     Condition(
         id="settings-differ",
         title="NCCL_ variables are not the same on all ranks",
-        detection="the environment of every rank",
+        detection="the environment of every rank, and NCCL's files (/etc/nccl.conf, ~/.nccl.conf)",
         check="ranks_alike",
         expected="the same value on every rank",
         likely="the launcher does not pass the variable on, or a host's shell profile sets it",

@@ -674,6 +674,13 @@ def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
     shown = ", ".join(f"rank {number} on n0" for number in range(4))
     assert algo.seen == f"Ring on {shown} and 2 more; unset on rank 6 on n1"
     assert debug.subject == "NCCL_DEBUG"
+    in_file = [rank(0), rank(1, 1, nccl_files={"/etc/nccl.conf": {"NCCL_IB_TC": "106"}})]
+    (found,) = examined([HEALTHY], in_file)
+    assert (found.id, found.seen) == (
+        "settings-differ",
+        "unset on rank 0 on n0; 106 on rank 1 on n1; in /etc/nccl.conf",
+    )
+    assert found.next_command.startswith("grep -n NCCL_IB_TC /etc/nccl.conf.")
     assert algo.subjects == debug.subjects == ("n1",)
 
 

@@ -17,9 +17,12 @@ from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.snapshot import (
+    AccessControl,
     Gid,
+    GpuDirectFacts,
     GpuFacts,
     GpuLimits,
+    IommuFacts,
     NicFacts,
     NicKind,
     NvLink,
@@ -147,6 +150,30 @@ def second_ports(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, nics=(*snapshot.nics, *second))
 
 
+def gpudirect(**facts: bool) -> Edit:
+    """Change the ways for a NIC to reach GPU memory."""
+    return lambda snapshot: replace(snapshot, gpudirect=GpuDirectFacts(**facts))
+
+
+def redirect(kind: PciKind) -> Edit:
+    """Let ACS redirect requests at all ports of a kind."""
+    control = AccessControl(capable=("request_redirect",), enabled=("request_redirect",))
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        ports = (replace(each, access_control=control) if each.kind is kind else each for each in snapshot.pci_devices)
+        return replace(snapshot, pci_devices=tuple(ports))
+
+    return edit
+
+
+def translating(snapshot: Snapshot) -> Snapshot:
+    """Let the IOMMU translate the addresses of every device, as Linux does by default on AMD and Arm."""
+    iommu = IommuFacts(units=("ivhd0",), group_types={"1": "DMA-FQ"})
+    devices = (replace(each, iommu_group=1) for each in snapshot.pci_devices)
+    kernel = replace(snapshot.kernel, iommu=iommu)
+    return replace(snapshot, kernel=kernel, pci_devices=tuple(devices))
+
+
 def wsl(snapshot: Snapshot) -> Snapshot:
     """Run Linux inside Windows, which hides PCI devices, links and processes."""
     hidden = dict.fromkeys(("pcie", "processes", "memory_used_bytes", "throttle_reasons", "idle"), "Unknown Error")
@@ -259,6 +286,8 @@ LIMITED = "nvlink-bandwidth-limited WARN"
 RDMA = "hgx-h100-8 hgx-a100-8"
 CARDS = "l40s-8 l4-8 h100-pcie-2 h100-nvl-2 a100-pcie-2 rtx-pro-6000-8"
 WORKSTATIONS = "rtx-4090-2 rtx-5090-2"
+PEERS = "l40s-8 rtx-pro-6000-8"
+PEERMEM = "peermem-not-registered WARN"
 SOLDERED = "hgx-h100-8 hgx-a100-8 hgx-a100-4 gh200-4 dgx-1-v100"
 ROCE_V2 = Gid(index=3, kind="RoCE v2", address="ipv4")
 EVERYWHERE = f"{BOARDS} {CARDS} {WORKSTATIONS} gb200-nvl-4 dgx-1-v100"
@@ -342,6 +371,10 @@ ILL: list[tuple[str, str, Edit, str]] = [
         both(nic(kind=NicKind.ROCE), port(gids=(ROCE_V2,)), port(3, gids=())),
         "nics-differ WARN",
     ),
+    ("nvidia-peermem is not registered", RDMA, gpudirect(peermem=True, peermem_registered=False), PEERMEM),
+    ("ACS redirects GPUDirect RDMA", RDMA, redirect(PciKind.DOWNSTREAM_PORT), "acs-nic-redirect WARN"),
+    ("the IOMMU translates copies between GPUs", PEERS, translating, "iommu-translating WARN"),
+    ("the IOMMU translates GPUDirect RDMA", RDMA, translating, "iommu-translating WARN"),
     ("port errors grow", RDMA, node(errors_grown={"mlx5_0": {"symbol_error": 11}}), "rdma-port-errors FAIL"),
 ]
 
@@ -385,6 +418,10 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("an onboard card is slow", WORKSTATIONS, beside(replace(storage(1, rate=25.0), model="ConnectX-4 Lx"))),
     ("every second port has no cable", "hgx-h100-8", second_ports),
     ("no NIC is visible", f"{EVERYWHERE} gh200-1", both(without_nics(), machine_facts(container="docker"))),
+    ("the IOMMU translates, and no GPU reaches another over PCIe", f"{WORKSTATIONS} gb200-nvl-4 gh200-1", translating),
+    ("the IOMMU translates, and NVLinks join the GPUs", "hgx-h100-8 h100-nvl-2", both(without_nics(), translating)),
+    ("ACS redirects, and no NIC reaches GPUs", RDMA, both(redirect(PciKind.DOWNSTREAM_PORT), without_nics())),
+    ("dma-buf serves in the place of nvidia-peermem", RDMA, gpudirect(peermem=False, dma_buf=True)),
     ("Windows hides facts from WSL 2", f"{WORKSTATIONS} rtx-4090-2/1", wsl),
     ("a workstation has no cable", f"{CARDS} {WORKSTATIONS}", nic(state="down")),
     ("one port counted 900 errors before its cable was replaced", RDMA, port(1, counters=counted(port_rcv_errors=900))),

@@ -58,6 +58,7 @@ def across(
 
 NOTHING = ProcessLog()
 NO_RDMA = told(note(Kind.NO_RDMA_DEVICE))
+SPARK_NICS = told(note(Kind.RDMA_DEVICES, " [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE"))
 RDMA = told(note(Kind.RDMA_DEVICES))
 POLICY = told(note(Kind.P2P_TYPE, "0", "1"))
 NO_CUDA = told(note(Kind.P2P_TYPE, "0", "0"))
@@ -158,6 +159,10 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (replace(across(NOTHING, network="IB"), models=("NVIDIA GB10",)), "gb10-no-gpudirect"),
         (replace(across(NOTHING, network="IB"), bus_ids=("000f:01:00.0",) * 2), "gb10-no-gpudirect"),
         (replace(across(NOTHING, network="IB"), bus_ids=("000f:01:00.0", "0000:01:00.0")), "unknown"),
+        (replace(across(SPARK_NICS, network="IB"), one_per_host=True), "gb10-no-gpudirect"),
+        (replace(across(SPARK_NICS, network="IB"), one_per_host=False), "unknown"),
+        (replace(across(SPARK_NICS, network="IB"), one_per_host=True, models=("NVIDIA A100-PCIE-40GB",)), "unknown"),
+        (replace(across(SPARK_NICS, network="IB"), one_per_host=True, bus_ids=("0000:01:00.0",)), "unknown"),
     ],
 )
 def test_the_first_cause(staged: Staged, cause: str) -> None:

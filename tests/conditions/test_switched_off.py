@@ -38,9 +38,11 @@ NONE_IS_WELL: dict[str, str] = {
 
 
 WELL_WITHOUT: dict[str, tuple[str, ...]] = {
-    "above-limit": ("measurements.collectives", "measurements.collectives.limit_gb_s")
+    "above-limit": ("measurements.collectives", "measurements.collectives.limit_gb_s"),
+    "rdma-file-denied": ("nodes.nics.state", "nodes.rdma_ports", "nodes.rdma_ports.device_file"),
 }
-"""Of one condition alone: a figure without a limit is above none, and what was not measured is a finding of its own."""
+"""Of one condition alone: a figure without a limit is above none, and what was not measured is a finding of its own;
+nic_state misses ports and their states."""
 
 
 _FIELDS: "dict[type, tuple[Field[Any], ...]]" = {}

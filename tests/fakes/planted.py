@@ -587,6 +587,10 @@ PLANTS: tuple[Plant, ...] = (
             3,
         ),
     ),
+    Plant(
+        "rdma-file-denied",
+        lambda: with_ranks(_two(), lambda each: replace(each, denied_device_files=("/dev/infiniband/uverbs3",)), 2),
+    ),
     Plant("efa-plugin-missing", lambda: with_nodes(_two(), _on_efa)),
     Plant("no-rdma-nic", lambda: with_nodes(_two(), lambda node: replace(node, nics=(), rdma_ports=()))),
     Plant("sockets-despite-rdma", lambda: replace(_two(), staged=dict.fromkeys(ACROSS, "NET/Socket/0"))),

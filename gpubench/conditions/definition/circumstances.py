@@ -336,8 +336,9 @@ class Staged:
     ('PIX', 'SYS'), None where it is not said; `gpus` how many it found on the host, 0 if not said. `notes` are about
     these two GPUs, `bus_ids` theirs. `nvlinks` is whether anything shows NVLinks on the machine, `models` are the
     ranks' GPUs where the text names them, `listed_models` others that it names, `interfaces` those over which processes
-    meet. `rdma` is whether any process of the job found an RDMA device, `plugin` whether any has a plugin for a
-    network. `peers_elsewhere` is whether both GPUs have peer access to others of the machine.
+    meet. `one_per_host` is whether no host has two ranks, `rdma` whether any process of the job found an RDMA device,
+    `plugin` whether any has a plugin for a network. `peers_elsewhere` is whether both GPUs have peer access to others
+    of the machine.
     """
 
     one_node: bool
@@ -353,6 +354,7 @@ class Staged:
     models: tuple[str, ...] = ()
     listed_models: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    one_per_host: bool = False
     rdma: bool = False
     plugin: bool = False
     peers_elsewhere: bool = False

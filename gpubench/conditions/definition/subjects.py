@@ -50,6 +50,19 @@ def rates_of_cards(facts: Facts) -> str:
     return "rates compared with siblings only: the cards' highest rate is not known" if unknown else ""
 
 
+def unknown_gpudirect(facts: Facts) -> str:
+    """GPUDirect RDMA that needs the NIC driver's support of dma-buf, or a registration, which no fact tells."""
+    for node in facts.nodes:
+        ways = node.snapshot.gpudirect
+        if ways.efa_peermem or not any(nic.rdma for nic in node.nics):
+            continue
+        if ways.dma_buf and (ways.peermem is False or ways.peermem_registered is False):
+            return "GPUDirect RDMA by dma-buf not judged (nvidia-peermem is not in use)"
+        if ways.peermem and ways.peermem_registered is None and ways.dma_buf is False:
+            return "GPUDirect RDMA not judged (whether nvidia-peermem is registered was not read)"
+    return ""
+
+
 def count_of_gpus(facts: Facts) -> str:
     """A number of GPUs with nothing to compare with, unless CUDA_VISIBLE_DEVICES names GPUs and all are there."""
     if facts.expected_gpus is not None:

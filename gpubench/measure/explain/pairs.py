@@ -85,6 +85,8 @@ class PairJudge:
         self._has_rdma = not kinds.isdisjoint(SIGNS_OF_RDMA)
         self._has_plugin = RemarkKind.NETWORK_PLUGIN in kinds
         self._interfaces = _interfaces(facts.remarks)
+        ranks = {(member.host, member.process) for each in facts.communicators for member in each.members}
+        self._one_per_host = len(ranks) == len({host for host, _ in ranks})
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
             self._gpus.setdefault(host, set()).add(source)
@@ -178,6 +180,7 @@ class PairJudge:
             models=self._facts.gpu_models,
             listed_models=self._facts.listed_models,
             interfaces=self._interfaces,
+            one_per_host=self._one_per_host,
             rdma=self._has_rdma,
             plugin=self._has_plugin,
         )

@@ -427,16 +427,18 @@ class Topology:
             return False, "software RDMA: the CPU moves the data" if software else "no RDMA device: plain Ethernet"
         if nic.gpudirect is not None:
             return nic.gpudirect, "NCCL said so"
-        if loaded:
+        is_idle = not efa and facts.peermem_registered is False
+        if loaded and not is_idle:
             return True, f"{module} is loaded"
         missing = f"{module} is not loaded" if loaded is False else f"{module} was not looked for"
+        missing = f"{module} is loaded but not registered with the RDMA core" if loaded else missing
         if facts.dma_buf:
             return True, f"dma-buf, if the NIC's driver supports it too; {missing}"
         if facts.dma_buf is None:
             return None, f"{missing}, and nothing told whether the driver offers dma-buf"
         if efa:
             return None, f"{missing}, which older EFA drivers do without, and the GPU driver offers no dma-buf"
-        return (False if loaded is False else None), f"{missing}, and the GPU driver offers no dma-buf"
+        return (None if loaded is None else False), f"{missing}, and the GPU driver offers no dma-buf"
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, str]]:

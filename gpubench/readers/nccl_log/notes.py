@@ -44,6 +44,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             r"NET/IB ?: GPU Direct RDMA Disabled for GPU \w+(?:\[\w+\])? / HCA \d+ (?:'[^']{0,60}' )?\(distance",
         ),
         _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: Using((?: \[\d+\]\S+)+)"),
+        _form(RemarkKind.RDMA_DEVICES, r"NET/IB ?: GPU Direct RDMA \(DMABUF\) enabled for HCA \d{1,6} '([\w.-]{1,60})"),
         _form(RemarkKind.BOOTSTRAP, rf"NET/IB ?: Using \[RO\]; OOB {_ADDRESS}"),
         _form(RemarkKind.RDMA_UNOPENED, r"NET/IB ?: Unable to open device (\S+)"),
     ),

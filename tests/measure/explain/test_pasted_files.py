@@ -31,6 +31,7 @@ def text_of(name: str) -> str:
         ("ras-status-mismatch.txt", WARN, "rank-did-not-join", "status INIT): 7 ranks have status RUNNING"),
         ("ras-details-cut.txt", WARN, "ras-names-no-rank", "MISMATCH"),
         ("ras-after-a-line.txt", WARN, "rank-did-not-join", "launched 11 AllReduce"),
+        ("spark-excerpt.log", WARN, "host-staged", "through host memory (NET/IB)"),
         ("inspector-pretty.json", WARN, "rank-is-slow", "came last in 20 of 20 operations"),
     ],
 )
