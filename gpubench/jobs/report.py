@@ -1,8 +1,6 @@
 """Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
-import io
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
+from gpubench.jobs.failed_runs import beside_rows, failed_option, failures_in, show_failures, with_findings
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
@@ -31,7 +30,6 @@ from gpubench.measure.collective.judged_rows import (
     limits,
 )
 from gpubench.measure.collective.report import SpeedJudge
-from gpubench.measure.explain.report import failures_of
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
     Bench,
@@ -51,13 +49,11 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.profile import NicKindOfMachine, Profile
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.ending import RUN_FAILED
 from gpubench.model.results.report import (
     PAIR_COLUMNS,
     CollectiveRow,
     Metadata,
     PairRow,
-    Report,
     Row,
     made_of,
 )
@@ -67,10 +63,9 @@ from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemor
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
 from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
-from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.records import dataclass
@@ -233,10 +228,10 @@ def _judge_copies(
     request = copies.request()
     with presenting(plan.presentation) as presenter:
         metadata = _metadata_of_copies(file, request, model, ids, arguments, strict=plan.strict)
-        presenter.begin(replace(metadata, options={**metadata.options, **_failed(others)}), PAIR_COLUMNS)
+        presenter.begin(replace(metadata, options={**metadata.options, **failed_option(others)}), PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        presenter.end(_with_findings(replace(report, sections=sections), others))
+        presenter.end(with_findings(replace(report, sections=sections), others))
     return presenter.exit_code
 
 
@@ -335,16 +330,16 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
 
     Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
     """
-    failures = _failures_in(text)
+    failures = failures_in(text)
     try:
         file = results_in(text, plan.name, _user_facts(plan))
     except UsageError as error:
-        if _failed(failures):
-            return _show_failures(plan, failures, arguments)
+        if failed_option(failures):
+            return show_failures(plan, failures, arguments)
         if isinstance(error, NotSaidError):
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
         raise
-    failures = tuple(each for each in failures if each.id not in _TOLD_BY_ROWS)
+    failures = beside_rows(text, failures)
     if file.pairs and not (file.rows or file.latencies):
         return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
@@ -357,34 +352,10 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         check_limits(rows, limit_of, file.name)
     with presenting(plan.presentation) as presenter:
         metadata = _metadata_of_results(plan, file, table, speed, arguments)
-        presenter.begin(replace(metadata, options={**metadata.options, **_failed(failures)}))
+        presenter.begin(replace(metadata, options={**metadata.options, **failed_option(failures)}))
         report = judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
-        presenter.end(_with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
+        presenter.end(with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
     return presenter.exit_code
-
-
-_JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
-_TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
-"""Conditions of a log that the rows of the same text tell better."""
-
-
-def _failures_in(text: str) -> tuple[Finding, ...]:
-    """Return what ended the run, or what its programs complained of, as `explain` finds it in the same text."""
-    if _JSON.match(text):
-        return ()
-    reader = NcclLogReader()
-    reader.read(io.BytesIO(text.encode()))
-    return failures_of(reader.facts(()))
-
-
-def _with_findings(report: Report, findings: Sequence[Finding]) -> Report:
-    verdict = overall([report.verdict, *(each.severity for each in findings)])
-    return replace(report, verdict=verdict, findings=(*findings, *report.findings))
-
-
-def _failed(findings: Sequence[Finding]) -> dict[str, bool]:
-    """The option that makes a failed run end with 1."""
-    return {RUN_FAILED: True} if any(each.severity is Verdict.FAIL for each in findings) else {}
 
 
 def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
@@ -392,24 +363,6 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
     if machine is None:
         return []
     return absent_gpus(str(machine), present, machine.profile.match.visible, plan.name)
-
-
-def _show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
-    """Show why a run failed of which the text has no row that could be judged."""
-    with presenting(plan.presentation) as presenter:
-        presenter.begin(
-            metadata_of(
-                arguments,
-                "explain",
-                origin=Origin.RECORDED,
-                hosts=["unknown"],
-                options={"strict": plan.strict, **_failed(failures)},
-                source=plan.name,
-            ),
-            (),
-        )
-        presenter.end(_with_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
-    return presenter.exit_code
 
 
 def _user_facts(plan: ReportPlan) -> UserFacts:

@@ -16,7 +16,7 @@ ROW = next(line for line in TABLE.splitlines() if line.startswith("  1073741824 
 LAST = "# Out of bounds values : 0 OK"
 HEALTHY = "PASS: 4 × H200, all-reduce 363 GB/s (100 % of expected), data right, paths not seen"
 DEVICES = [line for line in TABLE.splitlines() if line.startswith("#  Rank")]
-ROWS = [line for line in TABLE.splitlines() if line.startswith("   ")]
+ROWS = [line for line in TABLE.splitlines() if " float " in line]
 
 Edit = Callable[[str], str]
 
@@ -55,9 +55,6 @@ def slower(text: str, times: float = 4.0) -> str:
                 words[place : place + 3] = f"{time * times:.2f}", f"{algbw / times:.2f}", f"{busbw / times:.2f}"
         lines.append("  ".join(words) if line in ROWS else line)
     return "\n".join(lines) + "\n"
-
-
-HEADS = [line for line in TABLE.splitlines() if line.startswith("# ") and "Rank" not in line and "size" not in line]
 
 
 def headless(text: str) -> str:
@@ -109,6 +106,7 @@ LIES: list[tuple[str, Edit, int, str]] = [
     ("wrong data in the last line", instead(LAST, "# Out of bounds values : 12 FAILED"), 1, "Out of bounds values: 12"),
     ("wrong data, cut off", instead(LAST, "# Out of bounds values : 12"), 1, "Out of bounds values: 12"),
     ("wrong data in a row", instead("353.97       0", "353.97       7"), 1, "7 wrong elements"),
+    ("below the minimum that a person set", instead("154.873 ", "154.873 FAILED"), 1, "FAIL: "),
     ("a negative time", with_time("-5.00"), 0, "WARN: "),
     ("no time", with_time("0.00"), 0, "WARN: "),
     ("no number", with_time("nan"), 0, "WARN: "),
@@ -222,6 +220,19 @@ HEAD_0_10 = (
     "CUDA Driver Version (API): 13.3 (13030)\nDriver Version: 610.57.04\n\n"
 )
 LAST_ROW = " 3    393.91    393.74    393.87       N/A\n"
+AS_JSON = """{
+  "nvbandwidth": {
+    "testcases": [
+      {
+        "name": "device_to_device_memcpy_read_ce",
+        "bandwidth_description": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
+        "bandwidth_matrix": [["N/A", "393.7"], ["393.8", "N/A"]]
+      }
+    ],
+    "version": "v0.8"
+  }
+}
+"""
 COPIES: list[tuple[str, str, str, int, str]] = [
     ("whole", MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10", HEAD_0_10 + MATRIX, "hgx-h200-4", 0, "PASS"),
@@ -229,6 +240,9 @@ COPIES: list[tuple[str, str, str, int, str]] = [
     ("prompts", f"root@box:~# ./nvbandwidth -t 4\n{HEAD_0_10}{MATRIX}root@box:~# \n", "hgx-h200-4", 0, "PASS"),
     ("prose", f"Is this normal?\n\n```\n{MATRIX}```\nThanks!\n", "hgx-h200-4", 0, "PASS"),
     ("without the line above", MATRIX.partition("\n")[2], "hgx-h200-4", 0, "PASS"),
+    ("JSON", AS_JSON, "hgx-h200-4/2", 0, "PASS"),
+    ("JSON behind a prompt", f"$ ./nvbandwidth -j\n{AS_JSON}$ exit\n", "hgx-h200-4/2", 0, "PASS"),
+    ("JSON with a row cut", AS_JSON.replace(', ["393.8", "N/A"]', ""), "hgx-h200-4/2", 3, "ERROR"),
     ("4 of 8", MATRIX, "hgx-h200-8", 0, "WARN: hgx-h200-8: 4 of the 8 GPUs"),
     ("4 of 8, strict", MATRIX, "hgx-h200-8 --strict", 1, "WARN: hgx-h200-8: 4 of the 8 GPUs"),
     ("last row cut", MATRIX.replace(LAST_ROW, ""), "hgx-h200-4", 3, "ERROR"),

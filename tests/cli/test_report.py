@@ -201,3 +201,15 @@ def test_a_figure_below_0_is_refused(field: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     shown = gpubench("report", str(path))
     assert (shown.returncode, f"rows[2].{field} is -1" in shown.stderr) == (2, True)
+
+
+def test_the_lines_of_two_runs_are_no_result_of_one(tmp_path: Path) -> None:
+    """The last run's verdict would stand for both."""
+    slow, fast = (tmp_path / f"{name}.jsonl" for name in ("slow", "fast"))
+    sizes = ("--simulate", "hgx-h100-8", "--sizes", "64M:256M:4")
+    gpubench("allreduce", *sizes, "--fault", "gpu0:speed=0.3", "-o", str(slow))
+    gpubench("allreduce", *sizes, "-o", str(fast))
+    both = tmp_path / "both.jsonl"
+    both.write_text(slow.read_text() + fast.read_text())
+    result = gpubench("report", str(both))
+    assert (result.returncode, "another run begins" in result.stderr) == (2, True), result.stderr

@@ -253,7 +253,7 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
         if kind in ("metadata", "report"):
             check_version(record.get("schema_version"), f"{name}, line {number}")
         if kind == "metadata":
-            document["metadata"] = record
+            document["metadata"] = _of_one_run(document.get("metadata"), record, f"{name}, line {number}")
         elif kind == "report":
             document |= {key: record[key] for key in _OF_REPORT if key in record}
             ordered = record.get("sections", ())
@@ -261,6 +261,18 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
         elif sections is None or kind in sections or kind == "row":
             _add(found, _section(kind, f"{name}, line {number}"), record)
     return document | found
+
+
+def _of_one_run(before: dict[str, Any] | None, record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The metadata of a run; UsageError if lines before are of another run, whose rows and verdict would be lost."""
+    if before is not None and before.get("run_id") != record.get("run_id"):
+        raise UsageError(
+            f"{where}: another run begins, {record.get('run_id')} behind {before.get('run_id')}",
+            expected="the lines of one run",
+            reason="several runs were kept in one file",
+            next_step="a file a run: split it before the lines of kind metadata",
+        )
+    return record
 
 
 def _section(kind: Any, where: str) -> str:

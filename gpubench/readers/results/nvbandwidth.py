@@ -25,6 +25,7 @@ from gpubench.records import dataclass
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024
 
+_JSON = re.compile(r'^\s*\{\s*"nvbandwidth"\s*:\s*\{', re.MULTILINE)
 _VERSION = re.compile(r"nvbandwidth Version:? v?(?P<version>[\w.]{1,20})")
 _DEVICE = re.compile(
     r"(?:Process \d{1,5} \((?P<host>[\w.-]{1,255})\): )?[Dd]evice (?P<index>\d{1,4}): (?P<name>\S.{0,80}?)"
@@ -54,12 +55,18 @@ _WITH_HOST = re.compile(r"(?:multinode_)?(?:host_to_device|device_to_host)_memcp
 
 def recognises(text: str) -> bool:
     """True if a text is nvbandwidth's JSON, or has a title of its matrices."""
-    return is_json(text) or _TITLE.search(text) is not None
+    return _JSON.search(text) is not None or _TITLE.search(text) is not None
 
 
 def is_json(text: str) -> bool:
     """True if a text begins as nvbandwidth's JSON does."""
-    return re.match(r'\s*\{\s*"nvbandwidth"\s*:\s*\{', text) is not None
+    return _JSON.match(text) is not None
+
+
+def _json_in(text: str) -> str:
+    """Return nvbandwidth's JSON in a text, without prompts and prose around it; an empty text if there is none."""
+    found = _JSON.search(text)
+    return text[found.start() : text.rfind("}") + 1] if found else ""
 
 
 def read(text: str, name: str) -> ResultFile:
@@ -67,9 +74,9 @@ def read(text: str, name: str) -> ResultFile:
 
     Raises UsageError where there are none, or the text is damaged.
     """
-    parser = _MatrixParser()
-    if is_json(text):
-        _take_json(parser, text, name)
+    parser, json = _MatrixParser(), _json_in(text)
+    if json:
+        _take_json(parser, json, name)
     else:
         for number, line in enumerate(lines_of(text, name), 1):
             for _, piece in pieces(line):
@@ -87,7 +94,7 @@ def read(text: str, name: str) -> ResultFile:
     remarks += [left_out_remark(parser.unread)] if parser.unread else []
     return ResultFile(
         name=name,
-        kind="nvbandwidth JSON" if is_json(text) else "nvbandwidth text",
+        kind="nvbandwidth JSON" if json else "nvbandwidth text",
         circumstances=FileCircumstances(
             tool=" ".join(filter(None, ("nvbandwidth", parser.version))),
             hosts=tuple(dict.fromkeys(filter(None, (each.host for each in parser.devices.values())))),

@@ -1,0 +1,77 @@
+"""What ended the run of a table that another program printed, as `explain` finds it in the same text."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpubench.jobs.metadata import metadata_of
+from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import ReportPlan
+from gpubench.measure.explain.report import failures_of
+from gpubench.model.results.ending import RUN_FAILED
+from gpubench.model.results.report import Report
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Origin, Verdict, overall
+from gpubench.readers.nccl_log.stream import NcclLogReader
+
+_JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
+_TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
+"""Conditions of a log that the rows of the same text tell better."""
+
+
+def failures_in(text: str) -> tuple[Finding, ...]:
+    """Return what ended the run, or what its programs complained of, as `explain` finds it in the same text."""
+    if _JSON.match(text):
+        return ()
+    reader = NcclLogReader()
+    reader.read(io.BytesIO(text.encode()))
+    return failures_of(reader.facts(()))
+
+
+def beside_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the failures that a table's rows do not tell, with what nccl-tests itself calls FAILED."""
+    return (*_below_minimum(text), *(each for each in failures if each.id not in _TOLD_BY_ROWS))
+
+
+def _below_minimum(text: str) -> Iterator[Finding]:
+    """The finding of nccl-tests itself, which ends with 1 where its mean is below a minimum that a person set."""
+    found = re.search(r"Avg bus bandwidth\s*: *(\S{1,20}) +FAILED", text)
+    if found is not None:
+        yield Finding(
+            id=SLOW_UNEXPLAINED,
+            severity=Verdict.FAIL,
+            subject="all sizes together",
+            seen=f"Avg bus bandwidth {found[1]} GB/s FAILED",
+            expected="at least the minimum in NCCL_TESTS_MIN_BW",
+            cause="nccl-tests compares its mean over all sizes with this variable",
+            next_command="gpubench p2p. It finds a slow pair",
+        )
+
+
+def with_findings(report: Report, findings: Sequence[Finding]) -> Report:
+    """Return the report with these findings first, and its verdict with theirs."""
+    verdict = overall([report.verdict, *(each.severity for each in findings)])
+    return replace(report, verdict=verdict, findings=(*findings, *report.findings))
+
+
+def failed_option(findings: Sequence[Finding]) -> dict[str, bool]:
+    """The option that makes a failed run end with 1."""
+    return {RUN_FAILED: True} if any(each.severity is Verdict.FAIL for each in findings) else {}
+
+
+def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
+    """Show why a run failed of which the text has no row that could be judged."""
+    with presenting(plan.presentation) as presenter:
+        presenter.begin(
+            metadata_of(
+                arguments,
+                "explain",
+                origin=Origin.RECORDED,
+                hosts=["unknown"],
+                options={"strict": plan.strict, **failed_option(failures)},
+                source=plan.name,
+            ),
+            (),
+        )
+        presenter.end(with_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
+    return presenter.exit_code
