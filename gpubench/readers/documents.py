@@ -138,9 +138,18 @@ class Wanted:
         first = next(number for number, line in enumerate(text.split("\n"), 1) if line.strip())
         beginning = text.strip().split("\n")[0][:60]
         seen = f"{name}, line {first}: {beginning!r} begins no kind of file that gpubench reads"
-        if "NCCL INFO" in text or "NCCL WARN" in text:
-            return self.unfit(seen, reason="it is NCCL's log", next_step=f"gpubench explain {name}")
+        for sign, reason, command in _OTHER_COMMANDS:
+            if sign.search(text):
+                return self.unfit(seen, reason=reason, next_step=f"gpubench {command} {name}")
         return self.unfit(seen, reason="it is another program's output")
+
+
+_OTHER_COMMANDS = (
+    (re.compile(r"NCCL (?:INFO|WARN) "), "it is NCCL's log", "explain"),
+    (re.compile(r"^\s*GPU0\s+X\s", re.MULTILINE), "it is a matrix of nvidia-smi topo", "topo --from"),
+    (re.compile(r"\balgbw\b.*\bbusbw\b|\bmemcpy (?:CE|SM) [CG]PU\(row\)|# OSU "), "it is a table of results", "report"),
+)
+"""What is read by another command than the one that got it."""
 
 
 def unreadable(name: str, error: Exception, expected: str, next_step: str = "") -> UsageError:

@@ -70,6 +70,11 @@ AROUND = [
     ("another prompt", lambda text: f"[root@gpu-7 ~]# mpirun -n 4 all_reduce_perf -g 1\n{text}[root@gpu-7 ~]# exit\n"),
     ("prompts and a question", lambda text: f"$ ./all_reduce_perf -g 4\n{text}\n$ \nIs this normal?\n\nThanks\n"),
     ("prose", lambda text: f"Hello,\n\nwe see this with 4 GPUs:\n\n```\n{text}```\n\nAny idea why it is so slow?\n"),
+    ("a story", lambda text: f"Hi,\nbefore the update our job was killed with exit code 1 on rank 3.\n\n{text}"),
+    (
+        "another story",
+        lambda text: f"{text}\nI get this after I killed a hanging rank; the run before died of signal 9",
+    ),
     ("devices left out", instead("\n".join(DEVICES[2:3]), "...")),
     ("devices left out in brackets", instead("\n".join(DEVICES[2:3]), "#  [...]")),
     ("devices left out with a word", instead("\n".join(DEVICES[2:3]), "# <snip>")),

@@ -98,9 +98,21 @@ def test_every_program_has_a_name_of_its_own() -> None:
     assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
 
 
-def test_a_log_of_nccl_is_sent_to_explain(tmp_path: Path) -> None:
-    path = tmp_path / "nccl.log"
-    path.write_text("node1:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n")
+@pytest.mark.parametrize(
+    ("text", "read", "command"),
+    [
+        ("node1:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n", read_results, "explain"),
+        ("node1:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n", read_file, "explain"),
+        (TOPO, read_results, "topo --from"),
+        (COPIES, read_file, "report"),
+        ("# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n", read_file, "report"),
+    ],
+)
+def test_what_another_command_reads_is_sent_there(
+    text: str, read: Callable[[Path], object], command: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "pasted.txt"
+    path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        read_results(path)
-    assert caught.value.next_step == f"gpubench explain {path}"
+        read(path)
+    assert caught.value.next_step == f"gpubench {command} {path}"
