@@ -100,6 +100,21 @@ def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
+def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
+    """The same, of the ranks that said so, and with what an answer of RAS adds."""
+    sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
+    ranks = [f"rank {each.rank}" for each in facts.watchdogs]
+    if ranks:
+        sighting = replace(sighting, subject=joined(ranks), names=tuple(ranks))
+    if not facts.ras or any(each.group in {answer.id for answer in facts.ras} for each in facts.hangs):
+        return sighting
+    return replace(
+        sighting,
+        likely="the network or a GPU: by NCCL's RAS in the same text all ranks have launched the operation",
+        cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",
+    )
+
+
 def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     """The same, without peer access as a likely reason where no node of the job has two ranks of a communicator."""
     several = [each for each in facts.communicators if (each.size or 0) > 1]
@@ -205,7 +220,7 @@ NCCL_START = Family.of(
     _failed(
         "nccl-cuda-call-failed",
         "A CUDA call failed inside NCCL",
-        r"\bcuda (?:failure|error: (?!no error)|driver error)|unhandled cuda error|ncclUnhandledCudaError"
+        r"\bcuda (?:failure|error(?:: (?!no error)| /)|driver error)|unhandled cuda error|ncclUnhandledCudaError"
         r"|cudaIpc\w+ failed|illegal memory|failed to open libnvidia-ml|nvml\w* failed",
         "dmesg | grep -i xid. Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA",
         likely="an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
@@ -355,6 +370,19 @@ NCCL_TRANSFERS = Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
     complaint(
+        "nccl-ranks-disagree",
+        "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
+        r"collective mismatch error",
+        expected="the same call, size and NCCL_* variables on both ranks",
+        likely="ranks that call other collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or NCCL_*CHANNELS "
+        "that differ between nodes",
+        cure="env | grep NCCL_. Run it on both nodes; if the variables are equal, compare the ranks' calls with "
+        "NCCL_DEBUG_SUBSYS=COLL",
+        link="https://github.com/NVIDIA/nccl/issues/626",
+        seen_as=("collective mismatch error, local size 496640 remote size 65536",),
+        detection="the warning in NCCL's log",
+    ),
+    complaint(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
@@ -487,7 +515,7 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
-        r"watchdog caught|timed? ?out",
+        r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
         expected="collectives that finish",
         likely="a rank that ended, stopped, or called another operation; rarely the network",
         cure="export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000. The dump shows the rank "
@@ -495,6 +523,7 @@ NCCL_TRANSFERS = Family.of(
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
         seen_as=("Watchdog caught collective operation timeout",),
         detection="PyTorch's watchdog, or a time-out in NCCL's log",
+        refined=_timed_out,
         general=True,
     ),
     complaint(
@@ -533,6 +562,8 @@ NCCL_TRANSFERS = Family.of(
         r"|MPI_ABORT|Process received|died|Killed|Aborted|Segmentation fault|Bus error"
         r"|\*\*\* SIG|Fatal error in|An error occurred in MPI|MPI_ERRORS"
         r"|Caught signal|Assertion|double free|^(?:free|malloc|realloc)\(\)"
+        r"|munmap_chunk|stack smashing|^corrupted |floating point exception|illegal instruction|breakpoint trap"
+        r"|bad system call|symbol lookup error|Execution of replica|DeepEP|nvshmem|non-?zero status: "
         r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that run until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
@@ -548,7 +579,8 @@ NCCL_TRANSFERS = Family.of(
     complaint(
         "program-exception",
         "The program that uses NCCL printed an exception",
-        r"(?:Error|Exception)\w*: |^a Traceback of Python",
+        r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
+        r"|shared memory broadcast block",
         expected="none",
         likely="the program ended with it or continued; the text does not show which",
         cure="Check whether every rank finished",

@@ -74,7 +74,7 @@ HARDWARE_ERRORS = Family.of(
     complaint(
         "network-link-down",
         "The kernel reports a network interface without link, or a cable error",
-        r"mlx5_core .*link down|port module event\[error\]|link is down",
+        r"mlx\d_core .*(?:link down|cable unplugged)|port module event\[error\]|link is down",
         expected="links that stay up",
         likely="the cable, transceiver or switch port of this interface; harmless if the interface is unused",
         cure="gpubench check --quick. It shows the ports' errors and rates; run it, and ibstat or ethtool, on "

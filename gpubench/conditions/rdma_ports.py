@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
     Found,
+    Sighting,
     Unread,
-    doubted,
+    complained,
     in_each_node,
     joined,
     judged_errors,
@@ -20,6 +22,7 @@ from gpubench.conditions.definition.condition import (
 )
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
+from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.paths.nics import NOT_ACTIVE, VIRTUAL, PortRoles, port_roles
 from gpubench.model.paths.topology import Topology, card_gbit_s, generation_and_width, is_below_card
 from gpubench.model.paths.transport import Confidence
@@ -33,6 +36,11 @@ _ROCE_V2 = "RoCE v2"
 _FAR_BELOW_CARD = 0.25  # A ConnectX-7 on a 100 Gb/s switch may be intended; less is two generations apart
 _OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))  # Traits of another machine, which may have other NICs
 _MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the rest, the node may be built so
+
+
+def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
+    is_back = any("port active" in each.text for each in facts.complaints)
+    return replace(sighting, severity=Verdict.WARN if is_back else None)
 
 
 @in_each_node
@@ -263,7 +271,13 @@ RDMA_PORTS = Family.of(
         cure="mlxlink -d DEVICE. Check the cable, transceiver and switch port; in state INIT, start a subnet manager",
         link="https://github.com/areal-project/AReaL/issues/639",
         look=_ports_down,
-        in_job=doubted(r"async event ?: port error"),
+        in_job=replace(
+            complained(
+                r"async (?:error )?event ?: (?:port error|device fatal)|port state is down"
+                r"|\bib\w*\d\w*: link (?:is )?down|\b(?:mlx\d|bnxt_re|irdma)_?\w*:? port:? \d+:? link down"
+            ),
+            refined=_unless_it_came_back,
+        ),
         implies=("nics-differ",),
     ),
     Condition(

@@ -150,13 +150,14 @@ def read_stack(data: bytes, name: str) -> ProcessStack:
     return ProcessStack(pid, None if rank is None else int(rank[1]), tuple(dict.fromkeys([*frames[:1], *own])))
 
 
-_RANK_OF_LINE = re.compile(rb"\[rank(\d{1,7})\]:|\[(?:PG [^\]]{1,80} )?Rank (\d{1,7})\]", re.ASCII)
+_RANK_OF_LINE = re.compile(rb"\brank(\d{1,7})\]:|\b(?:PG [^\]]{1,80} )?Rank (\d{1,7})\]", re.ASCII)
+"""Also if the copy of a line lost its beginning."""
 _CAUGHT = re.compile(
     rb"Watchdog caught collective operation timeout: WorkNCCL"
     rb"\(SeqNum=(\d{1,12}), OpType=(\w{1,40}), NumelIn=(\d{1,20})",
     re.ASCII,
 )
-_GROUP_OF_LINE = re.compile(rb"\[PG (?:ID \d+ PG GUID )?([^\]]{1,60}?) Rank \d{1,7}\]", re.ASCII)
+_GROUP_OF_LINE = re.compile(rb"\bPG (?:ID \d+ PG GUID )?([^\]]{1,60}?) Rank \d{1,7}\]", re.ASCII)
 _STATUS = re.compile(
     rb"(?:at work(?: sequence id)?: |Timeout at NCCL work: |dump signal)(\d{1,12})?\b.{0,200}?"
     rb"last enqueued (?:NCCL )?work: (-?\d{1,12}), last completed (?:NCCL )?work: (-?\d{1,12})",
@@ -172,7 +173,7 @@ _FEWEST_DIGITS_OF_NONE = 18
 """2**64 - 1 elements are none: of several operations together the watchdog knows no size."""
 
 _BETWEEN_TWO = ("SEND", "RECV")
-_DEFAULT = ("0", "0(default_pg)", "0(default)", "default_pg")
+_DEFAULT = ("0", "0 (default_pg)", "0(default_pg)", "0(default)", "default_pg")
 WRAPPER, BARRIER = "wrapper", "monitoredBarrier"
 """Groups of lines that name none."""
 
@@ -220,6 +221,7 @@ class WatchdogLines:
         """
         calls: dict[int, list[RecordedCall]] = {}
         members: dict[str, set[int]] = {}
+        self._caught_alone(calls, members)
         for (rank, group), (waits, enqueued, completed) in self._status.items():
             own = list(self._calls(rank, group, waits, enqueued, completed))
             if all(each.operation.upper() not in _BETWEEN_TWO for each in own):
@@ -229,7 +231,7 @@ class WatchdogLines:
             waited = {each.sequence for rank in ranks for each in calls[rank] if each.group == group and not each.done}
             for rank in ranks:
                 # A rank that completed a later one has passed those that others wait in.
-                passed = [number for number in waited if number < self._status[rank, group][2]]
+                passed = [number for number in waited if number < self._status.get((rank, group), (0, 0, 0))[2]]
                 calls[rank] += [RecordedCall(group, number, "operation", done=True) for number in passed]
         if not self._status and len({number for _, number in self._caught}) == 1:
             # PyTorch before 2.3 names no group.
@@ -246,6 +248,17 @@ class WatchdogLines:
                 members[group] = spoke | silent
         groups = {group: tuple(sorted(ranks)) for group, ranks in members.items()}
         return tuple(RankRecord(rank, tuple(own), groups) for rank, own in sorted(calls.items()))
+
+    def _caught_alone(self, calls: dict[int, list[RecordedCall]], members: dict[str, set[int]]) -> None:
+        """Add ranks without a line of their status to the only group that the other ranks name."""
+        groups = {group for _, group in self._status}
+        waited = {waits if waits is not None else done + 1 for waits, _, done in self._status.values()}
+        have_status = {rank for rank, _ in self._status}
+        for (rank, number), call in self._caught.items():
+            if len(groups) == 1 and rank not in have_status and number in waited:
+                group = next(iter(groups))
+                calls.setdefault(rank, []).append(replace(call, group=group))
+                members.setdefault(group, set()).add(rank)
 
     def _calls(self, rank: int, group: str, waits: int | None, enqueued: int, completed: int) -> Iterator[RecordedCall]:
         if completed > 0:

@@ -23,6 +23,7 @@ _NOT_NAMED = "operation"
 _OF_ALL = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
 """Operations that end nowhere before every rank has joined, by their beginnings."""
 
+_MOST_NAMED = 8
 _SLOW_SECONDS = 1.0
 _TIMES_SLOWER = 10
 _LAST_CALLS, _FEWEST_LATE = 8, 3
@@ -185,7 +186,8 @@ def _in_group(
     first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
-    odd = [rank for rank, call in there.items() if _difference(call, shown) is not None]
+    named = {rank: call for rank, call in there.items() if call.operation != _NOT_NAMED}
+    odd = [rank for rank, call in named.items() if _difference(call, shown) is not None]
     absent = [rank for rank in members if rank not in there]
     since = _since(there, waiting, first)
 
@@ -194,7 +196,7 @@ def _in_group(
             group=group,
             reason=reason,
             ranks=tuple(f"rank {rank}" for rank in ranks),
-            waiting=len(set(waiting) - {*ranks}),
+            waiting=len(waiting) if reason is HangReason.TOGETHER else len(set(waiting) - {*ranks}),
             operation=_described(shown),
             place=shown.place,
             theirs=theirs,
@@ -204,8 +206,9 @@ def _in_group(
     if odd:
         reason = _reason(calls, odd[0], first, shown)
         theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_at(there[rank].place)}" for rank in odd))
-        if len(odd) * 2 >= len(there) > 1:
-            return hang(HangReason.UNKNOWN, sorted(there), f"half of the ranks called {theirs}")
+        if len(odd) * 2 >= len(named) > 1:
+            theirs = "; ".join(f"rank {rank} in {_described(named[rank])}" for rank in sorted(named)[:_MOST_NAMED])
+            return replace(hang(HangReason.UNKNOWN, sorted(named), theirs), operation="")
         return hang(reason, odd, theirs)
     lost = [rank for rank in absent if rank not in have_dumps]
     if lost:
@@ -260,8 +263,9 @@ def _signature(call: RecordedCall) -> tuple[object, ...]:
 
 def _most(there: Mapping[int, RecordedCall]) -> RecordedCall:
     """The call that most ranks made."""
-    most, _ = Counter(map(_signature, there.values())).most_common(1)[0]
-    return next(call for call in there.values() if _signature(call) == most)
+    named = [call for call in there.values() if call.operation != _NOT_NAMED] or [*there.values()]
+    most, _ = Counter(map(_signature, named)).most_common(1)[0]
+    return next(call for call in named if _signature(call) == most)
 
 
 def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:

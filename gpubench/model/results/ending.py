@@ -121,7 +121,8 @@ def last_line(verdict: Verdict, origin: str, parts: Sequence[LinePart], command:
 
     def line(chosen: dict[int, str]) -> str:
         said = ", ".join(chosen[index] for index in sorted(chosen))
-        return f"{head}: {said}" + (f". Try: {command}" if command else "") if said else head
+        end = "" if said.endswith("…") else "."
+        return f"{head}: {said}" + (f"{end} Try: {command}" if command else "") if said else head
 
     if len(line(chosen)) > MOST_CHARACTERS:
         command = ""

@@ -141,6 +141,15 @@ def _because(root: Finding) -> LinePart:
     return part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=SOON)
 
 
+_NOBODY = "a program that uses NCCL"
+_CUT_AT = (120, 100, 80, 60)
+
+
+def _beginning(text: str, most: int) -> str:
+    """The text, or its first words with an ellipsis behind them."""
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0].rstrip(',:;')} …"
+
+
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     """Where and what was seen; what is seen beside it is said where there is room."""
     where = _with_place(metadata, root.subject)
@@ -153,9 +162,15 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield part(named, named.partition(" (")[0])
         return
-    shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
-    shortest = (f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
-    yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
+    if metadata.subject == "explain":  # words of other programs, in which a colon ends nothing
+        whole = _LINES.sub("", first)
+        named = "" if short == _NOBODY else f"{short}: "
+        cut = [_beginning(whole, most) for most in _CUT_AT]
+        yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
+    else:
+        shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
+        shortest = (f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
+        yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
     yield part(beside, importance=LATER)
 
 

@@ -33,6 +33,18 @@ _OF_ERRORS = (
         b"victed",
     ),
     *(b"HW Excep", b"access fault", b"HSA_STATUS", b" dead", b"crashed", b"illing", b"TERM_", b"low on re"),
+    *(b"CRITICAL", b"FATAL", b"xternal/xla", b"xla/", b"imeout", b"on-zero status", b"NVSHMEM", b"nvshmem", b"DeepEP"),
+    *(b"stack smashing", b"munmap_chunk", b"corrupted ", b"(core dumped)", b"Parent process exited", b"CUDA_ERROR_"),
+    *(
+        b"symbol lookup",
+        b"NIXL_ERR_",
+        b"memory broadcast",
+        b"Link DOWN",
+        b"Cable unplugged",
+        b"raised from ",
+        b"WorkNCCL::",
+        b"ink is down",
+    ),
     *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
     *(
         b"assert (",
@@ -47,7 +59,12 @@ _OF_ERRORS = (
         b"general protection",
     ),
 )
-_OF_TRACEBACKS = (b"Traceback (most recent", b"Exception ignored in")
+_OF_TRACEBACKS = (
+    b"Traceback (most recent",
+    b"Exception ignored in",
+    b'distributed_c10d.py", line',
+    b"failed collective",
+)
 WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES, b"lacks GPU P2P")
 """Words of which each line of another program has one that may say something here; each costs a pass over the text."""
 
@@ -70,10 +87,18 @@ _MODELS = (
 _EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
 _says_exception = re.compile(_EXCEPTION).search
 _PROGRAM_ERROR = re.compile(
-    _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda) error .*"
+    _EXCEPTION + rb".*|\bTest (?:NCCL |CUDA )?failure [\w./-]+:\d+.*|Failed: (?:NCCL|Cuda|CUDA|Assertion) error .*"
+    rb"|\bNCCL operation \S.* failed: .*|\bExecution of replica \d+ failed: .*"
+    rb"|Exception raised from \w+ at \S*ProcessGroupNCCL.*|frame #\d+: .*WorkNCCL::(?:checkTimeout|handleException).*"
+    rb"|\bDeepEP (?:error|timeout)\b.*|\bDeepEP (?:\w+ ){1,6}timeout\b.*channel.*|"
+    rb"\bnvshmem\w*\b(?!.*init failed for transport).*failed.*"
+    rb"|\bnon-?zero status: -?[1-9]\d*.*|aborting due to error in nvshmem.*|NVSHMEM API called before .*"
+    rb"|\bNVSHMEM (?:ERROR|FATAL) .*|\bUCX +(?:ERROR|FATAL) .*|\bNIXL_ERR_\w+.*|\[TensorRT-LLM\]\[ERROR\] .*"
+    rb"|\b(?:mlx\d|bnxt_re|irdma)_?\w*:? Port:? \d+:? Link DOWN.*|\bib\w*\d\w*: [Ll]ink (?:is )?[Dd]own.*"
+    rb"|\bmlx\d_core .*Cable unplugged.*|No available shared memory broadcast block .*"
     rb"|ProcessGroupNCCL.*(?:caught collective operation timeout|Terminating the process|watchdog got stuck"
     rb"|taking the entire process down|terminated with exception|detected by watchdog).*"
-    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+| in)?: (?!\{).*"
+    rb"|Some NCCL operations have failed or timed out.*|\bNCCL (?:[Ee]rror|[Ff]ailure)(?: \d+| in| detected)?: (?!\{).*"
     rb"|\bNCCL: (?:unhandled|internal|invalid|remote) .*|NET/\w+ ?: ?Got completion .*(?:error|status).*"
     rb"|WARN: Function: \w+ Line: \d+: NET/OFI .*"
     rb"|\*\*\* SIG[A-Z]+ received.*|Signal: (?:Segmentation fault|Aborted|Bus error|Killed).*|Fatal error in P?MPI_.*"
@@ -82,6 +107,9 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bFailed status \d+: wr_id .*"
     rb"|Watchdog caught collective operation timeout.*|terminate called after throwing.*|Fatal Python error: .*"
     rb"|ChildFailedError.*|\(exitcode: -?[1-9]\d*\) .*local_rank.*|Received Signals?\.?\w* death signal.*"
+    rb"|munmap_chunk\(\): .*|\*\*\* stack smashing detected .*|corrupted (?:size vs\. prev_size|double-linked list).*"
+    rb"|(?:Floating point exception|Illegal instruction|Trace/breakpoint trap|Bad system call)(?: \(core|$).*"
+    rb"|symbol lookup error: .*"
     rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: (?! *\w+: *\d).*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"
@@ -91,8 +119,11 @@ _PROGRAM_ERROR = re.compile(
 )
 """What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
 
-_IN_SOURCE = re.compile(rb"(?<=NCCL error) in: \S+, ")
-"""PyTorch puts its own source before what NCCL reported."""
+_IN_SOURCE = re.compile(
+    rb"(?<=NCCL error) in: \S+(?=, )|^Execution of replica \d+ failed: .*?(?=NCCL operation)"
+    rb"| \(run with NCCL_DEBUG=\w+ for details\)"
+)
+"""PyTorch and XLA put their own source before what NCCL reported."""
 
 _PROCESS = (
     rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
@@ -136,6 +167,11 @@ _OF_FRAMEWORKS = (
     rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
     rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
     rb"\bwatchdog timeout \(|marked dead\b|(?:missing|missed|stopped sending|too many) (?:\w+ )?heartbeats",
+    rb"(?-i:\bCRITICAL\b[ :\]]|(?:^|[\s\[])FATAL[\]: ]|(?:^|[\s\]])F\d{4} \d\d:\d\d:\d\d|: F (?:external|xla)/)",
+    rb"\w*LLM\w* (?:output_handler )?(?:has )?(?:failed|errored|died)|\w*LLM\w* is (?:already )?dead",
+    rb"Parent process exited|Dumping input data for V1 LLM engine",
+    rb"Termination timeout for .* exceeded|Exiting to ensure a consistent program state|Watchdog: .*timeout",
+    rb"CUDA_ERROR_(?:ILLEGAL_ADDRESS|LAUNCH_FAILED|LAUNCH_TIMEOUT|ECC_UNCORRECTABLE|MISALIGNED_ADDRESS|ASSERT)",
     rb"\bheartbeat time-?out|polled an error from (?:the )?coordination|termination is unexpected",
 )
 _OF_MACHINES = (
@@ -201,16 +237,55 @@ class TestRuns:
         return None
 
 
+class FailedCollectives:
+    """Joins PyTorch's stack of a collective that failed: its operation, and the innermost line of the program."""
+
+    def __init__(self) -> None:
+        self._open: list[str] | None = None
+        self._head = ""
+
+    def add(self, line: bytes) -> str | None:
+        """Take a line; return what failed once a stack has ended."""
+        if b"Stack trace of the failed collective" in line:
+            done = self.end()
+            rank = _RANK.search(line)
+            self._head = f"rank {rank[1].decode()}: failed collective" if rank else "failed collective"
+            self._open = []
+            return done
+        if self._open is None:
+            return None
+        if frame := _TORCH_FRAME.search(line):
+            self._open.append(" ".join(each.decode("utf-8", "replace") for each in frame.groups()))
+            return None
+        return self.end()
+
+    def end(self) -> str | None:
+        """Return what failed, if a stack is open."""
+        frames, self._open = self._open, None
+        if frames is None:
+            return None
+        operation = frames[0].partition(" ")[0] if frames else ""
+        own = next((each for each in frames if not _OF_LIBRARY.search(each)), "")
+        function, _, place = own.partition(" ")
+        return f"{self._head} {operation}".rstrip() + (f", called at {place} ({function})" if own else "")
+
+
+_RANK = re.compile(rb"\[?[Rr]ank ?(\d{1,7})\]")
+_TORCH_FRAME = re.compile(rb"#\d{1,3} (\S{1,200}) from (\S{1,400}:\d{1,7})\s*$")
+_OF_LIBRARY = re.compile(r"(?:site|dist)-packages/|/torch/|/lib/python")
+
+
 class Tracebacks:
     """Counts what Python printed of exceptions; not those that a destructor raised, which end nothing."""
 
     def __init__(self) -> None:
-        self._count = self._ignored = 0
+        self._count = self._ignored = self._frames = 0
         self._exceptions = False
 
     def add(self, line: bytes) -> None:
         """Count a line."""
         self._ignored += b"Exception ignored in" in line
+        self._frames += b'distributed_c10d.py", line' in line
         if b"Traceback (most recent" in line:
             # Python prints it below the line that says so.
             follows = self._ignored > 0
@@ -220,9 +295,9 @@ class Tracebacks:
 
     def complaint(self) -> tuple[str, int] | None:
         """What is wrong where none of them says its exception, and how many there are."""
-        if self._exceptions or not self._count:
+        if self._exceptions or not (self._count or self._frames):
             return None
-        return "a Traceback of Python without its exception", self._count
+        return "a Traceback of Python without its exception", self._count or 1
 
 
 def parse_program_error(line: bytes) -> str | None:
@@ -233,7 +308,12 @@ def parse_program_error(line: bytes) -> str | None:
     if (found is None or _says_exception(found[0])) and (ending := _ending(line)):
         return ending
     return (
-        None if found is None else _IN_SOURCE.sub(b": ", found[0])[:_LONGEST].decode("utf-8", "replace").strip(" :>]\t")
+        None
+        if found is None
+        else _IN_SOURCE.sub(b"", found[0])
+        .replace(b"NCCL error, ", b"NCCL error: ")[:_LONGEST]
+        .decode("utf-8", "replace")
+        .strip(" :>]\t")
     )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.endings import (
+    FailedCollectives,
     TestRuns,
     Tracebacks,
     parse_diagnostic,
@@ -278,7 +279,7 @@ class Notes:
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
         self._tellers = 0
-        self._tests, self._tracebacks = TestRuns(), Tracebacks()
+        self._tests, self._tracebacks, self._collectives = TestRuns(), Tracebacks(), FailedCollectives()
         self._before_last_error: dict[bytes, None] = {}
         self._without_collnet: dict[str, None] = {}
         self.versions: dict[str, None] = {}
@@ -352,6 +353,8 @@ class Notes:
                 del self._before_last_error[tag]
                 self._complain(line[len(tag) :][:_LONGEST_WARNING].decode("utf-8", "replace").strip(), "")
                 break
+        if failed := self._collectives.add(line):
+            self._complain(failed, "")
         if not says_something(line):
             return
         line = _without_the_middle(line)
@@ -416,6 +419,8 @@ class Notes:
 
     def complaints(self) -> tuple[Complaint, ...]:
         """The warnings and reported errors in order of appearance."""
+        if failed := self._collectives.end():
+            self._complain(failed, "")
         found = tuple(
             Complaint(text, counts.total(), tuple(filter(None, counts))) for text, counts in self._complaints.values()
         )

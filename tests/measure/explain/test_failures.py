@@ -67,6 +67,9 @@ FAILED = {
         f"{WARNED}Message truncated : received 1024 bytes instead of 256",
         f"{WARNED}AllReduce : invalid root 9 (root should be in the 0..4 range)",
     ],
+    "nccl-ranks-disagree": [
+        f"{WARNED}NET/IB : req 0/1 tag 0 peer 10.0.0.2<58683> collective mismatch error, local size 8 remote size 4",
+    ],
     "nic-failed-over": [
         f"{WARNED}NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 marked as failed. Initiating recovery? Yes",
         f"{WARNED}NET/IB: Device 1 marked as failed. Initiating recovery? No (recv comm=0x7f, outstandingRecovery=1)",
@@ -246,7 +249,6 @@ FAILED = {
 DOUBTS = (
     *(
         "gpu-xid-doubt",
-        "rdma-port-down",
         "nccl-warning",
         "collnet-not-used",
         "communicators-aborted",

@@ -32,6 +32,17 @@ def text_of(name: str) -> str:
         ("ras-details-cut.txt", WARN, "ras-names-no-rank", "MISMATCH"),
         ("ras-after-a-line.txt", WARN, "rank-did-not-join", "launched 11 AllReduce"),
         ("spark-excerpt.log", WARN, "host-staged", "through host memory (NET/IB)"),
+        ("watchdog-half-with-group.log", FAIL, "collective-timed-out", "SeqNum=50, OpType=ALLREDUCE"),
+        (
+            "watchdog-two-operations.log",
+            FAIL,
+            "rank-calls-other",
+            "allreduce number 80 of 2106881 elements; rank 7 in b",
+        ),
+        ("watchdog-zero-ranks.log", FAIL, "collective-stuck", "all ranks in this log; 3 ranks in allreduce number 808"),
+        ("torch-stack-only.log", FAIL, "collective-timed-out", "rank 3: failed collective broadcast, called at /app/t"),
+        ("xla-nccl-failed.log", FAIL, "cuda-out-of-memory", "'Cuda failure 2 'out of memory''"),
+        ("colon-summary.log", FAIL, "nccl-ranks-disagree", "collective mismatch error, local size 496640"),
         ("inspector-pretty.json", WARN, "rank-is-slow", "came last in 20 of 20 operations"),
     ],
 )
@@ -115,3 +126,40 @@ def test_every_status_and_error_of_ras_counts(
     report = report_of(RAS_OK.replace("RUNNING      OK", f"{status}  {errors}") + below)
     assert report.verdict is verdict
     assert seen in (report.findings[0].seen if report.findings else "")
+
+
+FRAMES = text_of("torch-stack-only.log").partition("\n")[2]
+WORK = "WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1)"
+TORCH = "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:632"
+XLA = "INTERNAL: external/xla/nccl_utils.cc:275: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed"
+
+
+@together(
+    "text, first, seen",
+    [
+        ("[rank1]:[E PG.cpp:7] Stack trace of the failed collective:\n" + FRAMES, "collective-timed-out", "broadcast"),
+        (
+            "Stack trace of the failed collective:\n" + FRAMES + "next line",
+            "collective-timed-out",
+            "train.py:41 (step)",
+        ),
+        ("[rank2]: Stack trace of the failed collective: ", "collective-timed-out", "failed collective"),
+        (f"Exception raised from checkTimeout at {TORCH} (most recent", "collective-timed-out", "checkTimeout"),
+        (f"Exception raised from checkForNCCLErrors at {TORCH} (most recent", "nccl-call-failed", "raised from"),
+        ("frame #2: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(a) + 0x1e6", "collective-timed-out", "frame #2"),
+        (
+            '  File "/v/torch/distributed/distributed_c10d.py", line 2801, in all_reduce',
+            "program-exception",
+            "Traceback",
+        ),
+        ("ank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,", "collective-timed-out", "SeqNum=5"),
+        (f"Rank 3] Watchdog caught collective operation timeout: {WORK} ran", "collective-timed-out", "SeqNum=5"),
+        (f"W external/xla/support.cc:58] Intercepted:\n{XLA}: unhandled system error", "nccl-call-failed", "system"),
+        (f"jaxlib.xla_extension.XlaRuntimeError: {XLA}: invalid usage", "nccl-invalid-usage", "invalid usage"),
+    ],
+)
+def test_fragments_of_frameworks_are_failures(text: str, first: str, seen: str) -> None:
+    report = report_of(text + "\n")
+    assert ids(report)[0] == first
+    assert report.verdict is FAIL or first == "program-exception"
+    assert seen in report.findings[0].seen
