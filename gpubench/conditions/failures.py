@@ -116,10 +116,11 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 
 def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """The same, without peer access as a likely reason where no node of the job has two ranks of a communicator."""
+    """The same, without peer access as a likely reason if it is off, or no node has two ranks of a communicator."""
     several = [each for each in facts.communicators if (each.size or 0) > 1]
     nodes = [[member.node for member in each.members] for each in several]
-    if not several or any(len(set(names)) < len(names) for names in nodes):
+    is_off = any(each.name == "NCCL_P2P_DISABLE" and each.value != "0" for each in facts.settings)
+    if not is_off and (not several or any(len(set(names)) < len(names) for names in nodes)):
         return sighting
     return replace(
         sighting,

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubench.hardware.timing import no_garbage_collection
@@ -16,7 +15,7 @@ from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
-from gpubench.readers.registry import is_result
+from gpubench.readers.registry import STANDARD_INPUT, other_text
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -43,8 +42,8 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
-        tables = [file.name for file in files if not reader.nccl_lines and is_result(Path(file.name))]
-        report = explain(facts, _names(plan.logs), tables)
+        others = [] if reader.nccl_lines else [other_text(each.beginning, _name(each.name)) for each in files]
+        report = explain(facts, _names(plan.logs), list(filter(None, others)))
         presenter.end(report)
     return presenter.exit_code
 
@@ -89,7 +88,11 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
     )
 
 
+def _name(log: str) -> str:
+    return STANDARD_INPUT if log == STDIN else log
+
+
 def _names(logs: Sequence[str]) -> list[str]:
-    names = ["standard input" if log == STDIN else log for log in logs]
+    names = [_name(log) for log in logs]
     more = len(names) - _MOST_NAMES
     return names[:_MOST_NAMES] + ([f"{more} more"] if more > 0 else [])

@@ -97,17 +97,17 @@ def may_hold_parts(block: bytes) -> bool:
 
 def split(lines: Sequence[str]) -> Iterator[PastedPart]:
     """Yield the parts in order: every line is in exactly one of them."""
-    is_markdown = _is_markdown(lines)
+    has_prose = is_markdown(lines)
     fence, kind, held, first = "", Kind.OUTPUT, list[str](), 1
     at = 0
     while at < len(lines):
         line, count, begins = lines[at], 1, False
-        if is_markdown and (mark := _FENCE.match(line)):
+        if has_prose and (mark := _FENCE.match(line)):
             fence = "" if fence else mark[1].lower() or "text"
             new = Kind.PROSE
         elif json_lines := _json_lines(lines, at):
             new, count, begins = Kind.JSON, json_lines, True
-        elif is_markdown and not fence and not _OF_PROGRAMS.search(line):
+        elif has_prose and not fence and not _OF_PROGRAMS.search(line):
             new = Kind.PROSE
         elif fence in _CODE:
             new = Kind.COMMAND
@@ -193,7 +193,7 @@ def begins_ras_answer(line: str) -> bool:
     return _RAS_HEADER.match(line.strip()) is not None
 
 
-def _is_markdown(lines: Sequence[str]) -> bool:
+def is_markdown(lines: Sequence[str]) -> bool:
     """True if a text has headings, and fences or links."""
     headings = sum(1 for line in lines if _HEADING.match(line))
     fences = sum(1 for line in lines if _FENCE.match(line))

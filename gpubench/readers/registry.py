@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpubench.errors import NotSaidError, UsageError, advising
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
+from gpubench.readers.pasted import is_markdown
 from gpubench.readers.programs import program_of
 from gpubench.records import dataclass
 
@@ -89,7 +90,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
 )
 
-_LOOKED_AT_BYTES = 2**18  # Of a file whose kind is asked for: a table stands at its beginning
+_LOOKED_AT_CHARACTERS = 2**18  # Of a file whose kind is asked for: a table stands at its beginning
 WANTED = Wanted(
     kinds=", or ".join(each.summary for each in RESULT_READERS),
     how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
@@ -121,13 +122,28 @@ def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> R
         return file
 
 
-def is_result(path: Path) -> bool:
-    """True of a file that begins as one of results does; of what cannot be read, or read twice, it is false."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            text = file.read(_LOOKED_AT_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return False
-    return any(kind.recognises(text) for kind in RESULT_READERS)
+STANDARD_INPUT = "standard input"
+
+
+class OtherText(NamedTuple):
+    """A text without a line of NCCL: what it is, and the command or sentence that helps."""
+
+    name: str
+    what: str
+    next_step: str
+
+
+def other_text(text: str, name: str) -> OtherText | None:
+    """Return what a text of the file `name` is, by its beginning; None if no reader and no program is known."""
+    text, file = text[:_LOOKED_AT_CHARACTERS], "FILE" if name == STANDARD_INPUT else name
+    if not text.strip():
+        return None
+    if any(kind.recognises(text) for kind in RESULT_READERS):
+        return OtherText(name, "a table of results", f"gpubench report {file}. It judges the results")
+    if is_markdown(text.splitlines()):
+        return OtherText(name, "a Markdown document", "gpubench explain LOG. Give the output of the job itself")
+    if program := program_of(text):
+        return OtherText(name, f"{program.name}'s output: {program.output}", program.instead)
+    if kind := next((kind for kind in READERS if kind.recognises(text)), None):
+        return OtherText(name, kind.summary, f"gpubench topo --from {file}. It shows and judges the machine")
+    return None

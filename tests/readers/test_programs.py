@@ -7,7 +7,8 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.readers.programs import PROGRAMS, program_of
-from gpubench.readers.registry import read_file, read_results
+from gpubench.readers.registry import other_text, read_file, read_results
+from tests.together import together
 
 ROCM = "====== ROCm System Management Interface ======\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
 ROCM_CUT = "===== Weight between two GPUs =====\n       GPU0  GPU1\nGPU0   0     15\nGPU1   15    0\n"
@@ -64,6 +65,7 @@ def test_output_of_another_program_is_named_as_its(
 
 
 TOPO = "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
+MARKDOWN = "# How to\n\nSee [this](https://example.org): exit code 1.\n\n```sh\nls\n```\n"
 COPIES = (
     "Running device_to_device_memcpy_read_ce.\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n"
     " 0 1\n 0 N/A 9.5\n 1 9.5 N/A\n"
@@ -116,3 +118,26 @@ def test_what_another_command_reads_is_sent_there(
     with pytest.raises(UsageError) as caught:
         read(path)
     assert caught.value.next_step == f"gpubench {command} {path}"
+
+
+@together(
+    "text, what, next_step",
+    [
+        ("ROCm System Management Interface\n", "rocm-smi's output", "report"),
+        ("   RDMA_Write BW Test\n", "perftest's output", "scan"),
+        ("[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n", "p2pBandwidthLatencyTest's output", "p2p"),
+        ("$ ucx_perftest -t tag_bw\n", "ucx_perftest's output", "p2p"),
+        (TOPO, "nvidia-smi topo -m", "gpubench topo --from FILE"),
+        (MARKDOWN, "a Markdown document", "explain"),
+    ],
+)
+def test_explain_names_what_a_text_without_nccl_is(text: str, what: str, next_step: str) -> None:
+    found = other_text(text, "standard input")
+    assert found is not None
+    assert what in found.what
+    assert next_step in found.next_step
+
+
+def test_explain_names_nothing_that_it_does_not_know() -> None:
+    assert other_text("", "log") is None
+    assert other_text("hello\nworld\n", "log") is None

@@ -205,10 +205,9 @@ def _in_group(
 
     if odd:
         reason = _reason(calls, odd[0], first, shown)
-        theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_at(there[rank].place)}" for rank in odd))
         if len(odd) * 2 >= len(named) > 1:
-            theirs = "; ".join(f"rank {rank} in {_described(named[rank])}" for rank in sorted(named)[:_MOST_NAMED])
-            return replace(hang(HangReason.UNKNOWN, sorted(named), theirs), operation="")
+            return replace(hang(HangReason.UNKNOWN, sorted(named), _calls_of(named)), operation="")
+        theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_at(there[rank].place)}" for rank in odd))
         return hang(reason, odd, theirs)
     lost = [rank for rank in absent if rank not in have_dumps]
     if lost:
@@ -230,6 +229,10 @@ def _in_group(
     if len(elsewhere) == len(absent):
         return hang(HangReason.ELSEWHERE, absent, f"{_described(elsewhere[0])} of group {elsewhere[0].group}")
     return hang(HangReason.ABSENT, absent, theirs)
+
+
+def _calls_of(named: Mapping[int, RecordedCall]) -> str:
+    return "; ".join(f"rank {rank} in {_described(named[rank])}" for rank in sorted(named)[:_MOST_NAMED])
 
 
 def _first_other(calls: Calls, waited: int) -> int:

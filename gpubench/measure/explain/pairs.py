@@ -133,6 +133,8 @@ class PairJudge:
         """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
+            if _is_inside(source, destination) and any(map(_is_of_network, pair.routes)):
+                known = {}
             alike = pair, None, None
         elif source is None or destination is None or source.machine == destination.machine:
             known = {}
@@ -154,7 +156,8 @@ class PairJudge:
         if route.host_staged is None:
             return JudgedRoute(route, route.family, Verdict.ERROR)
         if not route.host_staged:
-            return JudgedRoute(route, route.family, Verdict.PASS)
+            found = self._kept_off_peers(pair, source, destination) if _is_of_network(route) else None
+            return JudgedRoute(route, route.family, Verdict.FAIL if found else Verdict.PASS, found)
         staged = self._staging_evidence(pair, source, destination)
         if staged not in self._explanations:
             is_known = source is not None and destination is not None
@@ -164,8 +167,18 @@ class PairJudge:
         verdict = Verdict.SKIP if found.by_design else Verdict.WARN if found.in_doubt else Verdict.FAIL
         return JudgedRoute(route, route.family, verdict, found)
 
+    def _kept_off_peers(
+        self, pair: PairRoutes, source: Member | None, destination: Member | None
+    ) -> Explanation | None:
+        """What has NCCL take a network between GPUs of one machine, if that is a variable and not its choice."""
+        if not _is_inside(source, destination):
+            return None
+        found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
+        return None if found is None or found.id == UNKNOWN or found.by_design or found.in_doubt else found
+
     def _staging_evidence(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
-        used = [end for route in pair.routes for end in (route.sent, route.received) if end and end.host_staged]
+        ends_of_all = [end for route in pair.routes for end in (route.sent, route.received) if end]
+        used = [end for end in ends_of_all if end.host_staged] or ends_of_all
         networks = {end.network for end in used if end.network is not None}
         network = "Socket" if "Socket" in networks else min(networks, default=None)
         processes = [self._tellers.get(end.process, ProcessLog()) for end in (source, destination) if end is not None]
@@ -221,6 +234,14 @@ def _scope(one: Member | None, other: Member | None) -> Scope:
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
+
+
+def _is_inside(one: Member | None, other: Member | None) -> bool:
+    return _scope(one, other) is Scope.INSIDE
+
+
+def _is_of_network(route: Route) -> bool:
+    return route.transport.kind is TransportKind.NET
 
 
 def _anywhere(staged: Staged) -> Explanation | None:

@@ -34,6 +34,7 @@ from gpubench.model.results.fallback import (
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
+from gpubench.readers.registry import OtherText
 
 
 def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
@@ -125,18 +126,18 @@ _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 
 
 def findings_of(
-    facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str] = ()
+    facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText] = ()
 ) -> tuple[Finding, ...]:
     """The findings: what ended the job, host-staged paths (root causes first), then unknown parts.
 
-    A failed job need not have all connections. `tables` are files with results and without NCCL lines.
+    A failed job need not have all connections. `others` are files without NCCL lines that something else wrote.
     """
     failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
     failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
     doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
     unread = tuple(_unread_findings(facts, logs))
-    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, tables)), *unread)
+    return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, others)), *unread)
 
 
 def _unread_findings(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
@@ -157,11 +158,13 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
         f"{_pairs(examples)} of {name_of(summary.parts[number].communicator)}"
         for number, examples in staged.pairs.items()
     ]
+    is_direct = all(each.endswith("/GDRDMA") for each in staged.transports)
+    way = "over the network inside a node" if is_direct and Scope.INSIDE in staged.scopes else "through host memory"
     return Finding(
-        id=HOST_STAGED,
+        id=explanation.id if is_direct else HOST_STAGED,
         severity=staged.verdict,
         subject=some_of(subjects),
-        seen=f"through host memory ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
+        seen=f"{way} ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
         expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
         next_command=explanation.advice,
@@ -178,11 +181,13 @@ def _expected(explanation: Explanation, staged: StagedPaths) -> str:
     return some_of([_DIRECT_BY_SCOPE[each] for each in scopes]) + unless
 
 
-def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables: Sequence[str]) -> Iterator[Finding]:
+def _not_known(
+    facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText]
+) -> Iterator[Finding]:
     if not any(part.pairs for part in summary.parts):
         yield from _said_without_connections(facts)
         if facts.nccl_lines or not _is_of_no_log(facts):
-            yield _of_tables(facts, tables) if tables else _no_connections(facts, logs)
+            yield _of_others(facts, others) if others else _no_connections(facts, logs)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
                 "ranks-missing",
@@ -225,15 +230,16 @@ def _not_known(facts: LogFacts, summary: JobSummary, logs: Sequence[str], tables
         )
 
 
-def _of_tables(facts: LogFacts, tables: Sequence[str]) -> Finding:
-    """The finding for files with results and without NCCL lines, which another command judges."""
+def _of_others(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
+    """The finding for texts without NCCL lines that another command reads, or none."""
+    first = others[0]
     return _error(
         NO_CONNECTIONS,
-        _listed(tables),
-        f"a table of results in {counted(facts.lines, 'line')}, without NCCL lines",
+        _listed([each.name for each in others]),
+        f"{first.what} in {counted(facts.lines, 'line')}, without NCCL lines",
         "NCCL's log, with lines of connections: ... via P2P/CUMEM",
-        "the output of a benchmark that ran without NCCL_DEBUG=INFO",
-        f"gpubench report {tables[0]}. It judges the results",
+        "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
+        first.next_step,
     )
 
 
@@ -446,12 +452,12 @@ def _numbers(numbers: Sequence[int]) -> str:
 SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs", "operations", "findings")
 
 
-def explain(facts: LogFacts, logs: Sequence[str], tables: Sequence[str] = ()) -> Report:
-    """The report on a job; `logs` are the names of the files that were read, `tables` those that hold results."""
+def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
+    """The report on a job; `logs` are the names of the files that were read, `others` those of other programs."""
     facts = replace(facts, hangs=hangs_in(facts))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
-    findings = findings_of(facts, summary, logs, tables)
+    findings = findings_of(facts, summary, logs, others)
     sections = Table.by_section(
         {
             PathRow: lambda: _path_rows(facts, judge),

@@ -9,8 +9,8 @@ several.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import field, replace
 from itertools import chain
 
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
@@ -407,6 +407,28 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
         tunings=tuple(builder.tunings),
         candidates=builder.candidates,
     )
+
+
+def with_listed_ranks(
+    found: tuple[Communicator, ...], listed: Mapping[int, Set[tuple[str, int]]]
+) -> tuple[Communicator, ...]:
+    """Add the ranks without a line of their own that nccl-tests lists, if the text has one run and no init lines.
+
+    `listed` has the hosts and processes by rank: more than one of a rank are of several runs.
+    """
+    if len(found) != 1 or found[0].id is not None or any(len(places) > 1 for places in listed.values()):
+        return found
+    (only,) = found
+    known = {member.rank: (member.host, member.pid) for member in only.members}
+    if any(place not in listed.get(rank, ()) for rank, place in known.items()):
+        return found
+    peers = {peer for by_peer in only.connections.by_rank.values() for peer in by_peer} - known.keys()
+    added = [
+        Member(rank=rank, host=host, pid=pid, node=host, machine=host)
+        for rank in sorted(peers & listed.keys())
+        for host, pid in listed[rank]
+    ]
+    return (replace(only, members=tuple(sorted((*only.members, *added), key=lambda member: member.rank))),)
 
 
 def _member(comm: Comm, node: str, machine: str) -> Member:

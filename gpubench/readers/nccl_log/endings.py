@@ -332,6 +332,15 @@ def _ending(line: bytes) -> str | None:
     return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
 
 
+_LISTED_RANK = re.compile(rb"\bRank +(\d{1,7}) .{0,40}\bPid +(\d{1,10}) on +([\w.-]{1,255}) +device ", re.ASCII)
+
+
+def parse_listed_rank(line: bytes) -> tuple[int, str, int] | None:
+    """Return rank, host and process in a line of nccl-tests' list of devices."""
+    found = _LISTED_RANK.search(line)
+    return None if found is None else (int(found[1]), found[3].decode(), int(found[2]))
+
+
 def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
     """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
 

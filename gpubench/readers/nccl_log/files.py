@@ -40,11 +40,15 @@ _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file that was read, how many of its lines are NCCL's, and whether it is a gzip that ends before its end."""
+    """A file that was read, how many of its lines are NCCL's, and whether it is a gzip that ends before its end.
+
+    `beginning` is its first text, if no line in it is NCCL's.
+    """
 
     name: str
     nccl_lines: int
     is_damaged: bool = False
+    beginning: str = ""
 
 
 ReadSoFar = Callable[[int, int, str], None]
@@ -69,7 +73,7 @@ def read_logs(
             reader.reached.end(f"{name}, and more", f"{limits.MOST_LOG_FILES} files")
         if reader.reached.ends_reading:
             break
-        before, is_damaged = reader.nccl_lines, False
+        before, is_damaged, reader.beginning = reader.nccl_lines, False, b""
         try:
             is_damaged = _read_file(name, reader, stdin, meter)
         except EndlessLineError:
@@ -78,7 +82,9 @@ def read_logs(
         except SilentPipeError as error:
             unended.append(error)
             reader.reached.pass_over(error.seen, "a pipe as long as its writer says something")
-        found.append(LogFile(name, reader.nccl_lines - before, is_damaged))
+        lines = reader.nccl_lines - before
+        beginning = "" if lines else reader.beginning.decode("utf-8", "replace")
+        found.append(LogFile(name, lines, is_damaged, beginning))
     if unended and not reader.nccl_lines:
         raise unended[0]
     return tuple(found)

@@ -47,15 +47,44 @@ _BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
 """The beginning of a line of which nothing but the level is left."""
 
 
+_STRIPPED = re.compile(
+    rb"^\s*(?:\[(-?\d{1,3})\] ?)?(?:INFO )?(?=(?:Channel|CollNet|Coll) \d{1,4}(?:/\d)? : \d{1,7}(?:\[\w{1,12}\])? -> \d"
+    rb"|Connected all |Using network |NCCL_\w{1,60} set (?:by environment )?to |NET/(?:IB|Socket|Plugin|OFI) ?: "
+    rb"|(?:ncclCommInitRank\w* )?comm 0x[0-9a-f]+ rank |Bootstrap ?: Using |GPU Direct RDMA |P2P is disabled "
+    rb"|[\w/-]+\.cc:\d+ (?:\(\w+\) )?-> \d)",
+    re.M,
+)
+_OF_STRIPPED = (
+    b"Channel ",
+    b"Connected all ",
+    b"Using network ",
+    b".cc:",
+    b"comm 0x",
+    b"NET/",
+    b" set by env",
+    b" P2P is",
+)
+"""Messages of NCCL, to find them also behind a line's beginning if somebody cut off host, process and level."""
+
+
 def cleaned(block: bytes) -> bytes:
-    """Lines without carriage returns, colours and timestamps."""
+    """Lines without carriage returns, colours and timestamps, and with the level where somebody cut it off."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
         block = _COLOR.sub(b"", block)
     if _STAMP.search(block, 0, _STAMPED_BYTES):
         block = _STAMP.sub(b"", block)
+    if any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED) or _LEVEL_CUT.search(block):
+        block = _STRIPPED.sub(_with_level, block)
     return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block
+
+
+_LEVEL_CUT = re.compile(rb"^(?:\s+|\[-?\d{1,3}\] ?(?:INFO )?|INFO )(?:Channel|Connected all|Using network) ", re.M)
+
+
+def _with_level(found: re.Match[bytes]) -> bytes:
+    return (b"[" + found[1] + b"]" if found[1] else b"") + b" NCCL INFO "
 
 
 def without_colors(line: bytes) -> bytes:

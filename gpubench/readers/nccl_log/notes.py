@@ -13,6 +13,7 @@ from gpubench.readers.nccl_log.endings import (
     Tracebacks,
     parse_diagnostic,
     parse_gpu_model,
+    parse_listed_rank,
     parse_program_error,
     says_something,
 )
@@ -279,6 +280,7 @@ class Notes:
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
         self._tellers = 0
+        self._warning: tuple[str, str, bytes, bytes] | None = None
         self._tests, self._tracebacks, self._collectives = TestRuns(), Tracebacks(), FailedCollectives()
         self._before_last_error: dict[bytes, None] = {}
         self._without_collnet: dict[str, None] = {}
@@ -286,6 +288,7 @@ class Notes:
         self.paths: dict[tuple[str, str, str], str] = {}
         self.models: dict[str, None] = {}
         self.listed_models: dict[str, None] = {}
+        self.listed_ranks: dict[int, set[tuple[str, int]]] = {}
         self.nvlink_hosts: dict[str, None] = {}
         self._complaints: dict[str, tuple[str, Counter[str]]] = {}
         self._failed_calls: dict[ReturnedError, dict[str, None]] = {}
@@ -325,7 +328,31 @@ class Notes:
             self.versions[version] = None
 
     def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
-        """Keep a message of level WARN; of calls of CUDA's with the place in NCCL's source, with which `head` ends."""
+        """Keep a message of level WARN, which the next lines may continue.
+
+        Of calls of CUDA's it is kept with the place in NCCL's source, with which `head` ends.
+        """
+        self.end_warning()
+        self._warning = host, process, message.strip(), head
+
+    def continues_warning(self, line: bytes) -> bool:
+        """True if a line continues the last warning: it is indented, or the warning's own line has no text."""
+        if self._warning is None:
+            return False
+        host, process, message, head = self._warning
+        text = line.strip()
+        is_next = line[:1] in (b" ", b"\t") or not message
+        if not text or not is_next or len(message) > _LONGEST_WARNING:
+            self.end_warning()
+            return False
+        self._warning = host, process, b" ".join(filter(None, (message, text))), head
+        return True
+
+    def end_warning(self) -> None:
+        """Keep the last warning as it is: the next line is another one."""
+        if self._warning is None:
+            return
+        (host, process, message, head), self._warning = self._warning, None
         text = message[:_LONGEST_WARNING].decode("utf-8", "replace").strip()
         if message.startswith(b"Cuda failure") and (place := _PLACE.search(head)):
             text += f" in {place[1].decode()}"
@@ -337,6 +364,7 @@ class Notes:
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
         """Keep the error that a function of NCCL's returned; not of CollNet's set-up, after which NCCL does without."""
+        self.end_warning()
         if _COLLNET.search(call.place):
             self._without_collnet[process] = None
             return
@@ -357,7 +385,10 @@ class Notes:
             self._complain(failed, "")
         if not says_something(line):
             return
-        line = _without_the_middle(line)
+        self._add_told(_without_the_middle(line))
+
+    def _add_told(self, line: bytes) -> None:
+        """Keep what a line says that has a word of other programs."""
         self._tests.add(line)
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
@@ -370,6 +401,12 @@ class Notes:
             self._remarks.setdefault((RemarkKind.DRIVER_REFUSED, ()), (Note(RemarkKind.DRIVER_REFUSED, (), text), {}))
         elif error := parse_program_error(line):
             self._complain(error, "")
+        self._add_device(line)
+
+    def _add_device(self, line: bytes) -> None:
+        """Keep the rank and the model of a GPU that a line lists."""
+        if (listed := parse_listed_rank(line)) and len(self.listed_ranks) < limits.MOST_LOG_RANKS:
+            self.listed_ranks.setdefault(listed[0], set()).add(listed[1:])
         if model := parse_gpu_model(line):
             name, is_of_rank = model
             models = self.models if is_of_rank else self.listed_models
@@ -419,6 +456,7 @@ class Notes:
 
     def complaints(self) -> tuple[Complaint, ...]:
         """The warnings and reported errors in order of appearance."""
+        self.end_warning()
         if failed := self._collectives.end():
             self._complain(failed, "")
         found = tuple(
@@ -429,6 +467,7 @@ class Notes:
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
         """The calls that failed, in order of appearance."""
+        self.end_warning()
         return tuple(
             FailedCall(*key, tuple(processes), self._warned[key]) for key, processes in self._failed_calls.items()
         )
@@ -455,4 +494,5 @@ class Notes:
 
     def remarks(self) -> tuple[Remark, ...]:
         """The remarks in order of appearance."""
+        self.end_warning()
         return tuple(Remark(note, tuple(processes)) for note, processes in self._remarks.values())

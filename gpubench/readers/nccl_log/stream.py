@@ -12,7 +12,7 @@ from gpubench.model.paths.nccl_log import LogFacts, channel_code
 from gpubench.readers import limits
 from gpubench.readers.hangs import WatchdogLines
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
-from gpubench.readers.nccl_log.communicators import communicators
+from gpubench.readers.nccl_log.communicators import communicators, with_listed_ranks
 from gpubench.readers.nccl_log.endings import WORDS_OF_OTHERS
 from gpubench.readers.nccl_log.lines import (
     INFO,
@@ -65,6 +65,7 @@ class KnownLines(set[bytes]):
 
 
 _BLOCK_BYTES = 2**20
+_BEGINNING_BYTES = 2**18
 _BYTES_BETWEEN_PAIRS = 2**26
 """Of a log, between two countings of its pairs, which take a few milliseconds."""
 
@@ -113,8 +114,8 @@ class EndlessLineError(Exception):
 class NcclLogReader:
     """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they hold together.
 
-    `lines` counts the lines that were read. `reached` are the limits of `readers/limits.py` that the logs went
-    beyond; once it says so, nothing more is read.
+    `lines` counts the lines that were read, `beginning` is that of the last stream. `reached` are the limits of
+    `readers/limits.py` that the logs went beyond; once it says so, nothing more is read.
     """
 
     def __init__(self) -> None:
@@ -128,6 +129,7 @@ class NcclLogReader:
         self._repeats = False
         self._notes = Notes(self.reached)
         self.lines = 0
+        self.beginning = b""
         self._other_lines = 0
         self._unreadable = 0
         self._left_out = 0
@@ -151,6 +153,7 @@ class NcclLogReader:
         parts = PastedParts(self, name)
         while not self.reached.ends_reading and (block := stream.read(_BLOCK_BYTES)):
             self._count_block(len(block))
+            self.beginning = self.beginning or block[:_BEGINNING_BYTES]
             if is_endless:
                 without_end += len(block)
                 _, is_ended, block = block.partition(b"\n")
@@ -203,6 +206,7 @@ class NcclLogReader:
         """All that was read so far; `cut_files` ended before their end."""
         attribution, notes = self._attribution, self._notes
         found = communicators(attribution, notes.host_ids, notes.addresses())
+        found = with_listed_ranks(found, notes.listed_ranks)
         return LogFacts(
             versions=tuple(notes.versions),
             settings=notes.settings(),
@@ -301,13 +305,18 @@ class NcclLogReader:
     def _read_any(self, line: bytes) -> None:
         if b"NCCL" not in line:
             self._other_lines += 1
+            if self._notes.continues_warning(line):
+                return
             self._unreadable += _REMNANT in line
             self._notes.add_other(line)
             if b" collective: " in line or b"monitoredBarrier" in line:
                 self._watchdogs.add(line)
             return
+        self._notes.end_warning()
         if b"[0m" in line:
             line = without_colors(line)
+        if line.endswith(b" NCCL WARN"):
+            line += b" "
         head, found, message = line.partition(INFO)
         is_whole = found and b" NCCL " not in message and _REMNANT not in head
         thread = self._thread(head) if is_whole else None

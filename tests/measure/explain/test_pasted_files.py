@@ -43,6 +43,9 @@ def text_of(name: str) -> str:
         ("torch-stack-only.log", FAIL, "collective-timed-out", "rank 3: failed collective broadcast, called at /app/t"),
         ("xla-nccl-failed.log", FAIL, "cuda-out-of-memory", "'Cuda failure 2 'out of memory''"),
         ("colon-summary.log", FAIL, "nccl-ranks-disagree", "collective mismatch error, local size 496640"),
+        ("warn-text-on-next-lines.log", FAIL, "network-plugin-failed", "completed with error. RC: 107. Error: Inappr"),
+        ("no-prefix.log", PASS, "excerpt", "2 pairs of ranks"),
+        ("explain-p2p-off-on-command-line.log", FAIL, "nccl-shm-disabled", "over the network inside a node"),
         ("inspector-pretty.json", WARN, "rank-is-slow", "came last in 20 of 20 operations"),
     ],
 )
@@ -163,3 +166,83 @@ def test_fragments_of_frameworks_are_failures(text: str, first: str, seen: str) 
     assert ids(report)[0] == first
     assert report.verdict is FAIL or first == "program-exception"
     assert seen in report.findings[0].seen
+
+
+PLUGIN = "n1:5:7 [0] ofi_process_cq:196 NCCL WARN"
+CHANNEL = "n1:5:5 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/AWS Libfabric/0/GDRDMA\n"
+
+
+@together(
+    "warning",
+    [
+        f"{PLUGIN} NET/OFI Request 0x40 completed with error. RC: 107. Error: Inappropriate ioctl.\n",
+        f"{PLUGIN}\n    NET/OFI Request 0x40 completed with error.\n    RC: 107. Error: Inappropriate ioctl.\n",
+        f"{PLUGIN} \nNET/OFI Request 0x40 completed with error. RC: 107. Error: Inappropriate ioctl.\n",
+        f"{PLUGIN} NET/OFI Request 0x40 completed with error.\n\tRC: 107. Error: Inappropriate ioctl.\n",
+        f"[2026-05-13 18:01:41] {PLUGIN}\n  NET/OFI Request 0x40\n  completed with error.\n  RC: 107.\n",
+    ],
+)
+def test_a_warning_goes_on_in_indented_lines(warning: str) -> None:
+    report = report_of(CHANNEL + warning + CHANNEL)
+    assert (report.verdict, ids(report)[0]) == (FAIL, "network-plugin-failed")
+    assert "RC: 107" in report.findings[0].seen
+
+
+def test_an_indented_line_behind_another_one_continues_no_warning() -> None:
+    warning = f"{PLUGIN} Could not find real path of /sys/class/x\n"
+    assert ids(report_of(CHANNEL + warning + CHANNEL + "    RC: 107\n")) == ["excerpt"]
+
+
+MESSAGES = text_of("no-prefix.log").splitlines()[1:]
+
+
+@together("head", ["", "  ", "[0] ", "INFO ", "NCCL INFO ", "[0] NCCL INFO ", "2026-01-01 00:00:00 "])
+def test_lines_without_host_process_and_level_are_nccls(head: str) -> None:
+    report = report_of("".join(f"{head}{line}\n" for line in MESSAGES))
+    assert (report.verdict, ids(report)) == (PASS, ["excerpt"])
+    assert "2 pairs" in report.findings[0].seen
+
+
+@together(
+    "message, id_",
+    [
+        ("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", "host-staged"),
+        ("transport/shm.cc:551 -> 2", "nccl-call-failed"),
+    ],
+)
+def test_what_is_wrong_counts_also_without_the_head_of_its_line(message: str, id_: str) -> None:
+    assert ids(report_of("\n".join([*MESSAGES, message, ""])))[0] == id_
+
+
+OFF = "NCCL_P2P_DISABLE=1"
+
+
+@together(
+    "command, is_off",
+    [
+        (f"$ {OFF} NCCL_SHM_DISABLE=1 ./all_reduce_perf -g 2", True),
+        (f"root@box:~# mpirun -np 2 -x {OFF} -x NCCL_SHM_DISABLE=1 ./all_reduce_perf", True),
+        (f"mpirun -np 2 -x {OFF} \\\n  -x NCCL_SHM_DISABLE=1 ./all_reduce_perf", True),
+        (f"$ export {OFF} NCCL_SHM_DISABLE=1", True),
+        (f"export {OFF}\nexport NCCL_SHM_DISABLE='1'", True),
+        ("% setenv NCCL_P2P_DISABLE 1 && setenv NCCL_SHM_DISABLE 1", True),
+        (f"$ docker run --gpus all --env {OFF} -e NCCL_SHM_DISABLE=1 image all_reduce_perf", True),
+        (f"$ srun --export=ALL,{OFF},NCCL_SHM_DISABLE=1 ./all_reduce_perf", True),
+        ("$ mpiexec -genv NCCL_P2P_DISABLE 1 -genv NCCL_SHM_DISABLE 1 ./all_reduce_perf", True),
+        ("$ NCCL_P2P_DISABLE=0 ./all_reduce_perf -g 2", False),
+        (f"# {OFF} and NCCL_SHM_DISABLE=1 are not set", False),
+        ("$ ./all_reduce_perf -g 2", False),
+    ],
+)
+def test_variables_of_a_command_count_as_set(command: str, is_off: bool) -> None:
+    _, _, rest = text_of("explain-p2p-off-on-command-line.log").partition("\n")
+    report = report_of(f"{command}\n{rest}")
+    assert (report.verdict, "disabled" in ids(report)[0]) == ((FAIL, True) if is_off else (WARN, False))
+    assert not is_off or "export NCCL_P2P_DISABLE" not in " ".join(each.next_command for each in report.findings)
+
+
+def test_a_variable_that_a_process_logs_counts_more_than_a_command() -> None:
+    line = "box:11:20 [1] NCCL INFO {} set by environment to 0.\n"
+    text = text_of("explain-p2p-off-on-command-line.log")
+    report = report_of(text + line.format("NCCL_P2P_DISABLE") + line.format("NCCL_SHM_DISABLE"))
+    assert report.verdict is WARN
