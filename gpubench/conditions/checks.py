@@ -232,8 +232,9 @@ def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
     return look(check, facts).findings
 
 
-_PRESENT, _NVLINKS, _HOST_COPIES = (
-    next(check for check in CHECKS if check.name == name) for name in ("gpu_present", "nvlink_active", "host_bandwidth")
+_PRESENT, _NVLINKS, *_COPIES = (
+    next(check for check in CHECKS if check.name == name)
+    for name in ("gpu_present", "nvlink_active", "p2p_bandwidth", "p2p_symmetry", "host_bandwidth")
 )
 _IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
 
@@ -243,9 +244,9 @@ def on_presence(facts: Facts) -> tuple[Finding, ...]:
     return merged((*found_by(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
 
 
-def beside_pairs(facts: Facts) -> tuple[Finding, ...]:
-    """Findings beside those on pairs: GPUs that are missing or in use, NVLinks that are down, slow host copies."""
-    own = (*_IN_USE.findings(facts.circumstances), *found_by(_NVLINKS, facts), *found_by(_HOST_COPIES, facts))
+def on_copies(facts: Facts) -> tuple[Finding, ...]:
+    """Findings on slow copies, GPUs that are missing or in use, and NVLinks that are down."""
+    own = (*_IN_USE.findings(facts.circumstances), *found_by(_NVLINKS, facts), *run(_COPIES, facts))
     return (*on_presence(facts), *merged(own))
 
 

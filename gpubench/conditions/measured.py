@@ -1,91 +1,162 @@
 """Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
-from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, Oddity, Pair, odd_ones
-from gpubench.model.paths.topology import Topology, loaded_link, pcie_ceiling_gb_s
+from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, is_large_copy, odd_ones
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
-from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.figures import Measurements, host_rows, is_by_design, memory_row, peer_rows
+from gpubench.model.profiles.copies import is_slow_copy, is_with_host, kind_of, reason_of
+from gpubench.model.profiles.learning import odd_among
+from gpubench.model.results.compare import HOST
+from gpubench.model.results.figures import Measurements, memory_row, peer_rows
 from gpubench.model.results.neighbours import LATE_FROM_BYTES, LEAST_LOSS, late_rank
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
-from gpubench.model.terms.units import counted, format_size, grouped
+from gpubench.model.terms.operation import Direction, Engine, HostMemory
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, grouped
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
+from gpubench.records import dataclass
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
 clock of its core."""
 
 
-def _slow_pairs(run: Circumstances) -> Found:
-    """Below 90 or 75 % of what siblings reach, by GPU or pair; else against the profile.
+@dataclass(frozen=True, slots=True)
+class _Slowness:
+    """What is slow in one kind of copies: the names of GPUs, pairs or patterns, and the gravest verdict."""
 
-    Pairs over different paths are compared by their share of what is expected of their path. Those that go through
-    host memory are said to do that elsewhere, and a GPU that somebody uses is not judged.
+    names: tuple[str, ...]
+    verdict: Verdict
+    seen: str
+    expected: str = ""
+
+
+def _slow_copies(run: Circumstances) -> Found:
+    """GPUs and pairs whose copies the judge of rows called slow, in all kinds of copies together.
+
+    Staged pairs are reported with their paths. In both directions at once a pair is as slow as its slower direction.
     """
-    for number, node in run.nodes.items():
-        rows = peer_rows(run.measurements, node)
-        profile = run.profiles.get(number)
-        due = {pair: _due(profile, row) for pair, row in rows.items()}
-        shares = {pair: (row.bandwidth_gb_s or 0) / _due_gb_s(due[pair], row, node, pair) for pair, row in rows.items()}
-        oddities = odd_ones(shares, len(node.gpus))
-        yield from (_odd(run, number, oddity, rows) for oddity in oddities)
-        explained = {gpu for oddity in oddities for gpu in oddity.gpus}
-        judged = {
-            pair: verdict
-            for pair, row in rows.items()
-            if not explained & set(pair)
-            and (verdict := judge_bandwidth(row.bandwidth_gb_s or 0, due[pair], _limit_gb_s(row))) is not None
-        }
-        if judged:
-            _, seen, expected = judged[min(judged, key=lambda pair: shares[pair])]
-            names = tuple(run.named(number, *(node.gpus[gpu] for gpu in pair)) for pair in sorted(judged))
-            severity = overall(each[0] for each in judged.values())
-            yield Sighting(subject=joined(names), seen=seen, names=names, severity=severity, expected=expected)
+    found: dict[tuple[str, ...], list[_Slowness]] = {}
+    staged = {_ends(row) for row in run.measurements.pairs if _is_staged(run.measurements, row)}
+    slow_ends = {frozenset(ends) for ends in staged}
+    rows = [row for row in run.measurements.pairs if _is_between_gpus(row)]
+    for alike in grouped(rows, kind_of).values():
+        known = staged
+        if alike[0].direction == Direction.BOTH:
+            known = {ends for ends in map(_ends, alike) if frozenset(ends) in slow_ends}
+        own = [row for row in alike if _ends(row) not in known]
+        if own and is_large_copy(own[0].size_bytes):
+            slow_ends |= {frozenset(_ends(row)) for row in own if is_slow_copy(row)}
+        for each in _slow_among(run, own):
+            found.setdefault(each.names, []).append(each)
+    for slow in (*found.values(), *([each] for each in _slow_patterns(run))):
+        yield Sighting(
+            subject=joined(slow[0].names),
+            names=slow[0].names,
+            seen="; ".join(dict.fromkeys(each.seen for each in slow)),
+            severity=overall(each.verdict for each in slow),
+            expected=next((each.expected for each in slow if each.expected), ""),
+        )
 
 
-def _due(profile: Profile | None, row: PairRow) -> Expectation | None:
-    quantity = "p2p.staged_gb_s" if is_by_design(row) else "p2p.write_gb_s"
-    return of_copy(profile, quantity, row.limit_gb_s, row.path_class)
+def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowness]:
+    """The GPUs of which most copies of one kind are slow, then the other slow pairs together."""
+    names = dict(chain.from_iterable(zip(_ends(row), _names(run, row), strict=True) for row in rows))
+    ends, positions = list(names.values()), {end: number for number, end in enumerate(names)}
+    by_pair = {(positions[one], positions[other]): row for row in rows for one, other in [_ends(row)]}
+    slow = {pair: row for pair, row in by_pair.items() if is_slow_copy(row)}
+    # Paths differ in speed, so what counts is whether a row is slow, and not its bandwidth.
+    for oddity in odd_ones({pair: 0.0 if pair in slow else 1.0 for pair in by_pair}, len(ends)):
+        own = {pair: row for pair, row in slow.items() if oddity.role != "pair" and oddity.gpus[0] in pair}
+        slow = {pair: row for pair, row in slow.items() if pair not in own}
+        if own:
+            yield _slowness([ends[oddity.gpus[0]]], own.values(), f", {oddity.role}")
+    if slow:
+        yield _slowness([" → ".join(ends[gpu] for gpu in pair) for pair in sorted(slow)], slow.values(), "")
 
 
-def _limit_gb_s(row: PairRow) -> float | None:
-    return None if is_by_design(row) else row.limit_gb_s
+def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str) -> _Slowness:
+    worst = min(rows, key=lambda row: row.expected_percent or 0.0)
+    verdict = overall(Verdict(row.verdict or Verdict.WARN) for row in rows)
+    expected = f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}"
+    return _Slowness(tuple(names), verdict, f"{_kind(worst)}: {reason_of(worst)}{role}", expected)
 
 
-def _due_gb_s(due: Expectation | None, row: PairRow, node: Topology, pair: Pair) -> float:
-    """The scale on which pairs over different paths compare: the expectation of the path, else the limit, else one.
-
-    Copies that go through host memory by design take PCIe, whatever links join the two GPUs.
-    """
-    if due is not None:
-        return due.value
-    if not is_by_design(row):
-        return row.limit_gb_s or 1.0
-    links = [pcie_ceiling_gb_s(loaded_link(node.gpus[gpu])) for gpu in pair]
-    return min(filter(None, links), default=1.0)
+def _figure(row: PairRow, gb_s: float) -> str:
+    if is_large_copy(row.size_bytes):
+        return f"{gb_s:.4g} GB/s"
+    copies = 2 if row.direction == Direction.BOTH else 1
+    return f"{copies * (row.size_bytes or 0) / gb_s / BYTES_PER_GB * MICROSECONDS_PER_SECOND:.3g} µs"
 
 
-def _odd(run: Circumstances, number: int, oddity: Oddity, rows: Mapping[Pair, PairRow]) -> Sighting:
-    share = oddity.figure / oddity.usual
-    name = run.named(number, *(run.nodes[number].gpus[gpu] for gpu in oddity.gpus))
-    own = [row.bandwidth_gb_s for pair, row in rows.items() if set(oddity.gpus) <= set(pair)]
-    role = "" if oddity.role == "pair" else f" {oddity.role}"
-    slowest = min(figure for figure in own if figure is not None)
-    return Sighting(
-        subject=name,
-        seen=f"{slowest:.4g} GB/s{role}, {share:.0%} of its siblings' bandwidth",
-        severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
+def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
+    """Copies of several pairs at once that reach less than the same pairs alone allow."""
+    several = len(run.nodes) > 1
+    for row in run.measurements.patterns:
+        if row.verdict in (Verdict.WARN, Verdict.FAIL) and not row.wrong and row.expected_gb_s and row.total_gb_s:
+            name = f"{row.pattern.replace('_', ' ')} {row.direction} of {row.gpus} GPUs"
+            share = row.total_gb_s / row.expected_gb_s
+            yield _Slowness(
+                (f"{row.node} {name}" if several and row.node else name,),
+                Verdict(row.verdict),
+                f"{row.total_gb_s:.4g} GB/s all together, {share:.0%} of what these pairs alone allow",
+                f"{row.expected_gb_s:.4g} GB/s, from each pair alone",
+            )
+
+
+End = tuple[str, str]
+
+
+def _ends(row: PairRow) -> tuple[End, End]:
+    return (row.source_node, row.source), (row.destination_node, row.destination)
+
+
+def _is_between_gpus(row: PairRow) -> bool:
+    """True of a copy between two GPUs that copy engines, kernels or NCCL made."""
+    managed = row.engine not in (Engine.CE, Engine.SM, "nccl")
+    return row.bandwidth_gb_s is not None and not managed and HOST not in (row.source, row.destination)
+
+
+def _is_staged(measured: Measurements, row: PairRow) -> bool:
+    """True of a copy with peer access that went through host memory, which is a finding on its path."""
+    key = row.source_node, row.source_bus_id, row.destination_bus_id
+    return row.peer == "on" and (bool(row.host_staged) or key in measured.staged)
+
+
+def _names(run: Circumstances, row: PairRow) -> tuple[str, str]:
+    """Both ends as findings name them: ranks by number, GPUs of one process by the driver's name."""
+    ends = (
+        (row.source_node, row.source, row.source_bus_id),
+        (
+            row.destination_node,
+            row.destination,
+            row.destination_bus_id,
+        ),
     )
+    one, other = (_name(run, row, *end) for end in ends)
+    return one, other
+
+
+def _name(run: Circumstances, row: PairRow, host: str, label: str, bus_id: str | None) -> str:
+    known = f"{label} ({bus_id})" if bus_id else label
+    if row.scope not in (None, "process"):
+        return f"rank {known}"
+    return f"{host} {known}" if len(run.nodes) > 1 else known
+
+
+def _kind(row: PairRow) -> str:
+    """A kind of copies in words: 'ce write', 'ce write peer off', 'ce write 16'."""
+    series = "nccl" if row.engine == "nccl" else f"{row.engine} {row.direction}"
+    size = "" if is_large_copy(row.size_bytes) else f" {format_size(row.size_bytes or 0)}"
+    return f"{series}{' peer off' if row.peer == 'off' else ''}{size}"
 
 
 def _asymmetric(run: Circumstances) -> Found:
-    """Below 90 or 75 % of the other direction, of pairs and GPUs that are not called slow already."""
-    slow = {name for each in _slow_pairs(run) if isinstance(each, Sighting) for name in each.names or (each.subject,)}
+    """Below 90 or 75 % of the other direction, of pairs that no row calls slow already."""
+    slow = {frozenset(_ends(row)) for row in run.measurements.pairs if is_slow_copy(row)}
     for number, node in run.nodes.items():
         rows = peer_rows(run.measurements, node)
         for (source, destination), row in rows.items():
@@ -93,12 +164,11 @@ def _asymmetric(run: Circumstances) -> Found:
             if back is None or not back.bandwidth_gb_s or row.bandwidth_gb_s is None:
                 continue
             share = row.bandwidth_gb_s / back.bandwidth_gb_s
-            ends = node.gpus[source], node.gpus[destination]
-            name = run.named(number, *ends)
-            if share < SLOW_SHARE and slow.isdisjoint((name, *(run.named(number, each) for each in ends))):
+            if share < SLOW_SHARE and frozenset(_ends(row)) not in slow:
+                ends = node.gpus[source], node.gpus[destination]
                 one, other = (each.index for each in ends)
                 yield Sighting(
-                    subject=name,
+                    subject=run.named(number, *ends),
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
                     cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}. Look at link errors too: nvidia-smi "
                     f"nvlink -e",
@@ -107,24 +177,21 @@ def _asymmetric(run: Circumstances) -> Found:
 
 
 def _host_copies(run: Circumstances) -> Found:
-    """Below 90 or 75 % of siblings; else against the profile."""
-    for number, node in run.nodes.items():
-        for to_gpu, quantity in ((True, "host_to_device_gb_s"), (False, "device_to_host_gb_s")):
-            rows = host_rows(run.measurements, node, to_gpu=to_gpu)
-            figures = {gpu.device: row.bandwidth_gb_s or 0.0 for gpu, row in rows}
-            odd = odd_among(figures)
-            for gpu, row in rows:
-                figure = figures[gpu.device]
-                judged = judge_bandwidth(
-                    figure, of_copy(run.profiles.get(number), quantity, row.limit_gb_s), row.limit_gb_s
-                )
-                if gpu.device in odd:
-                    verdict, share, usual = odd[gpu.device]
-                    judged = verdict, f"{figure:.4g} GB/s, {share:.0%}", f"{usual:.4g} GB/s, like its siblings"
-                if judged is not None:
-                    severity, seen, expected = judged
-                    seen = f"{seen}, {'from' if to_gpu else 'to'} host memory"
-                    yield Sighting(subject=run.named(number, gpu), seen=seen, severity=severity, expected=expected)
+    """Copies with host memory that the judge of rows called slow."""
+    for row in run.measurements.pairs:
+        if not is_with_host(row) or not is_slow_copy(row):
+            continue
+        to_gpu = row.source_bus_id is None
+        bus_id = row.destination_bus_id if to_gpu else row.source_bus_id
+        label = f"{row.destination if to_gpu else row.source} ({bus_id})"
+        memory = HostMemory.of_note(row.note)
+        pageable = "" if memory is HostMemory.PINNED else "pageable "
+        yield Sighting(
+            subject=f"{row.source_node} {label}" if len(run.nodes) > 1 else label,
+            seen=f"{reason_of(row)}, {'from' if to_gpu else 'to'} {pageable}host memory",
+            severity=Verdict(row.verdict or Verdict.WARN),
+            expected=f"{_figure(row, row.expected_gb_s or 0.0)}, {row.expected_source}",
+        )
 
 
 def _host_memory(run: Circumstances) -> Found:
@@ -190,7 +257,10 @@ def _above_limit(run: Circumstances) -> Found:
             expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
             cure=f"gpubench {worst.command} --evidence. It shows the paths; `gpubench topo` shows the links",
         )
-    copies = [row for row in run.measurements.pairs if times_limit(row) is not None]
+    measured = run.measurements
+    # Without peer access, or staged, bytes take PCIe, which carries more than one NVLink.
+    direct = (row for row in measured.pairs if row.peer != "off" and not _is_staged(measured, row))
+    copies = [row for row in direct if times_limit(row) is not None]
     for path, pairs in grouped(copies, lambda row: row.path_class).items():
         most = max(pairs, key=lambda row: times_limit(row) or 0.0)
         ends = [(row.source_node if len(hosts) > 1 else "", row.source, "→", row.destination) for row in pairs]
@@ -274,7 +344,7 @@ MEASURED = Family.of(
         likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
         cure="nvidia-smi nvlink -e. `nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures "
         "every pair",
-        look=_slow_pairs,
+        look=_slow_copies,
     ),
     Condition(
         id="p2p-asymmetric",

@@ -57,7 +57,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
-from gpubench.model.results.report import EvidenceRow, Report
+from gpubench.model.results.report import EvidenceRow, PatternRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.ranks import RankIdentity
@@ -347,6 +347,7 @@ class SimulatedMeasurer:
         return Measurements(
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
+            patterns=tuple(report.rows(PatternRow)),
             findings=findings_beside_speed(report.findings),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief

@@ -44,6 +44,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair, parse_transport
 from gpubench.model.paths.wiring import Wiring
+from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
@@ -762,7 +763,10 @@ def _failing(error: str) -> Job:
 
 
 def _measured(job: Job, **rows: Any) -> Job:
-    return replace(job, measurements=Measurements(**rows))
+    """The job with rows as measuring makes them: copies are judged."""
+    nodes = {node.host: Topology(node) for node in job.nodes}
+    copies = CopyJudge(job.profile, nodes).judged(rows.pop("pairs", ()))
+    return replace(job, measurements=Measurements(pairs=tuple(copies), **rows))
 
 
 def _copies(slow: Mapping[Pair, float]) -> Job:

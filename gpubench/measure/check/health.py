@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
@@ -13,6 +13,7 @@ from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
 from gpubench.model.paths.topology import Topology, split_by_mig
+from gpubench.model.profiles.copies import CopyJudge, judged_pattern
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
 from gpubench.model.results.report import (
@@ -22,6 +23,7 @@ from gpubench.model.results.report import (
     Effect,
     EvidenceRow,
     PairRow,
+    PatternRow,
     Record,
     Report,
     Table,
@@ -30,6 +32,7 @@ from gpubench.model.results.report import (
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity
+from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import (
     FIGURES,
     HOST_STAGED,
@@ -60,6 +63,7 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
         pairs=_rows(document, PairRow),
         evidence=_rows(document, EvidenceRow),
         findings=_findings(document),
+        patterns=_rows(document, PatternRow),
     )
 
 
@@ -78,6 +82,7 @@ def of_node(measured: Measurements, host: str) -> Measurements:
         measured,
         pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
         evidence=tuple(replace(row, source_node=host, destination_node=host) for row in measured.evidence),
+        patterns=tuple(replace(row, node=host) for row in measured.patterns),
         findings=tuple(
             replace(
                 each,
@@ -96,6 +101,7 @@ def together(parts: Sequence[Measurements]) -> Measurements:
         collectives=tuple(row for part in parts for row in part.collectives),
         ranks=next((part.ranks for part in parts if part.ranks), ()),
         evidence=tuple(row for part in parts for row in part.evidence),
+        patterns=tuple(row for part in parts for row in part.patterns),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         left_out={need: reason for part in parts for need, reason in part.left_out.items()},
         failed={need: reason for part in parts for need, reason in part.failed.items()},
@@ -305,6 +311,7 @@ class _Outcome:
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     """The report of `gpubench check`: all checks judge always."""
+    facts = replace(facts, measurements=_with_judged_copies(facts))
     outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
@@ -332,6 +339,21 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
         }
     )
     return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
+
+
+def _with_judged_copies(facts: Facts) -> Measurements:
+    """The measurements with copies judged as `gpubench p2p` does, on each node: a recording may have been edited."""
+    measured = facts.measurements
+    rows: dict[int, PairRow] = dict(enumerate(measured.pairs))
+    profiles = chain(facts.profiles, repeat(None))
+    by_host = grouped(rows, lambda number: rows[number].source_node)
+    for node, profile in zip(facts.nodes, profiles, strict=False):
+        host = node.snapshot.host
+        own = by_host.get(host, [])
+        copies = CopyJudge(profile, {host: node})
+        judged = copies.judged(copies.without_busy(rows[number] for number in own))
+        rows |= zip(own, judged, strict=True)
+    return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judged_pattern, measured.patterns)))
 
 
 def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:

@@ -294,7 +294,8 @@ def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
     """Pairs without a measurement, or with one that is not judged because another job uses a GPU of the pair."""
-    staged, rows = run.measurements.staged, peer_rows(run.measurements, node)
+    staged = run.measurements.staged
+    rows = {pair for pair, row in peer_rows(run.measurements, node).items() if row.verdict is not None}
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
         seen = (source, destination) in rows or (node.snapshot.host, one.bus_id, other.bus_id) in staged
         if not seen and one.lost is None and other.lost is None:

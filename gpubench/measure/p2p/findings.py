@@ -1,6 +1,6 @@
 """Findings on measured copies: wrong data, failed copies, slow GPUs and pairs, and misplaced managed memory."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from gpubench.measure.p2p.request import CopyMachine, ManagedCopy, P2pRequest
@@ -10,16 +10,12 @@ from gpubench.model.paths.p2p import (
     MOVED_SHARE,
     SLOW_SHARE,
     Cell,
-    Oddity,
     Pair,
-    Series,
     looks_staged,
-    odd_ones,
 )
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
-from gpubench.model.terms.units import BYTES_PER_GB, format_size, some_of
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
-from gpubench.records import dataclass
+from gpubench.model.terms.units import BYTES_PER_GB, some_of
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 _MOST_PAIRS = 4
 
@@ -35,18 +31,14 @@ def findings_of(
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
-    paths: Mapping[Pair, str] | None = None,
-    outruns_host: OutrunsHost = _no_pair,
 ) -> tuple[Finding, ...]:
-    """All findings, most severe first, except host-staged paths, which are reported with the evidence on all paths.
+    """Findings except slow copies, whose rows conditions judge, and host-staged paths, which follow from all evidence.
 
-    `wrong_with_host` are GPUs with wrong data to or from host memory; `paths` are path classes by pair; `others` are
-    copies outside the matrices.
+    `wrong_with_host` are GPUs with wrong data to or from host memory; `others` are copies outside the matrices.
     """
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
         *_errors(matrices, gpus, others),
-        *_slow_findings(matrices, gpus, paths, staged_pairs(matrices, outruns_host)),
         *_unprofitable(matrices, gpus),
         *_noisy(matrices, gpus),
     )
@@ -140,80 +132,6 @@ def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, C
         for each in matrices
         if (each.series.engine, each.series.direction, each.series.peer) == wanted
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Slowness:
-    subjects: tuple[str, ...]
-    series: Series
-    verdict: Verdict
-    seen: str
-
-
-def _slow_findings(
-    matrices: Sequence[CopyMatrix],
-    gpus: Sequence[CopyGpu],
-    paths: Mapping[Pair, str] | None,
-    staged: Mapping[Pair, str],
-) -> Iterator[Finding]:
-    explained = {frozenset(pair) for pair in staged}
-    found: dict[tuple[str, ...], list[_Slowness]] = {}
-    for matrix in matrices:
-        if not matrix.series.is_large:
-            continue
-        known = set(staged)
-        if matrix.series.direction is Direction.BOTH:
-            # In both directions at once, a pair is as slow as its slower direction, which is reported already.
-            known = {pair for pair in matrix.gb_s if frozenset(pair) in explained}
-        explained |= {frozenset(pair) for pair in matrix.slow - known}
-        for each in _slow_in(matrix, known, gpus, paths):
-            found.setdefault(each.subjects, []).append(each)
-    for late in _late(matrices, staged, gpus):
-        found.setdefault(late.subjects, []).append(late)
-    for subjects, slow in found.items():
-        yield Finding(
-            id="p2p-slow",
-            severity=overall(each.verdict for each in slow),
-            **_subjects(subjects),
-            seen="; ".join(f"{each.series.name}: {each.seen}" for each in slow),
-            expected="the same bandwidth as pairs with the same wiring and as healthy machines of this type",
-            cause="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
-            next_command="gpubench topo. Look at link errors (nvidia-smi nvlink -e) and clocks (nvidia-smi -q -d "
-            "PERFORMANCE) too",
-        )
-
-
-def _late(matrices: Sequence[CopyMatrix], staged: Collection[Pair], gpus: Sequence[CopyGpu]) -> Iterator[_Slowness]:
-    for matrix in matrices:
-        late = sorted(matrix.slow - set(staged), key=matrix.gb_s.__getitem__)
-        if late and not matrix.series.is_large:
-            verdict, reason = matrix.verdicts[late[0]]
-            subjects = tuple(_pair(pair, gpus) for pair in late)
-            seen = f"{format_size(matrix.series.size_bytes)}: {reason}"
-            yield _Slowness(subjects, matrix.series, verdict or Verdict.WARN, seen)
-
-
-def _slow_in(
-    matrix: CopyMatrix, known: set[Pair], gpus: Sequence[CopyGpu], paths: Mapping[Pair, str] | None
-) -> Iterator[_Slowness]:
-    slow = matrix.slow - known
-    others = {pair: gb_s for pair, gb_s in matrix.gb_s.items() if pair not in known}
-    odd = [each for each in odd_ones(others, len(gpus), paths) if any(set(each.gpus) <= set(pair) for pair in slow)]
-    for oddity in odd:
-        share = oddity.figure / oddity.usual
-        seen = f"{oddity.figure:.4g} GB/s; others reach {oddity.usual:.4g} ({share:.0%})"
-        rows = [matrix.verdicts[pair][0] for pair in slow if set(oddity.gpus) <= set(pair)]
-        verdict = overall([Verdict.WARN, *(each for each in rows if each is not None)])
-        yield _Slowness((_named(oddity, gpus),), matrix.series, verdict, seen)
-    if slow and not odd:
-        verdict_of_slowest, reason = matrix.verdicts[min(slow, key=matrix.gb_s.__getitem__)]
-        subjects = tuple(_pair(pair, gpus) for pair in sorted(slow))
-        yield _Slowness(subjects, matrix.series, verdict_of_slowest or Verdict.WARN, reason)
-
-
-def _named(oddity: Oddity, gpus: Sequence[CopyGpu]) -> str:
-    names = [f"{gpus[gpu].device} ({gpus[gpu].bus_id})" for gpu in oddity.gpus]
-    return f"{names[0]} {oddity.role}" if oddity.role != "pair" else " → ".join(names)
 
 
 def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:

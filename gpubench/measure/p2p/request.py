@@ -15,9 +15,8 @@ from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
-from gpubench.model.profiles.profile import SHARE
 from gpubench.model.results.figures import Measurements
-from gpubench.model.results.report import PairRow
+from gpubench.model.results.report import PairRow, PatternRow
 from gpubench.model.terms.operation import (
     Block,
     CopyGpu,
@@ -250,7 +249,7 @@ class CopyMachine:
     profile_asked_for: bool = False
     expected_gpus: int | None = None
 
-    def facts(self, rows: Sequence[PairRow]) -> Facts:
+    def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
         """The nodes without what this run has on their GPUs, as conditions are looked for in them, and in some rows."""
         own: dict[int, set[int]] = {}
         for each in self.processes:
@@ -258,7 +257,7 @@ class CopyMachine:
         return Facts(
             [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
             profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
-            measurements=Measurements(pairs=tuple(rows)),
+            measurements=Measurements(pairs=tuple(rows), patterns=tuple(patterns)),
             asked=self.profile_asked_for,
             expected_gpus=self.expected_gpus,
         )
@@ -267,24 +266,6 @@ class CopyMachine:
     def nodes(self) -> tuple[Topology, ...]:
         """The nodes of the GPUs, in their order."""
         return tuple(self.wiring.nodes.values())
-
-    def expected(self, quantity: str | None, limit_gb_s: float | None, path: str | None = None) -> float | None:
-        """The profile's expectation, None where it has none; one for any machine has a share of the limit."""
-        if self.matched is None or quantity is None:
-            return None
-        profile = self.matched.profile
-        if profile.match.generic is None:
-            return profile.typical(quantity, path)
-        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
-        return None if share is None or limit_gb_s is None else share * limit_gb_s
-
-    @property
-    def whose_expectation(self) -> str:
-        """The source of `expected` in words."""
-        profile = None if self.matched is None else self.matched.profile
-        if profile is None:
-            return ""
-        return f"profile {profile.name}" + (", a share of the limit" if profile.match.generic is not None else "")
 
     def limit(self, series: Series, pair: Pair) -> Limit:
         """The ceiling of a pair, for both directions together where both are copied."""

@@ -1,16 +1,19 @@
 """Rows of measured copies: the matrix of each series, the expected bandwidth, and copies of several pairs at once."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
-from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, LIMIT_WARN_SHARE, Carried, Cell, Pair, Reference, Series, judge
+from gpubench.model.paths.p2p import Cell, Pair, Series, is_large_copy
 from gpubench.model.paths.topology import rounded
 from gpubench.model.paths.transport import is_staged, names
-from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
-from gpubench.model.results.speed import refused_above_limit
+from gpubench.model.profiles.copies import WRONG, judged_pattern
+from gpubench.model.results.report import PairRow, PatternRow
+from gpubench.model.results.speed import copies_times_limit, refused_above_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
+from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
@@ -27,11 +30,6 @@ class CopyMatrix:
     gb_s: Mapping[Pair, float]
     verdicts: Mapping[Pair, Judged]
 
-    @property
-    def slow(self) -> set[Pair]:
-        """Pairs whose bandwidth is judged and not enough."""
-        return {pair for pair in self.gb_s if self.verdicts[pair][0] in (Verdict.FAIL, Verdict.WARN)}
-
 
 def bandwidth_gb_s(series: Series, cell: Cell) -> float:
     """The bandwidth of a cell, of both directions together where both are copied."""
@@ -40,105 +38,80 @@ def bandwidth_gb_s(series: Series, cell: Cell) -> float:
 
 
 def verdict_without_bandwidth(cell: Cell, users: str, *, is_judged: bool) -> Judged | None:
-    """The verdict on a cell whatever its bandwidth: failed, wrong, not judged; None where that counts."""
+    """The verdict on a cell whatever its bandwidth: failed, wrong, not judged; None if the bandwidth decides."""
     if cell.error:
         return Verdict.ERROR, cell.error
     if cell.wrong:
-        return Verdict.FAIL, f"{cell.wrong} wrong elements"
+        return Verdict.FAIL, f"{cell.wrong} {WRONG}"
     if not is_judged:
         return None, ""
     return (Verdict.SKIP, f"not judged: {users}") if users else None
 
 
 PastBandwidth = Callable[[PairRow], tuple[float, str] | None]  # GB/s of earlier results, and their source
-_LATE_SHARE, _LATE_MICROSECONDS = 0.3, 8.0
-"""A small copy is late beyond so much of its time and these µs: direct ones of 16 bytes take 2 µs, those through host
-memory 12 to 19."""
 
 
 def no_past(_row: PairRow) -> None:
     """For runs that keep no results."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedCopy:
-    """The bandwidth of a copy on healthy machines, in GB/s, both directions together where both are copied."""
-
-    gb_s: float
-    source: str
-
-    def compared(self, row: PairRow, copies: int) -> PairRow:
-        """The row with what is expected of it; `copies` of its size are made at once."""
-        size_bytes = row.size_bytes or 0
-        return replace(
-            row,
-            expected_gb_s=self.gb_s,
-            expected_us=copies * size_bytes / (self.gb_s * BYTES_PER_GB) * MICROSECONDS_PER_SECOND,
-            expected_percent=percent(row.bandwidth_gb_s, self.gb_s),
-            expected_source=self.source,
-        )
-
-
-def expected_copy(machine: CopyMachine, series: Series, pair: Pair, reference: Reference | None) -> ExpectedCopy | None:
-    """The first source that knows; without a reference the copy is judged by the profile's latency and bandwidth."""
-    if reference is None:
-        return _small(machine, series, machine.wiring.path(pair))
-    if reference.expected_gb_s is not None:
-        return ExpectedCopy(reference.expected_gb_s, reference.source)
-    if reference.siblings_gb_s is not None:
-        return ExpectedCopy(reference.siblings_gb_s, SIBLINGS)
-    if reference.limit_gb_s is None:
-        return None
-    share = f"{LIMIT_WARN_SHARE:.0%} of the limit"
-    return ExpectedCopy(LIMIT_WARN_SHARE * reference.limit_gb_s, share)
-
-
-def _small(machine: CopyMachine, series: Series, path: str) -> ExpectedCopy | None:
-    if machine.matched is None or machine.matched.profile.match.generic is not None or series.quantity is None:
-        return None
-    profile = machine.matched.profile
-    gb_s = profile.typical(series.quantity, path)
-    latency_us = profile.typical("p2p.latency_us" if series.peer else "p2p.staged_latency_us", path)
-    if gb_s is None or latency_us is None:
-        return None
-    moved = series.size_bytes * (2 if series.direction is Direction.BOTH else 1)
-    seconds = latency_us / MICROSECONDS_PER_SECOND + moved / (gb_s * BYTES_PER_GB)
-    return ExpectedCopy(moved / seconds / BYTES_PER_GB, f"profile {profile.name}, latency and bandwidth")
-
-
-def late_verdict(series: Series, row: PairRow) -> tuple[Verdict, str] | None:
-    """The verdict on a small copy with peer access, by its time; None where nothing is expected of it."""
-    if not series.peer or series.is_judged or row.expected_us is None or row.latency_us is None:
-        return None
-    if row.latency_us > (1 + _LATE_SHARE) * row.expected_us + _LATE_MICROSECONDS:
-        return Verdict.FAIL, f"{row.latency_us:.3g} µs, {row.expected_us:.3g} are expected"
-    return Verdict.PASS, ""
-
-
+_ALL_LINKS = 0.9  # A pair that may use so much of its GPU's NVLinks is joined by switches, and shares them with others
 PatternCells = Mapping[PatternCopy, Cell]
 
 
-def pattern_rows(
-    machine: CopyMachine, request: P2pRequest, measured: PatternCells, matrices: Sequence[CopyMatrix]
-) -> Iterator[PatternRow]:
-    """A row for every pattern in each direction."""
-    for copy, cell in measured.items():
-        pairs = pairs_of(copy.pattern, len(machine.gpus))
-        total = _total_gb_s(request, cell, len(pairs))
-        parts = None if total is None else _parts_gb_s(request, copy.direction, pairs, matrices)
-        yield PatternRow(
-            pattern=copy.pattern,
-            direction=copy.direction,
-            gpus=len(machine.gpus),
-            pairs=len(pairs),
-            size_bytes=request.pattern_bytes,
-            total_gb_s=total,
-            parts_gb_s=parts,
-            share_percent=percent(total, parts),
-            wrong=cell.wrong,
-            origin=machine.origin,
-            note=cell.error,
-        )
+def pattern_row(
+    machine: CopyMachine, request: P2pRequest, copy: PatternCopy, cell: Cell, matrices: Sequence[CopyMatrix]
+) -> PatternRow:
+    """A pattern in one direction, judged by what the same pairs reach alone."""
+    pairs = pairs_of(copy.pattern, len(machine.gpus))
+    total = _total_gb_s(request, cell, len(pairs))
+    wanted = Series(Engine.CE, copy.direction, peer=True, size_bytes=request.pattern_bytes)
+    alone = next((each.gb_s for each in matrices if each.series == wanted), {})
+    is_known = total is not None and all(pair in alone for pair in pairs)
+    row = PatternRow(
+        pattern=copy.pattern,
+        direction=copy.direction,
+        gpus=len(machine.gpus),
+        pairs=len(pairs),
+        size_bytes=request.pattern_bytes,
+        total_gb_s=total,
+        parts_gb_s=(parts := sum(alone[pair] for pair in pairs) if is_known else None),
+        share_percent=percent(total, parts),
+        wrong=cell.wrong,
+        origin=machine.origin,
+        note=cell.error,
+        node=machine.host(0),
+        ci95_percent=_ci95_percent(cell),
+    )
+    if not is_known or not pairs or machine.users(*range(len(machine.gpus))):
+        return row
+    return judged_pattern(replace(row, expected_gb_s=_together_gb_s(machine, pairs, alone)))
+
+
+def _together_gb_s(machine: CopyMachine, pairs: Sequence[Pair], alone: Mapping[Pair, float]) -> float:
+    """What pairs reach at once if each link carries its copies one after another, as fast as each pair alone.
+
+    GPUs below one PCIe switch share its uplink, and all GPUs of a socket share the link to the other socket.
+    """
+    busy: dict[tuple[object, ...], float] = defaultdict(float)
+    for pair in pairs:
+        for link in set(_links(machine, pair)):
+            busy[link] += 1 / alone[pair]
+    return len(pairs) / max(busy.values())
+
+
+def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
+    wiring, path = machine.wiring, machine.wiring.path(pair)
+    if wiring.has_nvlinks(pair):
+        total, own = wiring.nvlink_total(pair[0]).gb_s, wiring.limit(pair).gb_s
+        is_switched = total is None or own is None or own > _ALL_LINKS * total
+        yield from [("NVLink", pair[0], "out"), ("NVLink", pair[1], "in")] if is_switched else [("NVLink", *pair)]
+        return
+    for gpu, way in zip(pair, ("out", "in"), strict=True):
+        yield "PCIe", gpu, way
+        near = {"PIX": (), "SYS": ("PIX", "PXB", "PHB", "NODE")}.get(path, ("PIX",))
+        others = range(len(machine.gpus))
+        yield "shared", frozenset((gpu, *(each for each in others if wiring.path((gpu, each)) in near))), way
 
 
 def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -> list[Together]:
@@ -155,15 +128,6 @@ def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -
 
 def _total_gb_s(request: P2pRequest, cell: Cell, pairs: int) -> float | None:
     return pairs * request.pattern_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
-
-
-def _parts_gb_s(
-    request: P2pRequest, direction: Direction, pairs: Sequence[Pair], matrices: Sequence[CopyMatrix]
-) -> float | None:
-    """The bandwidths of the pairs one at a time, added up; None where one was not measured."""
-    wanted = Series(Engine.CE, direction, peer=True, size_bytes=request.pattern_bytes)
-    undisturbed = next((each.gb_s for each in matrices if each.series == wanted), {})
-    return sum(undisturbed[pair] for pair in pairs) if all(pair in undisturbed for pair in pairs) else None
 
 
 HOST = "host"
@@ -201,17 +165,20 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         verified=_verified(cell),
         verdict=verdict,
         note="; ".join(filter(None, (note, why_no_limit))) or None,
+        ci95_percent=_ci95_percent(cell),
     )
-    return refused_above_limit(row)
+    # One NVLink carries less than PCIe: a copy that is faster went through host memory, and that is no impossible time.
+    through_host = copies_times_limit(bandwidth, machine.wiring.through_host_gb_s(pair) or limit)
+    return row if through_host is None else refused_above_limit(row)
 
 
 def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) -> PairRow:
-    """A copy between host memory and a GPU as a row."""
+    """A copy between host memory and a GPU as a row, not judged yet."""
     own, host, to_gpu = machine.gpus[copy.gpu], machine.host(copy.gpu), copy.to_gpu
     limit = machine.wiring.to_host(copy.gpu).gb_s
     bandwidth = size_bytes / cell.typical_seconds / BYTES_PER_GB if cell.seconds else None
-    verdict, note = _host_verdict(machine, copy, cell, bandwidth, size_bytes)
-    expected = _host_expected(machine, copy, size_bytes)
+    is_large = is_large_copy(size_bytes)
+    verdict, note = verdict_without_bandwidth(cell, machine.users(copy.gpu), is_judged=is_large) or (None, "")
     row = PairRow(
         source=HOST if to_gpu else own.device,
         destination=own.device if to_gpu else HOST,
@@ -233,28 +200,14 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
         verified=_verified(cell),
         verdict=verdict,
         note="; ".join(filter(None, (copy.memory.full_name, note))),
+        ci95_percent=_ci95_percent(cell),
     )
-    row = refused_above_limit(row)
-    return row if expected is None else ExpectedCopy(expected, machine.whose_expectation).compared(row, 1)
+    return refused_above_limit(row)
 
 
-def _host_expected(machine: CopyMachine, copy: HostCopy, size_bytes: int) -> float | None:
-    if copy.memory is not HostMemory.PINNED or size_bytes < JUDGED_FROM_BYTES:
-        return None
-    quantity = "host_to_device_gb_s" if copy.to_gpu else "device_to_host_gb_s"
-    return machine.expected(quantity, machine.wiring.to_host(copy.gpu).gb_s)
-
-
-def _host_verdict(machine: CopyMachine, copy: HostCopy, cell: Cell, bandwidth: float | None, size_bytes: int) -> Judged:
-    is_judged = copy.memory is HostMemory.PINNED and size_bytes >= JUDGED_FROM_BYTES
-    known = verdict_without_bandwidth(cell, machine.users(copy.gpu), is_judged=is_judged)
-    if known is not None or bandwidth is None:
-        return known or (Verdict.ERROR, "not measured")
-    limit = machine.wiring.to_host(copy.gpu).gb_s
-    expected = _host_expected(machine, copy, size_bytes)
-    # Bytes for host memory do not go over NVLink, and that is no staging.
-    uncounted = replace(cell, carried=Carried())
-    return judge(bandwidth, uncounted, Reference(limit, None, expected, machine.whose_expectation))
+def _ci95_percent(cell: Cell) -> float | None:
+    interval = Spread.of(cell.seconds).interval if cell.seconds else None
+    return None if interval is None else 100 * interval
 
 
 def _microseconds(cell: Cell) -> float | None:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
-from gpubench.conditions.checks import beside_pairs
+from gpubench.conditions.checks import on_copies
 from gpubench.conditions.definition.circumstances import Circumstances, Together, users_settings
 from gpubench.conditions.measured import impossible
 from gpubench.measure.p2p.findings import findings_of, managed_findings, staged_pairs
@@ -24,14 +25,12 @@ from gpubench.measure.p2p.rows import (
     Judged,
     PastBandwidth,
     bandwidth_gb_s,
-    expected_copy,
     host_row,
-    late_verdict,
     managed_row,
     measured_both_ways,
     no_past,
     pair_row,
-    pattern_rows,
+    pattern_row,
     verdict_without_bandwidth,
 )
 from gpubench.measure.path_outcome import PathOutcome, report_on
@@ -39,21 +38,17 @@ from gpubench.measure.paths import Explained
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
 from gpubench.model.paths.p2p import (
     ABOVE_HOST,
-    JUDGED_FROM_BYTES,
     LATENCY_BYTES,
     MOST_SHARE,
     SOMEBODY_ELSE,
     STILL_SHARE,
     Cell,
     Pair,
-    Reference,
     Series,
-    is_near,
     is_sooner,
-    judge,
-    siblings_gb_s,
 )
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
+from gpubench.model.profiles.copies import CopyJudge, is_slow_copy, reason_of
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.report import (
     Matrix,
@@ -63,10 +58,9 @@ from gpubench.model.results.report import (
     Section,
     Table,
 )
-from gpubench.model.results.speed import times_limit
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.ports.group import Listener
 
@@ -228,7 +222,7 @@ class _PairObservations:
             written = [each for each in self._copied(pair, peer=peer) if each[0].direction is Direction.WRITE]
             if written:
                 series, cell = max(written, key=lambda each: each[0].size_bytes)
-                if series.size_bytes >= JUDGED_FROM_BYTES:
+                if series.is_large:
                     return bandwidth_gb_s(series, cell)
         return None
 
@@ -248,7 +242,10 @@ class _PairObservations:
 
 SECTIONS = ("pairs", "matrices", "ratios", "patterns", "evidence", "fallback", "causes", "tree", "findings")
 _MOST_REPEATS = 3
+_MOST_AGAIN = 64  # Copies that are measured again at once: if all of a large machine are slow, repeating takes minutes
+_ALARMS = (Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
 _MOST_TREES = 4  # Nodes whose PCI tree a report holds
+Copied = TypeVar("Copied", HostCopy, PairCopy)
 LookAgain = Callable[[CopyMachine], CopyMachine]  # When everything was measured, with errors counted meanwhile
 
 
@@ -269,15 +266,14 @@ class P2pRun:
         self._machine = machine
         self._listener = listener
         self._look_again = look_again
-        self._past = past
-        self._paths = {pair: machine.wiring.path(pair) for pair in request.pairs}
+        profile = None if machine.matched is None else machine.matched.profile
+        self._judge = CopyJudge(profile, {node.snapshot.host: node for node in machine.nodes}, past)
+        self._rows: list[PairRow] = []
         self._refused: Mapping[Pair, str] = {}
         self._matrices: list[CopyMatrix] = []
         self._patterns: dict[PatternCopy, Cell] = {}
         self._wrong_with_host: list[str] = []
         self._host_cells: list[tuple[HostCopy, Cell]] = []
-        self._host_rows: list[PairRow] = []
-        self._above: list[PairRow] = []
         self._managed: dict[ManagedCopy, Cell] = {}
         self._done = 0
         self._total = request.steps(len(machine.gpus))
@@ -295,7 +291,13 @@ class P2pRun:
         measured = self._bench.measure(copies)
         for copy in copies:
             self._tell(str(copy).replace("_", " "))
-            self._patterns[copy] = next(measured)
+            cell = next(measured)
+            for _ in range(_MOST_REPEATS):
+                row = pattern_row(self._machine, self._request, copy, cell, self._matrices)
+                if row.verdict not in _ALARMS:
+                    break
+                cell = self._bench.measure_again(copy, cell)
+            self._patterns[copy] = cell
         idle = both(before, self._bench.look_while_idle())
         self._machine = replace(self._machine, idle_gpus=dict(enumerate(idle)))
         return self._report()
@@ -305,24 +307,33 @@ class P2pRun:
         self._done += 1
 
     def _measure_host(self) -> None:
+        size_bytes = self._request.host_bytes or 0
         copies = list(self._request.host_copies(len(self._machine.gpus)))
         measured = self._bench.measure(copies)
-        size_bytes = self._request.host_bytes or 0
-        for copy in copies:
-            device = self._machine.gpus[copy.gpu].device
-            self._tell(f"{copy.label} {device}")
-            cell = next(measured)
-            row = host_row(self._machine, copy, cell, size_bytes)
-            for _ in range(_MOST_REPEATS):
-                if cell.error or cell.wrong or row.verdict not in (Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE):
-                    break
-                cell = self._bench.measure_again(copy, cell)
-                row = host_row(self._machine, copy, cell, size_bytes)
-            self._host_cells.append((copy, cell))
-            if cell.wrong:
-                self._wrong_with_host.append(device)
-            self._host_rows.append(row)
-            self._listener.row(row)
+        for alike in grouped(copies, lambda copy: (copy.memory, copy.to_gpu)).values():
+            cells: dict[HostCopy, Cell] = {}
+            for copy in alike:
+                self._tell(f"{copy.label} {self._machine.gpus[copy.gpu].device}")
+                cells[copy] = next(measured)
+            rows = self._judged(cells, lambda copy, cell: host_row(self._machine, copy, cell, size_bytes))
+            self._host_cells += cells.items()
+            self._wrong_with_host += [self._machine.gpus[copy.gpu].device for copy, cell in cells.items() if cell.wrong]
+            for row in rows.values():
+                self._listener.row(row)
+
+    def _judged(self, cells: dict[Copied, Cell], row_of: Callable[[Copied, Cell], PairRow]) -> dict[Copied, PairRow]:
+        """The rows of copies that are compared with each other; those about to raise an alarm are measured again."""
+        for _ in range(_MOST_REPEATS):
+            rows = self._judge.judged([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
+            doubtful = [copy for copy, row in zip(cells, rows, strict=True) if _is_doubtful(row, cells[copy])]
+            again = {copy: self._bench.measure_again(copy, cells[copy]) for copy in doubtful[:_MOST_AGAIN]}
+            if all(cells[copy] == cell for copy, cell in again.items()):
+                break
+            cells |= again
+        rows = self._judge.judged([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
+        rows = [_explained(row) for row in rows]
+        self._rows += rows
+        return dict(zip(cells, rows, strict=True))
 
     def _measure_managed(self) -> None:
         """Managed memory of GPUs whose driver takes what is asked for; a row of each way says why not of the others."""
@@ -353,37 +364,20 @@ class P2pRun:
         for pair in pairs:
             self._tell(label(series))
             cells[pair] = without[pair] if pair in without else next(measured)
+        copies = {PairCopy(series, pair): cell for pair, cell in cells.items()}
+        rows = self._judged(copies, self._row)
+        cells = {copy.pair: cell for copy, cell in copies.items()}
         gb_s = {pair: bandwidth_gb_s(series, cell) for pair, cell in cells.items() if cell.seconds}
-        siblings = siblings_gb_s(gb_s, self._paths)
-        for pair in filter(lambda pair: self._is_judged(series, pair), gb_s):
-            for _ in range(_MOST_REPEATS):
-                if not is_near(gb_s[pair], self._reference(series, pair, siblings)):
-                    break
-                cells[pair] = self._bench.measure_again(PairCopy(series, pair), cells[pair])
-                if cells[pair].error:
-                    break
-                gb_s[pair] = bandwidth_gb_s(series, cells[pair])
-                siblings = siblings_gb_s(gb_s, self._paths)
-        rows = {pair: self._row(series, pair, cell, siblings) for pair, cell in cells.items()}
         verdicts = {
-            pair: (None if row.verdict is None else Verdict(row.verdict), row.note or "") for pair, row in rows.items()
+            copy.pair: (None if row.verdict is None else Verdict(row.verdict), row.note or "")
+            for copy, row in rows.items()
         }
         self._matrices.append(CopyMatrix(series, cells, gb_s, verdicts))
         for row in rows.values():
             self._listener.row(row)
-        self._above += [row for row in rows.values() if times_limit(row) is not None]
 
-    def _row(self, series: Series, pair: Pair, cell: Cell, siblings: Mapping[str, float]) -> PairRow:
-        reference = self._reference(series, pair, siblings) if self._is_judged(series, pair) else None
-        row = pair_row(self._machine, series, pair, cell, self._verdict(series, pair, cell, reference))
-        expected = expected_copy(self._machine, series, pair, reference)
-        if expected is None or row.bandwidth_gb_s is None:
-            return row
-        row = expected.compared(row, 2 if series.direction is Direction.BOTH else 1)
-        late = late_verdict(series, row) if row.verdict is None else None
-        if late is None:
-            return row
-        return replace(row, verdict=late[0], note="; ".join(filter(None, (late[1], row.note))) or None)
+    def _row(self, copy: PairCopy, cell: Cell) -> PairRow:
+        return pair_row(self._machine, copy.series, copy.pair, cell, self._verdict(copy.series, copy.pair, cell))
 
     def _without_peer_access(self, series: Series, pair: Pair) -> Cell | None:
         """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
@@ -397,25 +391,12 @@ class P2pRun:
         by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
-    def _reference(self, series: Series, pair: Pair, siblings_gb_s: Mapping[str, float]) -> Reference:
-        """What a bandwidth is compared with; no share of a limit is known for host memory, nor both ways."""
-        limit = self._machine.limit(series, pair).gb_s
-        siblings = siblings_gb_s.get(self._paths[pair])
-        expected = self._machine.expected(series.quantity, limit, self._paths[pair])
-        by_limit = series.peer and (series.direction is not Direction.BOTH or self._machine.wiring.has_nvlinks(pair))
-        limit = limit if by_limit else None
-        if expected is not None:
-            return Reference(limit, siblings, expected, self._machine.whose_expectation)
-        known = None if siblings is not None else self._past(pair_row(self._machine, series, pair, Cell(), (None, "")))
-        return Reference(limit, siblings, *(known or (None,)))
-
-    def _verdict(self, series: Series, pair: Pair, cell: Cell, reference: Reference | None) -> Judged:
+    def _verdict(self, series: Series, pair: Pair, cell: Cell) -> Judged:
         if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
-        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=reference is not None)
-        if known is not None or reference is None:
-            return known or (None, "")
-        return judge(bandwidth_gb_s(series, cell), cell, reference)
+        is_judged = self._is_judged(series, pair) or (series.peer and not series.network)
+        known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=is_judged)
+        return known or (Verdict.PASS, "")
 
     def _report(self) -> Report:
         if self._look_again is not None:
@@ -424,33 +405,53 @@ class P2pRun:
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
-        findings = findings_of(
-            self._matrices, machine.gpus, self._wrong_with_host, others, self._paths, machine.wiring.outruns_host
-        )
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others)
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
-        findings += beside_pairs(machine.facts(self._host_rows))
-        findings += impossible(pairs=[*self._above, *self._host_rows])
+        patterns = [pattern_row(machine, self._request, *each, self._matrices) for each in self._patterns.items()]
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
+        findings += on_copies(machine.facts(self._measured_rows(), patterns))
+        findings += impossible(pairs=[row for row in self._rows if row.verdict == Verdict.ERROR])
         findings += paths.findings
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, Section] = {
             "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": Matrix(self._named(_ratios(self._matrices))),
-            **Table.by_section(
-                {PatternRow: lambda: pattern_rows(machine, self._request, self._patterns, self._matrices)}
-            ),
+            **Table.by_section({PatternRow: patterns}),
             **paths.sections,
             **Table.by_section({TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}),
         }
         return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
+
+    def _measured_rows(self) -> list[PairRow]:
+        """The rows, in which pairs that only their times show as staged are marked, too."""
+        machine = self._machine
+        staged = {tuple(map(machine.label, pair)) for pair in staged_pairs(self._matrices, machine.wiring.outruns_host)}
+        return [
+            replace(row, host_staged=True) if row.peer == "on" and (row.source, row.destination) in staged else row
+            for row in self._rows
+        ]
 
     def _named(self, figures: Mapping[Pair, float]) -> dict[str, dict[str, float]]:
         named: dict[str, dict[str, float]] = {}
         for (source, destination), figure in figures.items():
             named.setdefault(self._machine.gpus[source].device, {})[self._machine.gpus[destination].device] = figure
         return named
+
+
+def _is_doubtful(row: PairRow, cell: Cell) -> bool:
+    """True if a copy should be measured again before its row raises an alarm."""
+    return row.verdict in _ALARMS and not cell.error and not cell.wrong and not (row.host_staged and row.peer == "on")
+
+
+def _explained(row: PairRow) -> PairRow:
+    """The row with the reason for its verdict."""
+    if row.verdict == Verdict.SKIP and not row.note:
+        return replace(row, note="nothing to compare with")
+    if not is_slow_copy(row) and row.verdict != Verdict.INCONCLUSIVE:
+        return row
+    return replace(row, note="; ".join(filter(None, (reason_of(row), row.note))))
 
 
 def _title(series: Series) -> str:

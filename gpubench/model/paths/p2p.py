@@ -10,12 +10,18 @@ from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
 Pair = tuple[int, int]
 
 JUDGED_FROM_BYTES = 64 * 2**20  # The latency of smaller copies differs from machine to machine
+
+
+def is_large_copy(size_bytes: int | None) -> bool:
+    """True if a copy is so large that its bandwidth says something of the links."""
+    return (size_bytes or 0) >= JUDGED_FROM_BYTES
+
+
 LATENCY_BYTES = 16  # The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest
 SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
 """Of what sibling pairs, or healthy machines of the type, reach: below the first a warning, below the second a failure.
@@ -26,7 +32,6 @@ LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.6, 0.4
 between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50)."""
 
 ABOVE_HOST = 1.2  # A bandwidth by so much above what both GPUs' links to host memory carry did not come from there
-NEAR_SHARE = 0.03  # A figure this near to a threshold is measured again before it is judged
 MOVED_SHARE, STILL_SHARE = 0.5, 0.1
 """Of what was copied: counters that moved by less than the first were not on its way, by less than the second stood
 still.
@@ -38,8 +43,6 @@ was copied, those of PCIe by up to 1.094 of it.
 """
 
 SOMEBODY_ELSE = "somebody else uses these links"
-
-NOISY_SHARE = 0.1  # Samples that differ by more of their median judge nothing near a threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Series:
     @property
     def is_large(self) -> bool:
         """True if its copies are so large that their bandwidth says something of the links."""
-        return self.size_bytes >= JUDGED_FROM_BYTES
+        return is_large_copy(self.size_bytes)
 
     @property
     def is_judged(self) -> bool:
@@ -132,40 +135,9 @@ class Cell:
         return replace(more, seconds=(*self.seconds, *more.seconds), wrong=wrong, transports=self.transports)
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The GB/s, over both directions, that a pair is compared with, with the `source` of the expected one."""
-
-    limit_gb_s: float | None
-    siblings_gb_s: float | None
-    expected_gb_s: float | None
-    source: str = "the profile"
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The figures at which a verdict changes, ascending."""
-        shares = [
-            share * figure
-            for figure in (self.siblings_gb_s, self.expected_gb_s)
-            if figure is not None
-            for share in (SLOW_SHARE, FAILED_SHARE)
-        ]
-        if not shares and self.limit_gb_s is not None:
-            shares = [LIMIT_WARN_SHARE * self.limit_gb_s, LIMIT_FAIL_SHARE * self.limit_gb_s]
-        return tuple(sorted(shares))
-
-
 def usual(figures: Sequence[float]) -> float:
     """The upper quartile, which the healthy among some figures reach: one bad GPU of four spoils half of all."""
     return sorted(figures, reverse=True)[len(figures) // 4]
-
-
-def siblings_gb_s(figures: Mapping[Pair, float], paths: Mapping[Pair, str]) -> dict[str, float]:
-    """The figures that pairs of a path class reach, by class; none of classes with fewer than three."""
-    alike: dict[str, list[float]] = {}
-    for pair, figure in figures.items():
-        alike.setdefault(paths[pair], []).append(figure)
-    return {path: usual(own) for path, own in alike.items() if len(own) > 2}
 
 
 _STAGED_GAIN = 1.15  # Host-staged copies measured with peer access are within 15 % of those without
@@ -187,39 +159,6 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
 def is_sooner(on: Cell, off: Cell) -> bool:
     """True if a copy with peer access, of any size, takes so little of the time without it that it must be direct."""
     return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
-
-
-def is_near(figure: float, reference: Reference) -> bool:
-    """True if a figure should be measured again before it is judged."""
-    return any(abs(figure / threshold - 1) < NEAR_SHARE for threshold in reference.thresholds)
-
-
-def judge(figure: float, cell: Cell, reference: Reference) -> tuple[Verdict, str]:
-    """The verdict on a pair's bandwidth and why; a failed verification outranks it elsewhere."""
-    if cell.is_staged:
-        return Verdict.FAIL, "the bytes did not go over NVLink: staged through host memory"
-    if is_near(figure, reference) and cell.spread > NOISY_SHARE:
-        return Verdict.INCONCLUSIVE, f"samples differ by {cell.spread:.0%} near a threshold"
-    compared = [
-        (figure / other, other, whose)
-        for other, whose in (
-            (reference.siblings_gb_s, "pairs wired alike reach"),
-            (reference.expected_gb_s, f"{reference.source} has"),
-        )
-        if other is not None
-    ]
-    if compared:
-        share, other, whose = min(compared)
-        if share < SLOW_SHARE:
-            verdict = Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN
-            return verdict, f"{share:.0%} of {other:.4g} GB/s, which {whose}"
-        return Verdict.PASS, ""
-    if reference.limit_gb_s is None:
-        return Verdict.SKIP, "nothing to compare with"
-    share = figure / reference.limit_gb_s
-    if share < LIMIT_WARN_SHARE:
-        return Verdict.FAIL if share < LIMIT_FAIL_SHARE else Verdict.WARN, f"{share:.0%} of the limit"
-    return Verdict.PASS, ""
 
 
 @dataclass(frozen=True, slots=True)

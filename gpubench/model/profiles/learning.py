@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
-from gpubench.model.profiles.profile import BUSBW, SHARE, TIME, Expected, ExpectedKind, Profile
+from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
@@ -26,23 +26,6 @@ class Expectation:
 
     value: float
     whose: str
-
-
-def of_copy(
-    profile: Profile | None, quantity: str, limit_gb_s: float | None, path: str | None = None
-) -> Expectation | None:
-    """The expectation of a profile for copies over a path (`p2p.write_gb_s`, ...); a generic one has shares."""
-    if profile is None:
-        return None
-    if profile.match.generic is not None:
-        share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
-        if share is None or limit_gb_s is None:
-            return None
-        return Expectation(share * limit_gb_s, whose=f"{share:.0%} of the limit")
-    value = profile.typical(quantity, path)
-    if value is None:
-        return None
-    return Expectation(value, f"profile {profile.name}")
 
 
 def judge_bandwidth(

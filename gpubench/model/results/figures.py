@@ -9,7 +9,7 @@ from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, Row, Verified
+from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, PatternRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
@@ -211,6 +211,7 @@ class Measurements:
     ranks: tuple[RankIdentity, ...] = ()
     evidence: tuple[EvidenceRow, ...] = ()
     findings: tuple[Finding, ...] = ()
+    patterns: tuple[PatternRow, ...] = ()
     left_out: Mapping[Need, str] = field(default_factory=dict)
     failed: Mapping[Need, str] = field(default_factory=dict)
     failed_on: tuple[FailedOnNode, ...] = ()

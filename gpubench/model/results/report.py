@@ -354,6 +354,7 @@ class PairRow(Record, section="pairs", on_page=HIDDEN, host_fields=("source_node
     expected_percent: float | None = None  #: bandwidth over the expected one, or expected time over time
     #: where that is from: a profile, siblings, this machine's past, a share of the limit; null: speed not judged
     expected_source: str | None = None
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
 
     @property
     def healthy_gb_s(self) -> float | None:
@@ -649,6 +650,11 @@ class PatternRow(Record, section="patterns"):
     wrong: int | None  #: elements that were wrong
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
     note: str | None  #: what else has to be said
+    #: GB/s of all together if each link carries its copies one after another, as fast as each pair alone
+    expected_gb_s: float | None = None
+    verdict: Annotated[str | None, Verdict] = None  #: PASS, WARN, FAIL, INCONCLUSIVE; null: speed not judged
+    node: str | None = None  #: host of the GPUs
+    ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ import pytest
 
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import paths as p2p_counters
-from gpubench.measure.p2p import run as p2p_evidence
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
     Copy,
@@ -39,8 +38,7 @@ Edit = Callable[[Snapshot], Snapshot]
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p, p2p_evidence):
-        monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
 

@@ -38,66 +38,6 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
     return list(findings_of(matrices, GPUS, ()))
 
 
-@together("gb_s, verdict", [(299, Verdict.FAIL), (301, Verdict.WARN), (359, Verdict.FAIL)])
-def test_a_slow_pair_is_as_grave_as_its_row(gb_s: float, verdict: Verdict) -> None:
-    (finding,) = found(matrix({(0, 1): cell(gb_s)}, verdicts={(0, 1): verdict}))
-    assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", verdict, "GPU0 (bus0) → GPU1 (bus1)")
-    assert finding.seen == f"ce write: {gb_s} GB/s; others reach 400 ({gb_s / 400:.0%})"
-
-
-def test_an_odd_pair_that_nobody_judged_as_slow_is_not_named() -> None:
-    assert found(matrix({(0, 1): cell(300)})) == []
-    assert found(matrix({(0, 1): cell(300), (2, 3): cell(380)}, verdicts={(2, 3): Verdict.WARN}))[0].subject == (
-        "GPU2 → GPU3"
-    )
-
-
-def test_a_gpu_that_only_sends_slowly_is_named_with_all_ways_of_copying() -> None:
-    slow = {(2, other): 100.0 for other in range(4) if other != 2}
-    verdicts = dict.fromkeys(slow, Verdict.FAIL)
-    written = matrix({pair: cell(gb_s) for pair, gb_s in slow.items()}, verdicts=verdicts)
-    read = matrix({pair: cell(gb_s * 2) for pair, gb_s in slow.items()}, READ, verdicts)
-    (finding,) = found(written, read)
-    assert finding.subject == "GPU2 (bus2) sending"
-    assert finding.seen == ("ce write: 100 GB/s; others reach 400 (25%); ce read: 200 GB/s; others reach 400 (50%)")
-
-
-def test_where_all_are_slow_nobody_stands_out_and_the_slowest_says_why() -> None:
-    verdicts = dict.fromkeys(PAIRS, Verdict.WARN) | {(3, 1): Verdict.FAIL}
-    (finding,) = found(matrix({(3, 1): cell(390)}, verdicts=verdicts))
-    assert (finding.severity, finding.seen) == (Verdict.FAIL, "ce write: (3, 1) is slow")
-    assert finding.subject == "GPU0 → GPU1, GPU0 → GPU2, GPU0 → GPU3, GPU1 → GPU0 and 8 more"
-    assert len(finding.subjects) == 12
-
-
-def test_copies_without_peer_access_are_not_slow_and_small_ones_by_their_own_verdict() -> None:
-    small, slow = replace(ON, size_bytes=2**25), {(0, 1): cell(100, 2**25)}
-    assert found(matrix({(0, 1): cell(100, OFF.size_bytes)}, OFF, {})) == []
-    assert found(matrix(slow, small, {})) == [], "no sibling judges small copies"
-    (finding,) = found(matrix(slow, small, {(0, 1): Verdict.FAIL}))
-    assert (finding.id, finding.severity, finding.subject) == ("p2p-slow", Verdict.FAIL, "GPU0 → GPU1")
-    assert finding.seen == "ce write: 32M: (0, 1) is slow"
-
-
-def test_both_ways_at_once_a_pair_is_named_only_where_neither_way_was() -> None:
-    verdicts = {(0, 1): Verdict.FAIL}
-    slow = matrix({(0, 1): cell(100)}, verdicts=verdicts)
-    both = {(0, 1): Verdict.FAIL, (1, 0): Verdict.FAIL}
-    together = matrix({(0, 1): cell(200), (1, 0): cell(200)}, BOTH, both)
-    (finding,) = found(slow, together)
-    assert "both" not in finding.seen
-    alone = found(matrix({}), together)
-    assert {each.subject for each in alone} == {"GPU0 (bus0) → GPU1 (bus1)", "GPU1 (bus1) → GPU0 (bus0)"}
-
-
-def test_a_staged_pair_is_not_slow_as_well_not_even_both_ways() -> None:
-    carried = Carried(nvlink_share=0.1)
-    staged = matrix({(0, 1): cell(40, carried=carried)}, verdicts={(0, 1): Verdict.FAIL})
-    both = {(0, 1): Verdict.FAIL, (1, 0): Verdict.FAIL}
-    together = matrix({(0, 1): cell(40), (1, 0): cell(40)}, BOTH, both)
-    assert found(staged, together) == []
-
-
 @together(
     "pcie_share, words",
     [

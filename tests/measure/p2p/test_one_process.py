@@ -24,6 +24,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
+from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Table
 from gpubench.model.terms.operation import CopyPattern, Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
@@ -47,8 +48,7 @@ METHOD = Method(warmup=1, samples=3, repeats=2)
 
 @pytest.fixture(autouse=True)
 def small_sizes_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (p2p, p2p_rows):
-        monkeypatch.setattr(module, "JUDGED_FROM_BYTES", SIZE)
+    monkeypatch.setattr(p2p, "JUDGED_FROM_BYTES", SIZE)
     monkeypatch.setattr(p2p_counters, "_COUNTED_FROM_BYTES", SIZE)
 
 
@@ -227,7 +227,8 @@ def test_a_bad_gpu_is_named_and_not_its_pairs() -> None:
     slow = {(a, b): 0.5 for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
     report, _, _ = run(FakeCopies(4, Broken(slow=slow)), request(4))
     finding = found(report)["p2p-slow"]
-    assert finding.subject == "GPU2 (0000:02:00.0) both ways"
+    assert finding.subject == "GPU2 (0000:02:00.0)"
+    assert "both ways" in finding.seen
     assert finding.seen.count("ce write:") == 1
     assert report.verdict is Verdict.FAIL
 
@@ -242,7 +243,7 @@ def test_a_bad_pair_is_named() -> None:
 def test_what_is_slow_everywhere_is_seen_beside_the_profile() -> None:
     slow = {(a, b): 0.5 for a in range(2) for b in range(2) if a != b}
     report, _, _ = run(FakeCopies(2, Broken(slow=slow)), request(2), profile="hgx-h200-2")
-    assert "which profile hgx-h200-2 has" in found(report)["p2p-slow"].seen
+    assert "profile hgx-h200-2" in found(report)["p2p-slow"].seen
 
 
 def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:
@@ -294,13 +295,13 @@ def test_a_gpu_in_use_is_not_judged() -> None:
     assert host.verdict is Verdict.SKIP
 
 
-def test_what_is_near_the_line_is_measured_again_and_noise_is_no_verdict() -> None:
-    steady = FakeCopies(4, Broken(slow={(0, 1): 0.89}))
+def test_a_slow_pair_is_measured_again_and_noise_is_no_verdict() -> None:
+    steady = FakeCopies(4, Broken(slow={(0, 1): 0.8}))
     run(steady, request(4, host_bytes=None, patterns=()))
     again = sum(pairs == ((0, 1),) for pairs, _ in steady.calls)
     other = sum(pairs == ((0, 2),) for pairs, _ in steady.calls)
     assert again > other
-    noisy = FakeCopies(4, Broken(slow={(0, 1): 0.9}, noise={(0, 1): [1.0, 0.7, 1.3]}))
+    noisy = FakeCopies(4, Broken(slow={(0, 1): 0.8}, noise={(0, 1): [1.0, 0.7, 1.3]}))
     report, rows, _ = run(noisy, request(4, host_bytes=None, patterns=()))
     assert Verdict.INCONCLUSIVE in {row.verdict for row in of(rows, source="GPU0", destination="GPU1")}
     assert found(report)["p2p-noisy"].subject == "GPU0 → GPU1"
@@ -396,7 +397,8 @@ def test_wrong_data_with_host_memory_fail_and_are_not_measured_again() -> None:
 def test_bytes_for_host_memory_need_no_nvlink() -> None:
     still = Cell(seconds=(SIZE / 55e9,), wrong=0, carried=Carried(nvlink_bytes=0, nvlink_share=0.0))
     row = p2p_rows.host_row(machine_of(FakeCopies(1)), HostCopy(HostMemory.PINNED, 0, to_gpu=True), still, SIZE)
-    assert row.verdict is Verdict.PASS
+    (judged,) = CopyJudge().judged([row])
+    assert judged.verdict is Verdict.PASS
 
 
 def test_a_sweep_has_a_row_for_every_size_and_pair() -> None:

@@ -8,19 +8,14 @@ from gpubench.model.paths.p2p import (
     Carried,
     Cell,
     Pair,
-    Reference,
     Series,
-    is_near,
-    judge,
     looks_staged,
     odd_ones,
     parse_pairs,
     rounds,
-    siblings_gb_s,
     usual,
 )
 from gpubench.model.terms.operation import Direction, Engine
-from gpubench.model.terms.verdict import Verdict
 from tests.together import together
 
 STEADY = Cell(seconds=(1.0, 1.0, 1.0))
@@ -28,27 +23,6 @@ STEADY = Cell(seconds=(1.0, 1.0, 1.0))
 
 def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
     return {(a, b): 400.0 * slow.get((a, b), 1.0) for a in range(gpus) for b in range(gpus) if a != b}
-
-
-@together(
-    "figure, reference, verdict",
-    [
-        (396, Reference(450, 396, 396), Verdict.PASS),
-        (340, Reference(450, 396, None), Verdict.WARN),
-        (280, Reference(450, 396, None), Verdict.FAIL),
-        (340, Reference(450, 340, 396), Verdict.WARN),
-        (390, Reference(450, None, None), Verdict.PASS),
-        (260, Reference(450, None, None), Verdict.WARN),
-        (100, Reference(450, None, None), Verdict.FAIL),
-        (100, Reference(None, None, None), Verdict.SKIP),
-        (360, Reference(450, 400, None), Verdict.PASS),
-        (300, Reference(450, 400, None), Verdict.WARN),
-        (270, Reference(450, None, None), Verdict.PASS),
-        (180, Reference(450, None, None), Verdict.WARN),
-    ],
-)
-def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None:
-    assert judge(figure, STEADY, reference)[0] is verdict
 
 
 @together(
@@ -67,49 +41,6 @@ def test_verdicts(figure: float, reference: Reference, verdict: Verdict) -> None
 )
 def test_what_counters_say_of_staging(carried: Carried, staged: bool | None) -> None:
     assert Cell(carried=carried).is_staged is staged
-
-
-def test_a_counter_outranks_a_good_figure() -> None:
-    verdict, why = judge(396, Cell(seconds=(1.0,), carried=Carried(nvlink_share=0.0)), Reference(450, 396, 396))
-    assert verdict is Verdict.FAIL
-    assert "staged" in why
-
-
-def test_a_counter_outranks_noise() -> None:
-    noisy = Cell(seconds=(1.0, 1.2, 1.0), carried=Carried(nvlink_share=0.0))
-    assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.FAIL
-
-
-def test_noise_near_a_threshold_is_no_verdict() -> None:
-    noisy = Cell(seconds=(1.0, 1.2, 1.0))
-    assert judge(0.9 * 396, noisy, Reference(450, 396, None))[0] is Verdict.INCONCLUSIVE
-    assert judge(396, noisy, Reference(450, 396, None))[0] is Verdict.PASS
-    assert is_near(0.9 * 396, Reference(450, 396, None))
-    assert not is_near(396, Reference(450, 396, None))
-    assert is_near(0.6 * 450, Reference(450, None, None))
-    assert judge(0.9 * 396, Cell(seconds=(10.0, 11.0, 10.0)), Reference(450, 396, None))[0] is not Verdict.INCONCLUSIVE
-
-
-def test_thresholds_are_those_of_siblings_and_profile_and_only_without_them_of_the_limit() -> None:
-    assert Reference(1000, 100, 200).thresholds == (75, 90, 150, 180)
-    assert Reference(1000, None, None).thresholds == (400, 600)
-    assert Reference(None, None, None).thresholds == ()
-
-
-def test_the_worse_comparison_is_named_in_words() -> None:
-    assert judge(340, STEADY, Reference(450, 396, 400)) == (Verdict.WARN, "85% of 400 GB/s, which the profile has")
-    assert judge(200, STEADY, Reference(450, 400, 396)) == (
-        Verdict.FAIL,
-        "50% of 400 GB/s, which pairs wired alike reach",
-    )
-    assert judge(90, STEADY, Reference(450, None, None)) == (Verdict.FAIL, "20% of the limit")
-
-
-def test_siblings_are_wired_alike_and_at_least_three() -> None:
-    figures = {(0, 1): 300.0, (1, 0): 300.0, (0, 2): 26.0, (2, 0): 26.0, (1, 2): 20.0}
-    paths = {(0, 1): "NV12", (1, 0): "NV12", (0, 2): "SYS", (2, 0): "SYS", (1, 2): "SYS"}
-    assert siblings_gb_s(figures, paths) == {"SYS": 26}
-    assert siblings_gb_s({**figures, (2, 1): 30.0}, {**paths, (2, 1): "SYS"}) == {"SYS": 26}
 
 
 @given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=56))

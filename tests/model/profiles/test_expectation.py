@@ -1,26 +1,10 @@
 """Verdicts on figures, at the lines between them: a profile's values, shares of the limit, siblings."""
 
-from dataclasses import replace
-from typing import Any
-
-from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among, of_copy
-from gpubench.model.profiles.profile import Expected, ExpectedKind, Generic, Profile
+from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import load
 from tests.together import together
 
 EXPECTED = Expectation(400.0, whose="ours")
-
-
-def expecting(*values: tuple[str, float, dict[str, Any]]) -> Profile:
-    usual: dict[str, Any] = {"kind": ExpectedKind.MEASURED, "source": "us"}
-    expected = tuple(Expected(quantity=quantity, value=value, **usual | keys) for quantity, value, keys in values)
-    return replace(load("hgx-h200-8"), expected=expected)
-
-
-def generic(**shares: float) -> Profile:
-    made = expecting(*((f"{name.replace('__', '.')}_share", share, {}) for name, share in shares.items()))
-    return replace(made, match=replace(made.match, generic=Generic.NVLINK))
 
 
 @together(
@@ -52,18 +36,6 @@ def test_a_verdict_says_what_was_seen_and_what_is_expected() -> None:
     )
     seen = (Verdict.FAIL, "90 GB/s, 20% of the limit", "at least 40% of 450 GB/s, which the links carry")
     assert judge_bandwidth(90.0, None, 450.0) == seen
-
-
-def test_what_is_expected_of_copies() -> None:
-    profile = expecting(("p2p.write_gb_s", 390.0, {}), ("p2p.read_gb_s", 380.0, {"kind": ExpectedKind.DERIVED}))
-    assert of_copy(profile, "p2p.write_gb_s", 450.0) == Expectation(390.0, "profile hgx-h200-8")
-    assert of_copy(profile, "p2p.read_gb_s", 450.0) == Expectation(380.0, "profile hgx-h200-8")
-    assert of_copy(profile, "p2p.staged_gb_s", 450.0) is None
-    assert of_copy(None, "p2p.write_gb_s", 450.0) is None
-    shares = generic(p2p__write=0.8)
-    assert of_copy(shares, "p2p.write_gb_s", 100.0) == Expectation(80.0, "80% of the limit")
-    assert of_copy(shares, "p2p.write_gb_s", None) is None
-    assert of_copy(shares, "p2p.read_gb_s", 100.0) is None
 
 
 def test_figures_that_fall_behind_the_usual_one() -> None:
