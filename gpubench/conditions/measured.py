@@ -177,21 +177,28 @@ def _asymmetric(run: Circumstances) -> Found:
 
 
 def _host_copies(run: Circumstances) -> Found:
-    """Copies with host memory that the judge of rows called slow."""
-    for row in run.measurements.pairs:
-        if not is_with_host(row) or not is_slow_copy(row):
-            continue
-        to_gpu = row.source_bus_id is None
-        bus_id = row.destination_bus_id if to_gpu else row.source_bus_id
-        label = f"{row.destination if to_gpu else row.source} ({bus_id})"
-        memory = HostMemory.of_note(row.note)
-        pageable = "" if memory is HostMemory.PINNED else "pageable "
+    """GPUs whose copies with host memory the judge of rows called slow, both directions in one finding."""
+    slow = [row for row in run.measurements.pairs if is_with_host(row) and is_slow_copy(row)]
+    for name, rows in grouped(slow, lambda row: _host_end(run, row)).items():
+        worst = min(rows, key=lambda row: row.expected_percent or 0.0)
         yield Sighting(
-            subject=f"{row.source_node} {label}" if len(run.nodes) > 1 else label,
-            seen=f"{reason_of(row)}, {'from' if to_gpu else 'to'} {pageable}host memory",
-            severity=Verdict(row.verdict or Verdict.WARN),
-            expected=f"{_figure(row, row.expected_gb_s or 0.0)}, {row.expected_source}",
+            subject=name,
+            seen="; ".join(f"{_way(row)}: {reason_of(row)}" for row in rows),
+            severity=overall(Verdict(row.verdict or Verdict.WARN) for row in rows),
+            expected=f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}",
         )
+
+
+def _host_end(run: Circumstances, row: PairRow) -> str:
+    """The GPU of a copy with host memory."""
+    if row.source_bus_id is None:
+        return _name(run, row, row.destination_node, row.destination, row.destination_bus_id)
+    return _name(run, row, row.source_node, row.source, row.source_bus_id)
+
+
+def _way(row: PairRow) -> str:
+    pageable = "pageable " if HostMemory.of_note(row.note) is HostMemory.PAGEABLE else ""
+    return f"{'from' if row.source_bus_id is None else 'to'} {pageable}host memory"
 
 
 def _host_memory(run: Circumstances) -> Found:

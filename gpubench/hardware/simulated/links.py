@@ -11,7 +11,7 @@ from functools import cache
 from gpubench.hardware.simulated.machine import SimulatedMachine, snapshot_of, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.facts.process import GpuProcess, RankFacts
-from gpubench.model.facts.snapshot import NicFacts, NicKind, Snapshot
+from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import Fault, Subject
@@ -230,10 +230,15 @@ class SimulatedCopies:
         return repeats * self._known[1] * (1 + abs(self._noise.gauss(0.0, self._spread)))
 
     def _busiest(self, streams: Sequence[CopyStream]) -> float:
-        busy: dict[tuple[Place, bool, bool], float] = defaultdict(float)
+        busy: dict[tuple[object, ...], float] = defaultdict(float)
+        kind = self._profile.nvlink
+        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH  # Each pair has links of its own
         for stream in streams:
             source, destination = _place(stream.source), _place(stream.destination)
             seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
+            if nvlink and has_own_links:
+                busy[source, destination] += seconds
+                continue
             for place, leaves in ((source, True), (destination, False)):
                 busy[place, leaves, nvlink] += seconds
         return max(busy.values())

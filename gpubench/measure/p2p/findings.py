@@ -13,6 +13,7 @@ from gpubench.model.paths.p2p import (
     Pair,
     looks_staged,
 )
+from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
 from gpubench.model.terms.units import BYTES_PER_GB, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
@@ -31,6 +32,7 @@ def findings_of(
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
+    path_of: Callable[[Pair], str] = lambda _: "",
 ) -> tuple[Finding, ...]:
     """Findings except slow copies, whose rows conditions judge, and host-staged paths, which follow from all evidence.
 
@@ -39,7 +41,7 @@ def findings_of(
     return (
         *_wrong(matrices, gpus, wrong_with_host, others),
         *_errors(matrices, gpus, others),
-        *_unprofitable(matrices, gpus),
+        *_unprofitable(matrices, gpus, path_of),
         *_noisy(matrices, gpus),
     )
 
@@ -134,7 +136,10 @@ def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, C
     }
 
 
-def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
+def _unprofitable(
+    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], path_of: Callable[[Pair], str]
+) -> Iterator[Finding]:
+    """Pairs of one socket to which host memory is the faster way; NCCL does not use peer access across sockets."""
     off = _written_cells(matrices, peer=False)
     for size_bytes, matrix in _written_cells(matrices, peer=True).items():
         if not matrix.series.is_judged or size_bytes not in off:
@@ -144,7 +149,7 @@ def _unprofitable(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> It
             for pair, gb_s in matrix.gb_s.items()
             if pair in off[size_bytes].gb_s
         }
-        slower = [pair for pair, share in shares.items() if share < SLOW_SHARE]
+        slower = [pair for pair, share in shares.items() if share < SLOW_SHARE and path_of(pair) != ACROSS_SOCKETS]
         if slower:
             worst = min(slower, key=shares.__getitem__)
             yield Finding(

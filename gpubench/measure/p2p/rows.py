@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpubench.conditions.definition.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
 from gpubench.model.paths.p2p import Cell, Pair, Series, is_large_copy
-from gpubench.model.paths.topology import rounded
+from gpubench.model.paths.topology import ACROSS_SOCKETS, rounded
 from gpubench.model.paths.transport import is_staged, names
 from gpubench.model.profiles.copies import WRONG, judged_pattern
 from gpubench.model.results.report import PairRow, PatternRow
@@ -109,7 +109,7 @@ def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
         return
     for gpu, way in zip(pair, ("out", "in"), strict=True):
         yield "PCIe", gpu, way
-        near = {"PIX": (), "SYS": ("PIX", "PXB", "PHB", "NODE")}.get(path, ("PIX",))
+        near = {"PIX": (), ACROSS_SOCKETS: ("PIX", "PXB", "PHB", "NODE")}.get(path, ("PIX",))
         others = range(len(machine.gpus))
         yield "shared", frozenset((gpu, *(each for each in others if wiring.path((gpu, each)) in near))), way
 

@@ -48,7 +48,7 @@ from gpubench.model.paths.p2p import (
     is_sooner,
 )
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
-from gpubench.model.profiles.copies import CopyJudge, is_slow_copy, reason_of
+from gpubench.model.profiles.copies import CopyJudge, is_slow_copy, is_with_host, reason_of
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.report import (
     Matrix,
@@ -405,7 +405,7 @@ class P2pRun:
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others)
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, machine.wiring.path)
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
         patterns = [pattern_row(machine, self._request, *each, self._matrices) for each in self._patterns.items()]
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
@@ -451,7 +451,8 @@ def _explained(row: PairRow) -> PairRow:
         return replace(row, note="nothing to compare with")
     if not is_slow_copy(row) and row.verdict != Verdict.INCONCLUSIVE:
         return row
-    return replace(row, note="; ".join(filter(None, (reason_of(row), row.note))))
+    words = (row.note, reason_of(row)) if is_with_host(row) else (reason_of(row), row.note)
+    return replace(row, note="; ".join(filter(None, words)))
 
 
 def _title(series: Series) -> str:

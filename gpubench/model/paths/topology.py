@@ -147,7 +147,8 @@ def is_below_card(nic: NicFacts) -> bool:
 
 SELF = "X"
 UNKNOWN_PATH = "?"
-PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # `nvidia-smi topo -m`, nearest first
+ACROSS_SOCKETS = "SYS"
+PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", ACROSS_SOCKETS)  # `nvidia-smi topo -m`, nearest first
 BITS_PER_BYTE = 8
 
 P2P_STATUS = {

@@ -14,14 +14,14 @@ from gpubench.model.paths.p2p import (
     is_large_copy,
     usual,
 )
-from gpubench.model.paths.topology import Topology, loaded_link, pcie_ceiling_gb_s
+from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, loaded_link, pcie_ceiling_gb_s
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.figures import is_busy
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.results.speed import is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict, gravity
 from gpubench.records import dataclass
 
 _MEASURED_ENGINES = (Engine.CE, Engine.SM, "nccl")  # What managed memory reaches depends on where its pages are
@@ -54,7 +54,7 @@ reach 94 to 101 % of writes, kernels 94 %, and both directions at once 198 %."""
 
 _READS_OVER_PCIE = 0.6, 0.0  # Shares of writes: how fast a root port answers reads is not known, so none fails
 _ROOT_PORT_SHARES = 0.72, 0.5  # Of a generic profile's share: between root ports 17 to 28 of 31.5 GB/s are healthy
-_ACROSS_SOCKETS = 0.35, (0.43, 0.34)
+_SOCKETS_SHARES = 0.35, (0.43, 0.34)
 """Of the limit, and shares of it: across sockets healthy copies reach 38 to 62 % of PCIe 4, and 19 % of PCIe 5."""
 
 
@@ -123,7 +123,7 @@ class CopyJudge:
         slow = [bound for bound in bounds if verdicts[bound] is not Verdict.PASS]
         if not slow and bounds[0].is_floor:
             return replace(row, verdict=None)
-        deciding = min(slow, key=lambda bound: bound.share(row)) if slow else bounds[0]
+        deciding = min(slow, key=lambda bound: (gravity(verdicts[bound]), bound.share(row))) if slow else bounds[0]
         verdict = verdicts[deciding] if slow else Verdict.PASS
         if verdict is Verdict.PASS and is_lost_in_noise(row.ci95_percent):
             verdict = Verdict.INCONCLUSIVE
@@ -168,14 +168,14 @@ class CopyJudge:
             return []
         if profile.match.generic is not None:
             share = profile.typical(quantity.removesuffix("_gb_s") + SHARE)
-            if share is None or row.limit_gb_s is None or row.path_class == "SYS":
+            if share is None or row.limit_gb_s is None or row.path_class == ACROSS_SOCKETS:
                 return []
             source = f"profile {profile.name}, a share of the limit"
             shares = _ROOT_PORT_SHARES if row.path_class in ("PHB", "NODE") else shares
             return [Bound(share * row.limit_gb_s, source, shares)]
         own = [each for each in profile.find(quantity) if each.path == row.path_class]
         # What a profile has for any pair is not for pairs across sockets, whose link between CPUs differs by board.
-        value = profile.typical(quantity, row.path_class) if own or row.path_class != "SYS" else None
+        value = profile.typical(quantity, row.path_class) if own or row.path_class != ACROSS_SOCKETS else None
         return [] if value is None else [Bound(value * self._link_share(row), f"profile {profile.name}", shares)]
 
     def _link_share(self, row: PairRow) -> float:
@@ -374,8 +374,8 @@ def _by_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
         return []
     if any(each.source != SIBLINGS for each in bounds):
         return []
-    if row.path_class == "SYS":
-        share, shares = _ACROSS_SOCKETS
+    if row.path_class == ACROSS_SOCKETS:
+        share, shares = _SOCKETS_SHARES
         return [Bound(share * row.limit_gb_s, "a share of the limit, across sockets", shares)]
     return [_share_of_limit(row.limit_gb_s)]
 
