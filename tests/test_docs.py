@@ -21,6 +21,7 @@ from gpubench.measure.scan.report import SECTIONS as SCAN_SECTIONS
 from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import PCIE_GB_S_PER_LANE
 from gpubench.model.paths.transport import RULES
+from gpubench.model.profiles import copies
 from gpubench.model.results.backends import CaseKey
 from gpubench.model.results.report import SIGNED, Metadata, Record
 from gpubench.model.results.result_file import MATRICES, TABLES
@@ -156,8 +157,16 @@ def test_formulas_have_the_thresholds_of_the_code() -> None:
     for reference in ("for one bad GPU of four spoils half of all pairs", "what the profile expects"):
         assert f"{reference} | {p2p.SLOW_SHARE:.0%} | {p2p.FAILED_SHARE:.0%} |".replace("%", " %") in text
     assert f"neither is known | {p2p.LIMIT_WARN_SHARE:.0%} | {p2p.LIMIT_FAIL_SHARE:.0%} |".replace("%", " %") in text
-    assert f"within {p2p.NEAR_SHARE * 100:.0f} % of a threshold" in text
-    assert f"more than {p2p.NOISY_SHARE * 100:.0f} % of their median" in text
+    assert f"wider than ±{copies.NOISY_PERCENT:.0f} %" in text
+    for what, (warn, fail) in {
+        "0.2 µs | latency and bandwidth of the profile, siblings": copies.LATE_SHARES,
+        "| | likewise for a path across sockets, which differs by board": copies.ACROSS_SHARES,
+        "| pinned host memory | GPUs of the same NUMA node": copies.HOST_SHARES,
+        "| | the profile": copies.HOST_PROFILE_SHARES,
+        "| pageable host memory | GPUs of the same NUMA node": copies.PAGEABLE_SHARES,
+        "| patterns | the pairs alone, one after another on each link that they share": copies.PATTERN_SHARES,
+    }.items():
+        assert f"{what} | {warn:.0%} | {fail:.0%} |".replace("%", " %") in text
     assert f"less than {p2p.STILL_SHARE * 100:.0f} % of what was copied" in text
     assert f"by more than {p2p.MOVED_SHARE * 100:.0f} % is on the path" in text
     assert f"η = {expected.NIC_EFFICIENCY}" in text

@@ -25,11 +25,12 @@ from gpubench.model.terms.verdict import Verdict, gravity
 from gpubench.records import dataclass
 
 _MEASURED_ENGINES = (Engine.CE, Engine.SM, "nccl")  # What managed memory reaches depends on where its pages are
-_NOISY_PERCENT = 10.0  # A mean that is less certain cannot clear a copy that looks slow
+NOISY_PERCENT = 10.0  # A mean that is less certain cannot clear a copy that looks slow
+OTHER_GPUS = "other GPUs, in this run"
 WRONG = "wrong elements"  # The note of a copy with wrong data, whose verdict no speed changes
 
 _LATE_US = 0.2  # What the clock adds to a small copy
-_LATE_SHARES = 0.57, 0.37
+LATE_SHARES = 0.57, 0.37
 """Of the expected time over the time of a small copy. 12 pairs of four H200s took 1.7 to 2.2 µs for 64 bytes, and 4.9
 to 5.0 µs for 1 MiB, where latency and bandwidth of their profile make 4.9."""
 
@@ -39,7 +40,7 @@ they take 8 to 20 µs."""
 
 _DIRECT_SHARES = 0.5, 0.3  # Of that time over the time of a copy without a profile for it
 
-_HOST_SHARES, _HOST_PROFILE_SHARES, _PAGEABLE_SHARES = (0.8, 0.6), (0.7, 0.6), (0.5, 0.35)
+HOST_SHARES, HOST_PROFILE_SHARES, PAGEABLE_SHARES = (0.8, 0.6), (0.7, 0.6), (0.5, 0.35)
 """Of copies with host memory: of what GPUs of the same NUMA node reach, of what a profile has, and of siblings' copies
 with pageable memory. On virtual machines they vary by 10 %, and across sockets they are a quarter slower. A link with
 half its lanes reaches half."""
@@ -54,6 +55,7 @@ reach 94 to 101 % of writes, kernels 94 %, and both directions at once 198 %."""
 
 _READS_OVER_PCIE = 0.6, 0.0  # Shares of writes: how fast a root port answers reads is not known, so none fails
 _ROOT_PORT_SHARES = 0.72, 0.5  # Of a generic profile's share: between root ports 17 to 28 of 31.5 GB/s are healthy
+ACROSS_SHARES = 0.6, 0.4  # Of what a profile has for pairs across sockets: 12 to 19.5 GB/s are healthy over PCIe 4
 _SOCKETS_SHARES = 0.35, (0.43, 0.34)
 """Of the limit, and shares of it: across sockets healthy copies reach 38 to 62 % of PCIe 4, and 19 % of PCIe 5."""
 
@@ -84,7 +86,7 @@ class Bound:
         interval = row.ci95_percent or 0.0
         if share * (1 + interval / 100) < warn:
             return Verdict.FAIL if share < fail else Verdict.WARN
-        return Verdict.INCONCLUSIVE if share < fail or interval > _NOISY_PERCENT else Verdict.PASS
+        return Verdict.INCONCLUSIVE if share < fail or interval > NOISY_PERCENT else Verdict.PASS
 
 
 def _no_past(_row: PairRow) -> None:
@@ -108,7 +110,7 @@ class CopyJudge:
             siblings = self._siblings([rows[number] for number in same])
             for number in same:
                 found[number] = self._row(rows[number], siblings, written)
-        return list(found.values())
+        return [self._staged(row) for row in found.values()]
 
     def without_busy(self, rows: Iterable[PairRow]) -> list[PairRow]:
         """The rows, in which copies of GPUs that somebody else uses are not judged."""
@@ -130,6 +132,11 @@ class CopyJudge:
         if row.host_staged and row.peer == "on":
             verdict = Verdict.FAIL
         return compared(replace(row, verdict=verdict), deciding)
+
+    def _staged(self, row: PairRow) -> PairRow:
+        """A copy through host memory that only compares: with what its profile expects of one, and no verdict."""
+        compares = row.peer == "off" and row.verdict is None and row.bandwidth_gb_s is not None
+        return compared(row, bounds[0]) if compares and (bounds := self._modelled(row)) else row
 
     def _siblings(self, rows: Sequence[PairRow]) -> dict[str, float]:
         """What copies over a path reach, of those with enough of them; a GPU's path to host memory is its NUMA node."""
@@ -153,10 +160,10 @@ class CopyJudge:
         usual_gb_s = siblings.get(self._path(row))
         if is_with_host(row):
             return self._host_bounds(row, usual_gb_s)
-        shares = (SLOW_SHARE, FAILED_SHARE) if _is_large(row) and not _is_by_design(row) else _HOST_SHARES
+        shares = (SLOW_SHARE, FAILED_SHARE) if _is_large(row) and not _is_by_design(row) else HOST_SHARES
         among = [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, shares)]
         if not _is_large(row):
-            return self._small_bounds(row, [replace(each, shares=_LATE_SHARES, slack_us=_LATE_US) for each in among])
+            return self._small_bounds(row, [replace(each, shares=LATE_SHARES, slack_us=_LATE_US) for each in among])
         bounds = [*self._expected(row, shares), *among]
         if not bounds and (known := self.past(row)) is not None:
             bounds.append(Bound(*known))
@@ -176,6 +183,7 @@ class CopyJudge:
         own = [each for each in profile.find(quantity) if each.path == row.path_class]
         # What a profile has for any pair is not for pairs across sockets, whose link between CPUs differs by board.
         value = profile.typical(quantity, row.path_class) if own or row.path_class != ACROSS_SOCKETS else None
+        shares = ACROSS_SHARES if row.path_class == ACROSS_SOCKETS else shares
         return [] if value is None else [Bound(value * self._link_share(row), f"profile {profile.name}", shares)]
 
     def _link_share(self, row: PairRow) -> float:
@@ -189,9 +197,9 @@ class CopyJudge:
 
     def _host_bounds(self, row: PairRow, usual_gb_s: float | None) -> list[Bound]:
         if HostMemory.of_note(row.note) is not HostMemory.PINNED:
-            return [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, _PAGEABLE_SHARES)]
-        among = [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, _HOST_SHARES)]
-        bounds = [*self._expected(row, _HOST_PROFILE_SHARES), *among]
+            return [] if usual_gb_s is None else [Bound(usual_gb_s, OTHER_GPUS, PAGEABLE_SHARES)]
+        among = [] if usual_gb_s is None else [Bound(usual_gb_s, OTHER_GPUS, HOST_SHARES)]
+        bounds = [*self._expected(row, HOST_PROFILE_SHARES), *among]
         if bounds or row.limit_gb_s is None:
             return bounds
         return [_share_of_limit(row.limit_gb_s)]
@@ -210,14 +218,15 @@ class CopyJudge:
         if profile is None or profile.match.generic is not None or quantity is None:
             return []
         gb_s = profile.typical(quantity, row.path_class)
-        latency_us = profile.typical("p2p.latency_us", row.path_class)
+        latency = "p2p.latency_us" if row.peer == "on" else "p2p.staged_latency_us"
+        latency_us = profile.typical(latency, row.path_class)
         if gb_s is None or latency_us is None:
             return []
         source = f"profile {profile.name}, latency and bandwidth"
-        return [Bound(_with_latency(_moved(row), latency_us, gb_s), source, _LATE_SHARES, _LATE_US)]
+        return [Bound(_with_latency(_moved(row), latency_us, gb_s), source, LATE_SHARES, _LATE_US)]
 
 
-_PATTERN_SHARES = 0.85, 0.6
+PATTERN_SHARES = 0.85, 0.6
 """Of what links carry one copy after another, for NVLinks, and a lower bound for PCIe. Kind: derived."""
 
 
@@ -225,7 +234,7 @@ def judged_pattern(row: PatternRow) -> PatternRow:
     """The row of several pairs at once with the verdict on its speed."""
     if row.total_gb_s is None or row.expected_gb_s is None or row.wrong:
         return row
-    warn, fail = _PATTERN_SHARES
+    warn, fail = PATTERN_SHARES
     share, interval = row.total_gb_s / row.expected_gb_s, row.ci95_percent or 0.0
     if is_lost_in_noise(interval) or (share < warn <= share * (1 + interval / 100)):
         return replace(row, verdict=Verdict.INCONCLUSIVE)
