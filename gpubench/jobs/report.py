@@ -362,7 +362,10 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
     machine = plan.machine
     if machine is None:
         return []
-    return absent_gpus(str(machine), present, machine.profile.match.visible, plan.name)
+    name, _, nodes = str(machine).partition("*")
+    part = f"{name.partition('/')[0]}/{present}" + (f"*{nodes}" if nodes else "")
+    command = f"gpubench report {plan.name} --machine {shlex.quote(part)}. It judges them as a part of the machine"
+    return absent_gpus(str(machine), present, machine.profile.match.visible, command)
 
 
 def _user_facts(plan: ReportPlan) -> UserFacts:
@@ -398,7 +401,8 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
             f"{machine.profile.match.visible}",
             expected="the machine that the matrices are of",
         )
-    others = (*failures, *left_out_findings(file), *_absent_gpus(plan, len(copies.names)), *copies.incomplete())
+    absent = _absent_gpus(plan, len(copies.names)) or absent_gpus(file.name, len(copies.names), len(models))
+    others = (*failures, *left_out_findings(file), *absent, *copies.incomplete())
     return _judge_copies(plan, file, copies, machine, others, arguments)
 
 

@@ -134,9 +134,9 @@ LIES: list[tuple[str, Edit, int, str]] = [
         "devices that do not fit",
         lambda text: without(*DEVICES[2:])(text).replace("nGpus 4", "nGpus 1"),
         2,
-        "busbw over algbw is that of 4",
+        "2 ranks, and its rows are those of 4",
     ),
-    ("devices of another run", behind(DEVICES[3], DEVICES[3].replace("3", "4", 1)), 2, "is that of 4"),
+    ("devices of another run", behind(DEVICES[3], DEVICES[3].replace("3", "4", 1)), 2, "its rows are those of 4"),
 ]
 
 
@@ -174,6 +174,15 @@ def test_part_of_the_named_machine_is_a_doubt(tmp_path: Path) -> None:
     assert "PASS: 4 × H200" in report(path, "--machine", "hgx-h200-8/4", "--summary")[1]
 
 
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "alltoall"])
+def test_devices_that_do_not_fit_are_refused_for_every_collective_that_tells(name: str, tmp_path: Path) -> None:
+    text = (REAL / f"{name}.txt").read_text()
+    devices = [line for line in text.splitlines() if line.startswith("#  Rank")]
+    assert report(written(tmp_path, text))[0] == 0
+    code, said = report(written(tmp_path, without(*devices[3:])(text).replace("nGpus 4", "nGpus 1")))
+    assert (code, "3 ranks, and its rows are those of 4" in said) == (2, True), said
+
+
 ELIDED = (
     "# Collective test starting: all_reduce_perf\n# Using devices\n"
     "#  Rank  0 Group  0 Pid     11 on   node-a device  0 [0000:1b:00] NVIDIA B200\n"
@@ -205,7 +214,7 @@ def test_ranks_and_nodes_follow_from_the_devices_that_were_left(gap: str, tmp_pa
 def test_devices_that_leave_a_doubt_are_asked_for_by_their_name(gap: str, last: str, tmp_path: Path) -> None:
     code, said = report(written(tmp_path, ELIDED.format(gap=gap, last=last)))
     assert code == 2, said
-    assert "--machine 'hgx-b200-8*2'" in said or "busbw over algbw is that of 16" in said, said
+    assert "--machine 'hgx-b200-8*2'" in said or "its rows are those of 16" in said, said
     assert "h100" not in said
 
 
@@ -262,6 +271,12 @@ COPIES: list[tuple[str, str, str, int, str]] = [
     ("a test that printed nothing", f"{MATRIX}\nRunning device_to_device_memcpy_write_ce.\n", "hgx-h200-4", 0, "WARN"),
     ("the same test twice", MATRIX + MATRIX, "hgx-h200-4", 2, "has 2 runs of device_to_device_memcpy_read_ce: line 1"),
 ]
+
+
+def test_matrices_of_fewer_gpus_than_the_file_lists_are_a_doubt(tmp_path: Path) -> None:
+    listed = "".join(f"Device {number}: NVIDIA H200 (00000000:00:0{number + 1})\n" for number in range(5))
+    code, said = report(written(tmp_path, f"vm\n{listed}\n{MATRIX}"), "--summary")
+    assert (code, "WARN: " in said, "4 of the 5 GPUs" in said) == (0, True, True), said
 
 
 @pytest.mark.parametrize(("text", "machine", "code", "said"), [e[1:] for e in COPIES], ids=[e[0] for e in COPIES])

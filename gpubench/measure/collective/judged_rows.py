@@ -1,6 +1,5 @@
 """The report on rows that another program measured: their limits, what is expected of them, and the verdict."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -208,21 +207,18 @@ def _unfinished(file: ResultFile) -> Iterator[Finding]:
     )
 
 
-def absent_gpus(machine: str, present: int, visible: int, name: str) -> list[Finding]:
-    """Return the finding on GPUs of the machine that a person names and that took no part."""
+def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[Finding]:
+    """Return the finding on GPUs of a machine, or of a list, that took no part; none if all did."""
     if present >= visible:
         return []
-    part = f"{machine.partition('*')[0].partition('/')[0]}/{present}"
-    nodes = machine.partition("*")[2]
     return [
         Finding(
             id=INCOMPLETE,
             severity=Verdict.WARN,
-            subject=machine,
-            seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if nodes else ''}",
+            subject=subject,
+            seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
             expected="every GPU of the machine",
             cause="a GPU is lost or hidden, the text is cut, or only these took part",
-            next_command=f"gpubench report {name} --machine {shlex.quote(f'{part}*{nodes}' if nodes else part)}. "
-            "It judges them as a part of the machine",
+            next_command=command or "nvidia-smi -L",
         )
     ]

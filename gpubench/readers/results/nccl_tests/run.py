@@ -121,13 +121,18 @@ class NcclTestsRun:
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
     def _check_devices(self, lines: Sequence[OutputLine], where: str, ranks: int) -> None:
-        """Raise UsageError if bandwidths are those of another number of ranks than there are devices."""
+        """Raise UsageError if the rows are those of another number of ranks than there are devices.
+
+        All-reduce tells it by its bandwidths, others by the count of a block, whose meaning changed before versions
+        were printed.
+        """
         large = [line for line in lines if line.size_bytes >= LARGE_BYTES]
-        likely = likely_ranks(large, "allreduce") if large and self.collective == "allreduce" else None
+        tells = self.collective == "allreduce" or self.version is not None
+        likely = likely_ranks(large, self.collective) if large and tells and self.collective else None
         if likely not in (None, ranks):
             raise UsageError(
-                f"{where}, line {self.first_line}: the list of devices names {counted(ranks, 'rank')}, and busbw over "
-                f"algbw is that of {likely}",
+                f"{where}, line {self.first_line}: the list of devices names {counted(ranks, 'rank')}, and its rows "
+                f"are those of {likely}",
                 expected="one run, with the devices that it ran on",
                 reason="devices were left out, or two runs were pasted into one",
                 next_step="give the whole output of one run",
