@@ -428,7 +428,7 @@ def _what_is_missing(plan: ReportPlan, *, gpus: bool, error: NotSaidError | None
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
     expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
     expected += ["--collective NAME"] if len(collectives) > 1 else []
-    tells = f"; its figures are those of {counted(ranks, 'rank')}" if ranks else ""
+    tells = f"; its rows are those of {counted(ranks, 'rank')}" if ranks else ""
     return UsageError(
         f"{plan.name} does not say {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),

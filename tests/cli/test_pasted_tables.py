@@ -218,6 +218,17 @@ def test_devices_that_leave_a_doubt_are_asked_for_by_their_name(gap: str, last: 
     assert "h100" not in said
 
 
+def test_a_collective_that_nothing_names_is_asked_for_alone(tmp_path: Path) -> None:
+    devices = "".join(
+        f"#  Rank {rank} Group 0 Pid 7 on box device {rank} [0000:b{rank}:00] NVIDIA L40S\n" for rank in (0, 1)
+    )
+    row = "1073741824 268435456 float sum -1 51130 21.00 21.00 0 51130 21.00 21.00 0\n"
+    code, said = report(written(tmp_path, f"{devices}{row}"))
+    assert (code, "does not say which collective (allreduce or sendrecv)" in said) == (2, True), said
+    assert "GPUs" not in said
+    assert "--machine" not in said
+
+
 MATRIX = """Running device_to_device_memcpy_read_ce.
 memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
            0         1         2         3

@@ -192,7 +192,7 @@ def test_a_table_of_which_all_that_names_its_machine_was_cut_is_asked_for_once(t
     path = written(tmp_path, "\n".join(B200))
     code, text = report(path)
     assert (code, text.count("error:")) == (2, 1)
-    assert "does not say which GPUs, on how many nodes; its figures are those of 16 ranks" in text
+    assert "does not say which GPUs, on how many nodes; its rows are those of 16 ranks" in text
     assert "--machine 'hgx-h100-8*2', if that is what ran" in text
 
 

@@ -162,6 +162,8 @@ class NcclTestsRun:
         error.models = tuple(dict.fromkeys(device.name for device in self.devices))
         if len(collectives) == 1 and self.measured:
             error.likely_ranks = likely_ranks(self.measured, collectives[0])
+        if self.devices and error.likely_ranks is None:
+            error.likely_ranks = 1 + max(device.rank for device in self.devices)
         return error
 
     def _shape(self, where: str, user_facts: UserFacts) -> tuple[int, int, str | None] | None:
