@@ -1,6 +1,7 @@
 """Show a stored result again, or judge another program's results as if gpubench had measured them."""
 
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ from gpubench.model.results.report import (
     Metadata,
     PairRow,
     Row,
+    Verified,
     made_of,
 )
 from gpubench.model.results.result_file import ResultFile, RunPlace, UserFacts
@@ -191,13 +193,21 @@ class ReadCopies:
                 name = str(self._host_copy(row))
             else:
                 name = str(PairCopy(_series(row), (place[row.source], place[row.destination])))
-            found[name] = Cell(seconds=(copies * size / (gb_s * BYTES_PER_GB),))
+            found[name] = Cell(seconds=(copies * size / (gb_s * BYTES_PER_GB),), wrong=_wrong_elements(row))
         return found
 
     def _host_copy(self, row: PairRow) -> HostCopy:
         to_gpu = row.source == HOST
         memory = HostMemory.of_note(row.note) or HostMemory.PINNED
         return HostCopy(memory, self.names.index(row.destination if to_gpu else row.source), to_gpu)
+
+
+def _wrong_elements(row: PairRow) -> int | None:
+    """Return the wrong elements that a row of gpubench's counts in its note; None if its data were not checked."""
+    if row.verified in (None, Verified.NO):
+        return None
+    found = re.match(r"(\d+) wrong elements", row.note or "")
+    return int(found[1]) if found else 0
 
 
 def _series(row: PairRow) -> Series:

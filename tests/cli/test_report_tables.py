@@ -356,6 +356,13 @@ def test_a_slow_gpu_and_a_fallback_in_matrices_are_named(tmp_path: Path) -> None
     assert (staged[0], "FAIL" in staged[1]) == (1, True), staged[1]
 
 
+def test_wrong_data_in_rows_of_copies_fail_again(tmp_path: Path) -> None:
+    path = tmp_path / "copies.csv"
+    gpubench("p2p", "--simulate", "hgx-h100-4", "--fault", "link0-1:corrupts=yes", "-o", str(path))
+    code, said = report(path, "--machine", "hgx-h100-4", "--summary")
+    assert (code, "FAIL" in said, "wrong" in said) == (1, True, True), said
+
+
 def test_matrices_without_gpus_are_asked_for(tmp_path: Path) -> None:
     document_ = {
         "nvbandwidth": {
