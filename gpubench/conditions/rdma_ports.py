@@ -81,7 +81,8 @@ def _below_card(run: Circumstances) -> Found:
             most, rate = card_gbit_s(nic), nic.rate_gbit_s
             if most is not None and rate is not None and nic.state == "active" and is_below_card(nic):
                 seen = f"the port runs at {rate:g} Gb/s; {nic.model} cards reach up to {most:g}"
-                far = nic in near and rate < _FAR_BELOW_CARD * most
+                is_for_gpus = nic in near or (not near and nic.kind is NicKind.INFINIBAND)
+                far = is_for_gpus and rate < _FAR_BELOW_CARD * most
                 usual = max((each.rate_gbit_s or 0.0 for each in elsewhere if each.model == nic.model), default=0.0)
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} on other nodes" if rate < usual else ""
@@ -205,7 +206,9 @@ def _fewer_than_profile(run: Circumstances) -> Found:
         is_whole = profile is not None and len(node.gpus) == profile.match.board and not node.snapshot.failures
         bare = node.snapshot.machine.virtual_machine is False and is_whole
         have = len(roles.of_gpus)
-        if bare and is_alike and have < len(due) and len(node.gpus) % have and not _with_fewer_nics(node, roles):
+        share_a_port = len({nic.port for nic in due}) == 1 and due[0].port is not None if due else False
+        is_odd = bool(have) and (len(node.gpus) % have != 0 or share_a_port)
+        if bare and is_alike and have < len(due) and is_odd and not _with_fewer_nics(node, roles):
             expected = f"{len(due)}, as in profile {profile and profile.name}"
             seen = f"{counted(have, 'RDMA NIC')} for {counted(len(node.gpus), 'GPU')}"
             yield of_node(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)

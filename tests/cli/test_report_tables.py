@@ -484,3 +484,19 @@ def test_the_last_line_of_nccl_tests_names_the_collective(tmp_path: Path) -> Non
     ranks = "".join(f"# Rank {rank} Group 0 Pid 1 on n{rank} device 0 [0x10] NVIDIA H200\n" for rank in range(2))
     path = written(tmp_path, ranks + rows + "# Collective test concluded: all_reduce_perf\n")
     assert document(path)["metadata"]["collective"] == "allreduce"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("nodes", "blamed"), [(1, "host memory, links"), (2, "NIC")])
+def test_a_slow_table_of_one_node_is_not_blamed_on_nics(nodes: int, blamed: str, tmp_path: Path) -> None:
+    """Ranks of one node use no NIC."""
+    busbw = 100.0 / nodes
+    ranks = 8 * nodes
+    algbw = busbw / collective_named("allreduce").busbw_factor(ranks)
+    half = Half(time_us=2**30 / algbw / 1e3, algbw=algbw, busbw=busbw)
+    hosts = tuple(f"host{number}" for number in range(nodes))
+    model = load("hgx-h100-8").match.gpus[0]
+    result = Result(size=2**30, count=2**28, halves=(half, half))
+    (tmp_path / "slow.txt").write_text(Output(hosts=hosts, gpus=8, results=(result,), model=model).text())
+    found = document(tmp_path / "slow.txt")["findings"]
+    assert isinstance(found, list)
+    assert [(blamed in each["cause"], "NIC" in each["cause"]) for each in found] == [(True, nodes > 1)]

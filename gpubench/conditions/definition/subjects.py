@@ -57,9 +57,9 @@ def unknown_gpudirect(facts: Facts) -> str:
         if ways.efa_peermem or not any(nic.rdma for nic in node.nics):
             continue
         if ways.dma_buf and (ways.peermem is False or ways.peermem_registered is False):
-            return "GPUDirect RDMA by dma-buf not judged (nvidia-peermem is not in use)"
+            return "not judged: dma-buf, if the NIC's driver supports it; nvidia-peermem is not in use"
         if ways.peermem and ways.peermem_registered is None and ways.dma_buf is False:
-            return "GPUDirect RDMA not judged (whether nvidia-peermem is registered was not read)"
+            return "not judged: whether nvidia-peermem is registered was not read"
     return ""
 
 

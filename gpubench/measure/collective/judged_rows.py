@@ -35,6 +35,8 @@ _LIKELY = {
 }
 """The reason of slow rows by what was assumed of their machine."""
 
+_INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
+
 _LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
 
 _MOST_OF_LIMIT = 2.5
@@ -104,7 +106,9 @@ def judge_rows(
         wrong += [(row, ())] if row.wrong else []
     staged = tuple(_staging_finding(file.name, rows, ranks))
     found = (
-        list(speed.findings(staged, None)) if staged else [_advised(each, speed) for each in speed.findings((), None)]
+        list(speed.findings(staged, None))
+        if staged
+        else [_advised(each, speed, ranks) for each in speed.findings((), None)]
     )
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
     found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
@@ -138,9 +142,11 @@ def limits(collective: Collective, wiring: Wiring) -> LimitOf:
     return limit_of
 
 
-def _advised(found: Finding, speed: SpeedJudge) -> Finding:
+def _advised(found: Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -> Finding:
     likely = _LIKELY[speed.expected.assumed]
-    if found.severity is Verdict.WARN and found.expected.endswith("assumed"):
+    if len({rank.host for rank in ranks}) == 1:
+        likely = _INSIDE_A_NODE
+    elif found.severity is Verdict.WARN and found.expected.endswith("assumed"):
         likely = "another algorithm than assumed, or a slow NIC"
     return replace(found, cause=likely, next_command=_LOGGING)
 

@@ -271,8 +271,8 @@ def _open(report: Report) -> Iterator[str]:
     notes = {row.check: row.note or "" for row in report.rows(CheckRow)}
     if notes.get(_PRESENT, "").startswith("GPU count"):
         yield notes[_PRESENT].partition(" (")[0]
-    if "not judged" in notes.get("gpudirect", ""):
-        yield notes["gpudirect"].partition(" (")[0]
+    if "nvidia-peermem" in notes.get("gpudirect", ""):
+        yield "GPUDirect RDMA not judged"
     if _BELOW_CARD in notes.get(_NIC_STATE, ""):
         yield notes[_NIC_STATE]
 
