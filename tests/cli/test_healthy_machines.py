@@ -5,6 +5,8 @@ profile expects runs on every machine; the other commands, which judge a part of
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,8 +15,12 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import COULD_NOT_MEASURE, DONE
+from gpubench.hardware.recorded import write_recording
+from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.profiles import all_profiles, load
+from tests.conditions.test_edited_facts import HEALTHY, Edit
 from tests.machines.test_machines import FOLDER as RECORDED
+from tests.together import together
 
 MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
 JUDGING_ALL = ("check --full --strict", "allreduce --sizes 1K:1G:32 --strict")
@@ -111,6 +117,21 @@ def test_recorded_machines_that_are_healthy_pass(name: str) -> None:
             DONE,
             "PASS",
         )
+
+
+@together("what, machines, edit", HEALTHY, ids=lambda case: case[0])
+def test_recordings_of_healthy_machines_of_other_kinds_pass(
+    what: str, machines: str, edit: Edit, tmp_path: Path
+) -> None:
+    """Every healthy edit on one machine, by the length of its name."""
+    name = machines.split()[len(what) % len(machines.split())]
+    first, *others = snapshots(parse_machine(name))
+    folder = tmp_path / what.replace(" ", "_")
+    write_recording(folder, [replace(edit(first), host="node0"), *others], [])
+    for command in ("check --quick --strict", "topo --strict"):
+        result = CliRunner().invoke(app, [*command.split(), "--replay", str(folder)], catch_exceptions=False)
+        word = result.stdout.rstrip().rpartition("\n")[2].partition(" (simulated):")[0]
+        assert (result.exit_code, word) == (DONE, "PASS"), f"{what} on {name}: {command}"
 
 
 def can_run(name: str, command: str) -> bool:
