@@ -324,7 +324,10 @@ def test_a_tree_shows_what_a_file_gives_as_the_most() -> None:
 
 def test_a_tree_shows_a_generation_that_does_not_rise() -> None:
     low = PcieLink(generation=1, width=16, max_generation=4, max_width=16)
-    gpus = [replace(placed(index, "a", "s1"), pcie=low, idle=idle) for index, idle in enumerate((True, None, False))]
+    gpus = [
+        replace(placed(index, "a", "s1"), pcie=low, idle=idle, performance_state=state)
+        for index, (idle, state) in enumerate(((True, None), (None, None), (False, 0)))
+    ]
     nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=low, place=PciPlace(host_bridge="a", switches=("s1",)))
     topology = node(*gpus, nics=(nic,), switches=(PciSwitch(bus_id="s1", link=low),))
     rates = {row.element: row.gb_s for row in tree_rows(topology)}
