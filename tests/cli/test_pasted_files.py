@@ -1,0 +1,41 @@
+"""The files of tests/pasted, each of which once got a wrong answer: the command, its exit code, and what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import ROOT, gpubench
+
+PASTED = ROOT / "tests" / "pasted"
+
+ANSWERS = [
+    ("report report_failure_line_inside.txt", 1, "FAIL nccl-call-failed: a program that uses NCCL"),
+    ("report report_trailer_failed.txt", 1, "seen: Out of bounds values: 12, in the last lines of the run"),
+    ("report report_negative_time.txt", 0, "1 row left out: line 36 (1073741824 bytes): '-5.00' is no valid value"),
+    ("report report-failed-before-rows.txt", 1, "seen: Test NCCL failure alltoall.cu:274 'remote process exited"),
+    ("report report-root-prompt.txt", 0, "allreduce backend nccl 2 ranks on 1 host"),
+    ("report report-elided-devices.txt", 0, "rank 8-15 on node-b: NVIDIA B200"),
+    ("report nvbandwidth-7-of-8.txt --machine hgx-b200-8", 0, "WARN: hgx-b200-8: 7 of the 8 GPUs"),
+    ("report nvbandwidth-7-of-8.txt --machine hgx-b200-8 --strict", 1, "WARN: hgx-b200-8: 7 of the 8 GPUs"),
+    ("report nvbandwidth-row-cut.txt --machine hgx-b200-8", 3, "7 of 8 rows, without GPU7"),
+    ("report rocm-smi-topo.txt", 2, "is rocm-smi's output: the topology of AMD GPUs"),
+    ("topo --from rocm-smi-topo.txt", 2, "is rocm-smi's output: the topology of AMD GPUs"),
+    (
+        "topo --from topo-no-nic-rows.txt",
+        0,
+        "WARN topology-text-cut: topo-no-nic-rows seen: no whole row of NIC0, NIC1",
+    ),
+    ("topo --from topo-p2p-p.txt", 0, "over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "said"), ANSWERS)
+def test_a_file_that_was_answered_wrongly_once(command: str, code: int, said: str) -> None:
+    result = gpubench(*command.split(), cwd=PASTED)
+    words = " ".join((result.stdout + result.stderr).split())
+    assert (result.returncode, said in words) == (code, True), words
+
+
+@pytest.mark.parametrize("path", sorted(PASTED.glob("report_*")), ids=lambda path: path.stem)
+def test_a_table_that_lies_is_never_pass(path: Path) -> None:
+    assert not gpubench("report", str(path), "--summary").stdout.startswith("PASS")
