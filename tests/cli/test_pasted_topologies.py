@@ -36,6 +36,8 @@ def topo(text: str, tmp_path: Path) -> tuple[int, str]:
         f"root@box:~# nvidia-smi topo -m\n{WHOLE}root@box:~# exit\n",
         f"[root@gpu-7 ~]# nvidia-smi topo -m\n{WHOLE}",
         f"Hello,\n\nhere is our topology:\n\n```\n$ nvidia-smi topo -m\n{WHOLE}```\n\nWhat is wrong?\n",
+        "\n".join(f"> {line}" for line in WHOLE.splitlines()),
+        "\n".join(f"| {' | '.join(line.split())} |" for line in WHOLE.splitlines()),
         f"{WHOLE}\nLegend:\n\n  X    = Self\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n",
     ],
 )

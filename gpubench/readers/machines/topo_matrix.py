@@ -33,6 +33,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
+from gpubench.readers.documents import unquoted
 from gpubench.records import dataclass
 
 PATH_WORDS = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
@@ -371,7 +372,7 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
     found: list[_Matrix] = []
     commands: tuple[str, ...] = ()
     current: _Matrix | None = None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(map(unquoted, lines), 1):
         words = line.split()
         named = tuple(command[1] or command[2] for command in _COMMAND.finditer(line))
         if named:
