@@ -4,14 +4,12 @@
 their arguments stand with types in `__init__.pyi`.
 """
 
-from typing import Any
-
 __version__ = "0.1.0"
 
 _OF_LIBRARY = ("RunResult", "load", "run")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """What is for programs is imported when it is asked for: the command line needs none of it."""
     from importlib import import_module
 

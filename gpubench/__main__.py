@@ -1,14 +1,26 @@
-"""`python -m gpubench`: the command line, or what mpirun launches, one process a rank."""
+"""The program `gpubench`, and `python -m gpubench`: the command line, or what mpirun launches, one process a rank.
+
+Ctrl-C may come while modules are imported, so nothing is imported before it is taken care of.
+"""
 
 import os
+import sys
 
-from gpubench.cli.process import exit_with
-from gpubench.model.facts.environment import CHANNEL_VARIABLE, LaunchedBy
+TYPE_CHECKING = False  # The one of `typing`, whose import takes longer than all else here
+if TYPE_CHECKING:
+    import signal
+
+    from gpubench.model.facts.environment import LaunchedBy
+else:
+    import _signal as signal  # what `signal` is made of, without its enumerations
+
+_INTERRUPTED = 130
+_CHANNEL = "GPUBENCH_CHANNEL"  # As CHANNEL_VARIABLE in `model.facts.environment`: its parent speaks for a rank
 
 
-def run(launch: LaunchedBy | None) -> int:
+def run(launch: "LaunchedBy | None") -> int:
     """Be a rank that gpubench launched, which has its plan and needs no typer, or read the command line."""
-    channel = os.environ.get(CHANNEL_VARIABLE)
+    channel = os.environ.get(_CHANNEL)
     if channel and launch is not None:
         from gpubench.jobs.collective.job import run_launched
 
@@ -18,5 +30,31 @@ def run(launch: LaunchedBy | None) -> int:
     return run_command_line(launch)
 
 
+def _end_at_once(_number: int, _frame: object) -> None:
+    if _CHANNEL not in os.environ:
+        os.write(2, b"gpubench: error: interrupted\n")
+    os._exit(_INTERRUPTED)
+
+
+def main() -> None:
+    """Run, and exit with the code; Ctrl-C is one line from the first import on."""
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as behind `&`
+    if is_usual:
+        signal.signal(signal.SIGINT, _end_at_once)
+    from gpubench.cli.process import exit_with
+
+    if _CHANNEL not in os.environ:
+        import gpubench.cli.app  # noqa: F401 - half of all imports
+    if is_usual:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        exit_with(run)
+    except KeyboardInterrupt:
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.stderr.write("gpubench: error: interrupted\n")
+        sys.exit(_INTERRUPTED)
+
+
 if __name__ == "__main__":
-    exit_with(run)
+    main()

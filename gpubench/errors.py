@@ -252,6 +252,16 @@ def no_size_left(detail: str) -> CouldNotMeasureError:
     return CouldNotMeasureError(f"no size is left to measure: {detail}", next_step="give other --sizes, e.g. 1K:64M")
 
 
+def no_working_folder() -> UsageError:
+    """The folder that the command runs in was deleted, so that no path can be followed from it."""
+    return UsageError(
+        "the current folder no longer exists",
+        expected="a folder that is there",
+        reason="it was deleted, or made anew, after the shell went into it",
+        next_step="cd .. or cd $PWD",
+    )
+
+
 def unwritable_output(path: Path, error: OSError) -> UsageError:
     """An output file that cannot be opened for writing."""
     folder, elsewhere = path.parent, "name a file on another disk: df -h"
@@ -261,6 +271,7 @@ def unwritable_output(path: Path, error: OSError) -> UsageError:
         errno.EISDIR: (f"{path} is a folder", f"--output {path}/{path.name} for a file in it"),
         errno.EROFS: (f"{folder} is on a disk that is mounted read-only", elsewhere),
         errno.ENOSPC: ("the disk or the quota is full", elsewhere),
+        errno.ENXIO: ("it is a pipe that nobody reads", f"cat {path} > FILE, in another terminal, before gpubench"),
     }.get(error.errno or 0, (f"{folder}, or the file in it, belongs to somebody else", f"ls -ld {folder} {path}"))
     return UsageError(
         f"--output {path} cannot be written: {os.strerror(error.errno or 0)}",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from gpubench.collectives.registry import SUMMARIES
-from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
+from gpubench.errors import CouldNotMeasureError, UsageError, naming_output, no_working_folder
 from gpubench.model.facts.environment import OF_TORCHRUN, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy, launched_by
 from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 
@@ -104,16 +104,28 @@ def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -
     """The exit code of a run; after an unexpected exception that of CouldNotMeasureError."""
     try:
         return run(launch)
-    except Exception:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
+    except Exception as error:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement
         import traceback
 
         from gpubench.formats.delivery import tell
 
+        if isinstance(error, FileNotFoundError) and _is_folder_gone():
+            gone = no_working_folder()
+            tell(gone, sys.stderr)
+            return gone.exit_code
         with contextlib.suppress(OSError):
             traceback.print_exc()
         fault = CouldNotMeasureError(_OWN_FAULT)
         tell(fault, sys.stderr)
         return fault.exit_code
+
+
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _own_launch() -> LaunchedBy | None:

@@ -326,8 +326,11 @@ def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     yield from ((where, version, usual) for where, version in found.items() if version != usual)
 
 
+_MOST_DIGITS = 18  # Of a number in a version: Python reads no number of thousands
+
+
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+    return tuple(int(part) for part in version.split(".") if part.isdecimal() and len(part) <= _MOST_DIGITS)
 
 
 _COMPARE = "check.md"

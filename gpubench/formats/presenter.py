@@ -13,7 +13,7 @@ from gpubench.errors import COULD_NOT_MEASURE, OutputError, naming_output
 from gpubench.formats.delivery import say
 from gpubench.formats.lines import line_text
 from gpubench.formats.presentation import Color, Presentation
-from gpubench.formats.registry import BASELINE, Style, Target, Writer
+from gpubench.formats.registry import BASELINE, Style, Target, Writer, target_of
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -223,7 +223,7 @@ class Presenter:
         plain = replace(style, width=style.width if options.width else PLAIN_WIDTH, color=False, terminal=False)
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
         for output in options.outputs:
-            self._writers[str(output.path)] = output.format.writer(Target(path=output.path), plain)
+            self._writers[str(output.path)] = output.format.writer(target_of(output.path), plain)
         shown = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else NoProgress()
         self._progress: ProgressDisplay = shown
         self._begun = False

@@ -1,10 +1,14 @@
 """The output formats and the parts of each: a new format is one file and one line here."""
 
+import errno
+import os
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from gpubench.errors import unwritable_output
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -61,6 +65,31 @@ class Target:
         if self.path is None:
             raise ValueError("a target has a stream or a path")
         return self.path.open("w", encoding="utf-8", newline="")
+
+
+_SECONDS_FOR_A_READER = 10.0
+_SECONDS_BETWEEN_TRIES = 0.05
+
+
+def target_of(path: Path) -> Target:
+    """The target of an output file; a named pipe is opened once, as its reader takes it to end when it is closed.
+
+    Raises:
+        UsageError: nobody reads the pipe.
+    """
+    if not path.is_fifo():
+        return Target(path=path)
+    until = time.monotonic() + _SECONDS_FOR_A_READER
+    while True:
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > until:
+                raise unwritable_output(path, error) from None
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+            continue
+        os.set_blocking(opened, True)
+        return Target(stream=open(opened, "w", encoding="utf-8", newline=""))  # noqa: PTH123
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gpubench.records import dataclass
 
 Traits = Mapping[str, object]  # Traits of a node by name; of pairs as 'GPU0 GPU1 path'
 Place = tuple[int, ...]  # The rank of a value among others of its trait: the higher, the more of a healthy machine
-_NUMBER = re.compile(r"\d+", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)  # Python reads no number of thousands of digits
 
 
 def _numbers(value: object) -> Place:

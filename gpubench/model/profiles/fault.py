@@ -54,7 +54,7 @@ _FORMS = {
     ValueKind.COUNT: (re.compile(r"\d{1,9}", re.ASCII), None, "a whole number"),
     ValueKind.FACTOR: (_NUMBER, 1.0, "above 0 and at most 1"),
     ValueKind.RATE: (_NUMBER, float("inf"), "Gb/s, above 0"),
-    ValueKind.VERSION: (re.compile(r"\d+(\.\d+)*", re.ASCII), None, "numbers with dots"),
+    ValueKind.VERSION: (re.compile(r"\d{1,9}(\.\d{1,9}){0,9}", re.ASCII), None, "numbers with dots"),
     ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
 }
 """The form of a value; of what is above 0 the most that it may be; and both in words."""

@@ -2,11 +2,12 @@
 
 import io
 import os
+import select
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from gpubench.errors import UsageError
 from gpubench.readers import limits
@@ -133,13 +134,41 @@ def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter)
     """Read a file, or standard input; whether it is a gzip that ends before its end."""
     meter.name = name
     if name == STDIN:
-        peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
-        return _read(reader, cast("io.BufferedReader", peekable), "standard input", meter)
+        return _read(reader, _waiting(stdin), "standard input", meter)
     try:
         with opened(Path(name), _EXPECTED) as stream:
             return _read(reader, stream, name, meter)
     except (OSError, ValueError) as error:
         raise unreadable(name, error, _EXPECTED) from None
+
+
+class _WaitingInput(io.RawIOBase):
+    """Standard input that its parent made non-blocking: setting it back would change it for the parent too."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            try:
+                return os.readv(self._number, [buffer])
+            except BlockingIOError:
+                select.select([self._number], [], [])
+
+
+def _waiting(stdin: BinaryIO) -> io.BufferedReader:
+    """Standard input that can be looked into, and that waits for its writer."""
+    try:
+        is_waiting = os.get_blocking(stdin.fileno())
+    except (OSError, ValueError):  # no file
+        is_waiting = True
+    if not is_waiting:
+        return io.BufferedReader(_WaitingInput(stdin.fileno()))
+    peekable = io.BufferedReader(stdin) if not hasattr(stdin, "peek") else stdin  # type: ignore[type-var]
+    return cast("io.BufferedReader", peekable)
 
 
 def _files(names: Sequence[str]) -> Iterator[str]:
