@@ -96,6 +96,14 @@ class LazyCommands(HelpfulGroup):
             return name, None, rest
         return name, typer_command(chosen), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """The command; of Ctrl-C before it runs typer makes exit code 130 without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("gpubench: error: interrupted\n")
+            raise
+
 
 @cache
 def typer_command(chosen: Command) -> Any:

@@ -201,7 +201,9 @@ class RankStart:
     def announced(self, plan: CollectivePlan) -> AbstractContextManager[Callable[[], None]]:
         """Says that ranks start, on a terminal, until what is returned is called."""
         shows = plan.presentation.show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        return announced(f"starting {counted(self.ranks, 'rank')} on this host ...", sys.stderr if shows else None)
+        most = limit_seconds(Phase.LAUNCH, plan.timeout_s)
+        text = f"starting {counted(self.ranks, 'rank')} on this host, for {most:g} s at most ..."
+        return announced(text, sys.stderr if shows else None)
 
     def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
         """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""

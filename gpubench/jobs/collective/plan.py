@@ -27,7 +27,7 @@ from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HOST, Allocator
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
-from gpubench.model.terms.ranks import SECONDS_TO_START, SPLITS
+from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
     HIERARCHICAL,
@@ -181,7 +181,9 @@ class RankOptions:
     )
     ranks_per_gpu: int = sharing_ranks()
     timeout_s: float = step_timeout(
-        f"one operation ({SECONDS_TO_START:g} s while the run starts)", default=60.0, least=1
+        f"one operation ({TIMES_TO_START} times as long, at least {LEAST_SECONDS_TO_START:g} s, to start ranks)",
+        default=60.0,
+        least=1,
     )
     evidence: EvidenceUse = flag(
         "Show the evidence for every path, or collect none (no NCCL log, no counters).",

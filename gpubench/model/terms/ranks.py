@@ -132,9 +132,11 @@ def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup,
     return tuple(groups)
 
 
-SECONDS_TO_START = 300.0
+_SECONDS_TO_START = 300.0
 """Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
 person may read the output page by page."""
+
+LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5  # A short --timeout bounds the start too, by so many times as long
 
 _MOST_NAMED = 8  # Ranks, or groups of them, that a message names one by one
 
@@ -162,7 +164,12 @@ _UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
     """Seconds that a phase may go without progress; starting and output have at least twice `timeout_s`."""
-    return max(SECONDS_TO_START, 2 * timeout_s) if phase in _UNHURRIED else timeout_s
+    if phase not in _UNHURRIED:
+        return timeout_s
+    usual = _SECONDS_TO_START
+    if phase is not Phase.OUTPUT:
+        usual = min(usual, max(LEAST_SECONDS_TO_START, TIMES_TO_START * timeout_s))
+    return max(usual, 2 * timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

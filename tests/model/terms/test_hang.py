@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from gpubench.errors import rows_kept
 from gpubench.model.terms.ranks import (
-    SECONDS_TO_START,
     LostRank,
     Phase,
     RankState,
@@ -102,9 +101,10 @@ def test_a_suspended_job_is_no_hang() -> None:
 
 def test_what_starts_has_longer_but_a_stopped_process_has_not() -> None:
     assert limit_seconds(Phase.OPERATION, 60) == limit_seconds(Phase.MPI_FINALIZE, 60) == 60
-    assert limit_seconds(Phase.MPI_INIT, 60) == limit_seconds(Phase.OUTPUT, 60) == SECONDS_TO_START
+    assert limit_seconds(Phase.MPI_INIT, 60) == limit_seconds(Phase.OUTPUT, 60) == 300
+    assert (limit_seconds(Phase.MPI_INIT, 4), limit_seconds(Phase.OUTPUT, 4)) == (60, 300)
     assert limit_seconds(Phase.MPI_INIT, 600) == 1200
-    assert state(0, phase=Phase.OUTPUT).seconds_left(60) == SECONDS_TO_START - 61
+    assert state(0, phase=Phase.OUTPUT).seconds_left(60) == 300 - 61
     assert state(0, phase=Phase.OUTPUT, process="T").seconds_left(60) == -1
     assert state(1, phase=Phase.OUTPUT).seconds_left(60) == -1
 
