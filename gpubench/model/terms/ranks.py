@@ -132,7 +132,7 @@ def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup,
     return tuple(groups)
 
 
-_SECONDS_TO_START = 300.0
+SECONDS_TO_START = 300.0
 """Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
 person may read the output page by page."""
 
@@ -166,7 +166,7 @@ def limit_seconds(phase: Phase, timeout_s: float) -> float:
     """Seconds that a phase may go without progress; starting and output have at least twice `timeout_s`."""
     if phase not in _UNHURRIED:
         return timeout_s
-    usual = _SECONDS_TO_START
+    usual = SECONDS_TO_START
     if phase is not Phase.OUTPUT:
         usual = min(usual, max(LEAST_SECONDS_TO_START, TIMES_TO_START * timeout_s))
     return max(usual, 2 * timeout_s)
