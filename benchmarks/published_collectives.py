@@ -1,9 +1,10 @@
-"""Hold the model of collectives between nodes against what others published of their machines.
+"""Hold what is expected of collectives against what others published of their machines.
 
 `tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants, or how
 far from them FAIL is, were chosen; the held-out ones were not. `state` is what the source says of the machine: healthy,
 questioned (somebody asks whether it is), ill, or threshold: somebody fails machines below. NICs with an e are plain
-Ethernet. Run as `python -m benchmarks.published_collectives`.
+Ethernet. With a question mark the table does not say which there are, and a ring is expected. Rows of one node have
+none. Run as `python -m benchmarks.published_collectives`.
 """
 
 import csv
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpubench.collectives.expected import from_network
+from gpubench.collectives.expected import from_network, from_profile
 from gpubench.collectives.registry import collective_named
 from gpubench.model.paths.wiring import NodeNetwork, network_limit
 from gpubench.model.results.report import CollectiveRow, Verified
@@ -34,6 +35,7 @@ class Published:
     use: str
     state: str
     source: str
+    profile: str
     row: CollectiveRow
     expected: ExpectedTime
     limit_gb_s: float
@@ -55,8 +57,9 @@ class Published:
         return 1 / most <= self.ratio <= most
 
     def verdict(self, slower: float = 1.0) -> Verdict:
-        """The verdict on the figure, or on that of a machine so many times slower."""
-        return self.expected.verdict(replace(self.row, time_us=slower * self.row.time_us))
+        """The verdict on the figure, or on that of a machine so many times slower; SKIP if the expectation is."""
+        row = replace(self.row, time_us=slower * self.row.time_us)
+        return Verdict.SKIP if self.expected.doubt(row) else self.expected.verdict(row)
 
 
 @cache
@@ -70,7 +73,7 @@ def read() -> tuple[Published, ...]:
 
 def _published(line: dict[str, str]) -> Published:
     nodes, local, size = (int(line[key]) for key in ("nodes", "ranks_per_node", "size_bytes"))
-    count, rate = map(int, line["nics_gbit_s"].removesuffix("e").split("x"))
+    count, rate = map(int, line["nics_gbit_s"].rstrip("e?").split("x"))
     collective, busbw = collective_named(line["collective"]), float(line["busbw_gb_s"])
     ranks = nodes * local
     factor = collective.busbw_factor(ranks)
@@ -103,15 +106,21 @@ def _published(line: dict[str, str]) -> Published:
     )
     profile = load(line["profile"]).in_domains(nodes)
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
+    if nodes == 1:
+        own = from_profile(profile, collective, row, nccl=None)
+        assert own is not None, line
+        in_switches = 2 * (ranks - 1) / (ranks + 1) if profile.nvlink and collective.name == "allreduce" else 1
+        most = profile.carried_gb_s(collective.name, ranks) * max(1.0, in_switches)
+        return Published(line["use"], line["state"], line["source"], profile.name, row, own, most)
     rdma = not line["nics_gbit_s"].endswith("e")
     network = NodeNetwork(nodes // joined, ranks, joined * count * rate / 8, rate / 8, rdma)
-    expected = from_network(collective, row, network, profile)
+    expected = from_network(collective, row, network, profile, nics_known=not line["nics_gbit_s"].endswith("?"))
     if expected is None:
         raise ValueError(f"{line['source']}: nothing is expected")
     # In one domain no NIC is a limit, and NVLS reduces in the switches: 2(n-1)/(n+1) times the NVLinks.
     inside = profile.link_gb_s * 2 * (ranks - 1) / (ranks + 1)
     limit = inside if network.nodes == 1 else network_limit(row.algorithm, collective, network).gb_s or 0.0
-    return Published(line["use"], line["state"], line["source"], row, expected, limit)
+    return Published(line["use"], line["state"], line["source"], profile.name, row, expected, limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
-from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.paths.wiring import NodeNetwork, nccl_name, network_limit
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
@@ -17,6 +16,8 @@ from gpubench.model.results.speed import (
     MEASURED,
     MODELLED,
     MODELLED_SENDS,
+    MODELLED_SMALL,
+    MODELLED_SMALL_BYTES,
     OF_ANOTHER_NCCL,
     OVER_ETHERNET,
     OVER_LINKS,
@@ -28,96 +29,11 @@ from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.records import dataclass
 
-_PREFERRED_KINDS = (ExpectedKind.MEASURED, ExpectedKind.DERIVED, ExpectedKind.THRESHOLD)
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Points of (size, seconds), ascending in both; `limit_gb_s` is the busbw that the links of a GPU allow."""
-
-    points: tuple[tuple[int, float], ...]
-    limit_gb_s: float
-
-    @property
-    def latency(self) -> float:
-        """Seconds of the smallest size."""
-        return self.points[0][1]
-
-    def at(self, size_bytes: int) -> float:
-        """Seconds of a size: straight lines; below the smallest point its time, beyond the largest its bandwidth."""
-        last_size, last = self.points[-1]
-        if size_bytes <= self.points[0][0]:
-            return self.latency
-        if size_bytes >= last_size:
-            return last * size_bytes / last_size
-        (low, start), (high, end) = next(each for each in pairwise(self.points) if size_bytes <= each[1][0])
-        return start + (end - start) * (size_bytes - low) / (high - low)
-
-
-def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nvls: bool = True) -> Curve:
-    """The curve for `gpus` GPUs of a node out of `ranks` ranks; without `nvls`, none of reductions in NVSwitches.
-
-    A collective without expectations takes all-reduce's points at equal latency and busbw (nccl-tests,
-    doc/PERFORMANCE.md). Raises UsageError where the profile expects nothing of all-reduce either.
-    """
-    known = _known(profile, collective)
-    if not nvls:
-        known = [each for each in known if not each.nvls]
-    if known:
-        return _through(known, profile, collective, gpus, ranks)
-    all_reduce = collective_named("allreduce")
-    known = [each for each in _known(profile, all_reduce) if not each.nvls]
-    if not known:
-        raise UsageError(
-            f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
-            expected="an expected value with size_bytes for it, or for allreduce",
-            reason="one GPU has nobody to talk to" if profile.match.visible == 1 else "",
-            next_step="another machine: --simulate hgx-h200-4",
-        )
-    usual = _through(known, profile, all_reduce, gpus, ranks)
-    ratio = collective.busbw_factor(ranks) / all_reduce.busbw_factor(ranks)
-    points = ((size, usual.latency + (seconds - usual.latency) * ratio) for size, seconds in usual.points)
-    return Curve(tuple(points), usual.limit_gb_s)
-
-
-def _known(profile: Profile, collective: Collective) -> list[Expected]:
-    found = (each for quantity in (TIME, BUSBW) for each in profile.find(f"{collective.name}.{quantity}"))
-    return [each for each in found if each.size_bytes is not None]
-
-
-def _through(known: Sequence[Expected], profile: Profile, collective: Collective, gpus: int, ranks: int) -> Curve:
-    """The curve of this number of GPUs, else of the nearest scaled by busbw factors; NVLS is not carried over."""
-    nearest = min({profile.gpus_of(each) for each in known}, key=lambda count: (abs(count - gpus), -count))
-    taken = [each for each in known if profile.gpus_of(each) == nearest]
-    nvls = nearest == gpus and any(each.nvls for each in taken)
-    if nvls:
-        taken = [each for each in taken if each.algorithm != "RING" or each.quantity.endswith(TIME)]
-    elif nearest != gpus:
-        taken = [each for each in taken if not each.nvls] or taken
-    scale = collective.busbw_factor(ranks) / collective.busbw_factor(nearest)
-    best: dict[int, tuple[int, float]] = {}
-    for each in taken:
-        size = each.size_bytes or 0
-        candidate = (_PREFERRED_KINDS.index(each.kind), scale * _seconds(each, collective.busbw_factor(nearest)))
-        best[size] = min(candidate, best.get(size, candidate))
-    sizes = sorted(best)
-    # A larger size never takes less time, whatever two sources say.
-    times = accumulate((best[size][1] for size in sizes), max)
-    limit = profile.link_gb_s * (2 * (gpus - 1) / (gpus + 1) if nvls else 1)
-    return Curve(tuple(zip(sizes, times, strict=True)), limit)
-
-
-def _seconds(expected: Expected, factor: float) -> float:
-    if expected.quantity.endswith(TIME):
-        return expected.value / MICROSECONDS_PER_SECOND
-    return (expected.size_bytes or 0) * factor / (expected.value * BYTES_PER_GB)
-
-
 NIC_EFFICIENCY = 0.92
 """Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
 cluster-readiness-engine quotes it (ADR-021). Published rings reach 0.83 to 0.98. Kind: derived."""
 
-ETHERNET_EFFICIENCY = 0.5
+ETHERNET_EFFICIENCY = 0.52
 """Share of the NICs' rate over plain Ethernet: 50 to 54 of 100 GB/s with GPUDirect-TCPX on 2 × a3-high, 6 of 12.5 by
 sockets on 2 × p3dn (NVIDIA/nccl#398). Kind: derived."""
 
@@ -276,7 +192,9 @@ def from_profile(
         return None
     time_us = points.at(row.size_bytes) * MICROSECONDS_PER_SECOND
     measured = [each for each in _measured(profile, collective, row.ranks) if each.nvls == nvls or like_model]
-    model = MODELLED_SENDS if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0 else MODELLED
+    model = MODELLED if row.size_bytes >= MODELLED_SMALL_BYTES else MODELLED_SMALL
+    if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0:
+        model = MODELLED_SENDS
     is_usual = row.dtype == DataType.FLOAT32 and row.op in (None, ReduceOp.SUM)
     tolerance = _tolerance(points, measured, row.size_bytes, nccl, model) if is_usual else model
     kind = ", by a model" if tolerance is model else ""
@@ -295,42 +213,48 @@ def from_network(
     profile: Profile | None,
     *,
     like_model: bool = False,
+    nics_known: bool = True,
 ) -> ExpectedTime | None:
     """The time between nodes, by their NICs and what the profile's GPUs reach inside a node; None inside a node.
 
-    By the algorithm of NCCL's log, else of NCCL's model, which then warns and does not fail unless `like_model`. None
-    too where RDMA goes through host memory, or the profile does not know such a node.
+    By the algorithm of NCCL's log, else of NCCL's model, which then warns and does not fail unless `like_model`. If it
+    is not known which NICs join them, by a ring: the slowest healthy kind (EFA: 335 GB/s on 2 × 8 H100, 483 by
+    NVLSTree). None too where RDMA goes through host memory, or the profile does not know such a node.
     """
     if row.nodes < 2 or profile is None or profile.match.generic is not None:
         return None
     if row.host_staged and network.rdma and not profile.gpu.shared_memory:
         return None
     local, rest = divmod(row.ranks, network.nodes)
-    # The one table of more than two NVLink domains is 2 to 3 times slower than the model: only far more is a FAIL.
-    size_bytes = 0 if profile.domain is not None and network.nodes > 2 else row.size_bytes
+    # The one table of more than two NVLink domains is 2 to 3 times slower than the model, and of two domains a healthy
+    # one has a size at half of its neighbours: only what is slower than that is a FAIL.
+    size_bytes = row.size_bytes
+    if profile.domain is not None and network.nodes > 1:
+        size_bytes = 0 if network.nodes > 2 else min(size_bytes, LARGE_BYTES)
     tolerance = between_nodes(size_bytes) if network.rdma else OVER_ETHERNET
     profile = profile.domain_as_node(max(1, row.nodes // network.nodes))
     if rest or local > profile.match.visible or network.ranks != row.ranks:
         return None
     try:
         if network.nodes == 1:
-            whole = profile.match.visible
-            scale = collective.busbw_factor(local) / collective.busbw_factor(whole)
-            seconds = scale * curve(profile, collective, whole, whole).at(row.size_bytes)
+            seconds = curve(profile, collective, local, local).at(row.size_bytes)
             source = f"profile {profile.name}, {row.ranks} GPUs of one NVLink domain"
             return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, tolerance)
         inside = Inside.of(profile, collective, local)
-        found = expected_between(collective, row.size_bytes, network, inside, row.algorithm)
+        fastest = expected_between(collective, row.size_bytes, network, inside, row.algorithm)
+        by_ring = expected_between(collective, row.size_bytes, network, inside, _RING)
+        is_slowest = not nics_known and row.algorithm is None and row.size_bytes >= LARGE_BYTES
+        found = by_ring if is_slowest else fastest
     except UsageError:
         return None
     how = "" if row.algorithm or found.algorithm is None else f", {_NAMES[found.algorithm]} assumed"
     if how and not like_model and row.size_bytes >= LARGE_BYTES:
-        ring = expected_between(collective, row.size_bytes, network, inside, _RING).seconds / found.seconds
-        tolerance = tolerance.of_slower(ring)
+        tolerance = tolerance.of_slower(by_ring.seconds / found.seconds)
     one = "domain" if row.nodes > network.nodes else "node"
     nics = f"NICs of {network.node_gb_s:g} GB/s a {one}"
     source = f"{network.nodes} {one}s by a model: {nics}, profile {profile.name}{how}"
-    return ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance)
+    fastest_us = fastest.seconds * MICROSECONDS_PER_SECOND
+    return ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance, fastest_us)
 
 
 def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> ExpectedTime | None:
@@ -385,10 +309,15 @@ def _tolerance(
     larger = min((size for size in sizes if size >= size_bytes), default=None)
     if len(sizes) < 2 or (model is MODELLED_SENDS and known is OF_ANOTHER_NCCL):
         return model
+    if size_bytes < min(sizes) and min(sizes) > _LATENCY_KNOWN_BYTES:
+        return model
     if larger is None or larger == size_bytes or size_bytes <= min(sizes):
         return known
     fail = (1 + known.fail) * points.at(larger) / points.at(size_bytes) - 1
     return model if fail >= model.fail else Tolerance(fail, microseconds=known.microseconds)
+
+
+_LATENCY_KNOWN_BYTES = 2**20  # A larger size, if it is the smallest one measured, says nothing of smaller ones
 
 
 def _release(version: str | None) -> str:

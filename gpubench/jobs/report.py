@@ -417,9 +417,11 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
-    if plan.machine is not None or table.machine is None:
+    """What nobody said of the network. `--machine` says how NVLinks join nodes, and not which NICs there are."""
+    machine = table.machine
+    if machine is None or (plan.machine is not None and machine.nodes <= machine.domain_nodes):
         return ""
-    if table.machine.domain_nodes > 1:
+    if plan.machine is None and machine.domain_nodes > 1:
         return DOMAIN_ASSUMED
     return "" if plan.nics is not None else NICS_ASSUMED
 

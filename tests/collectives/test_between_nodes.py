@@ -1,14 +1,14 @@
-"""The model of collectives between nodes, against figures that others published of their machines."""
+"""What is expected of collectives, and the model between nodes, against figures that others published."""
 
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.published_collectives import Bounds, read
+from benchmarks.published_collectives import Bounds, Published, read
 from gpubench.collectives.expected import Inside, expected_between, from_links
 from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.model.paths.wiring import NodeNetwork, network_limit
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.profiles import load
 from tests.together import together
 
@@ -21,6 +21,13 @@ def test_no_healthy_machine_fails_and_one_at_half_speed_does_not_pass(use: str) 
     bounds = Bounds.of([each for each in FIGURES if each.use == use])
     assert bounds.false_fails == 0
     assert bounds.false_warnings <= 0.1 * bounds.tables
+    assert bounds.halves_seen >= 0.9 * bounds.tables
+
+
+@pytest.mark.parametrize("use", ["tuned", "held-out"])
+def test_half_the_speed_of_a_healthy_machine_with_nvlinks_or_nics_does_not_pass(use: str) -> None:
+    """Only boxes of PCIe cards are not told by it: 22 and 46 GB/s are healthy, by what joins the cards."""
+    bounds = Bounds.of([each for each in FIGURES if each.use == use and "rtx" not in each.profile])
     assert bounds.halves_seen >= 0.95 * bounds.tables
 
 
@@ -36,9 +43,13 @@ def test_predictions_are_near_what_was_published() -> None:
 
 
 def test_ill_machines_do_not_pass() -> None:
-    ill = [each for each in FIGURES if each.state == "ill"]
+    ill: dict[str, list[Published]] = {}
+    for each in FIGURES:
+        if each.state == "ill":
+            ill.setdefault(each.source, []).append(each)
     assert ill
-    assert not [each.source for each in ill if each.verdict() is Verdict.PASS]
+    passed = (source for source, table in ill.items() if overall(each.verdict() for each in table) is Verdict.PASS)
+    assert not list(passed)
 
 
 def test_no_published_figure_is_above_its_limit() -> None:

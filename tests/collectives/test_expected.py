@@ -10,7 +10,16 @@ from gpubench.collectives.expected import from_limit, from_profile
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, MODELLED_SENDS, OF_ANOTHER_NCCL, Tolerance
+from gpubench.model.results.speed import (
+    LEAST_KNOWN,
+    MEASURED,
+    MODELLED,
+    MODELLED_SENDS,
+    MODELLED_SMALL,
+    OF_ANOTHER_NCCL,
+    Tolerance,
+    judged,
+)
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
 from tests.together import together
@@ -25,9 +34,9 @@ ALLREDUCE = collective_named("allreduce")
         ("hgx-h200-4", "2.28.3", 4, 17.71, MEASURED),
         ("hgx-h200-4", "2.27.7", 4, 17.71, OF_ANOTHER_NCCL),
         ("hgx-h200-4", None, 4, 17.71, OF_ANOTHER_NCCL),
-        ("hgx-h200-4", "2.28.9", 2, 17.71 / 1.5, MODELLED),
+        ("hgx-h200-4", "2.28.9", 2, 12.88, MODELLED_SMALL),  # 13.74 measured
         ("hgx-h200-2", "2.28.9", 2, 13.74, MEASURED),
-        ("hgx-h100-8", "2.28.9", 8, 21.2, MODELLED),
+        ("hgx-h100-8", "2.28.9", 8, 21.2, MODELLED_SMALL),
     ],
 )
 def test_a_profile_s_points_are_as_sure_as_they_are_near(
@@ -37,7 +46,7 @@ def test_a_profile_s_points_are_as_sure_as_they_are_near(
     assert found is not None
     assert found.time_us == pytest.approx(time_us, rel=0.02)
     assert found.tolerance is tolerance
-    assert found.source == f"profile {profile}" + (", by a model" if tolerance is MODELLED else "")
+    assert found.source == f"profile {profile}" + (", by a model" if tolerance is MODELLED_SMALL else "")
 
 
 @together(
@@ -132,7 +141,7 @@ def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks:
         measured = _row(name, ranks, point)
         found = from_profile(load(f"hgx-h200-{known}"), collective_named(name), measured, nccl="2.28.9")
         assert found is not None
-        assert found.tolerance in (MODELLED, MODELLED_SENDS)
+        assert found.tolerance in (MODELLED, MODELLED_SMALL, MODELLED_SENDS)
         assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
 
 
@@ -188,4 +197,36 @@ def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
     assert between.fail == pytest.approx(1.25 * 347.3 / ((189.2 + 347.3) / 2) - 1)
     assert between.warn is None
     assert [tolerance("hgx-h200-8", size, 8) for size in (2**10, 2**20, 2**33)] == [MEASURED] * 3
-    assert tolerance("hgx-h200-8", 2**22, 8) is MODELLED
+    assert tolerance("hgx-h200-8", 2**22, 8) is MODELLED_SMALL
+
+
+@together(
+    "profile, ranks, size, faster, doubt",
+    [
+        # A table at so many times what the profile expects.
+        ("hgx-b200-8", 4, 2**33, 1.4, ""),
+        ("hgx-b200-8", 4, 2**33, 2.6, "2.6 times what profile hgx-b200-8 expects"),
+        ("hgx-h200-4", 4, 2**28, 1.6, "1.6 times what profile hgx-h200-4 expects"),
+        ("l40s-8", 8, 2**28, 2.0, "2.0 times what profile l40s-8 expects"),
+        # Small ones differ by some microseconds.
+        ("hgx-h200-4", 4, 2**10, 1.9, ""),
+        ("hgx-b200-8", 8, 2**14, 1.9, ""),
+    ],
+)
+def test_a_speed_far_above_what_is_expected_is_not_judged(
+    profile: str, ranks: int, size: int, faster: float, doubt: str
+) -> None:
+    healthy = from_profile(load(profile), ALLREDUCE, row(size, 1.0, 1.0, ranks=ranks), nccl=None)
+    assert healthy is not None
+    shown = judged(row(size, healthy.time_us / faster, 1.0, ranks=ranks), healthy)
+    assert (shown.note or "") == doubt
+    assert (shown.expected_us is None) == bool(doubt)
+
+
+def test_a_small_measured_size_says_nothing_of_sizes_far_below_it() -> None:
+    """The profile of eight B200s was measured from 8 GiB on; 1 MiB took 51 µs on a healthy machine."""
+    published = row(2**20, 51.0, 36.0)
+    found = from_profile(load("hgx-b200-8"), ALLREDUCE, published, nccl="2.27.7")
+    assert found is not None
+    assert found.tolerance is MODELLED_SMALL
+    assert found.verdict(published) == "PASS"

@@ -7,7 +7,8 @@ from dataclasses import field
 from itertools import combinations
 from statistics import median_low
 
-from gpubench.collectives.expected import NIC_EFFICIENCY, curve
+from gpubench.collectives.curve import curve
+from gpubench.collectives.expected import NIC_EFFICIENCY
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.collectives.expected import Curve, Inside, curve, expected_between
+from gpubench.collectives.curve import Curve, curve
+from gpubench.collectives.expected import Inside, expected_between
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice

@@ -41,6 +41,7 @@ from gpubench.model.terms.verdict import (
     WRONG_DATA,
     Finding,
     Verdict,
+    doubt_in,
     gravity,
     overall,
 )
@@ -402,6 +403,10 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
 
 def _why_not_judged(facts: Facts, check: Check) -> str:
     rows = facts.measurements.collectives
+    measured = rows if check.name == "collective_bandwidth" else facts.measurements.pairs
+    doubted = next(filter(None, (doubt_in(row.note) for row in measured)), "")
+    if doubted:
+        return doubted
     if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
         return RANKS_SHARE_A_GPU
     return split_by_mig(facts.nodes) or "no profile, no past results, and no limit that is known"

@@ -86,7 +86,9 @@ class ExpectedTimes:
             found = from_profile(self.profile, self.collective, row, nccl=self.nccl, like_model=like_model)
         found = found or self.past(row)
         if found is None and self.network is not None:
-            found = from_network(self.collective, row, self.network, self.profile, like_model=like_model)
+            found = from_network(
+                self.collective, row, self.network, self.profile, like_model=like_model, nics_known=not self.assumed
+            )
         return found or from_limit(self.collective, row)
 
     def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:

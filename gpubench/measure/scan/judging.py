@@ -15,7 +15,7 @@ from functools import cache
 from math import fsum
 from statistics import NormalDist, fmean, median
 
-from gpubench.collectives.expected import curve
+from gpubench.collectives.curve import curve
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth

@@ -21,7 +21,7 @@ from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.results.speed import is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
-from gpubench.model.terms.verdict import Verdict, gravity
+from gpubench.model.terms.verdict import DOUBTED_TIMES, Verdict, doubt, gravity
 from gpubench.records import dataclass
 
 _MEASURED_ENGINES = (Engine.CE, Engine.SM, "nccl")  # What managed memory reaches depends on where its pages are
@@ -131,6 +131,8 @@ class CopyJudge:
             verdict = Verdict.INCONCLUSIVE
         if row.host_staged and row.peer == "on":
             verdict = Verdict.FAIL
+        if verdict is Verdict.PASS and (doubted := _doubt(row, bounds[0])):
+            return replace(row, verdict=Verdict.SKIP, note="; ".join(filter(None, (row.note, doubted))))
         return compared(replace(row, verdict=verdict), deciding)
 
     def _staged(self, row: PairRow) -> PairRow:
@@ -224,6 +226,14 @@ class CopyJudge:
             return []
         source = f"profile {profile.name}, latency and bandwidth"
         return [Bound(_with_latency(_moved(row), latency_us, gb_s), source, LATE_SHARES, _LATE_US)]
+
+
+def _doubt(row: PairRow, expected: Bound) -> str:
+    """In words that a large copy is far above what a profile expects, which must be wrong then; empty if it is not."""
+    share = expected.share(row)
+    if not _is_large(row) or not expected.source.startswith("profile ") or share <= DOUBTED_TIMES:
+        return ""
+    return f"speed not judged: {doubt(share, expected.source)}"
 
 
 PATTERN_SHARES = 0.85, 0.6

@@ -125,6 +125,20 @@ class NvlinkKind:
         """The most links that one transfer between two GPUs can use: all through a switch, else those of the pair."""
         return self.links if self.to is NvlinkPeer.SWITCH else max((pair[2] for pair in self.pairs), default=0)
 
+    def links_among(self, gpus: int) -> int:
+        """The fewest NVLinks that one of the first `gpus` GPUs has to the others, if NVLinks join pairs."""
+        within = [pair for pair in self.pairs if max(pair[:2]) < gpus]
+        return min(sum(links for one, other, links in within if gpu in (one, other)) for gpu in range(gpus))
+
+    def joins_all(self, gpus: int) -> bool:
+        """True if an NVLink joins every two of the first `gpus` GPUs, if NVLinks join pairs."""
+        return len({frozenset(pair[:2]) for pair in self.pairs if max(pair[:2]) < gpus}) == math.comb(gpus, 2)
+
+    def links_to_next(self, gpus: int) -> int:
+        """The fewest NVLinks from one of the first `gpus` GPUs to the next, if NVLinks join pairs."""
+        joined = {frozenset(pair[:2]): pair[2] for pair in self.pairs}
+        return min(joined.get(frozenset((gpu, (gpu + 1) % gpus)), 0) for gpu in range(gpus))
+
     def least_links(self, gpus: int, board: int) -> int:
         """The NVLinks that each GPU has at least to the others, whichever `gpus` of the board's GPUs are there."""
         if gpus < 2 or self.to is NvlinkPeer.SWITCH:
@@ -295,6 +309,15 @@ class Profile:
         """The most that a GPU can send to its peers, in GB/s: over all its NVLinks, or over PCIe where it has none."""
         return self.nvlink.links * self.nvlink.link_gb_s if self.nvlink else self.gpu.pcie_gb_s
 
+    def carried_gb_s(self, collective: str, gpus: int) -> float:
+        """The most GB/s between each of the first `gpus` GPUs and the others; of sendrecv, and the next one."""
+        if self.nvlink is None or self.nvlink.to is NvlinkPeer.SWITCH or gpus < 2:
+            return self.link_gb_s
+        if collective == "sendrecv":
+            return self.nvlink.links_to_next(gpus) * self.nvlink.link_gb_s or self.gpu.host_gb_s
+        by_pcie = 0.0 if self.nvlink.joins_all(gpus) else self.gpu.host_gb_s
+        return self.nvlink.links_among(gpus) * self.nvlink.link_gb_s + by_pcie
+
     @property
     def nics_gb_s(self) -> float:
         """GB/s of all NICs together, those that share a port with no more than its rate."""
@@ -308,18 +331,14 @@ class Profile:
         """A domain, or part of one, as one node of all its GPUs and NICs; itself where there is none."""
         if self.domain is None:
             return self
-        whole = self.domain.nodes
-        nodes = nodes or whole
+        nodes = nodes or self.domain.nodes
         return replace(
             self,
             domain=None,
             match=replace(self.match, visible=nodes * self.match.visible),
             nic=nodes * self.nic,
-            expected=tuple(
-                replace(each, nodes=1, gpus=(nodes if each.nodes == whole else 1) * self.gpus_of(each))
-                for each in self.expected
-                if each.nodes == whole or (each.nodes == 1 and not each.quantity.endswith((TIME, BUSBW)))
-            ),
+            expected=tuple(replace(each, nodes=1, gpus=each.nodes * self.gpus_of(each)) for each in self.expected),
+            curve=tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
         )
 
     def in_domains(self, nodes: int) -> "Profile":
@@ -330,12 +349,8 @@ class Profile:
         return self.with_domains_of(alike) if 1 < alike < nodes else self
 
     def with_domains_of(self, nodes: int) -> "Profile":
-        """The same with so many nodes in an NVLink domain, which are expected to reach the busbw of a whole one."""
-        if self.domain is None or self.domain.nodes == nodes:
-            return self
-        whole = self.domain.nodes
-        expected = (replace(each, nodes=nodes) if each.nodes == whole else each for each in self.expected)
-        return replace(self, domain=replace(self.domain, nodes=nodes), expected=tuple(expected))
+        """The same with so many nodes in an NVLink domain. Expected values stay those of as many as reached them."""
+        return self if self.domain is None else replace(self, domain=replace(self.domain, nodes=nodes))
 
     @property
     def all_expected(self) -> tuple[Expected, ...]:
@@ -432,7 +447,7 @@ def ceiling_gb_s(profile: Profile, expected: Expected) -> float | None:
     if not expected.quantity.endswith("_gb_s"):
         return None
     if expected.quantity.endswith(f".{BUSBW}"):
-        return _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
+        return _busbw_ceiling(profile, expected)
     if expected.quantity == "p2p.staged_gb_s" or not expected.quantity.startswith("p2p."):
         return profile.gpu.host_gb_s
     return _pair_gb_s(profile, expected.path) * (2 if expected.quantity == "p2p.bidirectional_gb_s" else 1)
@@ -447,9 +462,11 @@ def _pair_gb_s(profile: Profile, path: str | None) -> float:
     return (int(named[1]) if named else profile.nvlink.pair_links) * profile.nvlink.link_gb_s
 
 
-def _busbw_ceiling(profile: Profile, gpus: int, nodes: int, *, nvls: bool) -> float:
+def _busbw_ceiling(profile: Profile, expected: Expected) -> float:
+    gpus, nodes = profile.gpus_of(expected), expected.nodes
     ranks = gpus * nodes
-    inside = profile.link_gb_s * (2 * (ranks - 1) / (ranks + 1) if nvls else 1)
+    collective = expected.quantity.partition(".")[0]
+    inside = profile.carried_gb_s(collective, gpus) * (2 * (ranks - 1) / (ranks + 1) if expected.nvls else 1)
     if nodes == 1 or (profile.domain is not None and nodes <= profile.domain.nodes):
         return inside
     inside = inside if gpus > 1 else math.inf
@@ -611,7 +628,7 @@ def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
         raise UsageError(f"{where} has no size_bytes", expected="the size that took this time")
     # No collective sends less than this part of its size over the links of the busiest GPU.
     least_bytes = expected.size_bytes * (ranks - 1) / ranks
-    ceiling = _busbw_ceiling(profile, profile.gpus_of(expected), expected.nodes, nvls=expected.nvls)
+    ceiling = _busbw_ceiling(profile, expected)
     least_us = least_bytes / (ceiling * BYTES_PER_GB) * MICROSECONDS_PER_SECOND if ceiling else float("inf")
     if expected.value < max(least_us, LEAST_TIME_US):
         needs = "the links of this profile need" if least_us > LEAST_TIME_US else "no collective stays below"

@@ -58,7 +58,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
     """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
-    paths were not seen: SKIP.
+    paths were not seen: SKIP. So is a speed far above what is expected, in every command.
     """
     doubts = [each for each in report.findings if each.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
@@ -67,7 +67,7 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     is_gate = exit_style or is_strict(metadata.options) or metadata.of_command.is_gate
     is_part = any(each.id == EXCERPT for each in report.findings)
     unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
-    if is_gate and (figures.is_unjudged or is_part or unseen):
+    if figures.doubt or (is_gate and (figures.is_unjudged or is_part or unseen)):
         return replace(report, verdict=Verdict.SKIP)
     return report
 

@@ -14,7 +14,7 @@ from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, doubt_in
 from gpubench.records import dataclass
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
@@ -43,6 +43,8 @@ class SpeedFigure:
     expected_us: float | None = None
     shares_gpus: bool = False
     """Whether its ranks share GPUs, so that nothing can be expected of it."""
+    doubt: str = ""
+    """Why it is not judged, if it is far faster than expected."""
 
     @property
     def is_small(self) -> bool:
@@ -84,6 +86,12 @@ class SpeedFigures:
         copies = every[:1] if self._pairs or not collectives else []
         return bool(every) and not all(each.is_judged for each in (*copies, *collectives))
 
+    @property
+    def doubt(self) -> str:
+        """Why the speed that the report is about is not judged, if it is far faster than expected."""
+        figures = (*self.all(), *self._largest.values())
+        return next((each.doubt for each in figures if each.doubt and not each.is_judged), "")
+
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs, else with host memory where no rank has its own GPU; then collectives, as they came."""
         if self._pairs:
@@ -108,6 +116,7 @@ class SpeedFigures:
             time_us=row.time_us,
             expected_us=row.expected_us,
             shares_gpus=(row.ranks_per_gpu or 1) > 1,
+            doubt=doubt_in(row.note),
         )
         self._note_slow(figure, row.verdict)
         largest = self._largest.get(figure.what)
@@ -116,7 +125,8 @@ class SpeedFigures:
         best = self._best.get(figure.what)
         if best is None or figure.gb_s > best.gb_s:
             judged_before = best is not None and best.is_judged
-            self._best[figure.what] = replace(figure, is_judged=figure.is_judged or judged_before)
+            is_judged_here = figure.is_judged or (judged_before and not figure.doubt)
+            self._best[figure.what] = replace(figure, is_judged=is_judged_here)
 
     def _add_pair(self, row: PairRow) -> None:
         if row.bandwidth_gb_s is not None:
@@ -136,6 +146,7 @@ class SpeedFigures:
             size_bytes=row.size_bytes or 0,
             time_us=row.latency_us,
             expected_us=row.expected_us,
+            doubt=doubt_in(row.note),
         )
         self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)

@@ -372,7 +372,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         yield "" if measured or not metadata.of_command.measures else "speed not measured"
         return
     shared = all(figure.shares_gpus for figure in not_judged)
-    why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "")
+    why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "") or figures.doubt
     why = why or ("no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes")
     if len(unjudged) < len(measured):
         yield f"speed of {' and '.join(unjudged)} not judged: {why}"

