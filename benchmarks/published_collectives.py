@@ -3,7 +3,7 @@
 `tests/published/collectives.csv` has figures and their sources. Rows of `use` tuned were seen when constants, or how
 far from them FAIL is, were chosen; the held-out ones were not. `state` is what the source says of the machine: healthy,
 questioned (somebody asks whether it is), ill, or threshold: somebody fails machines below. NICs with an e are plain
-Ethernet. With a question mark the table does not say which there are, and a ring is expected. Rows of one node have
+Ethernet. With a question mark the table does not say which there are. Rows of one node have
 none. Run as `python -m benchmarks.published_collectives`.
 """
 
@@ -109,7 +109,9 @@ def _published(line: dict[str, str]) -> Published:
     if nodes == 1:
         own = from_profile(profile, collective, row, nccl=None)
         assert own is not None, line
-        in_switches = 2 * (ranks - 1) / (ranks + 1) if profile.nvlink and collective.name == "allreduce" else 1
+        is_hopper = float(profile.gpu.compute_capability) >= 9 and profile.nvlink is not None
+        has_nvls = is_hopper and bool(profile.nvlink and profile.nvlink.switches) and collective.name == "allreduce"
+        in_switches = 2 * (ranks - 1) / (ranks + 1) if has_nvls else 1
         most = profile.carried_gb_s(collective.name, ranks) * max(1.0, in_switches)
         return Published(line["use"], line["state"], line["source"], profile.name, row, own, most)
     rdma = not line["nics_gbit_s"].endswith("e")

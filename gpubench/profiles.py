@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import hashlib
+import math
 import os
 import re
 import stat
@@ -114,6 +115,7 @@ def read_profile(data: bytes, where: str) -> Profile:
         if "sha256" in plain:
             raise UsageError(f"{where} has an unknown field 'sha256'", reason="it is computed from the file")
         with _naming_the_line(text, where):
+            _check_finite(plain, where)
             profile = from_plain(Profile, plain, where)
             check_profile(profile, where)
     return replace(profile, sha256=hashlib.sha256(data).hexdigest()[:_HASH_DIGITS])
@@ -130,6 +132,18 @@ def _loaded(text: str) -> dict[str, Any]:
     if is_nested_deeper(plain, MOST_DEPTH):
         raise ValueError(too_deep)
     return plain
+
+
+def _check_finite(value: object, where: str) -> None:
+    """Raise UsageError, with the key, for `nan` and `inf`: every comparison with them is false."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} is {value}", expected="a finite number")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_finite(inner, f"{where}.{key}")
+    elif isinstance(value, list):
+        for position, inner in enumerate(value):
+            _check_finite(inner, f"{where}[{position}]")
 
 
 @contextlib.contextmanager

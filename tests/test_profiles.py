@@ -145,6 +145,19 @@ def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None
     assert profiles.folder(package) == package / "_profiles"
 
 
+@pytest.mark.parametrize(
+    "key", ["rate_gbit_s = 400.0", "raw_gb_s = 26.5625", "memory_bytes = 150_754_820_096", "value = 354.6"]
+)
+@pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf"])
+def test_every_number_of_a_profile_must_be_finite(key: str, number: str, tmp_path: Path) -> None:
+    text = (profiles.folder() / "hgx-h200-8.toml").read_text()
+    assert key in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(key, f"{key.partition(' ')[0]} = {number}", 1))
+    with pytest.raises(UsageError, match=rf"line \d+: .*{key.partition(' ')[0]} is "):
+        profiles.read_file(path)
+
+
 def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     with pytest.raises(UsageError, match="cannot be read: No such file"):

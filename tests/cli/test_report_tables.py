@@ -85,15 +85,22 @@ def written(folder: Path, text: str, name: str = "table.txt") -> Path:
     return path
 
 
+def nics_of(line: dict[str, str]) -> tuple[str, ...]:
+    """The option that names the NICs of a table, if its source names them."""
+    return () if line["nics_gbit_s"] == "0x0" or "?" in line["nics_gbit_s"] else ("--nics", line["nics_gbit_s"])
+
+
 @pytest.mark.parametrize("source", TABLES)
 def test_published_tables(source: str, tmp_path: Path) -> None:
     """No healthy machine fails, and none at half its speed passes; what the source calls ill does not pass either.
 
     Of many domains that NICs join only far more than half the speed is told apart (docs/formulas.md), and of small
-    sizes as well.
+    sizes as well. Boxes of PCIe cards are healthy at 22 and at 46 GB/s, by what joins the cards.
     """
     lines = TABLES[source]
-    with_nics: tuple[str, ...] = ("--nics", lines[0]["nics_gbit_s"])
+    with_nics = nics_of(lines[0])
+    if lines[0]["nodes"] == "1":
+        with_nics = ("--machine", f"{lines[0]['profile']}/{lines[0]['ranks_per_node']}")
     if lines[0]["profile"] == "gb300-nvl-4":
         with_nics = (*with_nics, "--machine", f"gb300-nvl-4*{lines[0]['nodes']}")
     algorithm = f"NCCL_ALGO={lines[0]['algorithm']} ./all_reduce_perf\n" if lines[0]["algorithm"] else ""
@@ -101,8 +108,10 @@ def test_published_tables(source: str, tmp_path: Path) -> None:
     state, domains = lines[0]["state"], lines[0]["profile"].endswith("nvl72") and int(lines[0]["nodes"]) > 36
     assert (own["verdict"] != Verdict.FAIL) or state != "healthy"
     assert (own["verdict"] != Verdict.PASS) or state != "ill"
+    if state == "healthy" and lines[0]["nodes"] == "1":
+        assert own["verdict"] in (Verdict.PASS, Verdict.SKIP)
     is_small = all(int(line["size_bytes"]) < LARGE_BYTES for line in lines)
-    if state == "healthy" and not domains and not is_small:
+    if state == "healthy" and not domains and not is_small and "rtx" not in lines[0]["profile"]:
         half = document(written(tmp_path, algorithm + output_of(lines, slower=2.0).text()), *with_nics)
         assert half["verdict"] != Verdict.PASS
     assert len(str(own["sentence"])) < 200
@@ -114,6 +123,7 @@ WHOLE = [
     if each.row.algorithm is None
     and (each.row.nodes % 18 == 0 or "nvl72" not in each.expected.source)
     and each.row.nodes < 100
+    and each.verdict() is not Verdict.SKIP
 ]
 """Figures of machines that --machine can name: of racks whole ones, and of nodes few enough to be judged quickly."""
 
@@ -126,7 +136,9 @@ def test_the_expectation_is_that_of_a_row_that_was_measured_here(figure: Publish
         if line["source"] == figure.source and int(line["size_bytes"]) == figure.row.size_bytes
     )
     machine = f"{line['profile']}*{int(line['nodes']) // (18 if line['profile'].endswith('nvl72') else 1)}"
-    found = document(written(tmp_path, output_of([line]).text()), "--machine", machine, "--nics", line["nics_gbit_s"])
+    if line["nodes"] == "1":
+        machine = f"{line['profile']}/{line['ranks_per_node']}"
+    found = document(written(tmp_path, output_of([line]).text()), "--machine", machine, *nics_of(line))
     rows: list[dict[str, float]] = found["rows"]  # type: ignore[assignment]
     assert rows[0]["expected_gb_s"] == pytest.approx(figure.predicted_gb_s, rel=0.02)
     assert rows[0]["limit_gb_s"] == pytest.approx(figure.limit_gb_s, rel=0.01)
@@ -207,15 +219,18 @@ def test_all_that_is_missing_is_asked_for_in_one_message(tmp_path: Path) -> None
 
 
 def test_nics_that_nobody_told_make_no_failure(tmp_path: Path) -> None:
-    """An A100 node has 4 × 100 Gbit/s in one cloud and 8 × 200 in another: the same figures are ill, and healthy."""
+    """An A100 node has 4 × 100 Gbit/s in one cloud and 8 × 200 in another: the same figures are ill, and healthy.
+
+    --machine names GPUs and nodes. The NICs of its profile stay assumed.
+    """
     lines = TABLES["NVIDIA/nccl#527: 4 × p4d, questioned, allreduce "]
     path = written(tmp_path, output_of(lines).text())
     assumed, told, own = (
         document(path, *each) for each in ((), ("--machine", "hgx-a100-8-40gb*4"), ("--nics", "4x100"))
     )
-    assert [each["verdict"] for each in (assumed, told, own)] == ["WARN", "FAIL", "WARN"]
-    assert "NICs assumed, --nics tells others" in json.dumps(assumed)
-    assert "assumed, --nics" not in json.dumps([told, own])
+    assert [each["verdict"] for each in (assumed, told, own)] == ["WARN", "WARN", "WARN"]
+    assert all("NICs assumed, --nics tells others" in json.dumps(each) for each in (assumed, told))
+    assert "assumed, --nics" not in json.dumps(own)
 
 
 def test_a_machine_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
@@ -474,7 +489,7 @@ def test_slow_nodes_of_a_rack_are_said_to_use_their_nics(tmp_path: Path) -> None
     lines = TABLES["lixueduan.com GB200 MNNVL: 2 nodes over InfiniBand, ill, allreduce "]
     text = report(written(tmp_path, output_of(lines).text()), "--summary")[1]
     assert text.startswith(
-        "WARN: all-reduce reaches 85 of 835 GB/s (10 %) on host0-1, likely NICs in the place of NVLinks"
+        "WARN: all-reduce reaches 85 of 861 GB/s (10 %) on host0-1, likely NICs in the place of NVLinks"
     )
 
 

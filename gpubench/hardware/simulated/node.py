@@ -194,6 +194,7 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[NvLink, ...]
         peers = [tree.nvswitches[i % len(tree.nvswitches)] if tree.nvswitches else None for i in range(nvlink.links)]
     else:
         others = [(pair[1] if pair[0] == index else pair[0], pair[2]) for pair in nvlink.pairs if index in pair[:2]]
+        others = [(other, links) for other, links in others if other < profile.match.visible]
         peers = [_gpu_bus_id(profile, other) for other, links in others for _ in range(links)]
     return tuple(
         NvLink(

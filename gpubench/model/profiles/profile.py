@@ -106,7 +106,7 @@ NO_GPU = GpuKind(name="", compute_capability="", multiprocessors=0, memory_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkKind:
-    """The NVLinks of each GPU: all to NVSwitches, or `pairs` of GPUs, each (first, second, links)."""
+    """The NVLinks of each GPU of the board: all to NVSwitches, or `pairs` of GPUs, each (first, second, links)."""
 
     version: str
     raw_gb_s: float
@@ -290,12 +290,11 @@ class Profile:
         if not 0 < gpus < self.match.visible:
             return self
         single = gpus == 1
-        pairs = tuple(pair for pair in self.nvlink.pairs if max(pair[:2]) < gpus) if self.nvlink else ()
         return replace(
             self,
             match=replace(self.match, visible=gpus, board_gpus=self.match.board),
             gpu=replace(self.gpu, places=self.gpu.places[:gpus]),
-            nvlink=None if single or self.nvlink is None else replace(self.nvlink, pairs=pairs),
+            nvlink=None if single else self.nvlink,
             expected=tuple(
                 replace(each, gpus=self.gpus_of(each))
                 for each in self.expected

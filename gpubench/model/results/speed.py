@@ -118,16 +118,13 @@ class ExpectedTime:
     time_us: float
     source: str
     tolerance: Tolerance
-    fastest_us: float | None = None
-    """The time on the fastest healthy machine, if this one is that of the slowest."""
 
     def doubt(self, row: CollectiveRow) -> str:
         """In words that a row is so much faster that the expectation must be wrong; empty if it is not."""
         slowest_us = row.time_us * (1 + (row.ci95_percent or 0.0) / 100) + self.tolerance.microseconds
-        fastest_us = self.time_us if self.fastest_us is None else self.fastest_us
-        if self.tolerance.is_least or fastest_us <= DOUBTED_TIMES * slowest_us:
+        if self.tolerance.is_least or self.time_us <= DOUBTED_TIMES * slowest_us:
             return ""
-        return doubt(fastest_us / row.time_us, self.source)
+        return doubt(self.time_us / row.time_us, self.source)
 
     def doubted(self, assumed: str) -> "ExpectedTime":
         """The same where something of it is assumed, and says so: what is slow is a warning, and no failure."""
