@@ -20,7 +20,7 @@ from tests.conftest import place_of_a_job
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
     "conditions": {"__init__", "catalogue", "checks", "ranking", "registry"},
-    "collectives": {"__init__", "expected", "pattern", "record", "registry"},
+    "collectives": {"__init__", "curve", "expected", "pattern", "record", "registry"},
     "formats": {
         "__init__",
         "blocks",
