@@ -19,12 +19,12 @@ from gpubench.profiles import load, names
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
+from tests.together import together
 
 PROGRAMS = {own: theirs for theirs, own in COLLECTIVE_NAMES.items()}
 REAL = ROOT / "tests" / "results" / "h200x4"
 
 Line = dict[str, str]
-
 
 SMALL = Half(time_us=20.0, algbw=0.05, busbw=0.09)
 
@@ -515,3 +515,17 @@ def test_a_slow_table_of_one_node_is_not_blamed_on_nics(nodes: int, blamed: str,
     found = document(tmp_path / "slow.txt")["findings"]
     assert isinstance(found, list)
     assert [(blamed in each["cause"], "NIC" in each["cause"]) for each in found] == [(True, nodes > 1)]
+
+
+@together("busbw, strict, ended", [(15.0, False, (0, "PASS")), (25.0, False, (0, "SKIP")), (25.0, True, (3, "SKIP"))])
+def test_a_table_far_above_what_is_expected_is_not_judged(
+    busbw: float, strict: bool, ended: tuple[int, str], tmp_path: Path
+) -> None:
+    """Two RTX 4090s with a driver that allows peer access, of which the profile knows nothing."""
+    gpus = [f"#  Rank {rank} Group 0 Pid 1 on h device {rank} [0x1{rank}] NVIDIA GeForce RTX 4090" for rank in (0, 1)]
+    half = f"{2**29 / busbw / 1e3:.1f}  {busbw:.2f}  {busbw:.2f}  0"
+    lines = [*gpus, f"536870912  134217728  float  sum  -1  {half}  {half}", "# Out of bounds values : 0 OK"]
+    path = written(tmp_path, "\n".join(lines))
+    code, text = report(path, "--collective", "allreduce", "--summary", *(["--strict"] if strict else []))
+    assert (code, text.partition(":")[0]) == ended
+    assert ("speed not judged: 1.6 times what profile rtx-4090-2 expects" in text) == (ended[1] == "SKIP")

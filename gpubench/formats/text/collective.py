@@ -34,7 +34,7 @@ from gpubench.model.terms.ranks import why_not_judged
 from gpubench.model.terms.settings import repeated_name, taken_name
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import format_share, format_size, grouped
-from gpubench.model.terms.verdict import Verdict, gravity
+from gpubench.model.terms.verdict import Verdict, doubt_in, gravity
 
 _UNKNOWN = "-"
 
@@ -379,7 +379,8 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
     """Where expected figures are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
-    unknown = f"speed not judged: {why_not_judged}" if why_not_judged else "not known: speed not judged"
+    why = why_not_judged or next(filter(None, (doubt_in(row.note) for row in rows)), "")
+    unknown = f"speed not judged: {why}" if why else "not known: speed not judged"
     return f"expected          {'; '.join(sources) or unknown}{_judged_part(rows)}{legend}"
 
 

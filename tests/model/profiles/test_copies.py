@@ -265,3 +265,12 @@ def test_a_pattern_is_compared_with_its_pairs_alone(
         ci95_percent=ci,
     )
     assert judged_pattern(row).verdict == verdict
+
+
+@together("times, verdict", [(1.0, Verdict.PASS), (1.4, Verdict.PASS), (1.6, Verdict.SKIP), (0.5, Verdict.FAIL)])
+def test_a_copy_far_above_what_its_profile_expects_is_not_judged(times: float, verdict: Verdict) -> None:
+    copy = pair(NODE, 0, 1, times * 53.0, path_class="PIX", limit_gb_s=90.0)
+    (row,) = CopyJudge(load("rtx-pro-6000-8")).judged([copy])
+    assert row.verdict == verdict
+    if verdict is Verdict.SKIP:
+        assert row.note == "speed not judged: 1.6 times what profile rtx-pro-6000-8 expects"
