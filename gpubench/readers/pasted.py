@@ -107,12 +107,12 @@ def split(lines: Sequence[str]) -> Iterator[PastedPart]:
             new = Kind.PROSE
         elif json_lines := _json_lines(lines, at):
             new, count, begins = Kind.JSON, json_lines, True
-        elif has_prose and not fence and not _OF_PROGRAMS.search(line):
-            new = Kind.PROSE
         elif fence in _CODE:
             new = Kind.COMMAND
         else:
             new = _kind_of(line, kind, lines[at + 1 : at + 3], held)
+            if new is Kind.OUTPUT and has_prose and not fence and not _of_a_program(line):
+                new = Kind.PROSE
             begins = (new is Kind.COMMAND and not _is_continued(held)) or _begins_again(line, new)
         if (new is not kind or begins) and held:
             yield PastedPart(kind, first, held)
@@ -179,13 +179,19 @@ _CODE = ("bash", "sh", "shell", "zsh", "python", "py", "yaml", "yml", "toml", "d
 _HEADING = re.compile(r"#{1,6} [A-Z0-9`*][^:]*$")
 _LINK = re.compile(r"\]\([^()\s]+\)")
 _FEWEST_SIGNS = 2
+_CODE_SPAN = re.compile(r"`[^`]*`")
 _OF_PROGRAMS = re.compile(
     r"NCCL (?:INFO|WARN|DIAG) |^\W{0,3}(?:\[?rank ?\d|\[\d{4}-|\d{4}-\d\d-\d\d[T ]"
     r"|\[[EWIF ]\w*\]?|[EWIF]\d{4} |Traceback"
     r"|(?:srun|slurmstepd|mpirun|mpiexec|prterun|torchrun|bash|kernel|python3?)(?:\[\d+\])?: )"
-    r"|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): |^\S+:\d+:\d+ \[\d+\]"
+    r"|\b[\w/-]+\.(?:cc|cpp|cu|h|c|py):\d+\b|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): "
+    r"|^\S+:\d+:\d+ \[\d+\]"
 )
 """What a program prints also where somebody pasted it into Markdown without a fence."""
+
+
+def _of_a_program(line: str) -> bool:
+    return _OF_PROGRAMS.search(_CODE_SPAN.sub("", line)) is not None
 
 
 def begins_ras_answer(line: str) -> bool:
@@ -194,11 +200,11 @@ def begins_ras_answer(line: str) -> bool:
 
 
 def is_markdown(lines: Sequence[str]) -> bool:
-    """True if a text has headings, and fences or links."""
-    headings = sum(1 for line in lines if _HEADING.match(line))
-    fences = sum(1 for line in lines if _FENCE.match(line))
-    links = sum(1 for line in lines if _LINK.search(line))
-    return headings > 0 and fences + links + headings > _FEWEST_SIGNS and fences + links > 0
+    """True if a text has headings, and fences or links; nccl-tests begins lines with one # too."""
+    headings = [line for line in lines if _HEADING.match(line)]
+    others = sum(1 for line in lines if _FENCE.match(line) or _LINK.search(line))
+    below = sum(1 for line in headings if line.startswith("##"))
+    return below >= _FEWEST_SIGNS or (bool(headings) and others > 0 and len(headings) + others > _FEWEST_SIGNS)
 
 
 def without_commands_and_prose(lines: Sequence[str]) -> list[str]:

@@ -191,7 +191,7 @@ _SUPPOSED = re.compile(
     rb"\b(?:if|unless|in case|would|whenever|(?:will|may|might|can|could|should|to) (?:be|get|have))\b"
     rb"|\b(?:no|zero|(?<![a-z] )0|none of the|without(?: any| a)?) (?:\w+ )?"
     + _PROCESS
-    + rb"|\b(?:not|never|n't) (?:\w+ )?(?:killed|died|dead|crashed)",
+    + rb"|\b(?:not|never|n't|before (?:it|they)) (?:\w+ )?(?:killed|died|dead|crashed)|\blikely:",
     re.IGNORECASE,
 )
 """In a sentence about processes that end it says that this one only could, or did not."""

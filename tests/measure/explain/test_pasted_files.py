@@ -7,7 +7,8 @@ from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
-from tests.measure.explain.test_report import ids
+from tests.fakes.nccl_logs import Job
+from tests.measure.explain.test_report import ids, via
 from tests.together import together
 
 FILES = Path(__file__).parents[2] / "pasted"
@@ -246,3 +247,42 @@ def test_a_variable_that_a_process_logs_counts_more_than_a_command() -> None:
     text = text_of("explain-p2p-off-on-command-line.log")
     report = report_of(text + line.format("NCCL_P2P_DISABLE") + line.format("NCCL_SHM_DISABLE"))
     assert report.verdict is WARN
+
+
+JOB = Job()
+HEALTHY = {
+    "nothing": "",
+    "log": "".join(JOB.logs()),
+    "RAS": RAS_OK,
+    "matrix": "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n",
+    "stack": 'Process 7: python a.py\nPython v3.11.4 (python3)\n\nThread 7 (idle): "MainThread"\n    a (b.py:1)\n',
+    "prose": "# The job\n\nIt ends with exit code 1, see [this](https://example.org).\n\n```text\nhello\n```\n\n",
+}
+ILL = {
+    "host-staged": "".join(Job(via=via(inside="SHM/direct/direct")).logs()),
+    "gpu-xid": XID,
+    "collective-timed-out": TIMED_OUT,
+    "rank-did-not-join": RAS_BEHIND,
+    "program-failed": KILLED,
+    "cuda-out-of-memory": text_of("xla-nccl-failed.log"),
+    "nccl-ranks-disagree": text_of("colon-summary.log"),
+}
+BETWEEN = ["", "\n\n", "root@box:~# cat next\n", "```\n"]
+
+
+@together("healthy, ill", [(healthy, ill) for healthy in HEALTHY for ill in ILL])
+def test_neither_order_nor_neighbours_change_what_is_wrong(healthy: str, ill: str) -> None:
+    for between in BETWEEN:
+        for text in (HEALTHY[healthy] + between + ILL[ill], ILL[ill] + between + HEALTHY[healthy]):
+            report = report_of(text)
+            assert ill in ids(report), between
+            assert report.verdict in (FAIL, WARN)
+
+
+DOCS = Path(__file__).parents[3]
+
+
+@together("page", [DOCS / "README.md", *sorted((DOCS / "docs").rglob("*.md"))])
+def test_no_page_about_failures_is_one(page: Path) -> None:
+    report = report_of(page.read_text())
+    assert report.verdict is not FAIL, report.findings[0].seen
