@@ -83,16 +83,17 @@ _MOST_JSON_LINES = 2**16
 _OF_JSON = re.compile(r'\s*(?:["{}\[\],]|-?\d|true|false|null|$)')
 _JSON_FILLING = re.compile(r"\s*[\[\],]?\s*$")
 
-_MARKS = re.compile(
-    rb"compiled with CUDA|Communicators\.\.\.|in group  per|\) (?:MISMATCH|INCOMPLETE|ERROR)\b|Python v\d"
-    rb'|"coll_perf"|"dump_stats"|"nccl_version"|"n_ranks"|NCCL_[A-Z0-9_]{2,40}(?:=|[ ]["\'\w])|^ {0,3}```|\]\(',
-    re.MULTILINE,
+_MARKS = (
+    *(b"compiled with CUDA", b"Communicators...", b"in group  per", b") MISMATCH", b") INCOMPLETE", b") ERROR"),
+    *(b"Python v", b'"coll_perf"', b'"dump_stats"', b'"nccl_version"', b'"n_ranks"', b"env NCCL_", b"\n```", b"]("),
+    b"\n## ",
 )
+_ASSIGNED = re.compile(rb"NCCL_[A-Z0-9_]{2,40}=")
 
 
 def may_hold_parts(block: bytes) -> bool:
     """False of a block of a log that is `OUTPUT` alone, which most of a long log is."""
-    return _MARKS.search(block) is not None
+    return any(mark in block for mark in _MARKS) or block.startswith(b"```") or _ASSIGNED.search(block) is not None
 
 
 def split(lines: Sequence[str]) -> Iterator[PastedPart]:

@@ -168,7 +168,7 @@ _OF_FRAMEWORKS = (
     rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
     rb"\bwatchdog timeout \(|marked dead\b|(?:missing|missed|stopped sending|too many) (?:\w+ )?heartbeats",
     rb"(?-i:\bCRITICAL\b[ :\]]|(?:^|[\s\[])FATAL[\]: ]|(?:^|[\s\]])F\d{4} \d\d:\d\d:\d\d|: F (?:external|xla)/)",
-    rb"\w*LLM\w* (?:output_handler )?(?:has )?(?:failed|errored|died)|\w*LLM\w* is (?:already )?dead",
+    rb"LLM\w* (?:output_handler )?(?:has )?(?:failed|errored|died)|LLM\w* is (?:already )?dead",
     rb"Parent process exited|Dumping input data for V1 LLM engine",
     rb"Termination timeout for .* exceeded|Exiting to ensure a consistent program state|Watchdog: .*timeout",
     rb"CUDA_ERROR_(?:ILLEGAL_ADDRESS|LAUNCH_FAILED|LAUNCH_TIMEOUT|ECC_UNCORRECTABLE|MISALIGNED_ADDRESS|ASSERT)",

@@ -75,12 +75,10 @@ def cleaned(block: bytes) -> bytes:
         block = _COLOR.sub(b"", block)
     if _STAMP.search(block, 0, _STAMPED_BYTES):
         block = _STAMP.sub(b"", block)
-    if any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED) or _LEVEL_CUT.search(block):
+    is_stripped = any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED)
+    if is_stripped or block.count(b"Channel ") > block.count(b"NCCL INFO Channel "):
         block = _STRIPPED.sub(_with_level, block)
     return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block
-
-
-_LEVEL_CUT = re.compile(rb"^(?:\s+|\[-?\d{1,3}\] ?(?:INFO )?|INFO )(?:Channel|Connected all|Using network) ", re.M)
 
 
 def _with_level(found: re.Match[bytes]) -> bytes:

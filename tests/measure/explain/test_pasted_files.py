@@ -1,7 +1,10 @@
 """What people paste into one file, in any order: the worst part decides, and nothing is left unread."""
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Report
@@ -286,3 +289,37 @@ DOCS = Path(__file__).parents[3]
 def test_no_page_about_failures_is_one(page: Path) -> None:
     report = report_of(page.read_text())
     assert report.verdict is not FAIL, report.findings[0].seen
+
+
+OBJECTS = [json.loads(f"{{{each}}}") for each in text_of("inspector-pretty.json").strip()[1:-1].split("\n}\n{\n")]
+
+
+def v4_1(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each dump begins with a record of what was dropped."""
+    stats = {"header": objects[0]["header"], "metadata": objects[0]["metadata"], "dump_stats": {"coll_records": 20}}
+    return [stats, *objects]
+
+
+def v4_3(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Header and metadata stand in the record of each dump only."""
+    found: list[dict[str, Any]] = []
+    for number, each in enumerate(objects):
+        if number == 0 or each["header"] != objects[number - 1]["header"]:
+            found.append({"header": each["header"], "metadata": each["metadata"], "dump_stats": {"coll_records": 20}})
+        found.append({"coll_perf": {**each["coll_perf"], "coll_algo": "RING", "coll_proto": "LL"}})
+    return found
+
+
+@together("form", [list, v4_1, v4_3])
+def test_every_format_of_the_inspector_reads_the_same(form: Callable[[list[Any]], list[dict[str, Any]]]) -> None:
+    objects = form(OBJECTS)
+    for text in (
+        "\n".join(json.dumps(each) for each in objects),
+        "\n".join(json.dumps(each, indent=4) for each in objects),
+        json.dumps(objects, indent=2),
+        "$ cat inspector/*.log\n" + "\n".join(json.dumps(each) for each in objects),
+        "".join(JOB.logs()) + "\n".join(json.dumps(each) for each in objects),
+    ):
+        report = report_of(text + "\n")
+        assert (report.verdict, ids(report)[0]) == (WARN, "rank-is-slow")
+        assert "came last in 20 of 20 operations" in report.findings[0].seen
