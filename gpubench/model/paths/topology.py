@@ -330,10 +330,8 @@ class Topology:
             return PeerAccess(facts.cuda, None, "; ".join([answer, *silent]))
         others = [f"{what} {P2P_STATUS.get(status, status)} ({status})" for what, status in _other_statuses(facts)]
         others += [_ASK_BOTH] if others else []
-        unknown = (
-            "; ".join(dict.fromkeys([*silent, *facts.unknown.values(), *others])) or source.lost or destination.lost
-        )
-        return PeerAccess(None, None, unknown or self._why_silent)
+        reasons = dict.fromkeys([*silent, *facts.unknown.values()]) or others
+        return PeerAccess(None, None, "; ".join(reasons) or source.lost or destination.lost or self._why_silent)
 
     @cached_property
     def granted_over_pcie(self) -> frozenset[frozenset[str | None]]:
