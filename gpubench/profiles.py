@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpubench.errors import UsageError, advising
-from gpubench.model.facts.snapshot import NvlinkPeer
+from gpubench.model.facts.snapshot import NvlinkPeer, display_cards
 from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
@@ -408,9 +408,10 @@ class _Traits(NamedTuple):
 
 
 def _traits(node: Topology) -> _Traits:
+    computing = [gpu for gpu in node.gpus if gpu not in display_cards(node.gpus)]
     return _Traits(
-        models=tuple(sorted({gpu.name for gpu in node.gpus if gpu.name})),
-        gpus=len(node.gpus),
+        models=tuple(sorted({gpu.name for gpu in computing if gpu.name})),
+        gpus=len(computing),
         switched=leads_to_switches(node.gpus),
         joined=any(link.active for gpu in node.gpus for link in gpu.nvlinks or ()),
     )

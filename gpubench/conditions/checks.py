@@ -124,8 +124,9 @@ CHECKS: tuple[Check, ...] = (
         "gpu_model",
         "all GPUs are the same complete model, and the profile's",
         reads=("gpu.name", "gpu.memory_bytes"),
+        in_part=subjects.left_out_gpus,
     ),
-    Check("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",)),
+    Check("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",), in_part=subjects.split_gpus),
     Check(
         "ecc",
         "ECC is on and has met no uncorrectable error",

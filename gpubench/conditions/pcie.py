@@ -30,7 +30,7 @@ from gpubench.conditions.definition.subjects import (
     uses_pcie,
 )
 from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
-from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind, display_cards
 from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, rests
 from gpubench.model.paths.transport import Confidence, Pair
@@ -97,7 +97,8 @@ def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
     """Links of GPUs, and of NICs that carry their traffic."""
     devices = run.pci_devices[number]
     ports = port_roles(node).of_gpus
-    served: tuple[Device, ...] = (*node.gpus, *ports)
+    gpus = [gpu for gpu in node.gpus if gpu not in display_cards(node.gpus)]
+    served: tuple[Device, ...] = (*gpus, *ports)
     for device in served:
         family: Sequence[Device] = node.gpus if isinstance(device, GpuFacts) else ports
         name = _model(device)

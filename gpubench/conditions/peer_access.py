@@ -63,14 +63,14 @@ _GNS = f"NVML reports GNS: {P2P_STATUS['GNS']}"
 
 @in_each_node
 def _mig(run: Circumstances) -> Found:
-    """A finding if the profile or a sibling has MIG off; MIG on all GPUs of a node is taken as intended."""
+    """GPUs are split on purpose, one, half or all of them: it is a finding only against a profile asked for."""
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
             sibling = any(each.mig is False for each in node.gpus)
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
-            severity = None if sibling else Verdict.SKIP
+            severity = None if sibling and run.profile_asked_for else Verdict.SKIP
             yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
 

@@ -18,7 +18,7 @@ from gpubench.conditions.definition.condition import (
     rdma_nics,
 )
 from gpubench.conditions.definition.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
-from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer
+from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, display_cards
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.units import counted
@@ -92,6 +92,8 @@ def _model(run: Circumstances) -> Found:
     """More GPUs than were asked for, or of another model than the profile that was; the odd model among siblings."""
     yield from _surplus(run)
     for position, node, gpu in run.gpus():
+        if gpu in display_cards(node.gpus):
+            continue
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
             expected = " or ".join(profile.match.gpus)
@@ -117,6 +119,8 @@ def _differs(run: Circumstances) -> Found:
 
 def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
     """Another compute capability than GPUs of its model have; of two GPUs the one that is another model."""
+    if gpu in display_cards(node.gpus):
+        return
     profile = run.exact_profile(run.wiring.gpus[position].node)
     same = Counter(each.compute_capability for each in node.gpus if each.name == gpu.name and each.compute_capability)
     usual = profile.gpu.compute_capability if profile is not None else next(iter(dict(same.most_common(1))), None)
@@ -124,8 +128,16 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
         yield of_gpu(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
-    first = node.gpus[0]
-    if len(node.gpus) == _TWO and gpu is not first and gpu.name and first.name and gpu.name != first.name:
+    computing = [each for each in node.gpus if each not in display_cards(node.gpus)]
+    first = computing[0]
+    if (
+        len(computing) == _TWO
+        and gpu is not first
+        and gpu in computing
+        and gpu.name
+        and first.name
+        and gpu.name != first.name
+    ):
         expected = f"{first.name}, like {first.device}"
         yield of_gpu(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
 
@@ -164,6 +176,8 @@ def _below(run: Circumstances) -> Found:
         number = run.wiring.gpus[position].node
         profile = run.exact_profile(number)
         alike = profile is not None and not any(_less_than(gpu, other) for other in run.nodes[number].gpus)
+        if gpu in display_cards(run.nodes[number].gpus):
+            continue
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
             yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}")

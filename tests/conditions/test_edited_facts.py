@@ -26,6 +26,7 @@ from gpubench.model.facts.snapshot import (
     NicFacts,
     NicKind,
     NvLink,
+    PairFacts,
     PcieLink,
     PciKind,
     PciPlace,
@@ -222,13 +223,13 @@ def links(**facts: Any) -> Callable[[GpuFacts], tuple[NvLink, ...]]:
     return edit
 
 
-def pair(source: str, destination: str, **facts: Any) -> Edit:
-    """Change what NVML says of a pair."""
+def pair(source: str = "", destination: str = "", **facts: Any) -> Edit:
+    """Change what NVML says of a pair, of all pairs with a GPU, or of all pairs."""
 
     def edit(snapshot: Snapshot) -> Snapshot:
+        named = {source, destination} - {""}
         pairs = (
-            replace(each, **facts) if (each.source, each.destination) == (source, destination) else each
-            for each in snapshot.pairs
+            replace(each, **facts) if named <= {each.source, each.destination} else each for each in snapshot.pairs
         )
         return replace(snapshot, pairs=tuple(pairs))
 
@@ -255,6 +256,29 @@ def unlisted(snapshot: Snapshot) -> Snapshot:
     *listed, last = snapshot.gpus
     pairs = (each for each in snapshot.pairs if last.device not in (each.source, each.destination))
     return replace(snapshot, gpus=tuple(listed), pairs=tuple(pairs))
+
+
+REFUSED: dict[str, Any] = {"cuda": False, "read": "NS", "write": "NS", "atomics": "NS", "pci": "NS"}
+
+
+def split(*numbers: int) -> Edit:
+    """Split GPUs with MIG, which takes their peer access away."""
+    pairs = [pair(f"GPU{number}", **REFUSED, nvlink="NS") for number in numbers] or [pair(**REFUSED, nvlink="NS")]
+    return both(gpu(*numbers, mig=True), *pairs)
+
+
+def with_display_card(snapshot: Snapshot) -> Snapshot:
+    """Add a small card, in a slot with eight lanes and without peer access."""
+    first, number = snapshot.gpus[0], len(snapshot.gpus)
+    lanes = PcieLink(generation=3, width=8, max_generation=3, max_width=16)
+    card = {"name": "NVIDIA T400 4GB", "memory_bytes": 4 * 10**9, "compute_capability": "7.5", "ecc": None}
+    small: GpuFacts = replace(
+        first, index=number, cuda_index=number, bus_id="0000:f1:00.0", multiprocessors=6, pcie=lanes, nvlinks=(), **card
+    )
+    facts: dict[str, Any] = {"pcie_path": "NODE", "nvlink": "NS", **REFUSED, "read": "CNS", "write": "CNS"}
+    names = [(gpu.device, small.device) for gpu in snapshot.gpus]
+    pairs = (PairFacts(source=one, destination=two, **facts) for pair in names for one, two in (pair, pair[::-1]))
+    return replace(snapshot, gpus=(*snapshot.gpus, small), pairs=(*snapshot.pairs, *pairs))
 
 
 def throttled(reason: str, *numbers: int) -> Edit:
@@ -295,7 +319,6 @@ EVERYWHERE = f"{BOARDS} {CARDS} {WORKSTATIONS} gb200-nvl-4 dgx-1-v100"
 
 ILL: list[tuple[str, str, Edit, str]] = [
     # what is edited, on which machines, the edit, and the finding with its severity
-    ("one GPU is split by MIG", "hgx-h100-8 hgx-a100-8", gpu(3, mig=True), "mig-on WARN"),
     ("one NIC is down", "hgx-h100-8 hgx-b200-8", nic(3, state="down"), "rdma-port-down FAIL"),
     ("one GPU is 3 °C below its limit", EVERYWHERE, gpu(1, temperature_c=86, slowdown_margin_c=3), "gpu-hot WARN"),
     ("all GPUs are above their limit", EVERYWHERE, gpu(slowdown_margin_c=-2), "gpu-hot WARN"),
@@ -394,6 +417,10 @@ HEALTHY: list[tuple[str, str, Edit]] = [
     ("three memory rows were remapped", HBM, rows(correctable=9, uncorrectable=3, banks_without_spares=0)),
     ("a GPU on the bus belongs to another container", EVERYWHERE, both(unlisted, node(gpus_of_others=1))),
     ("the fabric manager runs outside of this VM", BOARDS, both(manager(running=False), node(nvswitches=()))),
+    ("one GPU is split by MIG", HBM, split(1)),
+    ("all GPUs are split by MIG", HBM, split()),
+    ("all GPUs are vGPUs", "l40s-8 h100-pcie-2", both(gpu(name="NVIDIA L40S-24Q"), pair(**REFUSED))),
+    ("a small display card is there too", WORKSTATIONS + " rtx-pro-6000-8 l40s-8", with_display_card),
     ("half of the GPUs are another model", "l40s-8 rtx-pro-6000-8", gpu(0, 1, 2, 3, name="NVIDIA L4")),
     ("one GPU has replayed 140 packets in 200 days", EVERYWHERE, gpu(1, pcie_replays=140)),
     ("one NVLink has counted 140 errors", BOARDS, gpu(1, nvlinks=links(errors={"replay": 140}))),

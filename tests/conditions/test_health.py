@@ -204,7 +204,6 @@ def rows(found: Report, kind: type[Any]) -> list[Any]:
         ({"retirement_pending": True}, ("page-retirement-pending", "FAIL")),
         ({"temperature_c": 88}, ("gpu-hot", "WARN")),
         ({"pcie_replays": 1000}, ("pcie-errors", "WARN")),
-        ({"mig": True}, ("mig-on", "WARN")),
         ({"most_clock_mhz": 1200}, ("clock-limited", "WARN")),
         ({"memory_used_bytes": 4 * 2**30}, ("memory-in-use", "WARN")),
         ({"processes": (GpuProcess(pid=7, name="python"),), "idle": False}, ("gpu-in-use", "WARN")),

@@ -213,7 +213,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "ecc-off": Grade(WARN, "DCGM_FR_ECC_DISABLED (configuration): a setting, not a fault"),
     "gpu-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
     "memory-in-use": Grade(WARN, "another program is no fault of the node, and figures are judged as contended"),
-    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault", "SKIP where all GPUs of the node have it on"),
+    "mig-on": Grade(WARN, "somebody split it: a setting, not a fault", "SKIP unless a profile was asked for"),
     "nvlinks-all-down": Grade(FAIL, "DCGM_FR_NVLINK_DOWN (triage); AzNHC fails check_nvlink_status"),
     "nvlink-down": Grade(
         FAIL,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.model.facts.health import HIDDEN, are_named
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, display_cards, is_virtual_gpu
 from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
 from gpubench.model.results.figures import Need
@@ -32,6 +32,14 @@ def always_something(_facts: Facts) -> str:
 
 def _unless(seen: Iterable[object], reason: str) -> str:
     return "" if any(True for _ in seen) else reason
+
+
+def left_out_gpus(facts: Facts) -> str:
+    """GPUs that take no part in computing, and what vGPUs cannot do."""
+    cards = [gpu for node in facts.nodes for gpu in display_cards(node.gpus)]
+    virtual = sum(is_virtual_gpu(gpu) for gpu in _gpus(facts))
+    words = [f"{gpu.device} {gpu.name} is a display card and is left out" for gpu in cards]
+    return joined([*words, f"{counted(virtual, 'vGPU')}: no peer access" if virtual else ""])
 
 
 def rdma_nics(facts: Facts) -> str:

@@ -5,7 +5,7 @@ ids are in lower case with four digits of domain (0000:1b:00.0) wherever they co
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 
@@ -418,6 +418,22 @@ _WORKSTATION_CARD = re.compile(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)")
 def is_workstation_card(gpu: GpuFacts) -> bool:
     """True for cards of desktops and workstations, which are often sold with ECC off or without it."""
     return _WORKSTATION_CARD.search(gpu.name or "") is not None
+
+
+_MOST_DISPLAY_BYTES = 9 * 10**9  # T400, T1000 and GT 1030 have 2 to 8 GB
+_VIRTUAL_GPU = re.compile(r"-\d+[ABCQ](?:ME)?$")  # 'NVIDIA L40S-24Q', 'NVIDIA H100XM-80C', 'NVIDIA A100-1-5CME'
+
+
+def display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
+    """Small cards next to cards with more than twice their memory: they drive a display and compute nothing."""
+    most = max((gpu.memory_bytes or 0 for gpu in gpus), default=0)
+    limit = min(_MOST_DISPLAY_BYTES, most / 2)
+    return tuple(gpu for gpu in gpus if gpu.memory_bytes and gpu.memory_bytes < limit and not gpu.mig)
+
+
+def is_virtual_gpu(gpu: GpuFacts) -> bool:
+    """True for a vGPU, which a hypervisor cuts from a GPU."""
+    return _VIRTUAL_GPU.search(gpu.name or "") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from gpubench.model.facts.snapshot import (
     PcieLink,
     PciPlace,
     Snapshot,
+    display_cards,
+    is_virtual_gpu,
 )
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 from gpubench.records import dataclass
@@ -592,7 +594,8 @@ NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2
 class Refusal:
     """A kind of refusal of peer access by the driver; `status` is NVML's word, '' where only CUDA refuses.
 
-    `wired`: NVLinks join the two; `mesh`: of TNS, each to others; `mig`; `odd`: of GNS, equal models have access.
+    `wired`: NVLinks join the two; `mesh`: of TNS, each to others; `mig`; `odd`: of GNS, equal models have access;
+    `apart`: one is a vGPU or a display card.
     """
 
     status: str
@@ -600,17 +603,20 @@ class Refusal:
     mesh: bool
     mig: bool
     odd: bool = False
+    apart: bool = False
 
     @property
     def by_design(self) -> bool:
         """True if there is nothing to repair."""
-        return self.mig or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
+        return self.mig or self.apart or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
 
     @property
     def reason(self) -> str:
         """The reason in a few words."""
         if self.mig:
             return "MIG instances have no peer access"
+        if self.apart:
+            return "vGPUs and display cards have no peer access"
         if self.mesh and not self.wired:
             return "NVLinks join each of these GPUs to others"
         return P2P_STATUS.get(self.status, self.status) or "CUDA refuses peer access"
@@ -627,6 +633,7 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
         and not lost_links_between(node, source, destination),
         mig=bool(source.mig or destination.mig),
         odd=access.nvml == "GNS" and _is_granted_alike(node, source, destination),
+        apart=any(is_virtual_gpu(gpu) or gpu in display_cards(node.gpus) for gpu in (source, destination)),
     )
 
 
