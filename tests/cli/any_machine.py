@@ -7,6 +7,7 @@ are the profiles that gpubench has: some of its GPU models are among them, in nu
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.hardware.simulated import machine as simulated
 from gpubench.hardware.simulated.node import healthy_node
-from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvlinkPeer, Snapshot
+from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind, NvlinkPeer, RemappedRows, Snapshot
 from gpubench.model.profiles.profile import (
     Expected,
     ExpectedKind,
@@ -212,7 +213,7 @@ def machines(draw: st.DrawFn, most_gpus: int = 16) -> Machine:
         nic=nics,
     )
     hidden = {"nvlinks": way == "hidden" and nvlink is not None, "sysfs": draw(st.integers(0, 7)) == 0}
-    unseen = tuple(name for name, holds in hidden.items() if holds)
+    unseen = tuple(name for name, holds in hidden.items() if holds) + draw(st.sampled_from([(), *HEALTHY_EDITS]))
     bare = known is not None and nvlink is None and known.profile.nvlink is not None
     return Machine(
         with_figures(profile, None if bare and gpus > 1 else known),
@@ -256,7 +257,7 @@ def planted(draw: st.DrawFn, most_gpus: int = 5) -> Planted:
     if nvlink is not None and not machine.unseen and (nvlink.to is NvlinkPeer.SWITCH or index in bridged):
         gpus.append(f"nvlink={nvlink.links - 1}")
     nics = [number for number, nic in enumerate(profile.nic) if nic.kind is not NicKind.ETHERNET]
-    if nics and draw(st.integers(0, 3)) == 0:
+    if len(nics) > 1 and draw(st.integers(0, 3)) == 0:  # A port alone may have no cable
         fault, device = draw(st.sampled_from(["state=down", "width=4"])), f"nic{draw(st.sampled_from(nics))}"
     else:
         fault, device = draw(st.sampled_from(gpus)), f"GPU{index}"
@@ -312,6 +313,36 @@ def _without_nvlinks(node: Snapshot) -> Snapshot:
 def _without_product(node: Snapshot) -> Snapshot:
     """As in a container that shows little of the host."""
     return replace(node, machine=replace(node.machine, product=None, virtual_machine=None, numa_nodes=()))
+
+
+def _first(node: Snapshot, **facts: Any) -> Snapshot:
+    return replace(node, gpus=(replace(node.gpus[0], **facts), *node.gpus[1:]))
+
+
+@_edit("warm")
+def _with_a_warm_gpu(node: Snapshot) -> Snapshot:
+    return _first(node, temperature_c=68, slowdown_margin_c=19)
+
+
+@_edit("capped")
+def _capped(node: Snapshot) -> Snapshot:
+    """As an operator limits the power of all GPUs; idle ones report that as their power cap."""
+    limits = GpuLimits(power_w=250.0, default_power_w=350.0)
+    return replace(
+        node, gpus=tuple(replace(gpu, limits=limits, throttle_reasons=("sw_power_cap",)) for gpu in node.gpus)
+    )
+
+
+@_edit("old")
+def _old(node: Snapshot) -> Snapshot:
+    """After 200 days: a few replays and remapped rows, and memory that the driver holds."""
+    replaced = RemappedRows(correctable=1, uncorrectable=2, pending=False, failure=False)
+    rows = replaced if node.gpus[0].remapped_rows else None
+    return _first(node, pcie_replays=140, remapped_rows=rows, memory_used_bytes=1500 * 2**20)
+
+
+HEALTHY_EDITS = (("warm",), ("capped",), ("old",), ("warm", "capped", "old"))
+"""What healthy machines show beside what they are made of."""
 
 
 @contextmanager

@@ -271,7 +271,12 @@ def with_display_card(snapshot: Snapshot) -> Snapshot:
     """Add a small card, in a slot with eight lanes and without peer access."""
     first, number = snapshot.gpus[0], len(snapshot.gpus)
     lanes = PcieLink(generation=3, width=8, max_generation=3, max_width=16)
-    card = {"name": "NVIDIA T400 4GB", "memory_bytes": 4 * 10**9, "compute_capability": "7.5", "ecc": None}
+    card: dict[str, Any] = {
+        "name": "NVIDIA T400 4GB",
+        "memory_bytes": 4 * 10**9,
+        "compute_capability": "7.5",
+        "ecc": None,
+    }
     small: GpuFacts = replace(
         first, index=number, cuda_index=number, bus_id="0000:f1:00.0", multiprocessors=6, pcie=lanes, nvlinks=(), **card
     )

@@ -176,7 +176,7 @@ _GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
     "fabric": lambda gpu, value, fault: replace(gpu, fabric=replace(_fabric(gpu, fault), state=value, status=None)),
     "health": _health,
     "errors": lambda gpu, value, _fault: replace(gpu, memory_errors=int(value)),
-    "temperature": lambda gpu, value, _fault: replace(gpu, temperature_c=int(value)),
+    "temperature": lambda gpu, value, _fault: replace(gpu, temperature_c=int(value), slowdown_margin_c=None),
     "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
     "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
 }

@@ -189,9 +189,9 @@ def speed_judge_of(
         version = None if nccl is None else nccl.split(" ")[0]
         joined, unlike = None, why_not_judged(ranks)
         if circumstances is not None:
-            from gpubench.model.paths.topology import split_by_mig
+            from gpubench.model.facts.health import split_by_mig
 
-            unlike = unlike or split_by_mig(circumstances.nodes.values())
+            unlike = unlike or split_by_mig(gpu for _, _, gpu in circumstances.gpus())
 
             joined = circumstances.wiring.networks
             if circumstances.wiring.domain(0) is not None:
@@ -219,7 +219,7 @@ def judge_of_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
     """The judge of a simulated machine, held against its profile; of several nodes against the same without faults."""
-    from gpubench.model.paths.topology import split_by_mig
+    from gpubench.model.facts.health import split_by_mig
 
     def without_faults(row: CollectiveRow) -> ExpectedTime | None:
         if row.nodes == 1 or profile.match.generic is not None:
@@ -231,7 +231,7 @@ def judge_of_model(
     # Its figures stand for those of the NCCL that the profile's were measured with.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
-    unlike = split_by_mig(nodes)
+    unlike = split_by_mig(gpu for node in nodes for gpu in node.gpus)
     sources = ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults, unlike=unlike)
     return SpeedJudge(sources, [node.snapshot.host for node in nodes])
 

@@ -12,7 +12,8 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
-from gpubench.model.paths.topology import Topology, split_by_mig
+from gpubench.model.facts.health import split_by_mig
+from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import CopyJudge, judged_pattern
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need
@@ -409,7 +410,8 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
         return doubted
     if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
         return RANKS_SHARE_A_GPU
-    return split_by_mig(facts.nodes) or "no profile, no past results, and no limit that is known"
+    split = split_by_mig(gpu for node in facts.nodes for gpu in node.gpus)
+    return split or "no profile, no past results, and no limit that is known"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:

@@ -10,9 +10,10 @@ from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
+from gpubench.model.facts.health import split_by_mig
 from gpubench.model.facts.traffic import IdleGpu, both
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
-from gpubench.model.paths.topology import Limit, Topology, split_by_mig
+from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.transport import (
     Conclusion,
     Evidence,
@@ -292,7 +293,7 @@ def simulated(
             evidence=PathEvidence(
                 capability=wiring.capability(pair),
                 selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
-                by_design=split_by_mig([wiring.nodes[wiring.gpus[pair[0]].node]]),
+                by_design=split_by_mig(map(wiring.gpu, pair)),
             ),
             path_class=wiring.path(pair),
             limit_gb_s=wiring.limit(pair).gb_s,

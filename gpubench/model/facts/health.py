@@ -4,12 +4,13 @@ A counter that was read once has no rate: its total is a doubt only if it is lar
 Few corrected errors are normal (PCIe allows one bit in 10^12).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 from gpubench.records import dataclass
 
 ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a bridge by its bus id), and by counter
@@ -286,3 +287,8 @@ def _is_named(gpu: GpuFacts, entry: str) -> bool:
     if entry.startswith("GPU-"):
         return (gpu.uuid or "").startswith(entry)
     return entry.isdecimal() and int(entry) == gpu.index
+
+
+def split_by_mig(gpus: Iterable[GpuFacts | None]) -> str:
+    """The reason why GPUs of which any is split by MIG are compared with no whole GPUs; else empty."""
+    return GPUS_ARE_SPLIT if any(gpu is not None and gpu.mig for gpu in gpus) else ""

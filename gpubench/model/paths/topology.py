@@ -23,7 +23,6 @@ from gpubench.model.facts.snapshot import (
     display_cards,
     is_virtual_gpu,
 )
-from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 from gpubench.records import dataclass
 
 PCIE_GB_S_PER_LANE = {
@@ -692,8 +691,3 @@ def is_switched(node: Topology, gpu: GpuFacts) -> bool:
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered
-
-
-def split_by_mig(nodes: Iterable[Topology]) -> str:
-    """The reason why a node with all GPUs split by MIG is compared with no whole GPUs; else empty."""
-    return GPUS_ARE_SPLIT if any(node.gpus and all(gpu.mig for gpu in node.gpus) for node in nodes) else ""
