@@ -7,7 +7,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, S
 from gpubench.conditions.measured import LATE_RANK
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import COLLECTIVE_NAMES, Measurements
-from gpubench.model.results.neighbours import LEAST_LOSS, LONE, slow_range
+from gpubench.model.results.neighbours import LEAST_LOSS, LONE, SHARE, slow_range
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import SLOW_RANGE, TOO_NOISY, is_lost_in_noise
 from gpubench.model.terms.ranks import RankIdentity
@@ -34,9 +34,10 @@ def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
 
 def _seen_noise(row: CollectiveRow) -> str:
     seen = format_time(row.time_us) + ("" if row.ci95_percent is None else f" ±{row.ci95_percent:.0f} %")
-    if row.expected_us is None or is_lost_in_noise(row.ci95_percent):
-        return seen
-    return f"{seen}, {format_time(row.expected_us)} expected" + (f"; {LONE}" if LONE in (row.note or "") else "")
+    why = [part for part in (row.note or "").split("; ") if part == LONE or SHARE in part]
+    if row.expected_us is not None and not is_lost_in_noise(row.ci95_percent):
+        seen = f"{seen}, {format_time(row.expected_us)} expected"
+    return "; ".join((seen, *why))
 
 
 def _slow_range(run: Circumstances) -> Found:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,14 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollective, RunOptions
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import MpiSupport
+from gpubench.model.results.neighbours import SHARE
 from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.operation import GATE, gated
 from gpubench.model.terms.overlap import OverlapAsked, operation_words
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, grouped
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 
 if TYPE_CHECKING:
@@ -179,18 +180,24 @@ def speed_judge_of(
     nccl: str | None,
     asked_profile: str | None,
     past: "PastFigures | None" = None,
+    cpus: Sequence[tuple[int, Collection[int]]] = (),
 ) -> Callable[["Circumstances | None"], SpeedJudge]:
-    """Makes the judge of these ranks' rows; `nccl` is its version and file, `past` earlier results or None."""
+    """Makes the judge of these ranks' rows; `nccl` is its version and file, `past` earlier results or None.
+
+    `cpus` are the node of each rank and its CPUs, where nothing else is read of the machine.
+    """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
     def make(circumstances: "Circumstances | None") -> SpeedJudge:
         node = None if circumstances is None else circumstances.nodes.get(ranks[0].node)
         profile = profile_of_ranks(ranks, node, asked_profile)
         version = None if nccl is None else nccl.split(" ")[0]
-        joined, unlike = None, why_not_judged(ranks)
+        joined, unlike, known = None, why_not_judged(ranks), cpus
         if circumstances is not None:
+            from gpubench.conditions.node import cpus_in
             from gpubench.model.facts.health import split_by_mig
 
+            known = known or [(each.node, cpus_in(each.affinity or "") or ()) for each in circumstances.facts]
             unlike = unlike or split_by_mig(gpu for _, _, gpu in circumstances.gpus())
 
             joined = circumstances.wiring.networks
@@ -200,9 +207,26 @@ def speed_judge_of(
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         network = _of_hosts(ranks, asked_profile) if joined is None else joined[1]
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
-        return SpeedJudge(sources if past is None else replace(sources, past=partial(_in_the_past, past)), hosts, ranks)
+        if past is not None:
+            sources = replace(sources, past=partial(_in_the_past, past))
+        return SpeedJudge(sources, hosts, ranks, turns_on_cpus=_turns_on_cpus(known))
 
     return make
+
+
+_MOST_RANKS_PER_CPU = 4  # Twelve ranks on two CPUs took 5 ms for 1 KiB, eight ranks 11 ms, two ranks 20 µs
+
+
+def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
+    """Return why times of CPU ranks are those of the scheduler, '64 ranks share 2 CPUs'; `cpus` are those of each rank.
+
+    A rank's part is its node, and the CPUs that it may run on.
+    """
+    for ranks in grouped((each for each in cpus if each[1]), lambda each: each[0]).values():
+        shared = {cpu for _, own in ranks for cpu in own}
+        if len(ranks) > _MOST_RANKS_PER_CPU * len(shared):
+            return f"{len(ranks)} {SHARE} {counted(len(shared), 'CPU')}"
+    return ""
 
 
 def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:

@@ -162,6 +162,7 @@ class CollectiveRankJob:
                     described.libraries.get("NCCL"),
                     self._plan.profile,
                     past,
+                    group.gather((self.identity.node, tuple(os.sched_getaffinity(0)))),
                 ),
                 measures_again=self._part is None,
                 soak=None if request.cycles == 1 else Soak(request.cycles, _say, _asked_to_end()),

@@ -113,6 +113,7 @@ class SpeedJudge:
     expected: ExpectedTimes
     hosts: Sequence[str]
     ranks: Sequence[RankIdentity] = ()
+    turns_on_cpus: str = ""
     slow: list[CollectiveRow] = field(default_factory=list)
     _rows: list[CollectiveRow] = field(default_factory=list)
     _lone: frozenset[RowPlace] = frozenset()
@@ -143,6 +144,10 @@ class SpeedJudge:
         if is_beside or not is_judged(row):
             return row if expected is None else compared(row, expected)
         row = _not_known(row) if expected is None else judged(row, expected)
+        if self.turns_on_cpus and row.backend == _HOST and not row.wrong:
+            row = replace(
+                row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, self.turns_on_cpus)))
+            )
         if is_slow(row) and RowPlace.of(row) in self._lone:
             row = replace(row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, LONE))))
         if is_slow(row):

@@ -11,6 +11,7 @@ from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
+SHARE = "ranks share"  # Part of the note of a row whose ranks take turns on few CPUs
 LONE = "measured once, its neighbours are as expected"  # The note of a lone slow row
 
 CurveKey = tuple[object, ...]  # What rows of a curve share, all but the size and the placement

@@ -10,12 +10,15 @@ from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
 from gpubench.measure.paths import Explained
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
@@ -124,6 +127,24 @@ def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
     hidden = verdict == "INCONCLUSIVE"
     assert [each.id for each in judging.findings((), None)] == ["figures-too-noisy"] * hidden
     assert judging.wants_another([row]) == hidden
+
+
+def test_ranks_that_take_turns_on_few_cpus_measure_the_scheduler() -> None:
+    crowded = replace(judge(), turns_on_cpus="64 ranks share 2 CPUs")
+    host = replace(NOISY, backend="host", ci95_percent=40.0, time_us=23e3)
+    assert crowded.row(host).verdict == "INCONCLUSIVE"
+    (found,) = crowded.findings((), None)
+    assert (found.id, found.seen) == ("figures-too-noisy", "23 ms ±40 %; 64 ranks share 2 CPUs")
+    assert crowded.row(replace(host, wrong=1, verdict="FAIL")).verdict == "FAIL"
+    assert crowded.row(replace(host, backend="nccl", time_us=18.0)).verdict == "PASS"
+
+
+@together("ranks, cpus, shared", [(64, "0-1", True), (9, "0-1", True), (8, "0-1", False), (64, "0-63", False)])
+def test_more_than_four_ranks_on_a_cpu_take_turns(ranks: int, cpus: str, *, shared: bool) -> None:
+    facts = [RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, affinity=cpus) for rank in range(ranks)]
+    identities = [RankIdentity(rank=rank, host="n0", node=0, local_rank=rank, pid=1) for rank in range(ranks)]
+    make = speed_judge_of(ALLREDUCE, identities, None, None)
+    assert bool(make(Circumstances(wiring=Wiring(identities, {}), facts=facts)).turns_on_cpus) == shared
 
 
 def test_less_than_a_kibibyte_is_compared_and_not_judged() -> None:
