@@ -289,7 +289,7 @@ def test_a_terminal_gets_colours_progress_and_its_own_width() -> None:
     assert b"\x1b[1;32mPASS: " in shown
     assert b"allreduce 64K" in shown
     starting, took_back, rest = shown.partition(b"\r\x1b[K")
-    assert (starting, took_back) == (b"starting 2 ranks on this host ...", b"\r\x1b[K")
+    assert (starting, took_back) == (b"starting 2 ranks on this host, for 300 s at most ...", b"\r\x1b[K")
     assert rest.lstrip(b"\x1b[1m").startswith(b"gpubench ")
 
 

@@ -8,7 +8,7 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import Confidence
-from gpubench.model.results.neighbours import LONE, RowPlace, lone_slow_rows
+from gpubench.model.results.neighbours import LONE, RowPlace, lone_slow_rows, shows_more
 from gpubench.model.results.report import CollectiveRow, Effect, Report
 from gpubench.model.results.speed import (
     ExpectedTime,
@@ -157,9 +157,12 @@ class SpeedJudge:
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         """All findings: those on paths with the slow rows that they explain, or why rows are slow; then on all rows."""
+        found = self._on_slow_rows(found, explained)
+        if not shows_more(self._rows):  # a third of what a rank imports stays away
+            return found
         from gpubench.conditions.sweep import sweep_findings
 
-        return (*self._on_slow_rows(found, explained), *sweep_findings(self._rows, self.ranks))
+        return (*found, *sweep_findings(self._rows, self.ranks))
 
     def _on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         if not self.slow:

@@ -179,6 +179,12 @@ def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
     return shown if 2 * len(found) > len(large) else None
 
 
+def shows_more(rows: Sequence[CollectiveRow]) -> bool:
+    """True if the rows of a sweep together show noise, a slow range or a late rank."""
+    is_noisy = any(row.verdict == Verdict.INCONCLUSIVE for row in rows)
+    return is_noisy or slow_range(rows) is not None or late_rank(rows) is not None
+
+
 def _is_one_late(row: CollectiveRow) -> bool:
     """True if the slowest rank is further behind the mean than the fastest one is ahead of it."""
     fastest, slowest = row.time_us_fastest_rank or 0.0, row.time_us_slowest_rank or 0.0
