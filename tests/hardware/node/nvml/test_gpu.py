@@ -222,6 +222,25 @@ def test_a_function_that_an_old_binding_lacks() -> None:
     assert gpu.unknown["remapped_rows"] == "this nvidia-ml-py has no nvmlDeviceGetRemappedRows"
 
 
+@pytest.mark.parametrize(
+    ("replies", "margin"),
+    [
+        ({"nvmlDeviceGetMarginTemperature": 53, "nvmlDeviceGetTemperatureThreshold": lambda _: 90}, 53),
+        ({"nvmlDeviceGetTemperatureThreshold": lambda _: 90}, 90 - 34),
+        ({}, None),
+    ],
+)
+def test_the_margin_to_the_slowdown_temperature(replies: dict[str, Any], margin: int | None) -> None:
+    assert node(FakeNvml(FakeGpu(replies=replies))).gpus[0].slowdown_margin_c == margin
+
+
+def test_memory_banks_without_spare_rows() -> None:
+    gpu = FakeGpu(replies={"nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=2)})
+    rows = node(FakeNvml(gpu)).gpus[0].remapped_rows
+    assert rows is not None
+    assert rows.banks_without_spares == 2
+
+
 def test_the_older_name_of_clock_reasons() -> None:
     gpu = FakeGpu(replies={"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20 | 0x80 | 0x2})
     library = FakeNvml(gpu, missing=("nvmlDeviceGetCurrentClocksEventReasons",))
