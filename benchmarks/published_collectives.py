@@ -8,7 +8,7 @@ none. Run as `python -m benchmarks.published_collectives`.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -165,6 +165,60 @@ class Bounds:
         )
 
 
+HOST_STAGED_GB_S = 28.4  # All-reduce of 2 H200s through host memory, the fastest that was seen
+
+
+@dataclass(frozen=True, slots=True)
+class KindRates:
+    """Tables of healthy machines of one kind, and how many get which verdict: as they are, and made ill."""
+
+    tables: int
+    failed: int
+    warned: int
+    unjudged: int
+    halves_passed: int
+    staged_passed: int | None
+
+    @classmethod
+    def of(cls, figures: Sequence[Published]) -> "KindRates":
+        """Of the healthy figures of one kind. Only inside a node with NVLinks is a table made host-staged."""
+        tables: dict[str, list[Published]] = {}
+        for each in figures:
+            tables.setdefault(each.source, []).append(each)
+        own = [_of_table(table, lambda _each: 1.0) for table in tables.values()]
+        halves = [_of_table(table, lambda _each: 2.0) for table in tables.values()]
+        is_staged = all(each.row.nodes == 1 and load(each.profile).nvlink is not None for each in figures)
+        staged = [
+            _of_table(table, lambda each: max(1.0, each.row.reached_gb_s / HOST_STAGED_GB_S))
+            for table in tables.values()
+            if is_staged
+        ]
+        return cls(
+            tables=len(tables),
+            failed=own.count(Verdict.FAIL),
+            warned=own.count(Verdict.WARN),
+            unjudged=own.count(Verdict.SKIP),
+            halves_passed=halves.count(Verdict.PASS),
+            staged_passed=staged.count(Verdict.PASS) if is_staged else None,
+        )
+
+
+def _of_table(table: Sequence[Published], slower: Callable[[Published], float]) -> Verdict:
+    """The gravest verdict of the rows; SKIP if nothing is wrong and the largest size is not judged."""
+    found = overall(each.verdict(slower(each)) for each in table)
+    largest = max(table, key=lambda each: each.row.size_bytes)
+    return largest.verdict(slower(largest)) if found is Verdict.PASS else found
+
+
+def rates_by_kind(use: str) -> dict[tuple[str, bool], KindRates]:
+    """The rates of one part of the tables, by profile and whether several nodes are joined."""
+    kinds: dict[tuple[str, bool], list[Published]] = {}
+    for each in read():
+        if each.use == use and each.state == "healthy":
+            kinds.setdefault((each.profile, each.row.nodes > 1), []).append(each)
+    return {kind: KindRates.of(figures) for kind, figures in sorted(kinds.items())}
+
+
 def main() -> None:
     """Print every figure with its prediction, and the bounds."""
     figures = read()
@@ -178,8 +232,18 @@ def main() -> None:
         )
     for use in ("tuned", "held-out"):
         print(f"{use}: {Bounds.of([each for each in figures if each.use == use])}")
-    ill = [each for each in figures if each.state == "ill"]
-    print(f"ill: {sum(each.verdict() is not Verdict.PASS for each in ill)} of {len(ill)} not PASS")
+        print("| machine | tables | FAIL | WARN | not judged | half PASS | host-staged PASS |")
+        print("|---|---|---|---|---|---|---|")
+        for (profile, is_joined), rates in rates_by_kind(use).items():
+            staged = "–" if rates.staged_passed is None else rates.staged_passed
+            counts = f"{rates.tables} | {rates.failed} | {rates.warned} | {rates.unjudged} | {rates.halves_passed}"
+            print(f"| {profile}{', several nodes' if is_joined else ''} | {counts} | {staged} |")
+    ill: dict[str, list[Published]] = {}
+    for each in figures:
+        if each.state == "ill":
+            ill.setdefault(each.source, []).append(each)
+    seen = [overall(each.verdict() for each in table) is not Verdict.PASS for table in ill.values()]
+    print(f"ill: {sum(seen)} of {len(seen)} tables not PASS")
 
 
 if __name__ == "__main__":
