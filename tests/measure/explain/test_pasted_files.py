@@ -50,7 +50,7 @@ def text_of(name: str) -> str:
         ("warn-text-on-next-lines.log", FAIL, "network-plugin-failed", "completed with error. RC: 107. Error: Inappr"),
         ("no-prefix.log", PASS, "excerpt", "2 pairs of ranks"),
         ("explain-p2p-off-on-command-line.log", FAIL, "nccl-shm-disabled", "over the network inside a node"),
-        ("inspector-pretty.json", WARN, "rank-is-slow", "came last in 20 of 20 operations"),
+        ("inspector-v40.jsonl", WARN, "rank-is-slow", "came last in 20 of 20 operations"),
     ],
 )
 def test_a_file_is_answered_right(name: str, verdict: Verdict, first: str, seen: str) -> None:
@@ -291,7 +291,7 @@ def test_no_page_about_failures_is_one(page: Path) -> None:
     assert report.verdict is not FAIL, report.findings[0].seen
 
 
-OBJECTS = [json.loads(f"{{{each}}}") for each in text_of("inspector-pretty.json").strip()[1:-1].split("\n}\n{\n")]
+OBJECTS = [json.loads(line) for line in text_of("inspector-v40.jsonl").splitlines()]
 
 
 def v4_1(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
