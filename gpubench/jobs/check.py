@@ -331,7 +331,7 @@ class SimulatedMeasurer:
         gpus = range(len(copies.gpus))
         several = len(copies.gpus) > 1
         brief = self._depth is Depth.BRIEF and several
-        series = sweep_series((_PAIR_BYTES,)) if brief else default_series(_PAIR_BYTES, sm=full)
+        series = sweep_series((_PAIR_BYTES,)) if brief else default_series(_PAIR_BYTES)
         pairs = tuple((one, other) for one in gpus for other in gpus if one != other)
         request = P2pRequest(
             pairs=pairs,

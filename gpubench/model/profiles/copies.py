@@ -53,7 +53,10 @@ _FROM_WRITES: Mapping[tuple[str | None, str | None], tuple[float, tuple[float, f
 """Over NVLink, what copies reach as a multiple of the writes between the same GPUs, and shares of it. On H200 reads
 reach 94 to 101 % of writes, kernels 94 %, and both directions at once 198 %."""
 
-_READS_OVER_PCIE = 0.6, 0.0  # Shares of writes: how fast a root port answers reads is not known, so none fails
+_OVER_PCIE = {Direction.READ: (0.6, 0.0), Direction.BOTH: (0.55, 0.0)}
+"""Over PCIe the same shares warn, and none fails: how fast a root port answers reads is not known. Both directions at
+once that are no faster than one are not full duplex."""
+
 _ROOT_PORT_SHARES = 0.72, 0.5  # Of a generic profile's share: between root ports 17 to 28 of 31.5 GB/s are healthy
 ACROSS_SHARES = 0.6, 0.4  # Of what a profile has for pairs across sockets: 12 to 19.5 GB/s are healthy over PCIe 4
 _SOCKETS_SHARES = 0.35, (0.43, 0.34)
@@ -325,7 +328,7 @@ def _must_be_judged(row: PairRow) -> bool:
 def _is_judged(row: PairRow) -> bool:
     if row.bandwidth_gb_s is None or row.verdict in (Verdict.SKIP, Verdict.ERROR) or WRONG in (row.note or ""):
         return False
-    if row.engine not in _MEASURED_ENGINES or row.source_bus_id == row.destination_bus_id:
+    if row.engine not in _MEASURED_ENGINES or len(_gpus(row)) == 1:
         return False
     if is_with_host(row):
         return _is_large(row)
@@ -380,9 +383,9 @@ def _by_writes(row: PairRow, written: Mapping[tuple[object, ...], float], bounds
         return []
     times, shares = rule
     if not is_over_nvlink(row):
-        if row.direction != Direction.READ:
+        if row.engine != Engine.CE or row.direction not in _OVER_PCIE:
             return []
-        shares = _READS_OVER_PCIE
+        shares = _OVER_PCIE[Direction(row.direction)]
     return [Bound(times * write_gb_s, "the writes between these GPUs", shares)]
 
 

@@ -100,6 +100,7 @@ ILL: tuple[tuple[tuple[str, ...], str, float, str, Verdict], ...] = (
     (("l40s-8/4", "a10-4"), "all reads", 2, SLOW, FAIL),
     (OVER_PCIE, "kernels of GPU1", 2, SLOW, FAIL),
     (OVER_PCIE, "both ways of one pair", 2, SLOW, FAIL),
+    (OVER_PCIE, "all both ways", 2, SLOW, WARN),
     (OVER_PCIE, "latency of GPU1", 2, SLOW, WARN),
     (("l40s-8/4", "a10-4"), "all latencies", 10, "host-staged", FAIL),
     (OVER_PCIE, "pageable memory of GPU1", 3, HOST, FAIL),

@@ -230,6 +230,19 @@ def test_rows_that_say_nothing_of_their_speed_keep_their_verdict(changes: dict[s
     assert is_slow_copy(judged) == (bool(judged.host_staged))
 
 
+def test_gpus_of_two_nodes_may_have_one_bus_id() -> None:
+    between: dict[str, Any] = {
+        "scope": "network",
+        "engine": "nccl",
+        "peer": None,
+        "path_class": "NET",
+        "limit_gb_s": None,
+    }
+    copies = [pair(NODE, *ends, 50.0, destination_node="node1", **between) for ends in ((0, 0), (1, 1), (2, 2), (3, 3))]
+    copies[2] = replace(copies[2], bandwidth_gb_s=20.0)
+    assert [row.verdict for row in CopyJudge().judged(copies)] == ["PASS", "PASS", "FAIL", "PASS"]
+
+
 def test_the_past_judges_where_nothing_else_does() -> None:
     judge = CopyJudge(past=lambda _: (400.0, "this machine's past"))
     assert [row.verdict for row in judge.judged([pair(NODE, 0, 1, 200.0)])] == [Verdict.FAIL]
