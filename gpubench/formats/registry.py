@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gpubench.errors import unwritable_output
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def target_of(path: Path) -> Target:
             opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
             if error.errno != errno.ENXIO or time.monotonic() > until:
+                from gpubench.errors import unwritable_output  # --help reads this list of formats
+
                 raise unwritable_output(path, error) from None
             time.sleep(_SECONDS_BETWEEN_TRIES)
             continue

@@ -273,6 +273,7 @@ def with_display_card(snapshot: Snapshot) -> Snapshot:
     lanes = PcieLink(generation=3, width=8, max_generation=3, max_width=16)
     card: dict[str, Any] = {
         "name": "NVIDIA T400 4GB",
+        "uuid": "GPU-00000000-0000-0000-0000-0000000000f1",
         "memory_bytes": 4 * 10**9,
         "compute_capability": "7.5",
         "ecc": None,
