@@ -7,7 +7,7 @@ still ambiguous waits until every log is read.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -84,6 +84,14 @@ class Comm:
             return device == str(self.nvml_index)
         return self.bus is None or device == f"{self.bus:x}"
 
+    def may_write(self, rank: int, device: str, peer: int) -> bool:
+        """True if it lives, is this rank on this GPU, and has this peer."""
+        return rank == self.rank and self.is_alive and peer < self.size and self.is_on(device)
+
+    def has(self, peer: int, code: int) -> bool:
+        """True if it has this channel to a peer."""
+        return self.connections.of(peer).has(code)
+
     def connections_for(self, connection: Connection) -> RankConnections:
         """The connections of this comm, to which one is to be added."""
         if self.comm_id is None:
@@ -107,6 +115,14 @@ class AmbiguousChannel(NamedTuple):
     comms: tuple[Comm, ...]
 
 
+class _Passing:
+    """The comms of a process that pass a test, among its first `tried` ones."""
+
+    def __init__(self) -> None:
+        self.comms: list[Comm] = []
+        self.tried = 0
+
+
 @dataclass(slots=True, eq=False)
 class Process:
     """One process: its comms in order of appearance, and what may be of several of them.
@@ -122,6 +138,10 @@ class Process:
     ambiguous: dict[AmbiguousChannel, int] = field(default_factory=dict)
     tunings: dict[Tuning, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
+    passing: dict[tuple[str | int, ...], _Passing] = field(default_factory=dict)
+    remembering: list["Thread"] = field(default_factory=list)
+    """Threads that remember lines until the comms change."""
+
     is_exiting: bool = False
     begins_again: bool = False
     """It writes what communicators begin with, after the end of all that it had."""
@@ -146,9 +166,23 @@ class Process:
         """True if the init of any of its communicators began and did not end, or none is known."""
         return not self.comms or any(comm.is_alive and not comm.is_complete for comm in self.comms)
 
-    def comms_of(self, rank: int, device: str, most_rank: int) -> list[Comm]:
-        """The living comms that have this rank on this GPU, and a rank `most_rank`."""
-        return [comm for comm in self.comms if comm.is_alive and most_rank < comm.size and comm.is_rank(rank, device)]
+    def first_passing(
+        self, key: tuple[str | int, ...], test: Callable[[Comm], bool], most: int | None = None
+    ) -> Sequence[Comm]:
+        """Return the first comms, at most so many, that pass the test of this key.
+
+        A comm that failed a test once is not tried again: a process of 8,000 communicators has a million lines.
+        """
+        known = self.passing.get(key)
+        if known is None:
+            known = self.passing[key] = _Passing()
+        known.comms = [comm for comm in known.comms if test(comm)]
+        while known.tried < len(self.comms) and (most is None or len(known.comms) < most):
+            comm = self.comms[known.tried]
+            known.tried += 1
+            if test(comm):
+                known.comms.append(comm)
+        return known.comms
 
     def add_ambiguous(self, channel: AmbiguousChannel) -> bool:
         """Count a channel that several comms may have; True for a new one."""
@@ -158,8 +192,9 @@ class Process:
 
     def forget_caches(self) -> None:
         """Drop what threads remember of lines: the comms changed."""
-        for thread in self.threads.values():
+        for thread in self.remembering:
             thread.forget_caches()
+        self.remembering.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -194,6 +229,13 @@ class Thread:
         if len(self.connections) >= _MOST_ENDS:
             self.connections.clear()
         self.connections[own_end] = connections
+        self.process.remembering.append(self)
+
+    def remember_tuning(self, line: bytes) -> None:
+        """Remember a line that says nothing new of the comm."""
+        if len(self.tuning_lines) < _MOST_TUNINGS:
+            self.tuning_lines.add(line)
+            self.process.remembering.append(self)
 
     def early_connections(self, connection: Connection, sets: ChannelSets) -> RankConnections:
         """The connections to which one is added until its communicator is named."""
@@ -310,10 +352,13 @@ class Attribution:
 
     def connected(self, thread: Thread) -> None:
         """Take a line that says that rings or trees are set up, which names no communicator."""
-        waiting = [
-            comm for comm in thread.process.comms if comm.is_alive and comm.connections and not comm.is_connected
-        ]
-        comm = thread.comm or thread.newest or (waiting[0] if len(waiting) == 1 else None)
+        comm = thread.comm or thread.newest
+        if comm is None:
+            unconnected = thread.process.first_passing(
+                ("connects",), lambda each: each.is_alive and not each.is_connected
+            )
+            waiting = [each for each in unconnected if each.connections]
+            comm = waiting[0] if len(waiting) == 1 else None
         if comm is not None:
             comm.is_connected = True
         thread.newest = None
@@ -352,6 +397,8 @@ class Attribution:
             if comm is not None:
                 comm.is_alive = False
             comm = self._begin_comm(process, line)
+        if comm.nvml_index is None and line.nvml_index is not None and comm.bus is not None:
+            process.passing.clear()  # It may be on a GPU now that it was not on by its bus id.
         comm.update(line, comm_id)
         comm.began = comm.began or line.event == "Init START"
         if line.event == "Init COMPLETE":
@@ -367,6 +414,8 @@ class Attribution:
             process.begins_again = False
         if comm.is_alive == ends:
             comm.is_alive = not ends
+            if comm.is_alive:
+                process.passing.clear()
             process.forget_caches()
 
     def add_multicast(self, thread: Thread, message: bytes) -> None:
@@ -385,31 +434,35 @@ class Attribution:
         if tuning is None:
             return
         process = thread.process
-        roots = [comm for comm in process.comms if comm.is_alive and comm.rank == 0]
-        if thread.comm in roots:
+        roots = process.first_passing(("root",), _is_living_root, most=2)
+        if thread.comm is not None and _is_living_root(thread.comm):
             roots = [thread.comm]
         tunings = roots[0].tunings if len(roots) == 1 else process.tunings
         if len(tunings) < _MOST_TUNINGS:
             tunings[tuning] = None
-        if line and len(thread.tuning_lines) < _MOST_TUNINGS:
-            thread.tuning_lines.add(line)
+        if line:
+            thread.remember_tuning(line)
 
     def _connections_for(
         self, thread: Thread, connection: Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
         """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
-        process = thread.process
-        comms = process.comms_of(connection.rank, connection.device, connection.peer)
-        if thread.comm in comms:
+        process, writer = thread.process, (connection.rank, connection.device, connection.peer)
+        if thread.comm is not None and thread.comm.may_write(*writer):
             return thread.comm.connections
+        comms = process.first_passing(("any", *writer), lambda comm: comm.may_write(*writer), most=2)
         if not comms or (process.has_bus_ids and not of_sends):
             self._end_beyond(len(thread.early), limits.MOST_EARLY_OF_A_THREAD, "ranks that no communicator is named of")
             return thread.early_connections(connection, self.sets)
-        unconnected = [comm for comm in comms if not comm.is_connected]
+        unconnected = process.first_passing(
+            ("unconnected", *writer), lambda comm: not comm.is_connected and comm.may_write(*writer), most=2
+        )
         if len(unconnected) == 1:
             return unconnected[0].connections_for(connection)
         if len(comms) > 1:
-            comms = [comm for comm in comms if not comm.connections.of(connection.peer).has(code)]
+            comms = process.first_passing(
+                ("lacking", *writer, code), lambda comm: comm.may_write(*writer) and not comm.has(connection.peer, code)
+            )
         if len(comms) == 1:
             return comms[0].connections_for(connection)
         if comms and process.add_ambiguous(AmbiguousChannel(connection, code, tuple(comms))):
@@ -420,8 +473,11 @@ class Attribution:
     def _remember(self, thread: Thread, connection: Connection, text: bytes, line_code: int) -> None:
         """Remember where such texts are added, where that follows from the writer's end alone."""
         process = thread.process
-        comms = process.comms_of(connection.rank, connection.device, most_rank=0)
-        comm = thread.comm if thread.comm in comms else comms[0] if len(comms) == 1 else None
+        writer = (connection.rank, connection.device, 0)
+        comm = thread.comm
+        if comm is None or not comm.may_write(*writer):
+            comms = process.first_passing(("any", *writer), lambda each: each.may_write(*writer), most=2)
+            comm = comms[0] if len(comms) == 1 else None
         left, arrow, right = text.partition(ARROW)
         if comm is None or comm.comm_id is None or process.has_bus_ids or not arrow:
             return
@@ -431,6 +487,10 @@ class Attribution:
         self.left_sides[left] = connection.src
         self.right_sides[right] = connection.dst, line_code, connection.received
         thread.remember(right if connection.received else left, comm.connections)
+
+
+def _is_living_root(comm: Comm) -> bool:
+    return comm.is_alive and comm.rank == 0
 
 
 def _comm_id(process: Process, line: CommunicatorLine) -> str | None:

@@ -13,6 +13,7 @@ from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers import limits
 from gpubench.readers import limits as document_limits
+from gpubench.readers.nccl_log.attribution import Comm, Thread
 from gpubench.readers.nccl_log.files import read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job
@@ -142,3 +143,31 @@ def test_a_pipe_that_nobody_writes_is_given_up(tmp_path: Path, monkeypatch: pyte
         assert "writer says nothing" in reader.facts().limits[0].seen
     finally:
         os.close(both)
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_the_work_for_communicators_of_one_process_grows_with_their_number_and_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch, *, has_thread: bool
+) -> None:
+    tried = 0
+    may_write, forget = Comm.may_write, Thread.forget_caches
+
+    def counted(comm: Comm, rank: int, device: str, peer: int) -> bool:
+        nonlocal tried
+        tried += 1
+        return may_write(comm, rank, device, peer)
+
+    def counted_thread(thread: Thread) -> None:
+        nonlocal tried
+        tried += 1
+        forget(thread)
+
+    monkeypatch.setattr(Comm, "may_write", counted)
+    monkeypatch.setattr(Thread, "forget_caches", counted_thread)
+    communicators, lines = 400, list[str]()
+    for number in range(communicators):
+        complete = init(number, tid=number if has_thread else 1).replace("Init START", "Init COMPLETE")
+        lines.append(complete + channel(0, 1).replace(":1:1 ", f":1:{number} " if has_thread else ":1:1 "))
+    facts = read("".join(lines))
+    assert sum(len(each.connections.by_rank[0]) for each in facts.communicators) == communicators
+    assert tried < 20 * communicators
