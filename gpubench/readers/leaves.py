@@ -26,13 +26,17 @@ def _leaves_of_discovery(text: str) -> dict[str, str]:
     for host, device, switch in _ports(text):
         switches.setdefault(host, {})[device] = switch
     leaves: list[tuple[str, frozenset[str]]] = []
+    by_switch: dict[str, list[int]] = {}
     found: dict[str, str] = {}
     for host, by_device in sorted(switches.items(), key=lambda each: (-len(each[1]), each[0])):
         own = frozenset(by_device.values())
-        known = (name for name, members in leaves if len(own & members) >= _SHARED * max(len(own), len(members)))
+        near = (leaves[place] for place in sorted({place for each in own for place in by_switch.get(each, ())}))
+        known = (name for name, members in near if len(own & members) >= _SHARED * max(len(own), len(members)))
         leaf = next(known, None)
         if leaf is None:
             leaf = by_device[min(by_device)]
+            for switch in own:
+                by_switch.setdefault(switch, []).append(len(leaves))
             leaves.append((leaf, own))
         found[host] = leaf
     return found
@@ -97,7 +101,8 @@ def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tu
     found = [by_host.get(host) or short.get(host.partition(".")[0]) for host in hosts]
     missing = [host for host, leaf in zip(hosts, found, strict=True) if leaf is None]
     if missing:
-        unknown = [each for each in by_host if each not in hosts]
+        wanted = set(hosts)
+        unknown = [each for each in by_host if each not in wanted]
         raise UsageError(
             f"{name} has no leaf for {some_of(missing)}: {len(missing)} of {counted(len(hosts), 'node')}",
             expected="a leaf for every node of the job",
