@@ -15,12 +15,6 @@ from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Origin, Verd
 from gpubench.readers.nccl_log.stream import NcclLogReader
 
 _JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
-_FIRST_PERSON = re.compile(
-    r"^\W*(?:[Ww]e|[Oo]ur|[Mm]y|[Hh]ello|[Hh]i|[Tt]hanks?|[Aa]ny(?:one| idea)|[Ii]s (?:this|it))\b"
-    r"|\b(?:we|our|my)\b|\bI(?:'\w+)? (?:have|am|was|r[au]n|see|saw|g[eo]t|think|tr[iy]\w*|used?|did|had|c\w+|w\w+)\b"
-)
-"""What people write of themselves, and programs do not: a job that "we killed" last week did not end here."""
-
 _TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
 """Conditions of a log that the rows of the same text tell better."""
 
@@ -30,8 +24,7 @@ def failures_in(text: str) -> tuple[Finding, ...]:
     if _JSON.match(text):
         return ()
     reader = NcclLogReader()
-    said_by_programs = "".join(line for line in text.splitlines(keepends=True) if not _FIRST_PERSON.search(line))
-    reader.read(io.BytesIO(said_by_programs.encode()))
+    reader.read(io.BytesIO(text.encode()))
     return failures_of(reader.facts(()))
 
 

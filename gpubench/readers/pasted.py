@@ -186,13 +186,25 @@ _OF_PROGRAMS = re.compile(
     r"|\[[EWIF ]\w*\]?|[EWIF]\d{4} |Traceback"
     r"|(?:srun|slurmstepd|mpirun|mpiexec|prterun|torchrun|bash|kernel|python3?)(?:\[\d+\])?: )"
     r"|\b[\w/-]+\.(?:cc|cpp|cu|h|c|py):\d+\b|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): "
-    r"|^\S+:\d+:\d+ \[\d+\]"
+    r"|^\S+:\d+:\d+ \[\d+\]|^\([\w ]{0,60}\bpid=\d"
 )
 """What a program prints also where somebody pasted it into Markdown without a fence."""
 
 
 def _of_a_program(line: str) -> bool:
     return _OF_PROGRAMS.search(_CODE_SPAN.sub("", line)) is not None
+
+
+_FIRST_PERSON = re.compile(
+    r"^\W*(?:[Ww]e|[Oo]ur|[Mm]y|[Hh]ello|[Hh]i|[Tt]hanks?|[Aa]ny(?:one| idea)|[Ii]s (?:this|it))\b"
+    r"|\b(?:we|our|my)\b|\bI(?:'\w+)? (?:have|am|was|r[au]n|see|saw|g[eo]t|think|tr[iy]\w*|used?|did|had|c\w+|w\w+)\b"
+)
+"""What people write of themselves, and programs do not: a job that "we killed" last week did not end here."""
+
+
+def is_told_by_person(line: str) -> bool:
+    """True if a person wrote this line, in a text that is no Markdown, about a job: 'we killed it'."""
+    return _FIRST_PERSON.search(line) is not None and not _of_a_program(line)
 
 
 def begins_ras_answer(line: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
-from gpubench.readers import limits
+from gpubench.readers import limits, pasted
 from gpubench.readers.nccl_log.endings import (
     FailedCollectives,
     TestRuns,
@@ -383,7 +383,7 @@ class Notes:
                 break
         if failed := self._collectives.add(line):
             self._complain(failed, "")
-        if not says_something(line):
+        if not says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
             return
         self._add_told(_without_the_middle(line))
 

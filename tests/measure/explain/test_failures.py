@@ -353,6 +353,25 @@ def test_a_process_that_ended_well_is_none(line: str) -> None:
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
 
+_TOLD_BY_PEOPLE = (
+    "Hi, our job was killed with exit code 1 on rank 3 before the update",
+    "our job was killed with exit code 1",
+    "Yesterday we saw the run before this one die: rank 2 died from signal 9",
+    "I get this after I killed a hanging rank. Exited with exit code 137",
+)
+
+
+@pytest.mark.parametrize("line", _TOLD_BY_PEOPLE)
+def test_what_people_tell_of_a_job_is_not_how_this_one_ended(line: str) -> None:
+    report = report_of(*JOB.logs(), f"{line}\n")
+    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+def test_a_program_that_writes_in_the_first_person_still_tells_how_it_ended() -> None:
+    line = "(Worker pid=7) RuntimeError: NCCL error: unhandled system error, we stop our job\n"
+    assert report_of(*JOB.logs(), line).verdict is Verdict.FAIL
+
+
 @pytest.mark.parametrize("tag", ["", "[Proxy Service 2] "])
 def test_an_operation_that_the_proxy_failed_to_execute_is_a_failure(tag: str) -> None:
     report = report_of(*JOB.logs(), f"{JOB.head(0)}{tag}Failed to execute operation Connect from rank 2, retcode 2\n")
