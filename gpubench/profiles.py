@@ -314,7 +314,7 @@ def match(
         for each in (_with_words(models) if among is None and models else among or ())
         if each.match.generic is None
         and each.domain is None
-        and models <= set(each.match.gpus)
+        and each.match.has(models)
         and 1 <= count <= each.match.visible
         and (switched is None or _is_switched(each) in (None, switched))
     ]
@@ -337,7 +337,7 @@ def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profil
     """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
     models = set(gpu_names)
     ours = _with_words([*models, "domain"])
-    found = (each for each in chain(among, ours) if each.domain is not None and models <= set(each.match.gpus))
+    found = (each for each in chain(among, ours) if each.domain is not None and each.match.has(models))
     return next(found, None) if models else None
 
 

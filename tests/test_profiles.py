@@ -260,3 +260,8 @@ def test_a_users_own_folder_and_files(tmp_path: Path) -> None:
     assert profiles.find("hgx-h100-8", environment).name == "hgx-h100-8"
     with pytest.raises(UsageError, match=r"mine\.toml cannot be read"):
         profiles.find("mine.toml", {})
+
+
+@pytest.mark.parametrize("name", ["H100 80GB HBM3", "A100-SXM4-40GB", "GB200"])
+def test_models_without_the_vendor_match_like_those_with_it(name: str) -> None:
+    assert profiles.match([name], 4) == profiles.match([f"NVIDIA {name}"], 4) is not None

@@ -95,7 +95,7 @@ def _model(run: Circumstances) -> Found:
         if gpu in display_cards(node.gpus):
             continue
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
-        if profile is not None and gpu.name and gpu.name not in profile.match.gpus:
+        if profile is not None and gpu.name and not profile.match.has([gpu.name]):
             expected = " or ".join(profile.match.gpus)
             yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         models = Counter(each.name for each in node.gpus if each.name).most_common(2)

@@ -393,17 +393,15 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
     if twice:
         raise _of_several_runs(file, [run for run in twice if run.table == twice[0].table])
     copies, models = ReadCopies.of(file), file.circumstances.gpus
-    machine = plan.machine or (_machine_of(models, len(copies.names), 1) if models else None)
+    if plan.machine is None and not models:
+        raise _what_is_missing(plan, gpus=True)
+    machine = plan.machine or _machine_of(models, len(copies.names), 1)
     if machine is None:
-        raise (
-            _what_is_missing(plan, gpus=True)
-            if not models
-            else UsageError(
-                f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
-                expected="GPUs of a kind that has a profile",
-                reason="no profile knows them, or they are of several models",
-                next_step=f"gpubench report {file.name} --machine NAME, with a name of gpubench profiles list",
-            )
+        raise UsageError(
+            f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
+            expected="GPUs of one kind that has a profile",
+            reason="they are of several models" if len(set(models)) > 1 else "no profile has so many of these GPUs",
+            next_step=f"gpubench compare {file.name} other.txt holds it against a healthy machine's",
         )
     if len(copies.names) > machine.profile.match.visible:
         raise UsageError(
@@ -569,24 +567,31 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     return None if found is None else SimulatedMachine(found.profile, nodes)
 
 
+def _smaller(machine: SimulatedMachine, ranks: int) -> str:
+    """As many of these machines as ranks need; racks count as one."""
+    return f"{machine.profile.name}*{-(-ranks // (machine.profile.match.visible * machine.domain_nodes))}"
+
+
 def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) -> None:
     machine = plan.machine
     if machine is None:
         return
     profile, per_node = machine.profile, row.ranks // row.nodes
     known = match(sorted(set(models)), 1) if models else None
-    if known is not None and not set(models) <= set(profile.match.gpus):
+    if known is not None and not profile.match.has(models):
         seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
-    elif machine.nodes != row.nodes or per_node > profile.match.visible:
-        seen = f"{plan.name} has {counted(row.ranks, 'rank')} on {counted(row.nodes, 'node')}"
+    elif machine.nodes != row.nodes or not 0 < per_node <= profile.match.visible:
+        seen = f"{plan.name} has {counted(row.ranks, 'rank')}"
+        seen += f" on {counted(row.nodes, 'node')}" if per_node else ""
     else:
         return
     raise UsageError(
         f"{seen}, and --machine {machine} has {counted(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
         expected="the machine that the table is of",
-        reason="the file is of another run",
-        next_step=f"gpubench report {plan.name} without --machine",
+        reason="the file is of another run" if per_node else "the machine has more nodes than the run has ranks",
+        next_step=f"gpubench report {plan.name} "
+        + ("without --machine" if per_node else f"--machine {_smaller(machine, row.ranks)}, if that is what ran"),
     )
 
 

@@ -227,6 +227,10 @@ def _decoded(content: bytes, name: str, wanted: Wanted) -> str:
 _QUOTED = re.compile(r"(?:\s*>)+ ?|\s*\|(?=[^|]*\|)")  # Markdown before a line: of a quotation, or of a row of a table
 
 
+_IN_CELLS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|\*\*")  # Separators of thousands, and bold
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2212"), "-")
+
+
 def lines_of(text: str, name: str) -> list[str]:
     """The lines of a text, whichever way they end; UsageError for more than a result has."""
     count = text.count("\n") + text.count("\r")
@@ -241,8 +245,9 @@ def lines_of(text: str, name: str) -> list[str]:
 
 
 def unquoted(line: str) -> str:
-    """A line as it was before somebody quoted it on a page, or made a row of a table there."""
-    return _QUOTED.sub("", line, count=1).replace("|", " ") if _QUOTED.match(line) else line
+    """Return a line as it was before somebody quoted it, made a row of a table of it, or printed it to a PDF."""
+    plain = line if line.isascii() else line.translate(_DASHES)
+    return _IN_CELLS.sub("", _QUOTED.sub("", plain, count=1).replace("|", " ")) if _QUOTED.match(plain) else plain
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x07|[\x00-\x08\x0b-\x1f]")

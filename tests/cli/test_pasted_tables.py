@@ -57,6 +57,11 @@ def slower(text: str, times: float = 4.0) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_a_pdf(text: str) -> str:
+    """The table with the minus signs, dashes and spaces of a PDF."""
+    return text.replace("-1", "\u22121").replace("  ", "\u00a0 ")
+
+
 def headless(text: str) -> str:
     """A table with its list of devices and rows alone."""
     return without(*[line for line in text.splitlines() if line.startswith("#") and "Rank" not in line])(text)
@@ -79,6 +84,8 @@ AROUND = [
     ("devices left out in brackets", instead("\n".join(DEVICES[2:3]), "#  [...]")),
     ("devices left out with a word", instead("\n".join(DEVICES[2:3]), "# <snip>")),
     ("rows left out", instead(ROWS[3], "...")),
+    ("from a PDF", in_a_pdf),
+    ("without the vendor", lambda text: text.replace("NVIDIA H200", "H200")),
     ("twice on one machine", lambda text: text + text),
     ("twice without headers", lambda text: text + "\n".join(ROWS)),
     ("the rows of two runs below each other", lambda text: headless(text) + "\n" + headless(text)),
@@ -229,6 +236,74 @@ def test_a_collective_that_nothing_names_is_asked_for_alone(tmp_path: Path) -> N
     assert "--machine" not in said
 
 
+def test_a_table_of_markdown_is_read(tmp_path: Path) -> None:
+    rows = "| 1,048,576 | 18 | 58.25 | 87.38 |\n| 4,294,967,296 | 17,758 | 241.86 | **362.79** |\n"
+    head = "| size (B) | time (us) | algbw (GB/s) | busbw (GB/s) |\n|---:|---:|---:|---:|\n"
+    asked = "--machine", "hgx-h200-4", "--collective", "allreduce", "--summary"
+    code, said = report(written(tmp_path, head + rows), *asked)
+    assert (code, "4 × H200, all-reduce 363 GB/s (100 % of expected)" in said) == (0, True), said
+
+
+def two_nodes(time: Callable[[int], float], model: str = "NVIDIA GH200 120GB") -> str:
+    """An all-reduce of two nodes of four GPUs, whose sizes take these µs."""
+    devices = "".join(
+        f"#  Rank {rank} Group 0 Pid 7 on host{rank // 4} device {rank % 4} [0000:0{rank}:00] {model}\n"
+        for rank in range(8)
+    )
+    rows = ""
+    for size in (2**power for power in range(8, 31)):
+        figures = f"{time(size):.2f} {size / time(size) / 1e3:.2f} {size * 1.75 / time(size) / 1e3:.2f} 0"
+        rows += f"{size} {size // 4} float sum -1 {figures} {figures}\n"
+    return f"# Collective test starting: all_reduce_perf\n# Using devices\n{devices}{rows}{LAST}\n"
+
+
+TWO_NODES: list[tuple[str, str, str]] = [
+    ("healthy", two_nodes(lambda size: 50 + size / 80e3), "PASS: 8 × GH200"),
+    ("slow", two_nodes(lambda size: 50 + size / 3e3), "WARN: all-reduce reaches 5.2 of "),
+    (
+        "slow, and one small row alone",
+        two_nodes(lambda size: 50 + size / 3e3).replace("1024 256 float sum -1 50.34", "1024 256 float sum -1 850.34"),
+        "WARN: all-reduce reaches 5.2 of ",
+    ),
+    (
+        "one small row alone",
+        two_nodes(lambda size: 50 + size / 80e3).replace("1024 256 float sum -1 50.01", "1024 256 float sum -1 850.01"),
+        "INCONCLUSIVE: all-reduce of 1K",
+    ),
+    (
+        "faster than the NICs that a profile assumes",
+        two_nodes(lambda size: 50 + size / 5.4e3, "NVIDIA A100-SXM4-40GB"),
+        "times what profile hgx-a100-4-40gb expects of assumed NICs (--nics tells others)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), [each[1:] for each in TWO_NODES], ids=[each[0] for each in TWO_NODES])
+def test_the_gravest_rows_of_two_nodes_decide_the_sentence(text: str, said: str, tmp_path: Path) -> None:
+    found = report(written(tmp_path, text), "--summary")
+    assert (found[0], said in found[1]) == (0, True), found[1]
+
+
+@pytest.mark.parametrize("machine", ["gb200-nvl72*360", "hgx-h200-4*9", "hgx-h200-8*2"])
+def test_a_machine_of_more_nodes_than_the_table_has_ranks_is_refused(machine: str, tmp_path: Path) -> None:
+    """The list of devices of this excerpt begins with the last one, so that only --machine tells the nodes."""
+    text = without(*DEVICES[:-1])(TABLE).replace("Rank  3", "Rank  7").replace("NVIDIA H200", "NVIDIA GB200")
+    text = text if machine.startswith("gb") else text.replace("NVIDIA GB200", "NVIDIA H200")
+    code, said = report(written(tmp_path, text), "--machine", machine)
+    assert (code, "Traceback" in said, "expected:" in said) == (2, False, True), said
+
+
+def test_runs_at_once_whose_lines_are_mixed_have_no_run_without_a_row(tmp_path: Path) -> None:
+    settings = "# nThread 1 nGpus 4 minBytes 1 maxBytes 9 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 "
+    head, others = f"{settings}validation: 1 graph: 0\n", "\n".join(DEVICES).replace(" vm ", " vm2 ")
+    devices = "\n".join(DEVICES)
+    rows = "\n".join(row for row in ROWS for _ in range(2))
+    text = f"{head}{head}{devices}\n{others}\n{rows}\n{LAST}\n{LAST}\n"
+    said = report(written(tmp_path, text), "--collective", "allreduce")[1]
+    assert "without a row" not in said, said
+    assert "1 run without a row" in report(written(tmp_path, text.removesuffix(f"{LAST}\n")))[1]
+
+
 MATRIX = """Running device_to_device_memcpy_read_ce.
 memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
            0         1         2         3
@@ -258,6 +333,16 @@ AS_JSON = """{
   }
 }
 """
+TO_HOST = """Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1         2         3
+ 0     55.36     55.33     55.41     55.39
+
+Running device_to_host_memcpy_ce.
+memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)
+           0         1         2         3
+ 0     55.15     55.11     55.10     55.12
+"""
 COPIES: list[tuple[str, str, str, int, str]] = [
     ("whole", MATRIX, "hgx-h200-4", 0, "PASS"),
     ("0.10", HEAD_0_10 + MATRIX, "hgx-h200-4", 0, "PASS"),
@@ -280,6 +365,9 @@ COPIES: list[tuple[str, str, str, int, str]] = [
     ("zero", MATRIX.replace("393.91", "  0.00"), "hgx-h200-4", 3, "ERROR"),
     ("an edited value", MATRIX.replace("393.87", "393.00").replace("4725.57", "9725.57"), "hgx-h200-4", 0, "WARN"),
     ("a test that printed nothing", f"{MATRIX}\nRunning device_to_device_memcpy_write_ce.\n", "hgx-h200-4", 0, "WARN"),
+    ("host memory", TO_HOST, "hgx-h200-4", 0, "PASS"),
+    ("host memory, a value missing", TO_HOST.replace("55.12", "  N/A"), "hgx-h200-4", 0, "WARN: GPU3"),
+    ("host memory, a second row", TO_HOST.replace("55.39\n", "55.39\n 1 9 9 9 9\n"), "hgx-h200-4", 0, "WARN"),
     ("the same test twice", MATRIX + MATRIX, "hgx-h200-4", 2, "has 2 runs of device_to_device_memcpy_read_ce: line 1"),
 ]
 
@@ -288,6 +376,19 @@ def test_matrices_of_fewer_gpus_than_the_file_lists_are_a_doubt(tmp_path: Path) 
     listed = "".join(f"Device {number}: NVIDIA H200 (00000000:00:0{number + 1})\n" for number in range(5))
     code, said = report(written(tmp_path, f"vm\n{listed}\n{MATRIX}"), "--summary")
     assert (code, "WARN: " in said, "4 of the 5 GPUs" in said) == (0, True, True), said
+
+
+@pytest.mark.parametrize("models", ["X", "XY"])
+def test_copies_of_gpus_that_no_profile_knows_are_no_question_for_a_profile(models: str, tmp_path: Path) -> None:
+    listed = "".join(f"Device {number}: NVIDIA {models[number % len(models)]}900\n" for number in range(4))
+    code, said = report(written(tmp_path, f"{listed}\n{TO_HOST}"))
+    assert (code, "--machine" in said, "gpubench compare" in said) == (2, False, True), said
+
+
+def test_matrices_of_a_different_number_of_gpus_are_shown_whole(tmp_path: Path) -> None:
+    text = TO_HOST.replace("     55.10     55.12", "").replace("1         2         3\n 0     55.15", "1\n 0 55.15")
+    code, said = report(written(tmp_path, f"Device 0: NVIDIA H200\n\n{text}"))
+    assert (code, "Traceback" in said, "WARN: " in said) == (0, False, True), said
 
 
 @pytest.mark.parametrize(("text", "machine", "code", "said"), [e[1:] for e in COPIES], ids=[e[0] for e in COPIES])

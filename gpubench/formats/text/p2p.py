@@ -228,7 +228,8 @@ class P2pView:
         columns = [Column("GPU", self._names)]
         for kind, members in groupby(rows, key=lambda row: ((row.note or "").split(" ")[0], row.source == _HOST)):
             head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
-            columns.append(Column(head, [_word(row, latency=False) for row in members], right=True))
+            words = {row.destination if kind[1] else row.source: _word(row, latency=False) for row in members}
+            columns.append(Column(head, [words.get(name, "-") for name in self._names], right=True))
         self._page.table(fitted_lines(columns, self._page.width))
         for line in expected_lines(rows):
             self._page.wrap(line)

@@ -282,7 +282,7 @@ def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", ask
     """The profile for as many GPUs a node as ranks; None where nodes differ. Raises UsageError for a broken one."""
     models = {rank.gpu for rank in ranks}
     counts = set(Counter(rank.node for rank in ranks).values())
-    if None in models or len(counts) > 1:
+    if None in models or len(counts) != 1:
         return None
     from gpubench.profiles import profile_of_gpus
 

@@ -17,7 +17,7 @@ from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_re
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
-from gpubench.model.terms.verdict import HOST_STAGED, WRONG_DATA, Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, WRONG_DATA, Finding, Origin, Verdict, overall, overall_of_rows
 from gpubench.ports.group import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -113,7 +113,9 @@ def judge_rows(
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
     found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
     report = Report(
-        verdict=overall([*verdicts, *(each.severity for each in found)]), complete=True, findings=tuple(found)
+        verdict=overall([overall_of_rows(verdicts), *(each.severity for each in found)]),
+        complete=True,
+        findings=tuple(found),
     )
     is_known = any(row.transport for row in rows)
     return report if is_known else unwatched(report, _NOT_SAID, Origin.RECORDED)

@@ -37,7 +37,7 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.statistics import RankTimes, RowTimes
 from gpubench.model.terms.units import MOST_SIZES, counted
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall, overall_of_rows
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
 from gpubench.readers.documents import check_version, leaves, read_json_line
@@ -423,9 +423,9 @@ def simulate(
         if row.wrong
     ]
     findings = (wrong_data(wrong, identities), *findings) if wrong else findings
-    judged = (Verdict(row.verdict) for row in rows if row.verdict is not None)
+    judged = overall_of_rows(Verdict(row.verdict) for row in rows if row.verdict is not None)
     return Report(
-        verdict=overall([Verdict.SKIP, *judged, *(finding.severity for finding in findings)]),
+        verdict=overall([judged, *(finding.severity for finding in findings)]),
         complete=True,
         findings=findings,
         sections=dict(outcome.sections),

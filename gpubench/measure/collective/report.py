@@ -26,7 +26,16 @@ from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
+from gpubench.model.terms.verdict import (
+    HOST_STAGED,
+    SLOW_UNEXPLAINED,
+    STRAGGLER,
+    WRONG_DATA,
+    Finding,
+    Verdict,
+    overall,
+    overall_of_rows,
+)
 from gpubench.ports.group import Listener
 from gpubench.records import dataclass
 
@@ -156,13 +165,17 @@ class SpeedJudge:
         return row
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
-        """All findings: those on paths with the slow rows that they explain, or why rows are slow; then on all rows."""
+        """Return all findings: those on paths with the slow rows that they explain, or why rows are slow; then others.
+
+        Where rows are slow, those that could not be judged are no finding: the slow ones are the answer.
+        """
         found = self._on_slow_rows(found, explained)
         if not shows_more(self._rows):  # a third of what a rank imports stays away
             return found
         from gpubench.conditions.sweep import sweep_findings
 
-        return (*found, *sweep_findings(self._rows, self.ranks))
+        rows = [row for row in self._rows if not (self.slow and row.verdict == Verdict.INCONCLUSIVE)]
+        return (*found, *sweep_findings(rows, self.ranks))
 
     def _on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         if not self.slow:
@@ -371,7 +384,7 @@ class RowCollector:
             else self._judge.outcome([] if self._speed is None else self._speed.slow)
         )
         found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
-        verdict = overall([*self._verdicts, *(finding.severity for finding in found)])
+        verdict = overall([overall_of_rows(self._verdicts), *(finding.severity for finding in found)])
         is_named = any(finding.id == STRAGGLER for finding in found)
         late = () if is_named else self._rank_timings.findings()
         return Report(

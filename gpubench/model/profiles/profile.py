@@ -5,7 +5,7 @@ The fields are the keys of the file, as docs/profile-keys.md has them; GB/s is 1
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from itertools import combinations
@@ -59,6 +59,10 @@ class MatchRule:
     def board(self) -> int:
         """GPUs of the whole board."""
         return self.visible if self.board_gpus is None else self.board_gpus
+
+    def has(self, models: Collection[str]) -> bool:
+        """Return whether these are GPUs of this kind; drivers before 470, and many people, leave the vendor out."""
+        return {*models} <= {*self.gpus, *(name.removeprefix("NVIDIA ") for name in self.gpus)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

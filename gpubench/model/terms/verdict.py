@@ -42,6 +42,12 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
     return next((verdict for verdict in WORST_FIRST if verdict in seen), Verdict.SKIP)
 
 
+def overall_of_rows(verdicts: Iterable[Verdict]) -> Verdict:
+    """As `overall`, but rows that are slow decide before rows that could not be judged."""
+    seen = set(verdicts)
+    return overall(seen - {Verdict.INCONCLUSIVE} if Verdict.WARN in seen else seen)
+
+
 def exit_code(verdict: Verdict) -> int:
     """The exit code that a verdict stands for: FAIL → 1, ERROR → 3, everything else → 0."""
     if verdict is Verdict.FAIL:
@@ -98,14 +104,17 @@ def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 DOUBTED_TIMES = 1.5  # A speed so many times what is expected says that the expectation is wrong
-_DOUBT = re.compile(r"[\d.]+ times what .+? expects?\b")
+_OF_NICS = " of assumed NICs (--nics tells others)"
+_DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?")
 _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
 def doubt(times: float, source: str) -> str:
     """'2.6 times what profile hgx-b200-8 expects': why a speed is not judged."""
     named = _PROFILE.search(source)
-    return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects"
+    return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects" + _OF_NICS * (
+        "--nics" in source
+    )
 
 
 def doubt_in(note: str | None) -> str:

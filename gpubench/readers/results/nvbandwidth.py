@@ -234,10 +234,15 @@ class _MatrixParser:
             matrix.rows.add(row)
             return True
         matrix.rows.add(row)
-        for column, value in zip(matrix.columns, values, strict=True):
-            if value != "N/A":
-                matrix.sum_gb_s += float(value)
-                self.cell(matrix.test, matrix.title, row, column, float(value))
+        figures = [
+            (column, float(value)) for column, value in zip(matrix.columns, values, strict=True) if value != "N/A"
+        ]
+        matrix.sum_gb_s += sum(value for _, value in figures)
+        if matrix.title["row"] == "CPU" and row:
+            self.unread.append(f"line {number} ({matrix.test}): a second row of the CPU")
+            return True
+        for column, value in figures:
+            self.cell(matrix.test, matrix.title, row, column, value)
         return True
 
     def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:

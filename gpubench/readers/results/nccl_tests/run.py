@@ -49,7 +49,8 @@ class NcclTestsRun:
 
     `program` is nccl-tests or rccl-tests, `library` the name and version of what it measured. `halves` are lines of
     which the second half is missing, and `left_out` says which rows could not be read, both by line; `transports` are
-    those that NCCL's lines name, as they name them. `is_elided` if somebody left out a part of the list of devices.
+    those that NCCL's lines name, as they name them. `ends` counts last lines: of
+    runs at once, one has those of all. `is_elided` if somebody left out a part of the list of devices.
     """
 
     program: str = "nccl-tests"
@@ -68,6 +69,7 @@ class NcclTestsRun:
     transports: set[str] = field(default_factory=set)
     out_of_bounds: int | None = None
     complete: bool = False
+    ends: int = 0
     first_line: int = 0
     listed: set[int] = field(default_factory=set)
     is_elided: bool = False
@@ -329,8 +331,8 @@ def result_file(
     by_run = [run.rows(name, user_facts) for run in measured]
     unfinished = sum(not run.complete for run in measured)
     more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
-    empty = sum(not run.lines and bool(run.settings) for run in runs)
-    more += [f"{empty} runs without a row"] if empty else []
+    empty = sum(not run.lines and bool(run.settings) for run in runs) - sum(max(0, run.ends - 1) for run in measured)
+    more += [f"{counted(empty, 'run')} without a row"] if empty > 0 else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)
     more += [f"{counted(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
     more += ["columns were cut: what they leave out follows from the rest"] if any(run.cut for run in runs) else []
@@ -343,7 +345,7 @@ def result_file(
         kind=f"{measured[0].program} {kind}",
         circumstances=_circumstances(measured, environment),
         rows=tuple(row for rows in by_run for row in rows),
-        complete=not (unfinished or empty or left_out),
+        complete=not (unfinished or empty > 0 or left_out),
         remarks=(*remarks, *([left_out_remark(left_out)] if left_out else []), *more),
         left_out=left_out,
         runs=places,

@@ -455,6 +455,7 @@ class _Parser:
     def _end_run(self, run: NcclTestsRun, out_of_bounds: int) -> None:
         self.drop_row()
         run.out_of_bounds, run.complete = out_of_bounds, True
+        run.ends += 1
         if run.halves and not run.lines:
             # No row of a whole run has a second half: this program leaves it out.
             run.lines, run.is_halved = list(run.halves.values()), True
