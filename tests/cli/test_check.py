@@ -321,6 +321,26 @@ def test_a_part_without_rows_and_without_a_reason_is_no_pass(tmp_path: Path, par
     assert checked("--replay", str(folder))[0] == 3
 
 
+ROW_BY_ROW = [
+    ("rtx-4090-2", "gpu0:speed=0.86", 0, {"p2p_bandwidth": "PASS"}, "host copies 23 (86 %)"),
+    ("rtx-4090-2", "gpu0:speed=0.5", 1, {"host_bandwidth": "FAIL"}, "50 %"),
+    ("dgx-spark*2", "gpu0:speed=0.86", 0, {"host_bandwidth": "SKIP"}, "speed of host copies not judged"),
+    ("gh200-1*2", "gpu0:speed=0.86", 0, {"host_bandwidth": "PASS"}, "host copies 295 GB/s (82 % of expected)"),
+    ("hgx-h100-8", "gpu0:mig=on", 3, {"collective_bandwidth": "SKIP"}, "not judged: MIG splits the GPUs"),
+]
+
+
+@pytest.mark.parametrize(("machine", "fault", "code", "checks", "said"), ROW_BY_ROW)
+def test_the_sentence_and_the_checks_agree_on_what_was_judged(
+    machine: str, fault: str, code: int, checks: dict[str, str], said: str
+) -> None:
+    """A network hides a slow GPU, and host memory a slow link: then copies with host memory say how fast it is."""
+    ended, document = checked("--strict", "--simulate", machine, "--fault", fault)
+    verdicts = {row["check"]: row["verdict"] for row in document["checks"]}
+    assert (ended, said in document["sentence"]) == (code, True), document["sentence"]
+    assert checks.items() <= verdicts.items()
+
+
 def test_a_fault_without_a_subject_is_on_every_node() -> None:
     result = gpubench("check", "--quick", "--simulate", "gb200-nvl72", "--fault", "imex=down")
     assert result.returncode == 1

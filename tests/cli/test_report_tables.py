@@ -517,6 +517,31 @@ def test_a_slow_table_of_one_node_is_not_blamed_on_nics(nodes: int, blamed: str,
     assert [(blamed in each["cause"], "NIC" in each["cause"]) for each in found] == [(True, nodes > 1)]
 
 
+@together(
+    "busbw, arguments, verdict",
+    [
+        (600.0, (), "PASS"),
+        (360.0, (), "SKIP"),
+        (100.0, (), "WARN"),
+        (600.0, ("--nics", "8x400"), "PASS"),
+        (360.0, ("--nics", "8x400"), "WARN"),
+    ],
+)
+def test_a_table_that_a_ring_over_assumed_nics_explains_is_not_judged(
+    busbw: float, arguments: tuple[str, ...], verdict: str, tmp_path: Path
+) -> None:
+    """Two nodes of eight B200, 680 GB/s by NVLSTree: half of what is expected is no PASS."""
+    algbw = busbw / collective_named("allreduce").busbw_factor(16)
+    half = Half(time_us=2**33 / algbw / 1e3, algbw=algbw, busbw=busbw)
+    result = Result(size=2**33, count=2**31, halves=(half, half))
+    model = load("hgx-b200-8").match.gpus[0]
+    path = written(tmp_path, Output(hosts=("a", "b"), gpus=8, results=(result,), model=model).text())
+    found = document(path, *arguments)
+    assert found["verdict"] == verdict
+    why = "speed not judged: 0.5 times what profile hgx-b200-8 expects of assumed NICs (--nics tells others)"
+    assert (why in str(found["sentence"])) == (verdict == "SKIP")
+
+
 @together("busbw, strict, ended", [(15.0, False, (0, "PASS")), (25.0, False, (0, "SKIP")), (25.0, True, (3, "SKIP"))])
 def test_a_table_far_above_what_is_expected_is_not_judged(
     busbw: float, strict: bool, ended: tuple[int, str], tmp_path: Path

@@ -85,7 +85,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         if any(fault.get(key) for key in STAGING) or remaining == 0:
             staged_with |= partners
         share *= remaining or 1.0
-        host_share *= _pcie_share(profile, fault) if fault.subject is Subject.GPU else 1.0
+        host_share *= _host_share(profile, fault) if fault.subject is Subject.GPU else 1.0
     return GpuLinks(index, share, host_share, frozenset(staged_with))
 
 
@@ -97,6 +97,11 @@ def _share(profile: Profile, fault: Fault) -> float:
     elif fault.subject is Subject.GPU and nvlink is None:
         share *= _pcie_share(profile, fault)
     return share
+
+
+def _host_share(profile: Profile, fault: Fault) -> float:
+    """The share of a GPU's bandwidth to host memory; without NVLinks it is the link that `speed` slows."""
+    return _share(profile, fault) if profile.nvlink is None else _pcie_share(profile, fault)
 
 
 def _pcie_share(profile: Profile, fault: Fault) -> float:

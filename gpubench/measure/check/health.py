@@ -16,7 +16,7 @@ from gpubench.model.facts.health import split_by_mig
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import CopyJudge, judged_pattern
 from gpubench.model.results.compare import HOST
-from gpubench.model.results.figures import FailedOnNode, Measurements, Need
+from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_pinned
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CheckRow,
@@ -417,10 +417,17 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
 def _is_judged(facts: Facts, check: Check) -> bool:
     if check.name == "collective_bandwidth" and facts.measurements.collectives:
         return any(row.expected_us and row.verdict is not None for row in facts.measurements.collectives)
-    if check.name == "p2p_bandwidth":
-        rows = [row for row in facts.measurements.pairs if row.peer == "on" and row.verdict is not None]
-        return not rows or any(row.verdict != Verdict.SKIP for row in rows)
-    return True
+    rows = _copies_of(facts, check)
+    return not rows or any(row.verdict != Verdict.SKIP for row in rows)
+
+
+def _copies_of(facts: Facts, check: Check) -> list[PairRow]:
+    """The rows with a verdict that a check of bandwidths judges: between GPUs, or with pinned host memory."""
+    if check.name not in ("p2p_bandwidth", "host_bandwidth"):
+        return []
+    with_host = check.name == "host_bandwidth"
+    rows = (row for row in facts.measurements.pairs if row.verdict is not None)
+    return [row for row in rows if (is_pinned(row) if with_host else HOST not in (row.source, row.destination))]
 
 
 def _nodes_in_error(facts: Facts, check: Check) -> tuple[str, ...]:

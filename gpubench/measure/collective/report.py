@@ -23,7 +23,7 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, composed
 from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
-from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import (
@@ -152,7 +152,7 @@ class SpeedJudge:
         is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
         if is_beside or not is_judged(row):
             return row if expected is None else compared(row, expected)
-        row = _not_known(row) if expected is None else judged(row, expected)
+        row = self._not_known(row) if expected is None else judged(row, expected)
         if self.turns_on_cpus and row.backend == _HOST and not row.wrong:
             row = replace(
                 row, verdict=Verdict.INCONCLUSIVE, note="; ".join(filter(None, (row.note, self.turns_on_cpus)))
@@ -163,6 +163,14 @@ class SpeedJudge:
             self.slow.append(row)
         self._rows.append(row)
         return row
+
+    def _not_known(self, row: CollectiveRow) -> CollectiveRow:
+        """The row of which nobody expects anything: INCONCLUSIVE where noise hides its time, but for wrong data."""
+        if self.expected.unlike == GPUS_ARE_SPLIT:
+            row = replace(row, note="; ".join(filter(None, (row.note, GPUS_ARE_SPLIT))))
+        if row.wrong or row.ranks == 1 or not is_lost_in_noise(row.ci95_percent):
+            return row
+        return replace(row, verdict=Verdict.INCONCLUSIVE)
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         """Return all findings: those on paths with the slow rows that they explain, or why rows are slow; then others.
@@ -205,13 +213,6 @@ class SpeedJudge:
             next_command=cause.with_ids(cause.cure),
             consequences=(str(slowness),),
         )
-
-
-def _not_known(row: CollectiveRow) -> CollectiveRow:
-    """The row of which nobody expects anything: INCONCLUSIVE where noise hides its time, but for wrong data."""
-    if row.wrong or row.ranks == 1 or not is_lost_in_noise(row.ci95_percent):
-        return row
-    return replace(row, verdict=Verdict.INCONCLUSIVE)
 
 
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"

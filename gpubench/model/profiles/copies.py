@@ -232,9 +232,10 @@ class CopyJudge:
 
 
 def _doubt(row: PairRow, expected: Bound) -> str:
-    """In words that a large copy is far above what a profile expects, which must be wrong then; empty if it is not."""
+    """In words that no expectation fits a large copy that passes: far above a profile's, or far below; else ''."""
     share = expected.share(row)
-    if not _is_large(row) or not expected.source.startswith("profile ") or share <= DOUBTED_TIMES:
+    is_fast = share > DOUBTED_TIMES and expected.source.startswith("profile ")
+    if not _is_large(row) or not (is_fast or share * DOUBTED_TIMES < 1):
         return ""
     return f"speed not judged: {doubt(share, expected.source)}"
 

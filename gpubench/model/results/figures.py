@@ -93,10 +93,11 @@ class SpeedFigures:
         return next((each.doubt for each in figures if each.doubt and not each.is_judged), "")
 
     def all(self) -> Iterator[SpeedFigure]:
-        """Copies between GPUs, else with host memory where no rank has its own GPU; then collectives, as they came."""
-        if self._pairs:
-            yield self._pairs[max(self._pairs)]
-        elif self._host is not None and all(each.shares_gpus for each in self._best.values()):
+        """Copies between GPUs, with host memory if no GPU reaches another directly; then collectives, as they came."""
+        best = max(self._pairs, default=None)
+        if best is not None:
+            yield self._pairs[best]
+        if self._host is not None and (best is None or not best[0]):
             yield self._host
         yield from self._best.values()
 

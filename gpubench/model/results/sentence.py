@@ -23,7 +23,7 @@ from gpubench.model.results.ending import (
     remark_on_code,
 )
 from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
-from gpubench.model.results.figures import COLLECTIVE_NAMES, SpeedFigure, SpeedFigures
+from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
@@ -311,7 +311,7 @@ def _job(report: Report) -> str:
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
     known_unit, of_what = "", " of expected"
-    for figure in figures.all():
+    for figure in sorted(figures.all(), key=lambda each: not each.is_judged):
         yield f"{figure.what} {format_bandwidth(figure.gb_s).removesuffix(known_unit)}{_share(figure, of_what)}"
         known_unit, of_what = " GB/s", "" if figure.expected_percent is not None else of_what
     if figures.checked:
@@ -373,7 +373,9 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
         return
     shared = all(figure.shares_gpus for figure in not_judged)
     why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "") or figures.doubt
-    why = why or ("no profile, no past results" if metadata.profile is None else "nothing is expected of these sizes")
+    are_copies = {PEER_COPIES, HOST_COPIES}.issuperset(unjudged)
+    nothing = f"nothing is expected of {'them' if are_copies else 'these sizes'}"
+    why = why or ("no profile, no past results" if metadata.profile is None else nothing)
     if len(unjudged) < len(measured):
         yield f"speed of {' and '.join(unjudged)} not judged: {why}"
         yield f"speed of {len(unjudged)} of {len(measured)} operations not judged: {why}"

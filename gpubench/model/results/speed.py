@@ -120,9 +120,11 @@ class ExpectedTime:
     tolerance: Tolerance
 
     def doubt(self, row: CollectiveRow) -> str:
-        """In words that a row is so much faster that the expectation must be wrong; empty if it is not."""
+        """In words that the expectation does not fit: a row is far faster, or large, far slower and passes; else ''."""
         slowest_us = row.time_us * (1 + (row.ci95_percent or 0.0) / 100) + self.tolerance.microseconds
-        if self.tolerance.is_least or self.time_us <= DOUBTED_TIMES * slowest_us:
+        is_late = row.size_bytes >= LARGE_BYTES and row.time_us > DOUBTED_TIMES * self.time_us
+        is_fast = self.time_us > DOUBTED_TIMES * slowest_us
+        if self.tolerance.is_least or not (is_fast or (is_late and self.verdict(row) is Verdict.PASS)):
             return ""
         return doubt(self.time_us / row.time_us, self.source)
 
@@ -180,7 +182,7 @@ def compared(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
 def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
     """The row with what is expected of it, and the verdict on its speed beside that on its data.
 
-    A row that is far faster stays as it is, with a note: nobody knows what to expect of it.
+    A row that no expectation fits stays as it is, with a note: nobody knows what to expect of it.
     """
     doubted = expected.doubt(row)
     if doubted:

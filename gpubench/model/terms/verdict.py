@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from gpubench import errors
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
 from gpubench.records import dataclass
 
 
@@ -103,9 +104,9 @@ def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines if left_out <= 0 else (*lines[:_MOST_CONSEQUENCES], f"and {left_out} more")
 
 
-DOUBTED_TIMES = 1.5  # A speed so many times what is expected says that the expectation is wrong
+DOUBTED_TIMES = 1.5  # A speed so many times what is expected, or so many times less and not slow, fits no expectation
 _OF_NICS = " of assumed NICs (--nics tells others)"
-_DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?")
+_DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?|{GPUS_ARE_SPLIT}")
 _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
@@ -118,6 +119,6 @@ def doubt(times: float, source: str) -> str:
 
 
 def doubt_in(note: str | None) -> str:
-    """The doubt in the note of a row; empty if there is none."""
+    """Why the speed of a row is not judged, by its note; empty if the note does not say."""
     found = _DOUBT.search(note or "")
     return found[0] if found else ""

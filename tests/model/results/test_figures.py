@@ -59,7 +59,7 @@ def test_ranks_that_share_a_gpu_do_not_open_what_else_was_judged() -> None:
         assert told.verdict is verdict
         line = sentence(asked, told, figures)
         assert ("ranks share a GPU" in line) == (shared in rows)
-        assert ("host copies" in line) == (rows == (host, shared))
+        assert ("host copies" in line) == (host in rows)
 
 
 @pytest.mark.parametrize("conclusion", [Conclusion.UNKNOWN, Conclusion.POSSIBLE])
