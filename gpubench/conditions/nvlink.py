@@ -1,8 +1,9 @@
 """NVLinks inside a node that are down, limited or without their fabric."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances, remark_in_log
@@ -32,7 +33,7 @@ from gpubench.model.paths.topology import (
     lost_its_switches,
     lost_some_links,
 )
-from gpubench.model.paths.transport import Confidence
+from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.units import counted, ranges_of
@@ -184,6 +185,17 @@ def _contradicted(run: Circumstances) -> Found:
     for what, pairs in denied.items():
         seen = f"NVML reports {what}, but active NVLinks join them"
         yield of_pairs(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
+    for pair in run.inside:
+        if pair[0] < pair[1] and (seen := _differs_by_direction(run, pair)):
+            yield of_pairs(run, [pair, (pair[1], pair[0])], seen)
+
+
+def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
+    node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
+    if ends[0] is None or ends[1] is None or not node.states_path(ends[0], ends[1]):
+        return ""
+    there, back = node.path(ends[0], ends[1]), node.path(ends[1], ends[0])
+    return "" if there == back else f"nvidia-smi topo -m says {there} from one to the other, and {back} back"
 
 
 def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
@@ -226,6 +238,7 @@ def _down(run: Circumstances) -> Found:
             effects=(Effect.SLOW,),
         )
     yield from _pairs_without(run, incomplete)
+    yield from _fewer_in_matrix(run)
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
@@ -252,6 +265,49 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
                 names=tuple(map(run.named_pair, pairs)),
                 expected="an NVLink between them, if healthy machines of this kind have one",
             )
+
+
+def _fewer_in_matrix(run: Circumstances) -> Found:
+    """GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted above."""
+    for number, node in run.nodes.items():
+        gpus = {gpu.device: position for position in run.gpus_of(number) if (gpu := run.wiring.gpu(position))}
+        known = {gpu.device for gpu in node.gpus if gpu.device not in gpus or _is_short_of_links(node, gpu)}
+        lost = {pair: usual for pair, usual in node.lost_links.items() if known.isdisjoint(pair)}
+        models = Counter(gpu.name for gpu in node.gpus)
+        short = Counter(chain.from_iterable(lost))
+        odd = {gpu.device for gpu in node.gpus if 0 < short[gpu.device] == models[gpu.name] - 1}
+        for device in sorted(odd):
+            own = {_pair(pair, gpus): usual for pair, usual in lost.items() if device in pair}
+            yield of_gpu(run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_of(run, own))
+        single = {_pair(pair, gpus): usual for pair, usual in lost.items() if odd.isdisjoint(pair)}
+        for pair, usual in single.items():
+            both = (pair, (pair[1], pair[0]))
+            seen = f"{_paths(run, [pair])} between them"
+            yield of_pairs(run, both, seen, Confidence.LIKELY, **_of(run, {pair: usual}))
+
+
+def _is_short_of_links(node: Topology, gpu: GpuFacts) -> bool:
+    active = active_links(gpu)
+    return active is not None and active < node.usual_active_links[gpu.name]
+
+
+def _of(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
+    """A link that is down lowers the number; a pair without any may be built so, though its siblings are not."""
+    return {
+        "expected": f"NV{max(lost.values())}, as between its siblings",
+        "severity": None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN,
+        "cure": "nvidia-smi nvlink -s. It shows links that are down; `nvidia-smi -L` shows whether the models differ",
+        "effects": (Effect.SLOW,),
+    }
+
+
+def _paths(run: Circumstances, pairs: Iterable[Pair]) -> str:
+    return joined(dict.fromkeys(map(run.wiring.path, pairs)))
+
+
+def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
+    one, other = sorted(positions[device] for device in devices)
+    return one, other
 
 
 @in_each_node
@@ -396,7 +452,8 @@ NVLINK = Family.of(
     Condition(
         id="nvlink-doubtful",
         title="Sources disagree about NVLinks: nvidia-smi topo -p2p n against nvidia-smi nvlink -s",
-        detection="nvmlDeviceGetP2PStatus (NVLink, atomics) of pairs that active NVLinks join; links of unknown state",
+        detection="nvmlDeviceGetP2PStatus (NVLink, atomics) of pairs that active NVLinks join; links of unknown state; "
+        "a matrix of nvidia-smi topo -m that differs by direction",
         check="nvlink_active",
         expected="the same answer from every source",
         likely="a link that is about to fail, or a driver that lost track of it",

@@ -23,8 +23,8 @@ from gpubench.conditions.definition.condition import (
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.paths.nics import NOT_ACTIVE, VIRTUAL, PortRoles, port_roles
-from gpubench.model.paths.topology import Topology, card_gbit_s, generation_and_width, is_below_card
+from gpubench.model.paths.nics import NOT_ACTIVE, VIRTUAL, PortRoles, card_gbit_s, is_below_card, port_roles
+from gpubench.model.paths.topology import Topology, generation_and_width
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.report import Effect
 from gpubench.model.results.speed import is_slow

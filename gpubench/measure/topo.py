@@ -182,7 +182,9 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
     wiring = explained.circumstances.wiring
     positions = zip(sorted(explained.circumstances.gpus_of(number)), nodes[number].gpus, strict=True)
     for pair, ends in _pairs(dict(positions)):
-        yield _FallbackPairs(ends, wiring.path(pair), wiring.peer_access(pair).reason), _expected_path(explained, pair)
+        access = wiring.peer_access(pair)
+        reason = f"not known: {access.reason}" if access.possible is None else access.reason
+        yield _FallbackPairs(ends, wiring.path(pair), reason), _expected_path(explained, pair)
 
 
 def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:

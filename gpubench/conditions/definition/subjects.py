@@ -8,8 +8,8 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
 from gpubench.model.facts.health import HIDDEN, are_named
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, display_cards, is_virtual_gpu
-from gpubench.model.paths.nics import port_roles
-from gpubench.model.paths.topology import Topology, card_gbit_s, is_below_card
+from gpubench.model.paths.nics import card_gbit_s, is_below_card, port_roles
+from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.model.terms.units import counted
 

@@ -4,12 +4,40 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpubench.model.facts.snapshot import NicFacts, NicKind
-from gpubench.model.paths.topology import UNKNOWN_PATH, Topology
+from gpubench.model.paths.topology import BITS_PER_BYTE, UNKNOWN_PATH, Topology, pcie_gb_s
 from gpubench.records import dataclass
 
 VIRTUAL = "Virtual Function"
 NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)
 _BELOW_ITS_SWITCH = ("PIX", "PXB")
+
+_MOST_GBIT_S = {
+    "ConnectX-4 Lx": 50.0,
+    "ConnectX-4": 100.0,
+    "ConnectX-5": 100.0,
+    "ConnectX-6 Lx": 50.0,
+    "ConnectX-6": 200.0,
+    "ConnectX-7": 400.0,
+    "ConnectX-8": 800.0,
+    "BlueField-2": 200.0,
+    "BlueField-3": 400.0,
+}
+"""The highest rate of any card of a model, in Gb/s (NVIDIA's data sheets); variants of a model may have less."""
+
+_BELOW_CARD = 0.9  # PCIe carries a little less than the card's rate
+
+
+def card_gbit_s(nic: NicFacts) -> float | None:
+    """The highest rate of any card of a NIC's model, in Gb/s, as far as its slot carries it; None for other models."""
+    most = next((rate for name, rate in _MOST_GBIT_S.items() if (nic.model or "").startswith(name)), None)
+    slot = pcie_gb_s(nic.pcie.max_generation, nic.pcie.max_width)
+    return None if most is None else most if slot is None else min(most, slot * BITS_PER_BYTE)
+
+
+def is_below_card(nic: NicFacts) -> bool:
+    """True if a port was negotiated to a lower rate than cards of its model can."""
+    most = card_gbit_s(nic)
+    return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import permutations
+from itertools import chain, permutations
 from typing import TypeVar, cast
 
 from gpubench.model.facts.snapshot import (
@@ -23,6 +23,7 @@ from gpubench.model.facts.snapshot import (
     display_cards,
     is_virtual_gpu,
 )
+from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
 from gpubench.records import dataclass
 
 PCIE_GB_S_PER_LANE = {
@@ -114,36 +115,6 @@ def nvlink_gb_s(link: NvLink) -> float | None:
         if fitting:
             return fitting[0]
     return NVLINK_GB_S.get(link.version or "")
-
-
-_BITS = 8
-_MOST_GBIT_S = {
-    "ConnectX-4 Lx": 50.0,
-    "ConnectX-4": 100.0,
-    "ConnectX-5": 100.0,
-    "ConnectX-6 Lx": 50.0,
-    "ConnectX-6": 200.0,
-    "ConnectX-7": 400.0,
-    "ConnectX-8": 800.0,
-    "BlueField-2": 200.0,
-    "BlueField-3": 400.0,
-}
-"""The highest rate of any card of a model, in Gb/s (NVIDIA's data sheets); variants of a model may have less."""
-
-_BELOW_CARD = 0.9  # PCIe carries a little less than the card's rate
-
-
-def card_gbit_s(nic: NicFacts) -> float | None:
-    """The highest rate of any card of a NIC's model, in Gb/s, as far as its slot carries it; None for other models."""
-    most = next((rate for name, rate in _MOST_GBIT_S.items() if (nic.model or "").startswith(name)), None)
-    slot = pcie_gb_s(nic.pcie.max_generation, nic.pcie.max_width)
-    return None if most is None else most if slot is None else min(most, slot * _BITS)
-
-
-def is_below_card(nic: NicFacts) -> bool:
-    """True if a port was negotiated to a lower rate than cards of its model can."""
-    most = card_gbit_s(nic)
-    return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
 
 
 SELF = "X"
@@ -280,6 +251,21 @@ class Topology:
         return self.pair(source, destination).path is not None
 
     @cached_property
+    def lost_links(self) -> Mapping[frozenset[str], int]:
+        """The pairs with fewer NVLinks than their siblings by `nvidia-smi topo -m`, with the siblings' number."""
+        by_model = dict[str | None, dict[frozenset[str], int]]()
+        for one, other in permutations(self.gpus, 2):
+            if one.name == other.name and self.states_path(one, other):
+                links, pair = by_model.setdefault(one.name, {}), frozenset((one.device, other.device))
+                links[pair] = max(links.get(pair, 0), self.nvlinks(one, other) or 0)
+        return dict(chain.from_iterable(pairs_with_lost_links(each).items() for each in by_model.values()))
+
+    @cached_property
+    def gpu_paths(self) -> frozenset[str]:
+        """The path classes between its GPUs."""
+        return frozenset(self.path(*pair) for pair in permutations(self.gpus, 2))
+
+    @cached_property
     def usual_active_links(self) -> Mapping[str | None, int]:
         """By model the most frequent count of active links of its GPUs; between equally frequent ones the larger."""
         counts: dict[str | None, Counter[int]] = {}
@@ -347,7 +333,7 @@ class Topology:
     def _why_silent(self) -> str:
         stages = ("nvml", "cuda")
         failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
-        return "; ".join(failed) or self.snapshot.driver.absent or "nothing here tells"
+        return "; ".join(failed) or self.snapshot.driver.absent or "nvidia-smi topo -p2p r decides"
 
     @_asked_once
     def limit(self, source: Device, destination: Device) -> Limit:
@@ -663,11 +649,13 @@ def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> s
 
 
 def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True where nothing is missing that `nccl_keeps_off` rests on: the path as the driver said it, and for two GPUs
-    the processor. A topology file may leave NVLinks out, or where they lead.
+    """True if the driver stated the path, the processor is known (for two GPUs), and no pair of the node is nearer.
+
+    NVLinks or a PCIe switch between other GPUs show that the machine may do better. Topology files may lack NVLinks.
     """
     on_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
-    return on_known and node.states_path(source, destination)
+    is_far = not any(kind is not None and is_within(kind) for kind in map(nccl_type, node.gpu_paths))
+    return on_known and is_far and node.states_path(source, destination)
 
 
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
@@ -677,8 +665,11 @@ def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if no NVLink joins two GPUs, and both have fewer than their siblings."""
-    return node.nvlinks(source, destination) == 0 and all(lost_some_links(node, gpu) for gpu in (source, destination))
+    """True if no NVLink joins two GPUs, and they have fewer than their siblings or have NVLinks the other way."""
+    is_odd = frozenset((source.device, destination.device)) in node.lost_links
+    is_odd = is_odd or bool(node.nvlinks(destination, source))
+    lost = is_odd or all(lost_some_links(node, gpu) for gpu in (source, destination))
+    return node.nvlinks(source, destination) == 0 and lost
 
 
 def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:

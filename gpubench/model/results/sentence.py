@@ -356,7 +356,8 @@ def _paths(report: Report) -> Iterator[str]:
     elif conclusions == {Conclusion.POSSIBLE}:
         yield "all paths can be direct"
     elif conclusions & {Conclusion.STAGED, Conclusion.IMPOSSIBLE}:
-        yield "through host memory by design"
+        some = Conclusion.UNKNOWN in conclusions
+        yield "some paths through host memory by design, others not seen" if some else "through host memory by design"
     elif Conclusion.UNKNOWN in conclusions:
         yield "paths not seen"
 

@@ -152,13 +152,13 @@ GPU2\tSYS\tPHB\t X
 """
 
 
-def test_a_text_of_topo_m_says_which_pairs_nccl_keeps_off_peer_access() -> None:
-    off, other = rows(looked_at(read_topo_matrix(TEXT, "topo.txt")))
-    assert (off.conclusion, off.verdict, off.cause) == ("direct impossible", "SKIP", "nccl-default-level")
-    assert set(off.pairs) == {"GPU0 → GPU2", "GPU2 → GPU0", "GPU1 → GPU2", "GPU2 → GPU1"}
-    assert "NCCL takes peer access up to path class PXB" in str(off.cause_seen)
-    assert (other.conclusion, set(other.pairs)) == ("unknown", {"GPU0 → GPU1", "GPU1 → GPU0"})
-    assert other.how.startswith("PXB;")
+def test_a_text_of_topo_m_proves_no_design_if_a_pair_is_nearer() -> None:
+    (row,) = rows(looked_at(read_topo_matrix(TEXT, "topo.txt")))
+    assert (row.conclusion, row.count, row.cause) == ("unknown", 6, None)
+    assert row.how == "PXB, SYS, PHB; peer access not known: nvidia-smi topo -p2p r decides"
+    (row,) = rows(looked_at(read_topo_matrix(TEXT.replace("PXB", "NODE"), "topo.txt")))
+    assert (row.conclusion, row.verdict, row.cause) == ("direct impossible", "SKIP", "nccl-default-level")
+    assert "NCCL takes peer access up to path class PXB" in str(row.cause_seen)
 
 
 def test_two_gpus_on_a_processor_that_nobody_names_may_be_on_amd() -> None:

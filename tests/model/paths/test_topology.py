@@ -355,7 +355,7 @@ def test_the_port_of_a_nic_limits() -> None:
             "nvml: no answer within 20 s; cuda: killed by SIGSEGV",
         ),
         ({"driver": DriverFacts(absent="no driver is loaded")}, "no driver is loaded"),
-        ({"driver": DriverFacts(version="550")}, "nothing here tells"),
+        ({"driver": DriverFacts(version="550")}, "nvidia-smi topo -p2p r decides"),
     ],
 )
 def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reason: str) -> None:
@@ -382,7 +382,7 @@ def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reaso
         ({"cuda": False, "read": "U"}, "no", False, False, "refused by CUDA; NVML says unknown to the driver"),
         ({"read": "U", "write": "OK"}, "OK", True, False, "possible"),
         ({"read": "U", "write": "GNS"}, "GNS", False, False, "GPU not supported"),
-        ({}, "?", None, False, "nothing here tells"),
+        ({}, "?", None, False, "nvidia-smi topo -p2p r decides"),
         ({"unknown": {"cuda": "no CUDA", "read": "no NVML"}}, "?", None, False, "no CUDA; no NVML"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_row_an_ordered_pair() -> None:
     [
         ({"cuda": False, "read": "GNS"}, "through host memory: GPU not supported"),
         ({"cuda": False, "read": "OK"}, "through host memory: CUDA says refused, NVML says possible"),
-        ({}, "peer access not known: nothing here tells"),
+        ({}, "peer access not known: nvidia-smi topo -p2p r decides"),
         ({"cuda": True}, "direct possible"),
     ],
 )
