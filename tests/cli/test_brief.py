@@ -48,11 +48,11 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     assert "FAIL nvlink-down: GPU5 (0000:1b:00.0): 6 of 18 NVLinks down" in told
     assert "try nvidia-smi --gpu-reset -i 0000:1b:00.0" in told
     assert "7 PASS, 1 FAIL" in told
-    assert re.search(r"68 % of 454 expected", told)
+    assert re.search(r"67 % of 374 expected", told)
     *lines, sentence = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert sentence.startswith(
-        "FAIL (simulated): node0 GPU5: 6 of 18 NVLinks down (links 12-17), all-reduce reaches 307 of 454 GB/s (68 %)"
+        "FAIL (simulated): node0 GPU5: 6 of 18 NVLinks down (links 12-17), all-reduce reaches 252 of 374 GB/s (67 %)"
     )
 
 

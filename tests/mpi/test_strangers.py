@@ -75,4 +75,4 @@ def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Pat
             heard = {address for pid in watchdogs_of(output) for address, _ in strangers.udp_addresses(pid)}
     assert heard == {"127.0.0.1", *hosts.addresses}
     assert f"note: the watchdogs of rank 1 on {hosts.names[1]} do not answer that of rank 0" in said
-    assert f"a hang is noticed after 300 s, not after {TIMEOUT} s" in said
+    assert f"a hang is noticed after 60 s, not after {TIMEOUT} s" in said
