@@ -132,7 +132,6 @@ def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(few_hosts: Hosts
 def test_rows_of_the_host_backend_are_judged_by_the_links(tmp_path: Path) -> None:
     """By the rate that a profile tells of them; all rows are slow where it should be forty times that of the cables."""
     output, folder = tmp_path / "rows.jsonl", tmp_path / "recorded"
-    # Of 1 MiB, the first bytes sometimes pass faster than the link's rate, so that the expectation is doubted.
     asked = ("allreduce", "--sizes", "8M", "--iters", "1", "--warmup", "0", "--out-of-place")
     outputs = (f"--output={output}", f"--profile={profile_of_links(tmp_path, 0.05)}", f"--record={folder}")
     with cabled(2, tmp_path) as hosts:
