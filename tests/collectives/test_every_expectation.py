@@ -24,7 +24,7 @@ from tests.fakes.measured_rows import row
 SIZES = tuple(4**power for power in range(5, 18))
 LARGE_BYTES = 2**30
 FALL = 0.8
-"""Of the bandwidth of a smaller size: NCCL's log of eight H200s shows 0.87 where Simple takes over from LL128."""
+"""Least share of a smaller size's bandwidth: a change of protocol may cost some. Chosen, not measured."""
 
 PROFILES = [name for name in names() if load(name).match.generic is None]
 

@@ -101,7 +101,7 @@ def between_nodes(size_bytes: int) -> Tolerance:
 
 
 _WHOLE_LINK = 2.0
-"""Sockets are expected to reach half of a link, and some reach all of it: 1.9 times as much."""
+"""Sockets are expected to reach 52 % of a link, so a full link is 1.9 times as fast as expected."""
 
 OVER_ETHERNET = Tolerance(3.0, warn=0.8, microseconds=50.0, warned_from=2**26, doubted_from=_WHOLE_LINK)
 """That of nodes that plain Ethernet joins: what sockets reach depends on cores, MTU and cloud as much as on the NIC.
