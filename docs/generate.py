@@ -9,7 +9,6 @@ import ast
 import inspect
 import io
 import json
-import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -28,7 +27,7 @@ from typer.testing import CliRunner
 
 from gpubench import profiles
 from gpubench.cli.app import app
-from gpubench.cli.app import typer_command as command_of
+from gpubench.cli.functions import TYPE_NAMES, signature_of
 from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import FAULT_HEADING
 from gpubench.conditions.checks import CHECKS
@@ -146,15 +145,6 @@ def fault_page() -> str:
     return "\n".join(lines)
 
 
-_FOR_PEOPLE = (
-    *("format_name", "json", "section", "wide", "color", "width", "summary", "verbose", "quiet", "no_progress"),
-    *("exit_style", "plot", "defaults"),
-)
-"""Options that only change what is printed, which a program does not see."""
-
-_STUB_TYPES = {bool: "bool | None", int: "int | None", float: "float | None", str: "One | None"}
-
-
 def stub() -> str:
     """gpubench/__init__.pyi: the commands as functions, with the types of their options."""
     names = [command.name for command in COMMANDS if command.name != "profiles"]
@@ -185,19 +175,13 @@ def stub() -> str:
 
 def _function(command: Command) -> Iterator[str]:
     yield f"def {command.name}("
-    made = command_of(command).params
-    if any(each.param_type_name == "argument" for each in made):
-        yield "    *files: str | os.PathLike[str],"
-    else:
+    parameters = signature_of(command.name).parameters.values()
+    if all(each.kind is each.KEYWORD_ONLY for each in parameters):
         yield "    *,"
-    yield "    deadline_s: float | None = None,"
-    for each in made:
-        if each.param_type_name == "option" and each.opts[0].startswith("--") and each.name not in _FOR_PEOPLE:
-            name = each.opts[0].removeprefix("--").replace("-", "_")
-            name += "_" if keyword.iskeyword(name) else ""
-            kind = "Several" if each.multiple else _STUB_TYPES.get(each.type_descriptor.annotation, "One | None")
-            kind = "Literal[True] | None" if kind.startswith("bool") and not each.secondary_opts else kind
-            yield f"    {name}: {kind} = None,"
+    for each in parameters:
+        annotated = f"{each.name}: {TYPE_NAMES[each.annotation]}"
+        default = f"{each.default!r}".replace("'", '"')
+        yield f"    *{annotated}," if each.kind is each.VAR_POSITIONAL else f"    {annotated} = {default},"
     yield ") -> RunResult:"
     yield f'    """{command.summary}"""'
     yield ""

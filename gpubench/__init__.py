@@ -1,24 +1,38 @@
 """Find out why your GPUs talk slowly.
 
-`import gpubench`: each command is a function that returns what it found, as docs/library.md shows. The functions and
-their arguments stand with types in `__init__.pyi`.
+Every command is a function that runs it and returns a RunResult: `gpubench.allreduce(simulate="hgx-h100-8")`.
+`dir(gpubench)` lists them, `help(gpubench.allreduce)` shows the parameters, and docs/library.md has examples.
 """
+
+import sys
 
 __version__ = "0.1.0"
 
 _OF_LIBRARY = ("RunResult", "load", "run")
 
 
-def __getattr__(name: str) -> object:
-    """What is for programs is imported when it is asked for: the command line needs none of it."""
+def _commands() -> list[str]:
     from importlib import import_module
 
-    commands = [each.name for each in import_module("gpubench.cli.process").COMMANDS if each.writes_reports]
+    return [command.name for command in import_module("gpubench.cli.process").COMMANDS if command.writes_reports]
+
+
+def __dir__() -> list[str]:
+    """Public names, for TAB and `dir`."""
+    return sorted(("__doc__", "__file__", "__name__", "__version__", *_OF_LIBRARY, *_commands()))
+
+
+def __getattr__(name: str) -> object:
+    """Import what programs use on first access: the command line needs none of it."""
+    from importlib import import_module
+
     if name == "__all__":
-        return ["__version__", *_OF_LIBRARY, *commands]
-    if name in commands or name in _OF_LIBRARY:
-        library = import_module("gpubench.jobs.library")
-        found = library.function_of(name) if name in commands else getattr(library, name)
-        globals()[name] = found
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return ["__version__", *_OF_LIBRARY, *_commands()]
+    if name in _OF_LIBRARY:
+        found = getattr(import_module("gpubench.jobs.library"), name)
+    elif name in _commands():
+        found = import_module("gpubench.cli.functions").function_of(name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    globals()[name] = found
+    return found

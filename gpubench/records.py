@@ -2,7 +2,7 @@
 
 `dataclasses` has Python compile six functions a class, one by one: half of what a start takes. Here a class with slots
 gets its fields at once, and three functions, compiled together, with its first instance. Whoever uses or inherits it
-notices no difference; no field may be an InitVar.
+notices no difference, except that a class may inherit its `__repr__`; no field may be an InitVar.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _LOCK = RLock()
 
 def _is_special(cls: type) -> bool:
     """Whether a class inherits fields, or has of its own what would be written for it."""
-    own = {"__repr__", *_WRITTEN, *_FROZEN}
+    own = {*_WRITTEN, *_FROZEN}
     return any(map(dataclasses.is_dataclass, cls.__mro__)) or not own.isdisjoint(vars(cls))
 
 
@@ -42,6 +42,8 @@ def _with_fields(cls: type, options: dict[str, Any]) -> Any:
     frozen = options.get("frozen", False)
     made: Any = dataclasses.dataclass(cls, init=False, repr=False, eq=False, **options | {"frozen": False})
     made.__dataclass_params__.frozen = frozen  # read where another dataclass inherits it
+    if made.__repr__ is object.__repr__:
+        made.__repr__ = _repr
     for name, method in {**_FIRST_USE, **(_FROZEN if frozen else {"__hash__": None})}.items():
         setattr(made, name, method)
     _WITHOUT_METHODS.add(made)
@@ -147,7 +149,7 @@ def _set_state(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, each.name, value)
 
 
-_FIRST_USE = {"__repr__": _repr, **{name: _first_use(name) for name in _WRITTEN}, "__signature__": _SignatureOfInit()}
+_FIRST_USE = {**{name: _first_use(name) for name in _WRITTEN}, "__signature__": _SignatureOfInit()}
 _FROZEN: dict[str, Any] = {
     "__setattr__": _refuse,
     "__delattr__": _refuse,

@@ -1,21 +1,28 @@
 """gpubench for programs: what its functions return is what the command line says."""
 
+import inspect
 import json
+import pydoc
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import gpubench
 from gpubench import allreduce, check, p2p, run, topo
+from gpubench.cli.app import app
+from gpubench.cli.functions import FOR_PEOPLE
 from gpubench.cli.process import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.hardware.launch import module_command
 from gpubench.jobs import library
-from gpubench.model.results.report import CollectiveRow, PairRow
+from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Record
+from gpubench.model.results.result_file import MATRICES
 from gpubench.model.results.topo import GpuRow
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Finding, Verdict
 from tests.cli import forking
 from tests.cli.running import ROOT
 from tests.cli.running import gpubench as command_line
@@ -87,9 +94,90 @@ def test_under_a_launcher_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_package_has_no_other_names() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'chek'"):
+    with pytest.raises(AttributeError, match="no attribute 'chek'") as raised:
         _ = gpubench.chek  # type: ignore[attr-defined]
+    assert (raised.value.name, raised.value.obj) == ("chek", gpubench)  # from these Python suggests 'check'
     assert gpubench.RunResult.__name__ == "RunResult"
+    assert set(gpubench.__all__) <= set(dir(gpubench))
+    assert "sys" not in dir(gpubench)
+
+
+@pytest.mark.parametrize("command", ["topo", "allreduce", "explain", "plan"])
+def test_help_shows_the_parameters_that_the_function_takes(command: str) -> None:
+    function = getattr(gpubench, command)
+    parameters = inspect.signature(function).parameters
+    help_all = CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    options = set(re.findall(r"^  (?:-\w, )?--([a-z0-9-]+)", help_all, re.MULTILINE)) - {"help", "help-all"}
+    keywords = {name.strip("_").replace("_", "-") for name in parameters} - {"files", "deadline-s"}
+    assert options - keywords == {each.replace("_", "-") for each in FOR_PEOPLE | {"format"}} & options
+    assert keywords <= options
+    assert all(f"    {name}: " in function.__doc__ for name in parameters.keys() - {"deadline_s"})
+    assert all(each.default is not inspect.Parameter.empty for name, each in parameters.items() if name != "files")
+
+
+def test_help_shows_types_and_defaults() -> None:
+    text = pydoc.plain(pydoc.render_doc(allreduce))
+    assert "function allreduce in module gpubench" in text
+    assert "timeout: float | None = 60.0" in text
+    assert "Sizes in bytes: 1K:4G" in text
+
+
+PRINTED: list[tuple[str, dict[str, Any], str]] = [
+    ("allreduce", {"sizes": "1M,64M"}, "<allreduce: PASS, 4 rows (simulated)>"),
+    ("topo", {}, "<topo: PASS, 240 rows (simulated)>"),
+    (
+        "topo",
+        {"fault": "gpu5:nvlink=12"},
+        "<topo: FAIL, 240 rows, 1 finding: nvlink-down GPU5 (0000:1b:00.0) (simulated)>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "options", "expected"), PRINTED)
+def test_a_result_prints_as_one_line(command: str, options: dict[str, Any], expected: str) -> None:
+    found = run(command, simulate=NODE, **options)
+    assert str(found) == repr(found) == expected
+
+
+def test_rows_and_findings_print_what_is_known_of_them() -> None:
+    found = check(simulate=NODE, fault=["gpu5:nvlink=12"])
+    assert repr(found.findings[0]).startswith("<FAIL nvlink-down: GPU5 (0000:1b:00.0): 6 of 18 NVLinks down")
+    row = repr(found.rows[0])
+    assert row.startswith("CollectiveRow(collective='allreduce', ")
+    assert "=None" not in row
+    assert len(repr(found.report)) < 2000
+
+
+def test_sections_are_listed_and_no_other_name_is_an_empty_table() -> None:
+    pytest.importorskip("pandas")
+    wired = topo(simulate=NODE)
+    for name in wired.sections:
+        assert len(wired.to_frame(name)) == len(wired.section(name) if name not in MATRICES else wired.to_frame(name))
+    assert (len(wired.section("gpus")), len(wired.to_frame("matrix")), wired.section("checks")) == (8, 16, [])
+    assert allreduce(simulate=NODE, sizes="64M").sections[0] == "rows"
+    for look in (wired.section, wired.to_frame):
+        with pytest.raises(UsageError, match="no section 'gpu'") as unknown:
+            look("gpu")
+        assert unknown.value.next_step == "section 'gpus'"
+    with pytest.raises(UsageError, match="has GpuRow, not PairRow"):
+        wired.section("gpus", PairRow)
+    with pytest.raises(UsageError, match="is a matrix"):
+        wired.section("matrix")
+
+
+def test_a_typed_program_works_and_mypy_finds_what_is_misspelt() -> None:
+    """mypy --strict reads this file, and reports an `ignore` that it does not need."""
+    result = check(simulate=NODE, fault=["gpu5:nvlink=12"], quick=True, deadline_s=60)
+    names: list[str] = [finding.subject for finding in result.findings]
+    checks: list[CheckRow] = result.section("checks", CheckRow)
+    rows: list[Record | Finding] = result.section("checks")
+    sections: tuple[str, ...] = result.sections
+    assert (len(checks), names[0], sections[0]) == (len(rows), "GPU5 (0000:1b:00.0)", "checks")
+    with pytest.raises(UsageError, match="--simulat"):
+        check(simulat=NODE)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        _ = result.finding  # type: ignore[attr-defined]
+    assert (ROOT / "gpubench" / "py.typed").exists()
 
 
 def test_the_page_of_the_library_is_python_that_works(
@@ -128,6 +216,20 @@ def test_a_stored_result_is_loaded_as_it_was_returned(tmp_path: Path) -> None:
     assert (changed.verdict, changed.exit_code) == (Verdict.PASS, 0)
     with pytest.raises(UsageError):
         gpubench.load(tmp_path / "missing.json")
+
+
+LOADED = [  # what `report` reads, `load` reads
+    ("tests/results/h200x4/all_reduce.txt", "allreduce", Verdict.PASS),
+    ("tests/results/h200x4/nvbandwidth.txt", "p2p", Verdict.PASS),
+    ("tests/pasted/watchdog-zero-ranks.log", "explain", Verdict.FAIL),
+]
+
+
+@pytest.mark.parametrize(("file", "subject", "verdict"), LOADED)
+def test_tables_and_logs_of_other_programs_are_loaded(file: str, subject: str, verdict: Verdict) -> None:
+    loaded, reported = gpubench.load(ROOT / file), gpubench.report(ROOT / file)
+    assert (loaded.metadata.subject, loaded.verdict) == (subject, verdict)
+    assert (loaded.rows, loaded.pairs, loaded.findings) == (reported.rows, reported.pairs, reported.findings)
 
 
 def test_results_become_frames_and_show_themselves_in_notebooks() -> None:

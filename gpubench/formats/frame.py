@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpubench.errors import UsageError
-from gpubench.model.results.report import CollectiveRow, Record
+from gpubench.model.results.report import CollectiveRow, Matrix, Record
 from gpubench.model.results.result_file import unmarked_text
+from gpubench.model.terms.verdict import Finding
 
 if TYPE_CHECKING:
     import pandas
@@ -38,8 +40,11 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
     )
 
 
-def frame_of(rows: Sequence[Record]) -> "pandas.DataFrame":
-    """Rows of one kind, one a line, with pandas' nullable types."""
+def frame_of(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":
+    """Rows of one kind, one a line, or a matrix, with pandas' nullable types."""
     import pandas
 
-    return pandas.DataFrame([row.to_record() for row in rows]).convert_dtypes()
+    if isinstance(section, Matrix):
+        return pandas.DataFrame.from_dict(dict(section.cells), orient="index").convert_dtypes()
+    records = [row.to_record() if isinstance(row, Record) else asdict(row) for row in section]
+    return pandas.DataFrame(records).convert_dtypes()

@@ -1,19 +1,30 @@
 """Commands of gpubench in processes of their own, for jobs and for programs that import gpubench."""
 
+import difflib
 import math
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.hardware.launch import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
-from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Record, Report
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.results.report import (
+    FINDINGS_SECTION,
+    CollectiveRow,
+    Matrix,
+    Metadata,
+    PairRow,
+    Record,
+    Report,
+)
+from gpubench.model.results.result_file import MATRICES, TABLES
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -96,14 +107,16 @@ def run_command(arguments: Sequence[str], timeout_s: float) -> None:
         )
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Record | Finding)
+Row = TypeVar("Row", bound=Record)
+FileName = str | os.PathLike[str]
 One = str | float | os.PathLike[str]
 Value = One | bool | Iterable[One] | None  # None where the option is not given, False for its `--no-` form
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a command, and its exit code. In a notebook it shows itself as the html report does."""
+    """The result of a command, and its exit code. In a notebook it is shown as the html report."""
 
     stored: "StoredRun"
     exit_code: int
@@ -143,18 +156,40 @@ class RunResult:
         """The pairs of devices: of `topo` their wiring and limit, of others what was copied too."""
         return self._rows(PairRow)
 
-    def section(self, name: str, kind: type[R]) -> list[R]:
-        """The rows of another section, `gpus` of `GpuRow`; docs/formats.md has all of them."""
-        return self.report.rows(kind, section=name)
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The names for `section` and `to_frame`."""
+        return self.stored.sections
+
+    @overload
+    def section(self, name: str) -> list[Record | Finding]: ...
+    @overload
+    def section(self, name: str, kind: type[R]) -> list[R]: ...
+    def section(self, name: str, kind: type[Any] = object) -> list[Any]:
+        """Return the rows of a section, `section("gpus", GpuRow)`; UsageError for an unknown name or another type."""
+        section = self._find_section(name)
+        if isinstance(section, Matrix):
+            raise UsageError(f"section {name!r} is a matrix", next_step=f"to_frame({name!r})")
+        other = next((row for row in section if not isinstance(row, kind)), None)
+        if other is not None:
+            raise UsageError(f"section {name!r} has {type(other).__name__}, not {kind.__name__}")
+        return list(section)
 
     def to_frame(self, section: str | None = None) -> "DataFrame":
-        """A pandas data frame of a section; by default rows of collectives, else pairs, else the main section."""
+        """Return a section as pandas data frame; by default rows of collectives, else pairs, else the main section."""
         from gpubench.formats.frame import frame_of
 
-        streamed = [row for row in self.stored.rows if isinstance(row, Record)]
-        own = section in (None, self.metadata.rows_section)
-        name = section or self.report.main
-        return frame_of((own and (streamed or self.rows or self.pairs)) or self.report.rows(Record, section=name))
+        if section is None:
+            return frame_of(self._streamed() or self.rows or self.pairs or self._find_section(self.report.main))
+        return frame_of(self._find_section(section))
+
+    def __repr__(self) -> str:
+        """`<allreduce: FAIL, 12 rows, 1 finding: host-staged ranks 0 → 6 (simulated)>`."""
+        first = "".join(f": {each.id} {each.subject}" for each in self.findings[:1]) + ", …" * (len(self.findings) > 1)
+        rows = len(self._streamed() or self.rows or self.pairs)
+        counts = [counted(rows, "row")] * bool(rows) + [counted(len(self.findings), "finding")] * bool(self.findings)
+        source = "" if self.metadata.origin == Origin.MEASURED else f" ({self.metadata.origin})"
+        return f"<{', '.join([f'{self.metadata.subject}: {self.verdict}', *counts])}{first}{source}>"
 
     def _repr_html_(self) -> str:
         import html
@@ -173,30 +208,43 @@ class RunResult:
             f'<iframe style="width: 100%; height: 40em; border: 0" srcdoc="{html.escape(stream.getvalue())}"></iframe>'
         )
 
-    def _rows(self, kind: type[R]) -> list[R]:
+    def _rows(self, kind: type[Row]) -> list[Row]:
         return [row for row in self.stored.rows if isinstance(row, kind)] or self.report.rows(kind)
 
+    def _streamed(self) -> list[Record]:
+        return [row for row in self.stored.rows if isinstance(row, Record)]
 
-def function_of(command: str) -> Callable[..., RunResult]:
-    """A command as a function; gpubench/__init__.pyi has its arguments with their types."""
+    def _find_section(self, name: str) -> Matrix | Sequence[Record | Finding]:
+        """The rows or cells of a section, empty if this result lacks a known one; UsageError for an unknown name."""
+        if name not in TABLES and name not in MATRICES:
+            error = UsageError(f"no section {name!r}", expected=f"one of {', '.join(self.sections)}")
+            nearest = difflib.get_close_matches(name, (*self.sections, *TABLES, *MATRICES), n=1)
+            error.next_step = f"section {nearest[0]!r}" if nearest else ""
+            raise error
+        if name == FINDINGS_SECTION:
+            return self.findings
+        section = self.report.sections.get(name)
+        if isinstance(section, Matrix):
+            return section
+        streamed = self._streamed() if name == self.metadata.rows_section else []
+        return streamed or self.report.rows(Record, section=name)
 
-    def call(*arguments: str | os.PathLike[str], deadline_s: float | None = None, **options: Value) -> RunResult:
-        return run(command, *map(str, arguments), deadline_s=deadline_s, **options)
 
-    call.__name__ = call.__qualname__ = command
-    call.__doc__ = (
-        f"`gpubench {command}` in a process of its own; options are keywords, `expect_gpus=8` for --expect-gpus 8.\n\n"
-        "Raises GpubenchError: nothing could be measured, a wrong option, or no end within `deadline_s` seconds."
-    )
-    return call
+def load(path: FileName) -> RunResult:
+    """Load what `gpubench report` reads: a stored .json or .jsonl result, or the table or log of another program.
 
-
-def load(path: str | os.PathLike[str]) -> RunResult:
-    """A result that --output FILE.json or FILE.jsonl stored; UsageError where the file is none."""
+    Raises GpubenchError if the file cannot be read. A table that does not name its machine needs
+    `gpubench.report(path, machine="hgx-h100-8")`.
+    """
     from gpubench.model.results.ending import exit_code_of
-    from gpubench.readers.results.gpubench_json import read_stored
+    from gpubench.readers.documents import read_text
+    from gpubench.readers.registry import WANTED
+    from gpubench.readers.results.gpubench_json import is_stored, stored_of
 
-    stored = read_stored(Path(path))
+    text = read_text(Path(path), WANTED)
+    if not is_stored(text):
+        return run("report", str(path))
+    stored = stored_of(text, str(path))
     return RunResult(stored, exit_code_of(stored.metadata, stored.report))
 
 

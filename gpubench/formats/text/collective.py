@@ -165,7 +165,7 @@ FIGURES = (
     *_SPREAD,
     _TAKEN,
     Figure("transport", lambda row: row.transport or ""),
-    Figure("verdict", lambda row: row.verdict or Verdict.SKIP.value),
+    Figure("verdict", lambda row: row.verdict or "not judged"),
 )
 """The columns of collectives in the terminal, where each placement has them, and on pages."""
 

@@ -22,7 +22,6 @@ from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.overlap import OWN_CTAS, Partner
 from gpubench.model.terms.units import counted, describe_dropped, format_size
-from gpubench.model.terms.verdict import Verdict
 
 _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
 
@@ -50,7 +49,7 @@ FIGURES = (
     Figure("MHz", lambda row: or_dash(row.sm_clock_mhz, ".0f"), 6, 8),
     Figure("W", lambda row: or_dash(row.power_w, ".0f"), 5, 9),
     Figure("note", lambda row: row.note or ""),
-    Figure("verdict", lambda row: row.verdict or Verdict.SKIP.value),
+    Figure("verdict", lambda row: row.verdict or "not judged"),
 )
 """The columns of steps in the terminal and on pages."""
 

@@ -94,6 +94,12 @@ class Record:
         kind: Any = type(self)
         return dict(zip(self.columns(), _reader(kind)(self), strict=True))
 
+    def __repr__(self) -> str:
+        """Its known values: most columns of a wide row are empty."""
+        known = ((name, value) for name, value in self.to_record().items() if value not in (None, "", ()))
+        shown = (f"{name}={value:.6g}" if type(value) is float else f"{name}={value!r}" for name, value in known)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """The names of its fields, in order."""
@@ -441,7 +447,7 @@ class Report:
     verdict: Verdict
     complete: bool
     findings: Sequence[Finding] = field(default=())
-    sections: Mapping[str, Section] = field(default_factory=dict)
+    sections: Mapping[str, Section] = field(default_factory=dict, repr=False)
     main: str = CollectiveRow.section
     sentence: str = ""
     duration_s: float | None = None

@@ -84,6 +84,9 @@ class Finding:
     subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
     consequences: tuple[str, ...] = ()  #: what follows from it, a line each
 
+    def __repr__(self) -> str:
+        return f"<{self.severity} {self.id}: {self.subject}: {self.seen}>"
+
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
         """The parts below its first line, each with the label that people read; of many consequences a few."""

@@ -1,0 +1,96 @@
+"""Commands as Python functions: their parameters and docstrings come from the options of the command line."""
+
+import inspect
+import keyword
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from gpubench.cli.app import typer_command
+from gpubench.cli.process import COMMANDS
+from gpubench.jobs.library import RunResult, Value, run
+
+FOR_PEOPLE = frozenset(
+    (
+        *("format_name", "json", "section", "wide", "color", "width", "summary", "verbose", "quiet", "no_progress"),
+        *("exit_style", "plot", "defaults"),
+    )
+)
+"""Options that only change what is printed, which a program does not see."""
+
+FileName = str | os.PathLike[str]
+One = str | int | float | os.PathLike[str]
+Several = One | Sequence[One] | None
+TYPE_NAMES: dict[Any, str] = {
+    FileName: "str | os.PathLike[str]",
+    One | None: "One | None",
+    Several: "Several",
+    Literal[True] | None: "Literal[True] | None",
+    bool | None: "bool | None",
+    int | None: "int | None",
+    float | None: "float | None",
+}
+"""Every type of a parameter, as gpubench/__init__.pyi writes it."""
+
+_NUMBERS: dict[Any, Any] = {int: int | None, float: float | None}
+_RUNS = """\
+Runs `gpubench {}` in a separate process and returns its RunResult. Raises GpubenchError for a wrong option, if nothing
+could be measured, and if the command does not end within `deadline_s` seconds.\
+"""
+
+
+def function_of(command: str) -> Callable[..., RunResult]:
+    """Return a command as a function."""
+
+    def call(*arguments: FileName, deadline_s: float | None = None, **options: Value) -> RunResult:
+        return run(command, *map(str, arguments), deadline_s=deadline_s, **options)
+
+    call.__name__ = call.__qualname__ = command
+    call.__module__ = "gpubench"
+    call.__doc__ = _docstring(command)
+    call.__signature__ = signature_of(command)  # type: ignore[attr-defined]
+    return call
+
+
+def signature_of(command: str) -> inspect.Signature:
+    """Return the parameters of a command's function: its files, `deadline_s`, and its options as keywords."""
+    named = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("deadline_s", named, default=None, annotation=float | None)]
+    for name, option in _parameters(command):
+        if option.param_type_name == "argument":
+            kind = inspect.Parameter.VAR_POSITIONAL
+            parameters = [inspect.Parameter("files", kind, annotation=FileName), *parameters]
+        else:
+            default = None if option.multiple or option.default is False else option.default
+            parameters.append(inspect.Parameter(name, named, default=default, annotation=_type_of(option)))
+    return inspect.Signature(parameters, return_annotation=RunResult)
+
+
+def _parameters(command: str) -> Iterator[tuple[str, Any]]:
+    """The options and arguments that a program may give, by their names in Python; of several arguments the first."""
+    arguments = 0
+    for option in typer_command(next(each for each in COMMANDS if each.name == command)).params:
+        if option.param_type_name == "argument":
+            arguments += 1
+            if arguments == 1:
+                yield "files", option
+        elif option.opts[0].startswith("--") and option.name not in FOR_PEOPLE:
+            name = option.opts[0].removeprefix("--").replace("-", "_")
+            yield f"{name}_" if keyword.iskeyword(name) else name, option
+
+
+def _type_of(option: Any) -> Any:
+    kind = option.type_descriptor.annotation
+    if option.multiple:
+        return Several
+    if kind is bool:
+        return bool | None if option.secondary_opts else Literal[True] | None
+    return _NUMBERS.get(kind, One | None)
+
+
+def _docstring(command: str) -> str:
+    summary = next(each.summary for each in COMMANDS if each.name == command)
+    texts = [f"{name}: {option.help or ''}" for name, option in _parameters(command)]
+    wrapped = [textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="        ") for text in texts]
+    return "\n".join((summary, "", _RUNS.format(command), "", "Parameters:", *wrapped))
