@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gpubench.cli.app import app
 from gpubench.collectives.registry import collective_named
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check
@@ -14,6 +16,7 @@ from gpubench.jobs.check import ChildCommands, measured
 from gpubench.jobs.plans import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
+from gpubench.profiles import all_profiles, load
 from tests.cli.running import gpubench
 from tests.formats.schema import validate
 from tests.mpi import kept
@@ -38,6 +41,27 @@ def test_a_healthy_machine_is_told_in_ten_lines() -> None:
     assert "8 × NVIDIA H100 80GB HBM3" in result.stdout
     assert "problems  none found" in result.stdout
     assert len(re.findall(r"\(\d+ % of [\d.]+ expected\)", result.stdout)) == 2
+
+
+@pytest.mark.parametrize("name", [profile.name for profile in all_profiles() if profile.match.visible])
+def test_the_copies_line_of_a_healthy_machine_has_the_slowest_large_copy_of_every_pair_once(name: str) -> None:
+    """It had copies of 16 bytes, `0 GB/s (nothing is expected)`, and each pair twice, on 10 of 30 profiles."""
+    result = CliRunner().invoke(app, ["--simulate", name, "--no-progress", "--width", "200"], catch_exceptions=False)
+    line = next(line for line in result.stdout.splitlines() if line.startswith("copies "))
+    found = re.fullmatch(
+        r"copies +(?P<gb_s>[\d.]+) GB/s \((nothing is expected|(?P<percent>\d+) % of [\d.]+ expected)\): "
+        r"(\S+ → \S+, the slowest with host memory|the slowest of (?P<pairs>\d+) pairs, GPU\d+ → GPU\d+; .+)",
+        line,
+    )
+    assert found, line
+    profile, gpus = load(name), load(name).match.visible
+    assert found["percent"] is not None or not profile.typical("host_to_device_gb_s"), line
+    assert found["percent"] is None or 95 <= int(found["percent"]) <= 105, line
+    nodes = 1 if profile.domain is None else profile.domain.nodes
+    assert found["pairs"] == (str(nodes * gpus * (gpus - 1)) if gpus > 1 else None), line
+    said = re.search(r"p2p ([\d.]+) GB/s|host copies ([\d.]+)", result.stdout)
+    assert said
+    assert float(said[1] or said[2]) == pytest.approx(float(found["gb_s"]), rel=0.04), "as in the last line"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -1,17 +1,18 @@
 """The health of machines, for people: the full table, and a machine in ten lines."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpubench.formats.lines import INDENT, heading
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS, bearing_on_performance
 from gpubench.model.facts.health import HIDDEN_GPUS
+from gpubench.model.paths.p2p import is_large_copy
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import is_pinned
 from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Report, VerdictRow
 from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
-from gpubench.model.terms.operation import Direction
+from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, format_time, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
@@ -230,21 +231,11 @@ def _passed_first(fare: tuple[str, int]) -> bool:
 
 
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
-    pairs = [
-        row
-        for row in report.rows(PairRow)
-        if row.bandwidth_gb_s is not None
-        and row.direction == Direction.WRITE
-        and row.peer == "on"
-        and HOST not in (row.source, row.destination)
-    ]
-    if pairs:
-        direct = "; all direct" if Verdict.PASS in _verdicts_of_check(report, "paths") else ""
-        yield "copies", _copies(pairs) + direct, _verdict_of(pairs)
-    with_host = [row for row in report.rows(PairRow) if HOST in (row.source, row.destination)]
-    with_host = [row for row in with_host if row.source != row.destination and is_pinned(row)]
-    if with_host and not pairs:
-        yield "copies", _copies(with_host), _verdict_of(with_host)
+    between_gpus, with_host = _copies_that_tell(report.rows(PairRow))
+    if between_gpus:
+        yield "copies", _copies(between_gpus, _verdicts_of_check(report, "paths")), _verdict_of(between_gpus)
+    elif with_host:
+        yield "copies", _copies_with_host(with_host), _verdict_of(with_host)
     rows = report.rows(CollectiveRow)
     if rows:
         rates = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
@@ -255,7 +246,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
     if quick:
         yield "speed", "not measured: --quick", None
     elif not rows and not missing and left_out and left_out[0]:
-        yield "allreduce" if pairs or with_host else "speed", f"not measured: {left_out[0]}", None
+        yield "allreduce" if between_gpus or with_host else "speed", f"not measured: {left_out[0]}", None
     elif missing:
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
 
@@ -264,14 +255,45 @@ def _verdicts_of_check(report: Report, name: str) -> list[str]:
     return [row.verdict for row in report.rows(CheckRow) if row.check == name]
 
 
-def _copies(pairs: Sequence[PairRow]) -> str:
-    slowest = min(pairs, key=lambda row: row.expected_percent or row.bandwidth_gb_s or 0.0)
-    of_it = _of_expected(slowest.expected_gb_s, slowest.expected_percent)
-    between = f"{slowest.source} → {slowest.destination}"
-    if HOST in (slowest.source, slowest.destination):
-        return f"{slowest.bandwidth_gb_s:.3g} GB/s{of_it}: {between}, the slowest with host memory"
-    where = f"the slowest of {len(pairs)} pairs, {between}"
-    return f"{slowest.bandwidth_gb_s:.0f} GB/s{of_it}: {where}; {slowest.path_class or 'path not known'}"
+def _copies_that_tell(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
+    """The large copies of the copy engine between GPUs, and those with pinned host memory.
+
+    What is measured with peer access off, and not judged, is a baseline.
+    """
+    copied = [row for row in rows if row.bandwidth_gb_s is not None and is_large_copy(row.size_bytes)]
+    with_host = [row for row in copied if HOST in (row.source, row.destination) and row.source != row.destination]
+    between_gpus = [
+        row
+        for row in copied
+        if HOST not in (row.source, row.destination)
+        and (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
+        and (row.peer == "on" or row.verdict is not None)
+    ]
+    return between_gpus, list(filter(is_pinned, with_host))
+
+
+def _copies(pairs: Sequence[PairRow], paths: Sequence[str]) -> str:
+    slowest = _slowest_copy(pairs)
+    where = f"the slowest of {counted(len(pairs), 'pair')}, {slowest.source} → {slowest.destination}"
+    text = f"{_speed_of_copy(slowest)}: {where}; {slowest.path_class or 'path not known'}"
+    staged = sum(row.peer != "on" for row in pairs)
+    if staged:
+        return f"{text}; {staged if staged < len(pairs) else 'all'} through host memory"
+    return text + ("; all direct" if Verdict.PASS in paths else "")
+
+
+def _copies_with_host(rows: Sequence[PairRow]) -> str:
+    slowest = _slowest_copy(rows)
+    return f"{_speed_of_copy(slowest)}: {slowest.source} → {slowest.destination}, the slowest with host memory"
+
+
+def _slowest_copy(rows: Sequence[PairRow]) -> PairRow:
+    """Of those that do not pass, else of direct ones, as the last line has it."""
+    return min(rows, key=lambda row: (row.verdict not in _BAD, row.peer == "off", row.bandwidth_gb_s or 0.0))
+
+
+def _speed_of_copy(row: PairRow) -> str:
+    return f"{row.bandwidth_gb_s:.3g} GB/s{_of_expected(row.expected_gb_s, row.expected_percent)}"
 
 
 def _row(row: CollectiveRow) -> str:

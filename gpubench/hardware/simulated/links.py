@@ -5,17 +5,18 @@ A copy lasts its latency and bytes over bandwidth; shares of ways were measured 
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import combinations
 
-from gpubench.hardware.simulated.machine import SimulatedMachine, snapshot_of, wrong_value
+from gpubench.hardware.simulated.machine import SimulatedMachine, not_joined, snapshot_of, wrong_value
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
 from gpubench.model.profiles.fault import Fault, Subject
-from gpubench.model.profiles.profile import NicKindOfMachine, Profile
+from gpubench.model.profiles.profile import NicKindOfMachine, NvlinkKind, Profile
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
@@ -36,22 +37,57 @@ class GpuLinks:
     staged_with: frozenset[int] = frozenset()
 
 
+Hop = tuple[int, int]  # Positions of two GPUs among those that are there
+
+
 @dataclass(frozen=True, slots=True)
 class NodeLinks:
-    """The GPUs that are there, and GB/s of each NIC that is up: of RDMA NICs, or of the others where there is none."""
+    """The GPUs that are there, and GB/s of each NIC that is up: of RDMA NICs, or of the others where there is none.
+
+    `pair_shares` are by GPU indices, of pairs with a fault between the two: their other pairs keep their bandwidth.
+    """
 
     gpus: tuple[GpuLinks, ...]
     nics_gb_s: tuple[float, ...]
+    pair_shares: Mapping[frozenset[int], float]
 
-    def slowest(self, ranks: int) -> tuple[int, float]:
-        """The one of the first `ranks` GPUs with the smallest share, and that share."""
-        position = min(range(ranks), key=lambda each: self.gpus[each].share)
-        return position, self.gpus[position].share
+    def share(self, one: int, other: int) -> float:
+        """The share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
+        return min(self.gpus[one].share, self.gpus[other].share) * self.pair_share(one, other)
+
+    def pair_share(self, one: int, other: int) -> float:
+        """The share that faults between the two, and not of either, leave."""
+        return self.pair_shares.get(frozenset((self.gpus[one].index, self.gpus[other].index)), 1.0)
+
+    def slowest(self, ranks: int, hops: Iterable[Hop] = (), part: float = 1.0) -> tuple[int, float]:
+        """The one of the first `ranks` GPUs that a collective waits for, and the share of its bandwidth that is left.
+
+        The collective uses all links of each GPU, and the path between the two ends of each of `hops` for `part` of
+        its time.
+        """
+        shares = [(gpu.share, position) for position, gpu in enumerate(self.gpus[:ranks])]
+        faulty = [hop for hop in hops if self.pair_share(*hop) < 1]
+        shares += [(1 / (1 + part * (1 / self.share(*hop) - 1)), min(hop)) for hop in faulty]
+        share, position = min(shares)
+        return position, share
 
     def staged(self, ranks: int) -> int | None:
         """The first of the first `ranks` GPUs that reaches another through host memory; None where none does."""
         taking_part = {gpu.index for gpu in self.gpus[:ranks]}
         return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
+
+
+def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
+    """The pairs of neighbours in NCCL's rings over the first `ranks` GPUs of a node.
+
+    NCCL knows nothing of a slow path, and does not avoid it. Where every path is alike (NVSwitch, PCIe) all channels
+    have one ring, in order of the GPUs: 8 H100s log "0 7 6 5 4 3 2 1". Where NVLinks join pairs, rings use all NVLinks.
+    """
+    pairs = set() if profile.nvlink is None else {frozenset(pair[:2]) for pair in profile.nvlink.pairs}
+    if not pairs:
+        return [(one, (one + 1) % ranks) for one in range(ranks)] if ranks > 1 else []
+    indices = [gpu.index for gpu in links.gpus[:ranks]]
+    return [hop for hop in combinations(range(ranks), 2) if frozenset(indices[end] for end in hop) in pairs]
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
@@ -65,7 +101,16 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
         _check_index(fault, fault.index, len(profile.nic), "NIC")
     gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
     gpus = tuple(_gpu_links(profile, index, on_gpus) for index in range(profile.match.visible) if index not in gone)
-    return NodeLinks(gpus, _nics_gb_s(profile, on_nics))
+    return NodeLinks(gpus, _nics_gb_s(profile, on_nics), _pair_shares(profile, on_gpus))
+
+
+def _pair_shares(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
+    shares: dict[frozenset[int], float] = {}
+    for fault in faults:
+        if fault.index is not None and fault.second is not None:
+            pair = frozenset((fault.index, fault.second))
+            shares[pair] = shares.get(pair, 1.0) * (_share(profile, fault) or 1.0)
+    return {pair: share for pair, share in shares.items() if share < 1}
 
 
 def _check_index(fault: Fault, index: int | None, count: int, part: str) -> None:
@@ -84,8 +129,9 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         remaining = _share(profile, fault)
         if any(fault.get(key) for key in STAGING) or remaining == 0:
             staged_with |= partners
-        share *= remaining or 1.0
-        host_share *= _host_share(profile, fault) if fault.subject is Subject.GPU else 1.0
+        if fault.subject is Subject.GPU:
+            share *= remaining or 1.0
+            host_share *= _host_share(profile, fault)
     return GpuLinks(index, share, host_share, frozenset(staged_with))
 
 
@@ -93,10 +139,20 @@ def _share(profile: Profile, fault: Fault) -> float:
     share = float(fault.get("speed") or 1)
     active, nvlink = fault.get("nvlink"), profile.nvlink
     if active is not None and nvlink is not None:
-        share *= min(1.0, int(active) / (nvlink.links if fault.subject is Subject.GPU else nvlink.pair_links))
+        share *= min(1.0, int(active) / _healthy_links(nvlink, fault))
     elif fault.subject is Subject.GPU and nvlink is None:
         share *= _pcie_share(profile, fault)
     return share
+
+
+def _healthy_links(nvlink: NvlinkKind, fault: Fault) -> int:
+    if fault.subject is Subject.GPU:
+        return nvlink.links
+    joined = {frozenset[int | None](pair[:2]): pair[2] for pair in nvlink.pairs}
+    links = joined.get(frozenset((fault.index, fault.second)))
+    if links is None:
+        raise not_joined(fault)
+    return links
 
 
 def _host_share(profile: Profile, fault: Fault) -> float:
@@ -196,7 +252,7 @@ class SimulatedCopies:
             CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
             for position, gpu in enumerate(alive)
         )
-        self._shares = [each.share for each in links.gpus]
+        self._links = links
         self._host_shares = [each.host_share for each in links.gpus]
         self._paths = _paths(machine.profile)
         self._staged = [each.staged_with for each in links.gpus]
@@ -255,11 +311,13 @@ class SimulatedCopies:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
             gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
         elif self._is_direct(source, destination):
-            gb_s = self._direct_gb_s(stream, source, destination) * min(self._shares[source], self._shares[destination])
+            gb_s = self._direct_gb_s(stream, source, destination) * self._links.share(source, destination)
             latency_us = self._typical("p2p.latency_us") or _LATENCY_US
         else:
             healthy = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
             gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
+            if not self._can_be_direct(source, destination):
+                gb_s *= self._links.pair_share(source, destination)
             latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
         return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
 
@@ -270,9 +328,12 @@ class SimulatedCopies:
         return frozenset(ends) in self._corrupted and self._is_direct(source, destination)
 
     def _is_direct(self, source: int, destination: int) -> bool:
+        return (source, destination) in self._enabled and self._can_be_direct(source, destination)
+
+    def _can_be_direct(self, source: int, destination: int) -> bool:
         ends = (source, destination), (destination, source)
         staged = any(self._indices[other] in self._staged[one] for one, other in ends)
-        return (source, destination) in self._enabled and not staged
+        return self.can_reach(source, destination) and not staged
 
     def _is_nvlink(self, source: Place, destination: Place) -> bool:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
@@ -546,7 +607,7 @@ def _ring(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlink
         for one, other in hops
         if not has_nvlinks or indices[other] in staged_with[one] or indices[one] in staged_with[other]
     }
-    rate = pcie if staged else direct * min((links.gpus[one].share for one in range(gpus)), default=1.0)
+    rate = pcie if staged else direct * min((links.share(*hop) for hop in hops), default=1.0)
     found = []
     for position in range(gpus):
         out = (position, (position + 1) % gpus) in staged

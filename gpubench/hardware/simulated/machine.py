@@ -74,6 +74,11 @@ def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
     return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
 
 
+def not_joined(fault: Fault) -> UsageError:
+    """A fault of the NVLinks between two GPUs that have none."""
+    return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
+
+
 def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], part: str) -> int:
     if index is None or index >= len(devices):
         have = f"{part}s 0 to {len(devices) - 1}" if devices else f"no {part}"
@@ -109,9 +114,7 @@ def _change_link(
         for end, other in (ends, ends[::-1]):
             links = [link for link in end.nvlinks or () if link.peer_bus_id == other.bus_id]
             if not links or links[0].peer is not NvlinkPeer.GPU:
-                raise wrong_value(
-                    fault, "no NVLink joins the two directly", "gpuJ:nvlink=N where they hang on NVSwitch"
-                )
+                raise not_joined(fault)
             if int(value) > len(links):
                 raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
             gpus[end.index] = replace(end, nvlinks=_deactivated(end.nvlinks or (), links[int(value) :]))

@@ -3,16 +3,16 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import combinations
 from statistics import median_low
 
-from gpubench.collectives.curve import curve
 from gpubench.collectives.expected import NIC_EFFICIENCY
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.hardware.simulated.links import NodeLinks, nic_gb_s, node_links
 from gpubench.hardware.simulated.machine import SimulatedMachine, check_nodes, wrong_value
+from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.scan import (
@@ -207,7 +207,8 @@ def simulated_local_figures(
 
 
 def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
-    gpus = node_links(profile, faults).gpus
+    links = node_links(profile, faults)
+    gpus = links.gpus
     for gpu in gpus:
         for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST):
             yield LocalFigure(0, gpu.index, quantity, profile.gpu.host_gb_s * gpu.host_share)
@@ -215,21 +216,18 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
     if not copies:
         return
     through_host = staged[0].value if staged else profile.gpu.host_gb_s
-    slowest = copies[0].value
-    for one, other in combinations([gpu.index for gpu in gpus], 2):
-        # A fault on the links of a pair is of that pair, one on a GPU of all its pairs.
-        own = [each for each in faults if each.subject is not Subject.LINK or {each.index, each.second} == {one, other}]
-        ends = {gpu.index: gpu for gpu in node_links(profile, own).gpus}
-        gb_s = copies[0].value * min(ends[one].share, ends[other].share)
-        gb_s = min(gb_s, through_host) if other in ends[one].staged_with else gb_s
-        slowest = min(slowest, gb_s)
-        wrong = WRONG_DATA_ARRIVED if any(each.get("corrupts") for each in own) else ""
-        yield LocalFigure(0, one, LocalQuantity.PAIR, 0.0 if wrong else BOTH_WAYS * gb_s, other, wrong)
+    corrupted = {frozenset((each.index, each.second)) for each in faults if each.get("corrupts")}
+    for one, other in combinations(range(len(gpus)), 2):
+        gb_s = copies[0].value * links.share(one, other)
+        first, second = gpus[one].index, gpus[other].index
+        gb_s = min(gb_s, through_host) if second in gpus[one].staged_with else gb_s
+        wrong = WRONG_DATA_ARRIVED if frozenset((first, second)) in corrupted else ""
+        yield LocalFigure(0, first, LocalQuantity.PAIR, 0.0 if wrong else BOTH_WAYS * gb_s, second, wrong)
     with suppress(UsageError):
-        reduction = collective_named("allreduce")
-        seconds = curve(profile, reduction, len(gpus), len(gpus)).at(EXCHANGED_BYTES)
-        busbw = EXCHANGED_BYTES * reduction.busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
-        yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw * slowest / copies[0].value)
+        times = CollectiveTimes(SimulatedMachine(profile), [replace(each, node=0) for each in faults], noise=0.0)
+        seconds = max(times.seconds("allreduce", EXCHANGED_BYTES, row=0))
+        busbw = EXCHANGED_BYTES * collective_named("allreduce").busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
+        yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw)
 
 
 _OF_LEAVES = (Subject.LEAF, Subject.RAIL)

@@ -13,13 +13,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.expected import Inside, expected_between
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
-from gpubench.hardware.simulated.links import NodeLinks, node_links
+from gpubench.hardware.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.wiring import NodeNetwork
@@ -76,8 +77,8 @@ _RANK_SPREAD = 0.1  # Ranks of one row differ by this part of the spread between
 class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
-    `noise` is the spread of a row's time as a part of it; with `whole_nodes` idle GPUs' NICs carry their share. Raises
-    UsageError for a fault on something that the machine does not have.
+    `noise` is the spread of a row's time as a part of it; with `whole_nodes` idle GPUs' NICs carry their share; `root`
+    is the rank that gathers or scatters. Raises UsageError for a fault on something that the machine does not have.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class CollectiveTimes:
         *,
         noise: float | None = None,
         whole_nodes: bool = False,
+        root: int = 0,
     ) -> None:
         check_nodes(machine, faults)
+        self._root = root
         self._whole_nodes = whole_nodes
         self._given = machine
         machine, faults = by_domains(machine, faults)
@@ -158,7 +161,9 @@ class CollectiveTimes:
                 reason="one GPU alone has nobody to talk to",
             )
         with_nics = (self.gpus if self._whole_nodes else local) * self._joined
-        return _Model(self._machine, collective, local * self._joined, self._faulty, self._kinds_of_node(), with_nics)
+        return _Model(
+            self._machine, collective, local * self._joined, self._faulty, self._kinds_of_node(), with_nics, self._root
+        )
 
 
 class _Model:
@@ -170,7 +175,9 @@ class _Model:
         faulty: Mapping[int, NodeLinks],
         kinds: Sequence[NodeLinks],
         with_nics: int,
+        root: int,
     ) -> None:
+        self._root = root
         self.ranks = local * machine.nodes
         self._with_nics = with_nics
         self._profile = machine.profile
@@ -183,6 +190,9 @@ class _Model:
         single = Curve(((1, 0.0),), machine.profile.link_gb_s)
         self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks)
         self._factor = collective.busbw_factor(self.ranks)
+        known = machine.profile.all_expected
+        by_nvls = any(each.nvls and each.quantity.startswith(f"{collective.name}.") for each in known)
+        self._in_switches = by_nvls and not (machine.profile.nvlink and machine.profile.nvlink.pairs)
         self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
         staged = machine.profile.find("p2p.staged_gb_s")
         copied_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
@@ -197,7 +207,7 @@ class _Model:
         """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
         if self._local == 1:
             return 0.0
-        share = min(links.slowest(self._local)[1] for links in self._kinds)
+        share = min(self._slowest(links)[1] for links in self._kinds)
         factor = self._collective.busbw_factor(self._local)
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
@@ -214,7 +224,26 @@ class _Model:
             return None
         links = self._faulty[worst]
         staged = links.staged(self._local)
-        return worst * self._local + (links.slowest(self._local)[0] if staged is None else staged)
+        return worst * self._local + (self._slowest(links)[0] if staged is None else staged)
+
+    def _slowest(self, links: NodeLinks) -> tuple[int, float]:
+        """The GPU that the others wait for, and the share of its bandwidth that is left.
+
+        A reduction in NVSwitches uses no path between two GPUs. Those that are made of sends and receives have one
+        peer after another: a slow path makes that part of their time longer.
+        """
+        if self._in_switches:
+            return links.slowest(self._local)
+        if not self._collective.point_to_point or self._collective.name == "sendrecv":
+            return links.slowest(self._local, ring_hops(self._profile, links, self._local))
+        return links.slowest(self._local, self._exchanging(), 1 / (self.ranks - 1))
+
+    def _exchanging(self) -> list[Hop]:
+        hops = combinations(range(self._local), 2)
+        if not self._collective.rooted:
+            return list(hops)
+        # A root of several nodes waits for its NICs.
+        return [hop for hop in hops if self._root in hop] if self._nodes == 1 else []
 
     def _above_latency(self, links: NodeLinks, size_bytes: int) -> float:
         return max(self._inside(links, size_bytes), self._across([links], size_bytes))
@@ -223,7 +252,7 @@ class _Model:
         if self._local == 1:
             return 0.0
         healthy = self._curve.at(size_bytes) - self._curve.latency
-        share = links.slowest(self._local)[1]
+        share = self._slowest(links)[1]
         # The smallest size that a profile knows may be large: then its time is not latency alone.
         least = size_bytes * self._factor / (self._curve.limit_gb_s * BYTES_PER_GB)
         stretched = max(healthy / share, healthy + least * (1 / share - 1))
@@ -247,7 +276,7 @@ class _Model:
         node_gb_s = alike if self._collective.point_to_point else rings_gb_s(links.nics_gb_s for links in kinds)
         rdma = any(nic.kind is not NicKind.ETHERNET for nic in self._profile.nic)
         network = NodeNetwork(self._nodes, self.ranks, min(node_gb_s, most), min(slowest, most), rdma)
-        share = min(links.slowest(self._local)[1] for links in kinds)
+        share = min(self._slowest(links)[1] for links in kinds)
         inside = replace(self._inside_node, share=share)
         return expected_between(self._collective, size_bytes, network, inside).seconds - self._curve.latency
 

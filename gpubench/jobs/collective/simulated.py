@@ -161,12 +161,12 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
     simulation = source.simulation
     simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, COLLECTIVES)
-    times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed)
+    request = plan.at_sizes_for("nccl")
+    times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed, root=request.root)
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)
     per_node = _ranks_per_node(plan, simulation, times.gpus)
     identities = list(_identities(nodes, per_node))
-    request = plan.at_sizes_for("nccl")
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))

@@ -186,7 +186,12 @@ FAULT_KEYS = (
     _of_scan(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
     FaultKey(Subject.LINK, "nvlink", "only N NVLinks join the two GPUs (not through a switch)", ValueKind.COUNT),
     FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
-    FaultKey(Subject.LINK, "staged", "copies go through host memory, and no fact shows it", words=("yes",)),
+    FaultKey(
+        Subject.LINK,
+        "staged",
+        "copies between the two, and what NCCL sends between them, go through host memory, and no fact shows it",
+        words=("yes",),
+    ),
     FaultKey(
         Subject.LINK,
         "corrupts",
@@ -197,7 +202,7 @@ FAULT_KEYS = (
     FaultKey(
         Subject.LINK,
         "speed",
-        "copies reach this share of their bandwidth (0 to 1), and no fact shows it",
+        "copies between the two reach this share of their bandwidth (0 to 1), and no fact shows it",
         ValueKind.FACTOR,
     ),
     FaultKey(Subject.NODE, "driver", "it has this version of the driver", ValueKind.VERSION),

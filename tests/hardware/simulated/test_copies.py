@@ -1,5 +1,7 @@
 """Copies on machines that do not exist."""
 
+from itertools import permutations
+
 import pytest
 
 from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies
@@ -78,6 +80,24 @@ def test_faults_slow_a_pair_down(fault: str, share: float) -> None:
     machine, faulty = enabled("hgx-h200-4"), enabled("hgx-h200-4", fault)
     ratio = gb_s(faulty, stream(faulty, 0, 1)) / gb_s(machine, stream(machine, 0, 1))
     assert ratio == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["hgx-h100-8", "dgx-1-v100", "l40s-8", "hgx-a100-4"])
+def test_a_slow_pair_leaves_the_other_pairs_of_its_ends_as_they_are(name: str) -> None:
+    """`link2-5:speed=0.5` slowed every pair of GPU2 and of GPU5."""
+    healthy, faulty = enabled(name), enabled(name, "link2-3:speed=0.5")
+    for source, destination in permutations(range(len(healthy.gpus)), 2):
+        before, now = (gb_s(machine, stream(machine, source, destination)) for machine in (healthy, faulty))
+        share = 0.5 if {source, destination} == {2, 3} else 1.0
+        assert now / before == pytest.approx(share, rel=2e-3), (source, destination)
+
+
+def test_a_slow_pair_is_slow_on_the_way_that_its_copies_take() -> None:
+    """GPU2 and GPU5 of a DGX-1 reach each other through host memory; peer access off is another way than NVLinks."""
+    healthy, faulty = copies("dgx-1-v100"), copies("dgx-1-v100", "link2-5:speed=0.5", "link2-3:speed=0.5")
+    for ends, share in (((2, 5), 0.5), ((2, 3), 1.0)):
+        before, now = (gb_s(machine, stream(machine, *ends)) for machine in (healthy, faulty))
+        assert now / before == pytest.approx(share, rel=2e-3)
 
 
 def test_what_cuda_refuses_cannot_be_reached() -> None:

@@ -354,8 +354,34 @@ def test_every_key_of_the_table_does_something() -> None:
             continue
         assert (node("hgx-h100-8", fault) == node("hgx-h100-8")) is ((key.subject, key.key) in silent), fault
         if (key.subject, key.key) in silent and key.key != "corrupts":
-            slower = times("hgx-h100-8", fault).ideal_seconds("allreduce", 2**30)
-            assert slower > times("hgx-h100-8").ideal_seconds("allreduce", 2**30)
+            slower = times("hgx-h100-8", fault).ideal_seconds("allgather", 2**30)
+            assert slower > times("hgx-h100-8").ideal_seconds("allgather", 2**30)
+
+
+@pytest.mark.parametrize(
+    ("machine", "fault", "collective", "slower"),
+    [
+        ("hgx-h100-8", "link2-3:speed=0.5", "allgather", 2.0),
+        ("hgx-h100-8", "link0-7:speed=0.5", "broadcast", 2.0),
+        ("hgx-h100-8", "link2-5:speed=0.5", "allgather", 1.0),  # the ring has no neighbours GPU2 and GPU5
+        ("hgx-h100-8", "link2-3:speed=0.5", "allreduce", 1.0),  # the NVSwitches reduce
+        ("hgx-h100-8", "link2-5:speed=0.5", "alltoall", 8 / 7),  # one peer of seven takes twice as long
+        ("hgx-h100-8", "link2-5:speed=0.5", "gather", 1.0),  # the root is rank 0
+        ("hgx-h100-8", "link0-5:speed=0.5", "scatter", 8 / 7),
+        ("hgx-a100-8", "link2-3:speed=0.5", "allreduce", 2.0),
+        ("hgx-a100-4", "link0-2:speed=0.5", "allreduce", 2.0),  # NVLinks join pairs: rings use all of them
+        ("dgx-1-v100", "link0-3:nvlink=1", "allreduce", 2.0),
+        ("dgx-1-v100", "link0-1:nvlink=1", "allreduce", 1.0),  # it has one
+        ("dgx-1-v100", "link2-5:speed=0.5", "allreduce", 1.0),  # no NVLink joins the two
+        ("l40s-8", "link3-4:speed=0.5", "allreduce", 2.0),
+        ("l40s-8", "link2-5:speed=0.5", "allreduce", 1.0),
+    ],
+)
+def test_a_slow_pair_slows_the_collectives_that_use_the_path_between_the_two(
+    machine: str, fault: str, collective: str, slower: float
+) -> None:
+    ratio = times(machine, fault).ideal_seconds(collective, 2**34) / times(machine).ideal_seconds(collective, 2**34)
+    assert ratio == pytest.approx(slower, rel=0.03)
 
 
 def test_times_go_through_the_profile_s_points() -> None:
