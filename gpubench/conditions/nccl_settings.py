@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from gpubench.conditions.definition.circumstances import (
     ASK_FOR_MORE,
@@ -133,26 +134,42 @@ def _p2p(run: Circumstances) -> Found:
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
-    """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all pairs."""
+    """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all of a node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
+    of_node = cache(partial(_values_on, run))
     for pair in run.inside:
-        by_variables.setdefault((*first, *_keeping_off(run, pair)), set()).add(pair)
+        node = run.wiring.gpus[pair[0]].node
+        whole = [name for name in first if _is_on(of_node(node, name))]
+        if len(whole) == len(first):
+            by_variables.setdefault((*whole, *keep_off_peers(run, pair, partial(of_node, node))), set()).add(pair)
     for names, pairs in by_variables.items():
         blamed: dict[str, Iterable[str]] = {name: run.values(name) for name in names}
         if blamed:
             yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
 
 
-def _keeping_off(run: Circumstances, pair: Pair) -> Iterator[str]:
+def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
+    """The values of a variable on the ranks of a node. A value that no rank has is from a log and counts everywhere."""
+    by_rank = [(each.node, _value(each, name)) for each in run.facts]
+    elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
+    return tuple(value for value in run.values(name) if value not in elsewhere)
+
+
+def _is_on(values: Iterable[str]) -> bool:
+    return any(value not in OFF for value in values)
+
+
+def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """The variables that keep NCCL off a pair's peer access, which it would use by default."""
     path = run.wiring.path(pair)
     node = run.nodes.get(run.wiring.gpus[pair[0]].node)
     if node is not None and is_beyond_policy(node, path):
         return
-    if run.switched_on(P2P_DISABLE):
+    if _is_on(values(P2P_DISABLE)):
         yield P2P_DISABLE
     # If the path is unknown, only a limit that forbids every path is blamed.
     longest = nccl_type(path) or "NVL"
-    limits = (limit for value in run.values(P2P_LEVEL) if (limit := level(value)) is not None)
+    limits = (limit for value in values(P2P_LEVEL) if (limit := level(value)) is not None)
     if any(not is_within(longest, limit) for limit in limits):
         yield P2P_LEVEL
 
@@ -391,8 +408,8 @@ _OWN_CHANNELS = 16  # Channels that NCCL chooses for GPUs with many NVLinks: 16 
 _OWN_CHANNELS_OVER_PCIE = 2
 _CHANNELS_PER_LINK = 2
 
-_MOST = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
-_LEAST = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
+MOST_CHANNELS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
+LEAST_CHANNELS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NRINGS")
 _MOST_OF_POINT_TO_POINT = "NCCL_MAX_P2P_NCHANNELS"
 _OF_A_PEER = {"NCCL_NCHANNELS_PER_PEER": 2, "NCCL_NCHANNELS_PER_NET_PEER": 2}
 """Channels for one peer of sends and receives, with the fewest that NCCL chooses."""
@@ -437,7 +454,9 @@ def _few_channels(run: Circumstances) -> Found:
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
     own = min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
-    least = max((count for name in _LEAST for value in run.values(name) if (count := nccl_number(value))), default=0)
+    least = max(
+        (count for name in LEAST_CHANNELS for value in run.values(name) if (count := nccl_number(value))), default=0
+    )
 
     def few(count: int) -> Confidence | None:
         taken = max(count, least, 1)
@@ -449,7 +468,7 @@ def _few_channels(run: Circumstances) -> Found:
     def few_of_a_peer(name: str) -> Weighed:
         return lambda count: Confidence.WEAK if 0 < count < _OF_A_PEER[name] else None
 
-    weighed = {name: few_blocks if name.endswith("CTAS") else few for name in _MOST}
+    weighed = {name: few_blocks if name.endswith("CTAS") else few for name in MOST_CHANNELS}
     point_to_point = {_MOST_OF_POINT_TO_POINT: lambda count: few(count) and Confidence.LIKELY}
     yield from _lines(run, {**weighed, **point_to_point, **{name: few_of_a_peer(name) for name in _OF_A_PEER}})
 
@@ -609,7 +628,7 @@ NCCL_TUNING = Family.of(
         "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
         f"fewer than NCCL chooses: {_OWN_CHANNELS} over NVSwitch, {_CHANNELS_PER_LINK} for each NVLink if there are "
         f"few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
-        " ".join((*_MOST, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
+        " ".join((*MOST_CHANNELS, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
         _few_channels,
     ),
     _slow(

@@ -91,6 +91,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     looked_at = dict.fromkeys(kind.representative for kind in kinds)
     looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys(_with_settings_of_their_own(ranks)[:_MOST_SURVEYED])
     looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
     places = [
         GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id or gpu.device)
@@ -100,6 +101,11 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     ]
     wiring = Wiring(places, dict(enumerate(nodes)))
     return Explained(Circumstances(wiring=wiring, facts=ranks, settings=users_settings(ranks)))
+
+
+def _with_settings_of_their_own(ranks: Sequence[RankFacts]) -> list[int]:
+    """The nodes whose NCCL variables are not those of the first rank: NCCL may use other paths there."""
+    return [each.node for each in ranks if each.nccl_settings != ranks[0].nccl_settings]
 
 
 def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained) -> list[FallbackRow]:
