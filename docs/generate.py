@@ -120,6 +120,20 @@ _PARTS = {
 }
 
 
+_NCCL_VARIABLES = """## NCCL variables
+A simulated job has the NCCL variables of your environment on all its nodes, as in
+`NCCL_P2P_DISABLE=1 gpubench --simulate hgx-h100-8`. `--fault node3:env=NCCL_P2P_DISABLE=1` sets one for the ranks of
+one node. Only variables with a known effect count. The others are ignored, and one line on stderr names them. A fault
+with such a variable is refused.
+
+| variable | effect | known from |
+|---|---|---|
+| `NCCL_P2P_DISABLE=1`, a low `NCCL_P2P_LEVEL` | NCCL uses host memory; copies do not change | 2, 4 and 8 H200s |
+| `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`, minimums | a channel carries 24 GB/s on H100 and H200 | 4 H200s |
+| `NCCL_NVLS_ENABLE=0` | NVSwitches do not reduce | the rows of a profile without NVLS |
+"""
+
+
 def fault_page() -> str:
     """docs/faults.md: every key of --fault, where it applies, with its values."""
     lines = [
@@ -130,6 +144,7 @@ def fault_page() -> str:
         "can be repeated. Written by `python docs/generate.py`.",
         "",
     ]
+    lines += [*_NCCL_VARIABLES.splitlines(), ""]
     for subject, (title, example) in _PARTS.items():
         grammar = FAULT_PARTS[subject]
         keys = [each for each in FAULT_KEYS if each.subject is subject]

@@ -253,11 +253,15 @@ def words_for(option: str, incomplete: str) -> list[str]:
     """The values of an option, `dtype`, that continue a text; of several with commas, of the last one."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
     already = before.split(",")
-    words = (each for each in _words(option) if each.startswith(last) and each not in already)
+    words = (each for each in _words(option, incomplete) if each.startswith(last) and each not in already)
     return [f"{before}{comma}{word}" for word in words]
 
 
-def _words(option: str) -> Iterable[str]:
+def _words(option: str, incomplete: str) -> Iterable[str]:
+    if option == "fault":
+        from gpubench.model.profiles.fault import fault_words
+
+        return fault_words(incomplete)
     if option == "simulate":
         return names()
     if option == "profile":

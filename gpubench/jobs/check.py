@@ -38,6 +38,7 @@ from gpubench.jobs.sources import (
     gathered,
     own_process,
     refuse_under_launcher,
+    say_what_is_ignored,
 )
 from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.measure.check.health import (
@@ -266,7 +267,7 @@ class SimulatedMeasurer:
 
     def copies(self) -> Measurements:
         """Copies on every node, as on the healthy first one unless a spread is given; no data, no host memory."""
-        faulty, healthy = {fault.node_number for fault in self._faults}, None
+        faulty, healthy = {fault.node_number for fault in self._faults if fault.breaks_hardware}, None
         hosts = {}
         for number, node in enumerate(self._nodes):
             own = None if number in faulty or self._noise is not None else healthy
@@ -555,6 +556,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
     is_here = plan.source.text is None
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", SECONDS_TO_READ)
+        say_what_is_ignored(plan.source, presenter)
         machines = plan.source.machines()
         matches = _matches_of(plan, machines)
         measurements = _measured(plan, machines.visible(), presenter.waiting if is_here else None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.hardware.simulated.links import STAGING, nic_gb_s, node_links
 from gpubench.hardware.simulated.machine import OF_DOMAINS, SimulatedMachine, check_nodes
+from gpubench.hardware.simulated.settings import nccl_links
 from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.program import CommunicatorRanks, FaultSeconds
 from gpubench.measure.plan.report import FaultCase
@@ -138,7 +139,7 @@ def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> st
         return "no NIC carries anything inside an NVLink domain"
     if machine.nodes > 1 and fault.subject is Subject.GPU and profile.nvlink and _has(fault, _SLOT):
         return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
-    is_felt = _has(fault, OF_DOMAINS) or node_links(profile, _as_rates(fault, profile)) != node_links(profile, ())
+    is_felt = _has(fault, OF_DOMAINS) or nccl_links(profile, _as_rates(fault, profile)) != node_links(profile, ())
     if not is_felt:
         return f"no time of a collective follows from {keys}"
     return ""

@@ -488,7 +488,7 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
     """Check that only the first node is measured and broken. Raises UsageError, CouldNotMeasureError."""
-    elsewhere = next((each for each in simulation.faults if each.node_number > 0), None)
+    elsewhere = next((each for each in simulation.faults if each.node_number > 0 and each.breaks_hardware), None)
     if elsewhere is not None:
         raise UsageError(
             f"--fault {elsewhere} is on a node that p2p does not measure",

@@ -388,6 +388,8 @@ def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
 
 def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[str]) -> int:
     machine, faults, seed = simulation.machine, simulation.faults, simulation.seed
+    if simulation.note:
+        say(f"gpubench: {simulation.note}", to=sys.stderr)
     check_node_count(machine.nodes)
     named = None if plan.leaves is None else leaves_of(host_names(machine), plan.leaves.leaves, plan.leaves.name)
     fabric = simulated_scan_fabric(machine, named, faults)

@@ -2,17 +2,21 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
+from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.options import SIMULATE, option
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedBy, bearing_on_performance
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
+    from gpubench.formats.presenter import Presenter
     from gpubench.hardware.simulated.machine import SimulatedMachine
     from gpubench.jobs.machines import Machines
     from gpubench.model.facts.process import RankFacts
@@ -34,13 +38,18 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated machine and what is broken in it. `text` and `broken` are as the user wrote them."""
+    """A simulated machine and what is broken in it. `text` and `broken` are as the user wrote them.
+
+    `environment` are the NCCL variables of the whole job with a known effect, and `ignored` the others.
+    """
 
     text: str
     machine: "SimulatedMachine"
     broken: tuple[str, ...]
     faults: "tuple[Fault, ...]"
     seed: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -51,6 +60,25 @@ class Simulation:
     def profile(self) -> dict[str, str]:
         """The profile, for the metadata."""
         return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
+
+    @property
+    def note(self) -> str:
+        """The variables that the simulation ignores, in one line; empty without any."""
+        ignored = " ".join(f"{name}={value}" for name, value in self.ignored.items())
+        return f"ignored in simulation: {ignored}" if ignored else ""
+
+    def without_variables(self) -> "Simulation":
+        """The same for a command that models none of NCCL's variables. Raises UsageError for those of a fault."""
+        asked = next((each for each in self.faults if each.variables and str(each) in self.broken), None)
+        if asked is not None:
+            raise UsageError(
+                f"--fault {asked} with scan",
+                expected="a fault that changes what it shows",
+                reason="what NCCL's variables do to a scan is not modelled; it would pass as healthy",
+                next_step=f"gpubench check {self.source}",
+            )
+        hardware = tuple(each for each in self.faults if not each.variables)
+        return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})
 
     def check_effects(self, command: str, measured: str) -> None:
         """Raise UsageError for a fault of which nothing would show in what the command measures."""
@@ -64,15 +92,29 @@ class Simulation:
                 )
 
 
-def simulation_of(text: str, faults: Sequence[str], seed: int) -> Simulation:
-    """The simulated machine `hgx-h100-8*16` with faults `node3.gpu5:nvlink=12`. Raises UsageError."""
+def simulation_of(
+    text: str, faults: Sequence[str], seed: int, environment: Mapping[str, str] = MappingProxyType({})
+) -> Simulation:
+    """The simulated machine `hgx-h100-8*16` with faults `node3.gpu5:nvlink=12` and the job's NCCL variables.
+
+    Raises UsageError.
+    """
     from gpubench.hardware.simulated.machine import parse_machine
     from gpubench.model.profiles.fault import parse_faults
 
     machine = parse_machine(text)
     broken = tuple("".join(each.split()) for each in faults)
     parsed = tuple(fault for each in broken for fault in parse_faults(each, machine.nodes))
-    return Simulation(text, machine, broken, parsed, seed)
+    of_nccl = {name: value for name, value in bearing_on_performance(environment).items() if name.startswith("NCCL_")}
+    known = dict[str, str]()
+    if of_nccl or any(fault.variables for fault in parsed):
+        from gpubench.hardware.simulated.settings import check_variables, job_variables, known_effects
+
+        check_variables(machine.profile, parsed)
+        known = known_effects(machine.profile, of_nccl)
+        parsed = (*job_variables(known, machine.nodes), *parsed)
+    ignored = {name: value for name, value in of_nccl.items() if name not in known}
+    return Simulation(text, machine, broken, parsed, seed, known, ignored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +134,7 @@ class SimulationOptions:
         "WHERE:KEY=VALUE",
         "Break a part of the simulated machine, counted from 0: node3.gpu5:nvlink=12. --help-all lists the keys. "
         "Repeatable.",
+        completed_as="fault",
         common=True,
     )
     seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
@@ -110,7 +153,9 @@ class SimulationOptions:
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
-        simulation = simulation_of(self.simulate, faults, self.seed)
+        simulation = simulation_of(self.simulate, faults, self.seed, recorded_settings(os.environ))
+        if command == "scan":
+            simulation = simulation.without_variables()
         unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
         if unfit is not None:
             raise UsageError(
@@ -149,7 +194,6 @@ class Here:
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
     from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.machines import Machines
-    from gpubench.jobs.metadata import recorded_settings
 
     environment = recorded_settings(os.environ)
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
@@ -172,7 +216,17 @@ class Simulated:
         from gpubench.jobs.machines import Machines
 
         asked = self.simulation
-        return Machines.of(snapshots(asked.machine, asked.faults, asked.seed), (), self.text)
+        nodes = snapshots(asked.machine, asked.faults, asked.seed)
+        return Machines.of(nodes, self.processes(list(enumerate(nodes))), self.text, asked.environment)
+
+    def processes(self, ranks: "Sequence[tuple[int, Snapshot]]") -> "list[RankFacts]":
+        """The process of every rank, by number and facts of its node, if any rank has NCCL variables."""
+        if not any(fault.variables for fault in self.simulation.faults):
+            return []
+        from gpubench.hardware.simulated.settings import rank_facts, variables_by_node
+
+        variables = variables_by_node(self.simulation.faults)
+        return [rank_facts(rank, variables.get(node, {}), own, node) for rank, (node, own) in enumerate(ranks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +283,12 @@ def source_of(
     return Here(timeout_s) if simulation is None else Simulated(simulation)
 
 
+def say_what_is_ignored(source: Source, presenter: "Presenter") -> None:
+    """Name the NCCL variables that a simulation ignores."""
+    if isinstance(source, Simulated) and source.simulation.note:
+        presenter.note(source.simulation.note)
+
+
 def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | None) -> None:
     """Raise UsageError where several ranks are to show a machine that is not theirs."""
     if source.text is not None and launch is not None and launch.size > 1:
@@ -244,7 +304,6 @@ def gathered(
 ) -> "Machines | None":
     """The machines of a job on its first rank, None on others; with `source` no rank's own facts count."""
     from gpubench.jobs.machines import Machines
-    from gpubench.jobs.metadata import recorded_settings
 
     collected = group.collect((snapshots, process))
     if collected is None:
@@ -252,13 +311,14 @@ def gathered(
     text = None if source is None else source.text
     environment = recorded_settings(os.environ) if text is None else None
     nodes = [each for own, _ in collected for each in own]
-    processes = [] if isinstance(source, (FromFile, Simulated)) else [facts for _, facts in collected]
+    processes = [] if isinstance(source, FromFile) else [facts for _, facts in collected]
+    if isinstance(source, Simulated):
+        processes = list(source.machines().processes)
     return Machines.of(nodes, processes, text, environment)
 
 
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
     from gpubench.hardware.process import read_rank_facts
-    from gpubench.jobs.metadata import recorded_settings
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

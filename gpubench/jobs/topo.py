@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.plans import TopoPlan
-from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, own_process
+from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, own_process, say_what_is_ignored
 from gpubench.model.facts.environment import launched_by
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], M
     is_here = isinstance(plan.source, Here)
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", _SECONDS_TO_READ)
+        say_what_is_ignored(plan.source, presenter)
         import gpubench.measure.topo
         import gpubench.profiles  # noqa: F401 - both are needed once the machines are there
 

@@ -19,6 +19,7 @@ from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.hardware import recorded
 from gpubench.hardware.simulated.links import SimulatedTraffic
+from gpubench.hardware.simulated.settings import nccl_links
 from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable, presenting
@@ -32,6 +33,7 @@ from gpubench.jobs.sources import (
     gathered,
     own_process,
     refuse_under_launcher,
+    say_what_is_ignored,
 )
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.report import SECTIONS as SECTIONS
@@ -228,17 +230,14 @@ def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
 def _simulated_readers(
     simulation: Simulation, nodes: Sequence[Snapshot], clock: Callable[[], float]
 ) -> list[SimulatedTraffic]:
-    return [
-        SimulatedTraffic(
-            node,
-            simulation.machine.profile,
-            [fault for fault in simulation.faults if fault.node_number == number],
-            simulation.seed,
-            clock,
-            several=len(nodes) > 1,
+    readers, profile = [], simulation.machine.profile
+    for number, node in enumerate(nodes):
+        faults = [fault for fault in simulation.faults if fault.node_number == number]
+        links = nccl_links(profile, faults)
+        readers.append(
+            SimulatedTraffic(node, profile, faults, simulation.seed, clock, several=len(nodes) > 1, links=links)
         )
-        for number, node in enumerate(nodes)
-    ]
+    return readers
 
 
 class RecordedTraffic:
@@ -518,6 +517,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
         return run_ranks(plan, arguments, launch)
     is_terminal = launch is None and sys.stdout.isatty()
     with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
+        say_what_is_ignored(plan.source, presenter)
         machines = plan.source.machines()
         _check_watchable(plan, machines)
         with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):

@@ -67,6 +67,7 @@ def test_a_fault_of_what_is_slow_already_is_no_second_one() -> None:
 
 def value_of(key: FaultKey) -> str:
     kinds = {ValueKind.COUNT: "2", ValueKind.FACTOR: "0.5", ValueKind.RATE: "100", ValueKind.VERSION: "12.1"}
+    kinds[ValueKind.VARIABLE] = "NCCL_P2P_DISABLE=1"
     return key.words[0] if key.words else kinds.get(key.kind, "round2")
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,35 @@ def test_a_fault_of_which_nothing_is_modelled_is_refused_and_passes_nothing(comm
     assert result.returncode == 2
     assert result.stdout == ""
     assert "gpubench check --simulate hgx-h200-4 --fault gpu1:throttle=hw_slowdown" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("topo",), ("check",), ("allreduce", "--sizes", "256M"), ("watch", "--for", "3s")],
+    ids=lambda command: " ".join(command) or "bare",
+)
+def test_a_variable_of_the_environment_is_named_with_its_cure(command: tuple[str, ...]) -> None:
+    """What the README's picture shows: with the variable every command said PASS."""
+    with_variable = environment(NCCL_P2P_DISABLE="1", NCCL_BUFFSIZE="4")
+    result = gpubench(*command, "--simulate", "hgx-h100-8", "--width", "200", env=with_variable)
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("FAIL (simulated): ")
+    assert "gpubench p2p && unset NCCL_P2P_DISABLE" in result.stdout
+    assert "nccl-p2p-disabled" in result.stdout or "NCCL_P2P_DISABLE=1 in the environment" in result.stdout
+    assert result.stderr.count("ignored in simulation: NCCL_BUFFSIZE=4") == 1
+
+
+def test_copies_pass_whatever_nccl_is_told() -> None:
+    result = gpubench("p2p", "--simulate", "hgx-h200-2", env=environment(NCCL_P2P_DISABLE="1"))
+    assert result.stdout.splitlines()[-1].startswith("PASS (simulated): ")
+
+
+def test_a_recorded_simulation_names_the_variable_again(tmp_path: Path) -> None:
+    folder = str(tmp_path / "seen")
+    arguments = ("allreduce", "--format", "json")
+    fault = ("--fault", "node0:env=NCCL_P2P_DISABLE=1")
+    first = gpubench(*arguments, "--sizes", "256M", "--simulate", "hgx-h200-2", *fault, "--record", folder)
+    again = gpubench(*arguments, "--replay", folder)
+    found = [json.loads(each.stdout)["findings"] for each in (first, again)]
+    assert found[0] == found[1]
+    assert found[0][0]["cause"] == "NCCL_P2P_DISABLE=1 in the environment"

@@ -76,6 +76,11 @@ class NodeLinks:
         taking_part = {gpu.index for gpu in self.gpus[:ranks]}
         return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
 
+    def staged_hops(self, ranks: int) -> int:
+        """The hops of a ring of the first `ranks` GPUs that go through host memory; at least 1."""
+        ring = self.gpus[:ranks]
+        return max(1, sum(ring[n - 1].index in gpu.staged_with for n, gpu in enumerate(ring)))
+
 
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
     """The pairs of neighbours in NCCL's rings over the first `ranks` GPUs of a node.
@@ -461,7 +466,10 @@ _NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
 
 
 class SimulatedTraffic:
-    """Readings of a simulated node whose job began `clock()` seconds ago; `several` is whether it has other nodes."""
+    """Readings of a simulated node whose job began `clock()` seconds ago.
+
+    `several` is whether it has other nodes, and `links` are its links as the job's library uses them.
+    """
 
     def __init__(
         self,
@@ -472,9 +480,11 @@ class SimulatedTraffic:
         clock: Callable[[], float],
         *,
         several: bool,
+        links: NodeLinks | None = None,
     ) -> None:
         self._node, self._profile, self._clock = node, profile, clock
-        self._links = node_links(profile, faults)
+        self._links = links or node_links(profile, faults)
+        self._variables = {name: value for fault in faults for name, value in fault.variables.items()}
         asked = next((value for fault in faults if (value := fault.get("traffic"))), "training")
         self._kind = asked
         self._several = several
@@ -592,7 +602,14 @@ class SimulatedTraffic:
                 name="python",
                 together=together,
                 communicators=self._kind != "inference",
-                facts=RankFacts(rank=position, host=self._node.host, node=0, local_rank=position, pid=0),
+                facts=RankFacts(
+                    rank=position,
+                    host=self._node.host,
+                    node=0,
+                    local_rank=position,
+                    pid=0,
+                    environment=self._variables,
+                ),
             )
             for position in range(len(self._node.gpus))
         )

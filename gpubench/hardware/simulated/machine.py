@@ -382,12 +382,14 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
             )
 
 
-def by_domains(machine: SimulatedMachine, faults: Sequence[Fault]) -> tuple[SimulatedMachine, list[Fault]]:
-    """The machine with each NVLink domain as one node, unless a node takes no part in its domain."""
+def by_domains(
+    machine: SimulatedMachine, faults: Sequence[Fault], *, joined: bool = True
+) -> tuple[SimulatedMachine, list[Fault]]:
+    """The machine with each NVLink domain as one node, unless a node takes no part in its domain, or not `joined`."""
     size = machine.domain_nodes
     if machine.profile.domain is None:
         return machine, list(faults)
-    if any(fault.get(key) for fault in faults for key in OF_DOMAINS):
+    if not joined or any(fault.get(key) for fault in faults for key in OF_DOMAINS):
         tray = match([machine.profile.gpu.name], machine.profile.match.visible)
         assert tray is not None
         return SimulatedMachine(tray.profile, machine.nodes), list(faults)
@@ -416,7 +418,7 @@ def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, nu
     healthy = healthy_node(machine.profile)
     whole = with_surroundings(healthy)
     by_node: dict[int, list[Fault]] = {}
-    for fault in faults:
+    for fault in (each for each in faults if each.breaks_hardware):
         by_node.setdefault(fault.node_number, []).append(fault)
     found = []
     for number in numbers:

@@ -22,9 +22,11 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
 from gpubench.hardware.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
+from gpubench.hardware.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.wiring import NodeNetwork
 from gpubench.model.profiles.fault import Fault
+from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.overlap import (
     CHAIN_KERNELS,
     COPY_BYTES,
@@ -64,10 +66,12 @@ def rings_gb_s(nodes: Iterable[Sequence[float]]) -> float:
 STAGED_SHARE = {"allreduce": 0.75}
 STAGED_SHARE_OF_OTHERS = 0.66
 STAGED_SECONDS = 14.0e-6
+STAGED_NODE_GB_S = 180.0
 """Of what one copy through host memory reaches, in busbw, and what comes on top: with NCCL_P2P_DISABLE=1 all-reduce
 reaches 28.4 GB/s on 2 H200s, all-gather and reduce-scatter 25.2, where a copy reaches 38: a ring sends and receives at
-once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that rate, 6 healthy latency, 14 more. Kind: derived
-(NCCL 2.28.9, PCIe 5 x16)."""
+once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that rate, 6 healthy latency, 14 more. All staged hops
+of a node share its host memory, which every byte crosses twice: 4 H200s reach 25 GB/s and 8 reach 10, which is 200 and
+160 GB/s of host memory. Kind: derived (NCCL 2.28.9, PCIe 5 x16, one socket)."""
 
 _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
 _LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003  # From run to run on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB
@@ -95,16 +99,17 @@ class CollectiveTimes:
         self._root = root
         self._whole_nodes = whole_nodes
         self._given = machine
-        machine, faults = by_domains(machine, faults)
+        variables = distinct_variables(faults)
+        self._nvls = not any(each.get(NVLS) == "0" for each in variables)
+        self._channels = min(filter(None, map(channel_cap, variables)), default=None)
+        forbidden = any(pairs_without_peers(machine.profile, each) for each in variables)
+        machine, faults = by_domains(machine, faults, joined=not forbidden)
         self._joined = self._given.nodes // machine.nodes
         self._machine = machine
         self._seed = seed
         self._noise = noise
         self._healthy = node_links(machine.profile, ())
-        self._faulty = {
-            number: node_links(machine.profile, [each for each in faults if each.node_number == number])
-            for number in sorted({fault.node_number for fault in faults})
-        }
+        self._faulty = _links_by_node(machine.profile, faults)
 
     @property
     def gpus(self) -> int:
@@ -147,7 +152,7 @@ class CollectiveTimes:
 
     def _kinds_of_node(self) -> list[NodeLinks]:
         healthy = [self._healthy] if len(self._faulty) < self._machine.nodes else []
-        return [*self._faulty.values(), *healthy]
+        return list({id(links): links for links in [*self._faulty.values(), *healthy]}.values())
 
     def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
         if name not in SUMMARIES:
@@ -162,8 +167,31 @@ class CollectiveTimes:
             )
         with_nics = (self.gpus if self._whole_nodes else local) * self._joined
         return _Model(
-            self._machine, collective, local * self._joined, self._faulty, self._kinds_of_node(), with_nics, self._root
+            self._machine,
+            collective,
+            local * self._joined,
+            self._faulty,
+            self._kinds_of_node(),
+            with_nics,
+            self._root,
+            nvls=self._nvls,
+            channels=None if collective.point_to_point else self._channels,
         )
+
+
+def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeLinks]:
+    """The links of the nodes with faults; nodes with equal faults share one value."""
+    by_node: dict[int, list[Fault]] = {}
+    for fault in faults:
+        by_node.setdefault(fault.node_number, []).append(fault)
+    alike: dict[tuple[object, ...], NodeLinks] = {}
+    found = {}
+    for number, own in sorted(by_node.items()):
+        key = tuple((each.subject, each.settings, each.index, each.second) for each in own)
+        if key not in alike:
+            alike[key] = nccl_links(profile, own)
+        found[number] = alike[key]
+    return found
 
 
 class _Model:
@@ -176,9 +204,13 @@ class _Model:
         kinds: Sequence[NodeLinks],
         with_nics: int,
         root: int,
+        *,
+        nvls: bool,
+        channels: int | None,
     ) -> None:
         self._root = root
         self.ranks = local * machine.nodes
+        self._channels = channels
         self._with_nics = with_nics
         self._profile = machine.profile
         self._nodes = machine.nodes
@@ -188,12 +220,14 @@ class _Model:
         self._kinds = kinds
         # One rank of a node has nobody to talk to there: all its time is the network's.
         single = Curve(((1, 0.0),), machine.profile.link_gb_s)
-        self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks)
+        self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks, nvls=nvls)
         self._factor = collective.busbw_factor(self.ranks)
         known = machine.profile.all_expected
         by_nvls = any(each.nvls and each.quantity.startswith(f"{collective.name}.") for each in known)
-        self._in_switches = by_nvls and not (machine.profile.nvlink and machine.profile.nvlink.pairs)
+        self._in_switches = by_nvls and nvls and not (machine.profile.nvlink and machine.profile.nvlink.pairs)
         self._inside_node = Inside.of(machine.profile, collective, local) if machine.nodes > 1 else Inside()
+        if not nvls:
+            self._inside_node = replace(self._inside_node, nvls=None)
         staged = machine.profile.find("p2p.staged_gb_s")
         copied_gb_s = staged[0].value if staged else machine.profile.gpu.host_gb_s
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
@@ -201,7 +235,8 @@ class _Model:
     def seconds(self, size_bytes: int) -> float:
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
-        return max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
+        seconds = max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
+        return seconds if self._channels is None else capped(seconds, size_bytes * self._factor, self._channels)
 
     def least_seconds(self, size_bytes: int) -> float:
         """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
@@ -258,8 +293,8 @@ class _Model:
         stretched = max(healthy / share, healthy + least * (1 / share - 1))
         if links.staged(self._local) is None:
             return stretched
-        staged = STAGED_SECONDS + size_bytes * self._factor / (self._staged_gb_s * BYTES_PER_GB)
-        return max(stretched, staged)
+        gb_s = min(self._staged_gb_s, STAGED_NODE_GB_S / (2 * links.staged_hops(self._local)))
+        return max(stretched, STAGED_SECONDS + size_bytes * self._factor / (gb_s * BYTES_PER_GB))
 
     def _across(self, kinds: Sequence[NodeLinks], size_bytes: int) -> float:
         if self._nodes == 1:
@@ -377,10 +412,14 @@ class OverlapModel:
         if ctas is None or ctas >= self.own_ctas:
             return own_seconds
         ranks = self._per_node * self._machine.nodes
-        moved = size_bytes * collective_named(name).busbw_factor(ranks)
-        by_ctas = moved / (ctas * _CTA_GB_S * BYTES_PER_GB)
-        total: float = (own_seconds**_ROUNDNESS + by_ctas**_ROUNDNESS) ** (1 / _ROUNDNESS)
-        return total
+        return capped(own_seconds, size_bytes * collective_named(name).busbw_factor(ranks), ctas)
+
+
+def capped(own_seconds: float, moved_bytes: float, ctas: int) -> float:
+    """Seconds of an operation over so many channels, each of one CTA."""
+    by_ctas = moved_bytes / (ctas * _CTA_GB_S * BYTES_PER_GB)
+    total: float = (own_seconds**_ROUNDNESS + by_ctas**_ROUNDNESS) ** (1 / _ROUNDNESS)
+    return total
 
 
 def _noise(source: random.Random) -> float:

@@ -25,7 +25,7 @@ from gpubench.jobs.collective.opened import with_gpu_count, with_presence
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
-from gpubench.jobs.sources import Replayed, Simulated, Simulation
+from gpubench.jobs.sources import Replayed, Simulated, Simulation, say_what_is_ignored
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data
 from gpubench.measure.collective.paths import PathObservations, simulated
@@ -45,6 +45,7 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.overlap import overlap_cases, row_of, with_rows
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.topology import Topology
@@ -136,6 +137,7 @@ class ModelledCollective:
     described: DescribedCollective
     staged: Sequence[tuple[int, int]]
     simulation: Simulation
+    processes: Sequence[RankFacts]
 
     def report(
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
@@ -146,7 +148,7 @@ class ModelledCollective:
         def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
             return self.times.seconds(name, size, row=row + attempt * MOST_SIMULATED_ROWS, ranks_per_node=self.per_node)
 
-        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source)
+        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source, self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
         nodes = [Topology(node) for node in self.nodes]
@@ -181,6 +183,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         ranks=tuple(identities),
         hosts=tuple(node.host for node in nodes),
         dropped_sizes=dropped,
+        environment=simulation.environment,
         model=model,
     )
     return ModelledCollective(
@@ -192,6 +195,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         described=described,
         staged=staged,
         simulation=simulation,
+        processes=source.processes([(rank.node, nodes[rank.node]) for rank in identities]),
     )
 
 
@@ -200,23 +204,19 @@ def run_simulated(plan: CollectivePlan, source: Simulated, arguments: Sequence[s
     found = modelled(plan, source)
     made: list[Sequence[float]] = []
     with presenting(plan.presentation, plan.recording.record) as presenter:
+        say_what_is_ignored(source, presenter)
         topology = Topology(found.nodes[0]).fingerprint()
         presenter.begin(collective_metadata(found.described, plan.collective, arguments, topology=topology))
         report = found.report(presenter, plan, made.append)
         if plan.recording.record is not None:
-            _record(plan.recording.record, found.described, found.nodes, found.request, made)
+            _record(plan.recording.record, found, made)
         presenter.end(report)
     return presenter.exit_code
 
 
-def _record(
-    directory: Path,
-    described: DescribedCollective,
-    nodes: Sequence[Snapshot],
-    request: SweepRequest,
-    made: Sequence[Sequence[float]],
-) -> None:
-    with written(directory, RecordedCollective.of(described), Machines.of(nodes)) as write:
+def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
+    described, request = found.described, found.request
+    with written(directory, RecordedCollective.of(described), Machines.of(found.nodes, found.processes)) as write:
         for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))
@@ -314,6 +314,7 @@ def run_simulated_overlap(
     model = OverlapModel(simulation.machine, simulation.faults, simulation.seed, found.per_node)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, len(found.identities), len(found.nodes))
     with presenting(plan.presentation) as presenter:
+        say_what_is_ignored(source, presenter)
         topology = Topology(found.nodes[0]).fingerprint()
         presenter.begin(
             overlap_metadata(found.described, plan.collective, asked, arguments, topology=topology),

@@ -5,12 +5,13 @@ from dataclasses import field, replace
 from functools import cache
 
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
-from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
+from gpubench.conditions.definition.circumstances import Circumstances, IssueTime, users_settings
 from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
 from gpubench.model.facts.health import split_by_mig
+from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.traffic import IdleGpu, both
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.topology import Limit, Topology
@@ -279,9 +280,16 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
 
 
 def simulated(
-    staged: Sequence[Pair], gpus: Sequence[Located], node: Callable[[int], Topology], source: str
+    staged: Sequence[Pair],
+    gpus: Sequence[Located],
+    node: Callable[[int], Topology],
+    source: str,
+    facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
-    """The verdict on the pairs of ranks that faults make go through host memory; of many nodes only theirs are read."""
+    """The verdict on the pairs of ranks that go through host memory; of many nodes only theirs are read.
+
+    `facts` are the processes of the ranks, if NCCL variables are set.
+    """
     numbers = {gpu.node for gpu in gpus}
     if len(numbers) > _MOST_NODES:
         numbers = {gpus[rank].node for pair in staged for rank in pair}
@@ -300,7 +308,12 @@ def simulated(
         )
         for pair in staged
     ]
-    explained = Explained(Circumstances(wiring=wiring, staged=dict.fromkeys(staged, ())))
+    of_nodes = [rank for rank in facts if rank.node in wiring.nodes]
+    explained = Explained(
+        Circumstances(
+            wiring=wiring, facts=of_nodes, settings=users_settings(of_nodes), staged=dict.fromkeys(staged, ())
+        )
+    )
     fault = Explanation("simulated", source, "Leave the fault out")
 
     def cause_of(members: Sequence[KnownPath]) -> Explanation:

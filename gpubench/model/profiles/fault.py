@@ -48,6 +48,7 @@ class ValueKind(StrEnum):
     RATE = "RATE"
     VERSION = "VERSION"
     ROUND = "roundN"
+    VARIABLE = "NCCL_NAME=VALUE"
 
 
 _FORMS = {
@@ -56,6 +57,7 @@ _FORMS = {
     ValueKind.RATE: (_NUMBER, float("inf"), "Gb/s, above 0"),
     ValueKind.VERSION: (re.compile(r"\d{1,9}(\.\d{1,9}){0,9}", re.ASCII), None, "numbers with dots"),
     ValueKind.ROUND: (re.compile(r"round([1-9]|1[01])", re.ASCII), None, "round1 to round11"),
+    ValueKind.VARIABLE: (re.compile(r"NCCL_[A-Z0-9_]+=.*", re.ASCII), None, "a variable of NCCL with its value"),
 }
 """The form of a value; of what is above 0 the most that it may be; and both in words."""
 
@@ -65,6 +67,7 @@ _VALUE_TO_TRY = {
     ValueKind.RATE: "200",
     ValueKind.VERSION: "550.54.15",
     ValueKind.ROUND: "round2",
+    ValueKind.VARIABLE: "NCCL_P2P_DISABLE=1",
 }
 
 
@@ -136,6 +139,7 @@ def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKin
     return FaultKey(subject, key, effect, kind, command="scan")
 
 
+ENV = "env"
 COPIES, COLLECTIVES = "copies", "collectives"  # What is measured of a simulated machine
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
 """Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
@@ -216,6 +220,9 @@ FAULT_KEYS = (
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     FaultKey(
+        Subject.NODE, ENV, "its ranks have this variable of NCCL; repeatable, and not for scan", ValueKind.VARIABLE
+    ),
+    FaultKey(
         Subject.NODE, "traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"
     ),
     _of_scan(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
@@ -262,6 +269,17 @@ class Fault:
         return dict(self.settings).get(key)
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that it sets for the ranks of its node."""
+        pairs = (value.partition("=") for key, value in self.settings if key == ENV)
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def breaks_hardware(self) -> bool:
+        """False if it only sets variables."""
+        return any(key != ENV for key, _ in self.settings)
+
+    @property
     def where(self) -> str:
         """Its subject as written: 'node3.gpu5', 'link0-1', 'node2'."""
         if self.subject is Subject.NODE:
@@ -299,25 +317,39 @@ def parse_fault(text: str) -> Fault:
 
 def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
     """The faults of a text; without a subject, one on each node: 'imex=down'. Raises UsageError."""
-    if ":" in text or "=" not in text:
+    if (":" in text and not text.strip().startswith(f"{ENV}=")) or "=" not in text:
         return (parse_fault(text),)
     settings = _parse_settings(text, Subject.NODE, text)
     return tuple(Fault(Subject.NODE, settings, node) for node in range(nodes))
 
 
+def fault_words(incomplete: str) -> list[str]:
+    """What continues an incomplete fault: the parts, or after a part's colon its keys with their values."""
+    part, colon, settings = incomplete.partition(":")
+    match = _SUBJECT.fullmatch(part)
+    if not colon or match is None:
+        return [f"{each}:" for each in ("gpu0", "nic0", "link0-1", "node0", "node0.gpu0", "leaf0", "leaf0.rail0")]
+    kinds = {"whole": Subject.NODE, "rail": Subject.RAIL, "leaf": Subject.LEAF, "first": Subject.LINK}
+    subject = next((kind for name, kind in kinds.items() if match[name] is not None), None) or Subject(match["kind"])
+    before = part + colon + "".join(settings.rpartition(",")[:2])
+    keys = [each for each in FAULT_KEYS if each.subject is subject]
+    return [f"{before}{each.key}={value}" for each in keys for value in each.words or (each.example,)]
+
+
 def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[str, str], ...]:
     known = {each.key: each for each in FAULT_KEYS if each.subject is subject}
-    parsed: dict[str, str] = {}
+    parsed: dict[str, tuple[str, str]] = {}
     for setting in settings.split(","):
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or key not in known:
             raise _unknown_key(text, subject, (key, value), known)
         if not known[key].accepts(value):
             raise UsageError(f"--fault {text!r}: {key} cannot be {value!r}", expected=f"{key}={_described(known[key])}")
-        if key in parsed:
-            raise UsageError(f"--fault {text!r} gives {key} twice", expected=GRAMMAR)
-        parsed[key] = value
-    return tuple(parsed.items())
+        what = value.partition("=")[0] if key == ENV else key
+        if what in parsed:
+            raise UsageError(f"--fault {text!r} gives {what} twice", expected=GRAMMAR)
+        parsed[what] = key, value
+    return tuple(parsed.values())
 
 
 def _described(key: FaultKey) -> str:

@@ -339,7 +339,8 @@ def test_what_takes_peer_access_away_takes_it_from_that_gpu_and_stages_its_copie
 def test_every_key_of_the_table_does_something() -> None:
     links = [snapshots(SimulatedMachine(paired()), [parse_fault("link0-1:nvlink=1")])[0]]
     silent = {(Subject.GPU, "speed"), (Subject.LINK, "staged"), (Subject.LINK, "speed"), (Subject.LINK, "corrupts")}
-    values = {"N": "1", "FACTOR": "0.5", "RATE": "100", "VERSION": "1.2"}
+    silent.add((Subject.NODE, "env"))
+    values = {"NCCL_NAME=VALUE": "NCCL_P2P_DISABLE=1", "N": "1", "FACTOR": "0.5", "RATE": "100", "VERSION": "1.2"}
     for key in (each for each in FAULT_KEYS if not each.command):
         value = key.words[0] if key.words else values[key.values]
         if key.subject is Subject.LINK and key.key == "nvlink":

@@ -20,6 +20,8 @@ def values_of(key: FaultKey) -> st.SearchStrategy[str]:
         return st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
     if key.kind is ValueKind.ROUND:
         return st.integers(1, 11).map(lambda number: f"round{number}")
+    if key.kind is ValueKind.VARIABLE:
+        return st.from_regex(r"NCCL_[A-Z0-9_]{1,12}=[A-Za-z0-9:_^;]{0,8}", fullmatch=True)
     return st.sampled_from(key.words)
 
 
