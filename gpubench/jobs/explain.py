@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.hardware.timing import no_garbage_collection
+from gpubench.jobs.failed_runs import without_prose
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ExplainPlan
@@ -15,7 +16,7 @@ from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.nccl_log.files import STDIN, LogFile, ReadSoFar, read_logs
 from gpubench.readers.nccl_log.stream import NcclLogReader
-from gpubench.readers.registry import STANDARD_INPUT, other_text
+from gpubench.readers.registry import PROSE, STANDARD_INPUT, other_text
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -40,9 +41,11 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         reader = NcclLogReader()
         files = read_logs(plan.logs, reader, sys.stdin.buffer, _telling(presenter))
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
+        others = [] if reader.nccl_lines else [other_text(each.beginning, _name(each.name)) for each in files]
+        if others and all(each is not None and each.what == PROSE for each in others):
+            facts = without_prose(facts)
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
-        others = [] if reader.nccl_lines else [other_text(each.beginning, _name(each.name)) for each in files]
         report = explain(facts, _names(plan.logs), list(filter(None, others)))
         presenter.end(report)
     return presenter.exit_code

@@ -9,23 +9,32 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ReportPlan
 from gpubench.measure.explain.report import failures_of
+from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.ending import RUN_FAILED
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Origin, Verdict, overall
+from gpubench.readers.nccl_log.endings import may_be_of_any_job
 from gpubench.readers.nccl_log.stream import NcclLogReader
+from gpubench.readers.pasted import is_prose
 
 _JSON = re.compile(r"\s*(?:\{|\[\s*[\[{\"])")
 _TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
 """Conditions of a log that the rows of the same text tell better."""
 
 
-def failures_in(text: str) -> tuple[Finding, ...]:
+def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
     """Return what ended the run, or what its programs complained of, as `explain` finds it in the same text."""
     if _JSON.match(text):
         return ()
     reader = NcclLogReader()
     reader.read(io.BytesIO(text.encode()))
-    return failures_of(reader.facts(()))
+    facts = reader.facts(())
+    return failures_of(without_prose(facts) if not has_rows and is_prose(text.splitlines()) else facts)
+
+
+def without_prose(facts: LogFacts) -> LogFacts:
+    """Return the facts of a text that people wrote without what they write about jobs in general."""
+    return replace(facts, complaints=tuple(each for each in facts.complaints if not may_be_of_any_job(each.text)))
 
 
 def beside_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -344,6 +344,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     try:
         file = results_in(text, plan.name, _user_facts(plan))
     except UsageError as error:
+        failures = failures_in(text, has_rows=False)
         if failed_option(failures):
             return show_failures(plan, failures, arguments)
         if isinstance(error, NotSaidError):

@@ -207,6 +207,28 @@ def is_told_by_person(line: str) -> bool:
     return _FIRST_PERSON.search(line) is not None and not _of_a_program(line)
 
 
+_PLAIN_WORD = re.compile(r"[a-z]{1,20}[,;:.?!]?")
+_FIRST_WORD = re.compile(r"[A-Za-z][a-z']*,?")
+_OF_SENTENCES = frozenset(("the", "a", "an", "that", "this", "if", "it", "and", "to", "of", "does", "do"))
+_FEWEST_PLAIN_WORDS, _FEWEST_JOINING_WORDS, _PLAIN_SHARE, _FEWEST_SENTENCES = 5, 2, 0.6, 2
+
+
+def is_sentence(line: str) -> bool:
+    """True if most words of a line are plain ones, and no mark of a program is in it."""
+    words = line.split() or [""]
+    plain = sum(1 for word in words if _PLAIN_WORD.fullmatch(word))
+    joining = sum(1 for word in words if word.lower() in _OF_SENTENCES)
+    is_plain = plain >= max(_FEWEST_PLAIN_WORDS, _PLAIN_SHARE * len(words)) and joining >= _FEWEST_JOINING_WORDS
+    return is_plain and _FIRST_WORD.fullmatch(words[0]) is not None and not _of_a_program(line)
+
+
+def is_prose(lines: Sequence[str]) -> bool:
+    """True if at least half of the lines of a text are sentences, and no line is of a program."""
+    written = [line for line in lines if line.strip()]
+    sentences = sum(map(is_sentence, written))
+    return sentences >= max(_FEWEST_SENTENCES, len(written) / 2) and not any(map(_of_a_program, written))
+
+
 def begins_ras_answer(line: str) -> bool:
     """True if a line is the first of an answer of RAS."""
     return _RAS_HEADER.match(line.strip()) is not None

@@ -11,7 +11,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
-from gpubench.readers.pasted import is_markdown
+from gpubench.readers.pasted import is_markdown, is_prose
 from gpubench.readers.programs import program_of
 from gpubench.records import dataclass
 
@@ -125,6 +125,9 @@ def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> R
 STANDARD_INPUT = "standard input"
 
 
+PROSE = "prose"
+
+
 class OtherText(NamedTuple):
     """A text without a line of NCCL: what it is, and the command or sentence that helps."""
 
@@ -146,4 +149,6 @@ def other_text(text: str, name: str) -> OtherText | None:
         return OtherText(name, f"{program.name}'s output: {program.output}", program.instead)
     if kind := next((kind for kind in READERS if kind.recognises(text)), None):
         return OtherText(name, kind.summary, f"gpubench topo --from {file}. It shows and judges the machine")
+    if is_prose(text.splitlines()):
+        return OtherText(name, PROSE, "gpubench explain LOG. Give the output of the job itself")
     return None

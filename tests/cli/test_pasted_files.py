@@ -25,6 +25,12 @@ ANSWERS = [
         0,
         "WARN topology-text-cut: topo-no-nic-rows seen: no whole row of NIC0, NIC1",
     ),
+    ("explain ../../README.md", 3, "a Markdown document in"),
+    ("explain prose-mail.txt", 3, "prose-mail.txt: prose in 7 lines, without NCCL lines"),
+    ("report prose-mail.txt", 2, "begins no kind of file that gpubench reads"),
+    ("explain prose-notes.rst", 3, "try: gpubench explain LOG"),
+    ("explain prose-and-an-ending.log", 1, "Segmentation fault (core dumped)"),
+    ("explain openmpi-box.log", 1, "mpirun noticed that process rank 1"),
     ("topo --from topo-p2p-p.txt", 0, "over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
 ]
 

@@ -2,6 +2,7 @@
 
 import re
 
+from gpubench.readers.pasted import is_sentence
 from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from gpubench.readers.results.nccl_tests.text import HEADER, wrong_data_in
 
@@ -161,8 +162,10 @@ _OF_LAUNCHERS = (
     rb"sending process \d+ closing signal|terminating process \d+ via signal",
     rb"signal \d+ \(SIG\w+\) received by PID|Killing subprocess \d",
     rb"forcefully terminating|terminating remaining workers|job\.exception type=exec",
+    rb"\bmpi\w+ has exited due to process",
 )
 _OF_FRAMEWORKS = (
+    rb"The actor (?:is dead|died) because",
     rb"received sigquit|sigquit received|EngineCore (?:failed|encountered)|Engine core initialization failed",
     rb"EngineDeadError|Scheduler hit an exception|JAX distributed service detected fatal",
     rb"Terminating process because the|received a dump signal due to|Timeout at NCCL work",
@@ -186,6 +189,9 @@ _ENDING = re.compile(
     rb"(?P<told>" + b"|".join(_TOLD) + rb")|" + b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)),
     re.IGNORECASE,
 )
+
+_SPECIAL_ENDING = re.compile(b"|".join((*_OF_LAUNCHERS, *_OF_FRAMEWORKS, *_OF_MACHINES)), re.IGNORECASE)
+_ENDED = "a process ended: "
 
 _SUPPOSED = re.compile(
     rb"\b(?:if|unless|in case|would|whenever|(?:will|may|might|can|could|should|to) (?:be|get|have))\b"
@@ -329,7 +335,13 @@ def _ending(line: bytes) -> str | None:
         start, end = max(0, found.start() - _BEFORE_ENDING), found.end() + _BEHIND_ENDING
         cut = line[:end].rpartition(b" ")[0] if end < len(line) else line
         line = cut[start:].partition(b" ")[2] if start else cut
-    return f"a process ended: {line[:_LONGEST].decode('utf-8', 'replace').strip()}"
+    return f"{_ENDED}{line[:_LONGEST].decode('utf-8', 'replace').strip()}"
+
+
+def may_be_of_any_job(complaint: str) -> bool:
+    """True if people write this about jobs in general: 'A command that fails ends with exit code 1.'"""
+    line = complaint.removeprefix(_ENDED)
+    return line != complaint and is_sentence(line) and _SPECIAL_ENDING.search(line.encode()) is None
 
 
 _LISTED_RANK = re.compile(rb"\bRank +(\d{1,7}) .{0,40}\bPid +(\d{1,10}) on +([\w.-]{1,255}) +device ", re.ASCII)

@@ -8,6 +8,7 @@ import pytest
 from gpubench.conditions.failures import HARMLESS
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.registry import CONDITIONS
+from gpubench.jobs.failed_runs import failures_in
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
@@ -351,6 +352,11 @@ def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) 
 def test_a_process_that_ended_well_is_none(line: str) -> None:
     report = report_of(*JOB.logs(), f"{line}\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
+
+
+@together("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
+def test_an_ending_alone_is_a_failure_and_not_prose(line: str) -> None:
+    assert failures_in(2 * f"{line}\n", has_rows=False)
 
 
 _TOLD_BY_PEOPLE = (
