@@ -425,13 +425,15 @@ def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
     return "" if plan.nics is not None else NICS_ASSUMED
 
 
-def _what_is_missing(plan: ReportPlan, *, gpus: bool, error: NotSaidError | None = None) -> UsageError:
+def _what_is_missing(
+    plan: ReportPlan, *, gpus: bool, error: NotSaidError | None = None, ranks: int | None = None
+) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
     known = match(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
     usual, visible = (_USUAL, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
-    ranks = None if error is None else error.likely_ranks
+    ranks = ranks if error is None else error.likely_ranks
     nodes, rest = divmod(ranks or visible, visible)
     example = f"{usual}/{rest}" if not nodes else usual if nodes == 1 else f"{usual}*{nodes}"
     words = ["gpubench", "report", plan.name]
@@ -521,7 +523,7 @@ def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) ->
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
-        raise _what_is_missing(plan, gpus=True)
+        raise _what_is_missing(plan, gpus=True, ranks=first.ranks)
     per_node, rest = divmod(first.ranks, first.nodes)
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_machine(plan, first, models)

@@ -170,7 +170,9 @@ class NcclTestsRun:
 
     def _shape(self, where: str, user_facts: UserFacts) -> tuple[int, int, str | None] | None:
         """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
-        if user_facts.ranks is None and self.devices and self.lacks_devices:
+        if user_facts.ranks is None and not self.devices:
+            return self._shape_of_process(user_facts.collective)
+        if user_facts.ranks is None and self.lacks_devices:
             return self._shape_by_gaps()
         if not self.devices or self.lacks_devices:
             ranks = max((device.rank + 1 for device in self.devices), default=user_facts.ranks)
@@ -184,6 +186,15 @@ class NcclTestsRun:
         if not 0 < ranks <= limits.MOST_RESULT_RANKS:
             raise UsageError(f"{where}: a run of {ranks} ranks", expected=f"1 to {limits.MOST_RESULT_RANKS}")
         return ranks, nodes, f"each of {len(groups)} groups, as one" if len(groups) > 1 else None
+
+    def _shape_of_process(self, collective: str | None) -> tuple[int, int, None] | None:
+        """Return the shape of one process, if its rows are those of as many ranks as its '# nThread' line has GPUs."""
+        if "gpus" not in self.settings or not self.measured:
+            return None
+        possible = possible_collectives(self.measured, None)
+        named = self.collective or collective or (possible[0] if len(possible) == 1 else None)
+        ranks = self.ranks_a_process
+        return (ranks, 1, None) if named and likely_ranks(self.measured, named) == ranks else None
 
     def _shape_by_gaps(self) -> tuple[int, int, None] | None:
         """Return ranks and nodes of a list of devices with gaps, if its first two and its last one leave no doubt."""
@@ -330,7 +341,8 @@ def result_file(
         _refuse(runs, name, left_out)
     by_run = [run.rows(name, user_facts) for run in measured]
     unfinished = sum(not run.complete for run in measured)
-    more = [f"{unfinished} of {len(measured)} runs did not end"] if unfinished else []
+    unended = f"{unfinished} of {len(measured)} runs" if measured[1:] else "the run"
+    more = [f"{unended} did not end: its last lines are missing"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs) - sum(max(0, run.ends - 1) for run in measured)
     more += [f"{counted(empty, 'run')} without a row"] if empty > 0 else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)

@@ -191,7 +191,8 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
     figures = line.placed[0]
     if collective != "allreduce" or figures.algbw_gb_s < 1:
         return None
-    off = max(map(_rounded, (figures.busbw_gb_s, figures.algbw_gb_s)))
+    all_gb_s = (gb_s for each in lines for gb_s in (each.placed[0].busbw_gb_s, each.placed[0].algbw_gb_s))
+    off = min(map(_rounded, all_gb_s))
     low, high = (
         (figures.busbw_gb_s - off) / (figures.algbw_gb_s + off),
         (figures.busbw_gb_s + off) / (figures.algbw_gb_s - off),

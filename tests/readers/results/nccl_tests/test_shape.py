@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.errors import UsageError
+from gpubench.errors import NotSaidError, UsageError
 from gpubench.readers.results.nccl_tests.table import OutputLine, Placed, collective_of
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
@@ -72,3 +72,26 @@ def test_columns_of_older_versions_tell_more(program: str, ranks: int, found: st
 def test_what_a_person_says_has_to_fit() -> None:
     with pytest.raises(UsageError, match="its rows are not of allreduce, as --collective says"):
         collective_of([a_line(root=0)], 8, "allreduce", "x")
+
+
+@together(
+    "settings, busbw, expected",
+    [
+        ("nThread 1 nGpus 8", 36.0, 8),  # a rounded value in one column, two decimals in the other
+        ("nThread 2 nGpus 4", 36.01, 8),
+        ("nThread 1 nGpus 4", 36.0, None),  # rows of 8 ranks: two processes, on one or two nodes
+        ("nThread 1 nGpus 1", 36.0, None),
+        ("", 36.0, None),
+    ],
+)
+def test_a_table_without_its_devices_has_the_ranks_of_its_only_process(
+    settings: str, busbw: float, expected: int | None
+) -> None:
+    text = f"# {settings} minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1\n"
+    text += f"{2**26} {2**24} float sum -1 3262.0 20.57 {busbw} 0 3262.0 20.57 {busbw} 0\n"
+    if expected is None:
+        with pytest.raises(NotSaidError):
+            read(text, "pasted.txt")
+    else:
+        rows = read(text, "pasted.txt").rows
+        assert {(row.ranks, row.nodes, row.iterations) for row in rows} == {(expected, 1, 20)}
