@@ -24,6 +24,8 @@ class GpubenchError(Exception):
 
     exit_code = COULD_NOT_MEASURE
     details: Sequence[str] = ()
+    blames_node = False
+    """True if the node itself is at fault, so that a gate drains it."""
 
     def __init__(
         self, seen: str, *, expected: str = "", reason: str = "", next_step: str = "", where: str = ""

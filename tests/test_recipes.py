@@ -34,7 +34,9 @@ def texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         lists = (value.get(name) for name in ("command", "args"))
         words = [word for each in lists if isinstance(each, list) for word in each]
-        if words:
+        if words[:1] == ["-c"]:
+            yield words[1]
+        elif words:
             yield shlex.join(words if "gpubench" in words else ["gpubench", *words])
         for key, each in value.items():
             if key == "run":
@@ -58,7 +60,7 @@ def commands_of(path: Path) -> list[str]:
     else:
         found = re.findall(r"^(?:ExecStart=| *command_line +)(.+)$", text, re.MULTILINE)
     lines = (line.strip().replace("/opt/gpubench/bin/", "") for each in found for line in each.splitlines())
-    return [line for line in lines if re.match(r"(mpirun .*)?gpubench ", line)]
+    return [line for line in lines if re.match(r"(mpirun .*|said=\$\()?gpubench ", line)]
 
 
 COMMANDS = [(path, command) for path in FILES if path not in SCRIPTS for command in commands_of(path)]
@@ -77,12 +79,12 @@ def script(name: str, tools: Path, folder: Path) -> list[str]:
     text = (RECIPES / "slurm" / name).read_text(encoding="utf-8")
     path = folder / name
     path.write_text(text.replace("/opt/gpubench/bin", str(tools)))
-    return ["env", "--unset=PATH", "/bin/bash", str(path)]
+    return ["env", "--unset=PATH", "SLURMD_NODENAME=node7", "/bin/bash", str(path)]
 
 
-def run(command: Sequence[str], tools: Path, folder: Path, machine: str = HEALTHY, reason: str = "") -> shells.Ended:
+def run(command: Sequence[str], tools: Path, folder: Path, machine: str = HEALTHY, **variables: str) -> shells.Ended:
     noting = ["bash", "-c", f'exec 3> "{folder}/calls"; exec "$@"', "bash"]
-    return shells.run([*noting, *command], tools, folder, lambda words: [*words, *machine.split()], REASON=reason)
+    return shells.run([*noting, *command], tools, folder, lambda words: [*words, *machine.split()], **variables)
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda each: getattr(each, "name", "")[:40] or each[:40])
@@ -117,35 +119,90 @@ def test_a_batch_job_leaves_its_results(tools: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("machine", "code"),
-    [(HEALTHY, 0), (BROKEN, 1), ("--simulate hgx-h100-8 --fault node0:silent=nvml", 1), ("--no-such-option", 0)],
-    ids=["healthy", "broken", "silent", "a mistake of the recipe"],
-)
-def test_a_prolog_drains_for_what_is_broken_alone(machine: str, code: int, tools: Path, tmp_path: Path) -> None:
-    result = run(script("prolog.sh", tools, tmp_path), tools, tmp_path, machine)
-    assert result.returncode == code, result.stdout + result.stderr
-    assert ("logger" in result.stdout) == (machine != HEALTHY)
+SILENT, MISTAKEN, WITHOUT_GPUS = f"{HEALTHY} --fault node0:silent=nvml", "--no-such-option", "--replay nowhere"
+DRAIN = "update NodeName=node7 State=DRAIN Reason=gpubench: (simulated) node0"
+FAULTY = f"{DRAIN} GPU5: 6 of 18 NVLinks down (links 12-17). Try: nvidia-smi --gpu-reset -i 0000:1b:00.0"
+OURS, THEIRS = "gpubench: GPU5: 6 of 18 NVLinks down", "new disk"
+PROLOG, EPILOG, HEALTH_CHECK = "prolog_slurmd", "epilog_slurmd", ""
 
 
 @pytest.mark.parametrize(
-    ("machine", "reason", "expected"),
+    ("machine", "reason", "context", "code", "update"),
     [
-        (HEALTHY, "", None),
-        (HEALTHY, "gpubench: FAIL: GPU5", "State=RESUME"),
-        (HEALTHY, "somebody's own", None),
-        (BROKEN, "", "State=DRAIN Reason=gpubench: FAIL (simulated): node0 GPU5"),
-        (BROKEN, "somebody's own", None),
+        (HEALTHY, "", PROLOG, 0, ""),
+        (HEALTHY, "", EPILOG, 0, ""),
+        (HEALTHY, "", HEALTH_CHECK, 0, ""),
+        (HEALTHY, OURS, HEALTH_CHECK, 0, "update NodeName=node7 State=RESUME"),
+        (HEALTHY, OURS, EPILOG, 0, ""),
+        (HEALTHY, THEIRS, HEALTH_CHECK, 0, ""),
+        (BROKEN, "", PROLOG, 1, FAULTY),
+        (BROKEN, "", EPILOG, 1, FAULTY),
+        (BROKEN, "", HEALTH_CHECK, 0, FAULTY),
+        (BROKEN, OURS, HEALTH_CHECK, 0, ""),
+        (BROKEN, THEIRS, PROLOG, 1, ""),
+        (SILENT, "", HEALTH_CHECK, 0, f"{DRAIN}, nvml: no answer"),
+        (WITHOUT_GPUS, "", PROLOG, 0, ""),
+        (WITHOUT_GPUS, OURS, HEALTH_CHECK, 0, ""),
+        (MISTAKEN, "", PROLOG, 0, ""),
+        (MISTAKEN, "", HEALTH_CHECK, 0, ""),
     ],
 )
-def test_a_health_check_drains_and_undoes_its_own(
-    machine: str, reason: str, expected: str | None, tools: Path, tmp_path: Path
+def test_the_gate_of_slurm_drains_for_what_is_broken_alone(
+    machine: str, reason: str, context: str, code: int, update: str, tools: Path, tmp_path: Path
 ) -> None:
-    result = run(script("healthcheck.sh", tools, tmp_path), tools, tmp_path, machine, reason)
-    assert result.returncode == 0, result.stderr
-    updates = [line for line in (tmp_path / "calls").read_text().splitlines() if "scontrol update" in line]
-    assert len(updates) == (expected is not None)
-    assert expected is None or expected in updates[0]
+    command = script("gate.sh", tools, tmp_path)
+    result = run(command, tools, tmp_path, machine, REASON=reason, SLURM_SCRIPT_CONTEXT=context)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert ("logger" in result.stdout) == (machine != HEALTHY)
+    said = (tmp_path / "calls").read_text().splitlines()
+    updates = [line for line in said if line.startswith("scontrol update")]
+    assert [line[: len(f"scontrol {update}")] for line in updates] == [f"scontrol {update}"] * bool(update)
+
+
+NO_ANSWER = {
+    "absent": "exit 127",
+    "broken": "python3 -c 'import no_such_module'",
+    "crashed": "kill -SEGV $$",
+    "late": "exit 124",
+    "full disk": "echo 'No space left on device' >&2; exit 1",
+}
+"""What becomes of a gpubench that says nothing, by name."""
+
+
+@pytest.mark.parametrize("fault", NO_ANSWER)
+@pytest.mark.parametrize("context", [PROLOG, HEALTH_CHECK], ids=["prolog", "health check"])
+@pytest.mark.parametrize("drain_unjudged", ["no", "yes"])
+def test_a_gpubench_that_says_nothing_drains_no_node_unless_a_site_wants_it(
+    drain_unjudged: str, context: str, fault: str, tmp_path: Path
+) -> None:
+    shells.make_programs(tmp_path, {**STAND_INS, "gpubench": NO_ANSWER[fault]})
+    command = script("gate.sh", tmp_path, tmp_path)
+    path = Path(command[-1])
+    path.write_text(path.read_text().replace("drain_unjudged=no", f"drain_unjudged={drain_unjudged}"))
+    result = run(command, tmp_path, tmp_path, REASON="", SLURM_SCRIPT_CONTEXT=context)
+    drained = drain_unjudged == "yes"
+    assert result.returncode == (drained and context == PROLOG), result.stdout + result.stderr
+    assert f"{context or 'health check'}: unknown: exit code" in result.stdout
+    assert ("Reason=gpubench: could not be judged: exit code" in (tmp_path / "calls").read_text()) == drained
+
+
+@pytest.mark.parametrize("fault", NO_ANSWER)
+def test_a_gpubench_that_says_nothing_is_no_problem_of_a_kubernetes_node(fault: str, tmp_path: Path) -> None:
+    shells.make_programs(tmp_path, {"gpubench": NO_ANSWER[fault]})
+    rules = json.loads((RECIPES / "kubernetes" / "node-problem-detector.json").read_text())["rules"]
+    words = [rules[0]["path"], *rules[0]["args"]]
+    command = [word.replace("/opt/gpubench/bin", str(tmp_path)) for word in words]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "code"), [(HEALTHY, 0), (BROKEN, 1), (SILENT, 1), (WITHOUT_GPUS, 2), (MISTAKEN, 2)]
+)
+def test_node_problem_detector_has_the_policy_of_the_gate(machine: str, code: int, tools: Path, tmp_path: Path) -> None:
+    (command,) = commands_of(RECIPES / "kubernetes" / "node-problem-detector.json")
+    result = run(["bash", "-c", command], tools, tmp_path, machine)
+    assert (result.returncode, bool(result.stdout)) == (code, True), result.stderr
 
 
 def test_alerts_speak_of_metrics_that_exist(tools: Path, tmp_path: Path) -> None:

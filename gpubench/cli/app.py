@@ -211,5 +211,5 @@ def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
     from gpubench.model.terms.verdict import Verdict
 
     verdict = Verdict.FAIL if error.exit_code == JUDGED_AND_FAILED else Verdict.ERROR
-    print(style.line(verdict, error.seen), end="")  # noqa: T201
-    return style.code(verdict)
+    print(style.line(verdict, error.seen, drains=error.blames_node), end="")  # noqa: T201
+    return style.code(verdict, drains=error.blames_node)

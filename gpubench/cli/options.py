@@ -74,7 +74,7 @@ class PresentationOptions:
     no_progress: bool = flag("Do not show progress.")
     exit_style: str | None = option(
         "|".join(ExitStyle),
-        "Print one line and exit with the codes of a Nagios or node-problem-detector plugin.",
+        "Print one line and exit with the codes of a Nagios or node-problem-detector plugin, or for a Slurm script.",
         name=OPTION,
         completed_as="exit-style",
     )

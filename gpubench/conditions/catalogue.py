@@ -40,10 +40,14 @@ hardware.
 _SEVERITY_HEAD = """\
 ## Severity
 
-A condition has the same severity in every command. `gpubench check`, the node gates in [recipes](recipes/README.md),
-`--exit-style` and JUnit follow it: FAIL and ERROR drain a node (exit code 1 and 3); WARN keeps it in service (exit code
-0, or 1 with `--strict`). A finding that a condition explains has the condition's severity, or the figure's if that is
-worse. A cause that is not listed is FAIL if it prevents a direct path, and WARN if it slows one down.
+A condition has the same severity in every command. `gpubench check`, `--exit-style` and JUnit follow it. A finding that
+a condition explains has the condition's severity, or the figure's if that is worse. A cause that is not listed is FAIL
+if it prevents a direct path, and WARN if it slows one down.
+
+*A gate* says whether the [recipes](check.md#which-nodes-a-gate-drains) take a node with the condition out of service.
+A FAIL, or an ERROR of the driver, drains the node if its hardware, driver or fabric is at fault. WARN, faults of a job
+and causes that are not listed keep it. So does an ERROR because something could not be measured. A FAIL in the last
+column drains as well.
 
 Sources: DCGM's words are from its [table of errors](https://github.com/NVIDIA/DCGM/blob/master/dcgmlib/src/dcgm_errors.c)
 (monitor: can work; triage; configuration; drain and reset; isolate: cannot work); AzNHC is

@@ -25,7 +25,7 @@ from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
-from gpubench.model.terms.units import compress_names
+from gpubench.model.terms.units import compress_names, counted
 from gpubench.model.terms.verdict import Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -41,10 +41,24 @@ _BROKEN: Mapping[str, tuple[str, str]] = {
 }
 """The likely reason why a source of facts failed, and the next command if it is a special one."""
 
+_OUT_OF_REACH = "a container without GPUs, or a user who may not open /dev/nvidia*"
+_REACHED_AGAIN = "ls -l /dev/nvidia*. For a container: docker run --gpus all"
+
 
 def _missing(node: Topology) -> str:
-    absent = node.snapshot.driver.absent
-    return f"{len(node.gpus)} NVIDIA GPUs on the PCI bus, but {absent}" if node.gpus and absent else ""
+    """Empty if the kernel has loaded the driver: then only this process, or its container, cannot reach it."""
+    driver = node.snapshot.driver
+    if not node.gpus or driver.absent is None or driver.version is not None:
+        return ""
+    return f"{counted(len(node.gpus), 'NVIDIA GPU')} on the PCI bus, but {driver.absent}"
+
+
+def _out_of_reach(run: Circumstances) -> Found:
+    for number, node in run.nodes.items():
+        driver = node.snapshot.driver
+        if node.gpus and driver.absent is not None and driver.version is not None:
+            sighting = of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
+            yield replace(sighting, likely=_OUT_OF_REACH, cure=_REACHED_AGAIN)
 
 
 def _completed(node: Topology) -> str:
@@ -82,7 +96,8 @@ def _cuda_refuses(run: Circumstances) -> Found:
 
 
 def _broken(run: Circumstances) -> Found:
-    return _failures(run, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
+    yield from _failures(run, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
+    yield from _out_of_reach(run)
 
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"

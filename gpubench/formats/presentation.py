@@ -1,7 +1,7 @@
 """Formats, files, looks and exit style that a run was asked to present its report in.
 
-A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN; a plugin of node-problem-detector with 0 no problem, 1
-problem, anything else unknown.
+A Nagios plugin ends with 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. A plugin of node-problem-detector ends with 0 no
+problem, 1 problem, anything else unknown. The `slurm` style has the same codes, for scripts that drain nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubench.formats.registry import DATED, NAGIOS, NPD, TABLE, Format
+from gpubench.formats.registry import DATED, NAGIOS, NPD, SLURM, TABLE, Format
 from gpubench.model.terms.units import printable_line
-from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ MOST_CHARACTERS = 80
 
 MOST_BYTES = 1024
 """Bytes of a line that every way to Nagios carries, its end included: those of NRPE 2."""
+
+MOST_BYTES_OF_REASON = 240
+"""Bytes of a reason for draining, so that 'gpubench: ' and the reason fit the 255 of slurmdbd's column (tinytext)."""
 
 _SPELLED = str.maketrans({"|": "/", "\\": "/", "%": " percent", "`": "'", "$": "?"})
 """A bar begins figures; the others mean something to printf, to shells or to Nagios' macros."""
@@ -42,7 +45,8 @@ STATES = {
 """Nagios' word for each verdict; what was not judged is never OK."""
 
 _NAGIOS_CODES = {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}
-_NPD_PROBLEM, _NPD_UNKNOWN = 1, 2
+_NO_PROBLEM, _PROBLEM, _NOT_KNOWN = 0, 1, 2
+_DECISIONS = {_NO_PROBLEM: "keep", _PROBLEM: "drain", _NOT_KNOWN: "unknown"}
 
 
 class ExitStyle(StrEnum):
@@ -50,24 +54,31 @@ class ExitStyle(StrEnum):
 
     NAGIOS = "nagios"
     NPD = "npd"
+    SLURM = "slurm"
 
     @property
     def line_format(self) -> Format:
         """The line that belongs on stdout."""
-        return NAGIOS if self is ExitStyle.NAGIOS else NPD
+        return {ExitStyle.NAGIOS: NAGIOS, ExitStyle.NPD: NPD, ExitStyle.SLURM: SLURM}[self]
 
-    def code(self, verdict: Verdict, *, strict: bool = False) -> int:
-        """The exit code of a verdict. A warning is no problem to node-problem-detector: `--strict` makes it one."""
+    def code(self, verdict: Verdict, *, strict: bool = False, drains: bool | None = None) -> int:
+        """The exit code of a verdict. A warning is a problem of the node only with `--strict`.
+
+        `drains` is whether a finding blames the node itself: if not, a FAIL is no problem of the node. None without a
+        report.
+        """
         if self is ExitStyle.NAGIOS:
             return _NAGIOS_CODES[STATES[verdict]]
-        if verdict in (Verdict.ERROR, Verdict.SKIP) or (verdict is Verdict.INCONCLUSIVE and not strict):
-            return _NPD_UNKNOWN
-        return _NPD_PROBLEM if strict and verdict is not Verdict.PASS else exit_code(verdict)
+        if drains or (strict and verdict in (Verdict.WARN, Verdict.INCONCLUSIVE)):
+            return _PROBLEM
+        return _NO_PROBLEM if verdict in (Verdict.PASS, Verdict.WARN) else _NOT_KNOWN
 
-    def line(self, verdict: Verdict, text: str) -> str:
+    def line(self, verdict: Verdict, text: str, *, drains: bool = False) -> str:
         """The line on stdout of a run that never came to a report."""
         if self is ExitStyle.NAGIOS:
             return nagios_line("gpubench", STATES[verdict], text)
+        if self is ExitStyle.SLURM:
+            return slurm_line(self.code(verdict, drains=drains), text)
         return npd_line(f"{verdict}: {text}")
 
 
@@ -81,6 +92,12 @@ def npd_line(text: str) -> str:
     """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
     words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
     return _cut(words, MOST_CHARACTERS) + "\n"
+
+
+def slurm_line(code: int, text: str) -> str:
+    """What to do with a node and why: 'drain: GPU3: 9 of 18 NVLinks down'. ASCII, commands as they stand."""
+    words = printable_line(" ".join(text.translate(_IN_ASCII).split()))
+    return f"{_DECISIONS[code]}: {_cut(words.encode('ascii', 'replace').decode('ascii'), MOST_BYTES_OF_REASON)}\n"
 
 
 def _inert(text: str) -> str:
@@ -151,8 +168,11 @@ class Presentation:
 
     def exit_code(self, metadata: "Metadata", report: "Report") -> int:
         """The exit code of the process."""
+        from gpubench.conditions.definition.policy import drains
         from gpubench.model.results.ending import exit_code_of, is_strict
 
         if self.exit_style is None:
             return exit_code_of(metadata, report)
-        return self.exit_style.code(report.verdict, strict=is_strict(metadata.options))
+        return self.exit_style.code(
+            report.verdict, strict=is_strict(metadata.options), drains=any(map(drains, report.findings))
+        )

@@ -140,6 +140,7 @@ TUNER = Format("tuner", ".conf", "the winners of a sweep, for NCCL's example tun
 
 NAGIOS = Format("nagios", None, "a Nagios plugin's line", "status_line:nagios_writer")
 NPD = Format("npd", None, "a node-problem-detector plugin's message", "status_line:npd_writer")
+SLURM = Format("slurm", None, "a line for scripts that drain nodes", "status_line:slurm_writer")
 """The formats of `--exit-style`, for stdout."""
 
 QUIET = Format("quiet", None, "findings and the last sentence", "table:QuietWriter")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpubench.formats.json import DocumentRun, documents
-from gpubench.formats.presentation import STATES, nagios_line, npd_line
+from gpubench.formats.presentation import STATES, ExitStyle, nagios_line, npd_line, slurm_line
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
@@ -37,12 +37,26 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
     from gpubench.formats.blocks import title
 
     figures = " ".join(map(str, _figures(run)))
-    yield nagios_line(title(run.metadata), STATES[run.report.verdict], summary(run), figures)
+    text = summary(run).removeprefix("(simulated) ")  # the title says it
+    yield nagios_line(title(run.metadata), STATES[run.report.verdict], text, figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
     if run.report.complete:
         yield npd_line(run.report.sentence)
+
+
+def _slurm(run: DocumentRun) -> Iterator[str]:
+    from gpubench.conditions.definition.policy import drains
+    from gpubench.model.results.ending import is_strict
+    from gpubench.model.results.sentence import worst
+
+    if not run.report.complete:
+        return
+    at_fault = worst([finding for finding in run.report.findings if drains(finding)])
+    code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
+    of_another = at_fault is not None and at_fault != worst(run.report.findings)
+    yield slurm_line(code, f"{at_fault.subject}: {at_fault.seen}" if of_another else summary(run))
 
 
 def summary(run: DocumentRun) -> str:
@@ -73,7 +87,7 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
     yield _Figure("findings", len(run.report.findings))
 
 
-nagios_writer, npd_writer = documents(_nagios), documents(_npd)
+nagios_writer, npd_writer, slurm_writer = documents(_nagios), documents(_npd), documents(_slurm)
 
 
 def _summary_text(run: DocumentRun) -> Iterator[str]:

@@ -36,7 +36,9 @@ def check_any_gpu(
     """Raise CouldNotMeasureError where GPUs are expected and no node has any; `hidden` says what was left out."""
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
-        raise no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
+        error = no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
+        error.blames_node = "CUDA_VISIBLE_DEVICES" not in reason
+        raise error
 
 
 @dataclass(frozen=True, slots=True)

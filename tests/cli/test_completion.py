@@ -79,7 +79,7 @@ COMPLETED = {
     "gpubench reduce --op m": ["max", "min"],
     "gpubench allgather --format js": ["json", "jsonl"],
     "gpubench report x.json --color a": ["auto", "always"],
-    "gpubench topo --exit-style n": ["nagios", "npd"],
+    "gpubench topo --exit-style ": ["nagios", "npd", "slurm"],
     "gpubench allreduce --algo nvls": ["nvls", "nvlstree"],
     "gpubench allreduce --proto ll,s": ["ll,simple"],
     "gpubench allreduce --backend h": ["host"],

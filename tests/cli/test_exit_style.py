@@ -9,7 +9,7 @@ import pytest
 import gpubench as package
 from gpubench.formats.presentation import ExitStyle, exit_style_in
 from gpubench.model.terms.verdict import Verdict
-from tests.cli.running import gpubench
+from tests.cli.running import gpubench, without_gpus
 from tests.mpi import kept
 
 STAGED = ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes")
@@ -53,6 +53,48 @@ def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[s
     assert "?" not in result.stdout
 
 
+def test_nagios_reads_once_that_a_machine_is_simulated() -> None:
+    line = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--exit-style", "nagios").stdout
+    assert line.lower().count("simulated") == 1
+
+
+SIMULATED = ("check", "--quick", "--simulate", "hgx-h100-8")
+DOWN = "(simulated) node0 GPU3: 9 of 18 NVLinks down (links 9-17). Try: nvidia-smi --gpu-reset -i 0000:19:00.0"
+GATED = (
+    (SIMULATED, 0, "keep: (simulated) 8 x H100 80GB HBM3, speed not measured"),
+    ((*SIMULATED, "--fault", "gpu3:busy=7"), 0, "keep: (simulated) node0 GPU3: in use by process 7."),
+    ((*SIMULATED, "--fault", "gpu3:nvlink=9"), 1, f"drain: {DOWN}"),
+    ((*SIMULATED, "--fault", "gpu3:lost=yes"), 1, "drain: (simulated) node0 GPU3: GPU is lost. Try: dmesg | grep Xid"),
+    ((*SIMULATED, "--fault", "node0:silent=nvml"), 1, "drain: (simulated) node0, nvml: no answer"),
+    ((*SIMULATED, "--fault", "node0:driver_missing=yes"), 1, "drain: (simulated) node0: 8 NVIDIA GPUs on the PCI bus"),
+    (("check", "--quick", "--replay", "nowhere"), 2, "unknown: "),
+    (("check", "--nonsense"), 2, "unknown: "),
+)
+"""Command lines, and the exit code and line that a script of Slurm's gets."""
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), GATED, ids=lambda each: str(each)[-40:])
+def test_a_script_that_drains_nodes_gets_the_decision_and_the_whole_reason(
+    arguments: tuple[str, ...], code: int, line: str
+) -> None:
+    result = gpubench(*arguments, "--exit-style", "slurm")
+    assert (result.returncode, result.stdout.count("\n")) == (code, 1), result.stdout
+    assert result.stdout.startswith(line)
+    assert len(result.stdout) <= len("unknown: ") + 240
+    npd = gpubench(*arguments, "--exit-style", "npd")
+    assert npd.returncode == code, "node-problem-detector and Slurm have one policy"
+
+
+@without_gpus
+def test_a_node_without_gpus_is_drained_only_if_gpus_are_expected() -> None:
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has GPUs")
+    plain = gpubench("check", "--quick", "--exit-style", "slurm")
+    assert (plain.returncode, plain.stdout.split()[0]) == (2, "unknown:")
+    expecting = gpubench("check", "--quick", "--expect-gpus", "8", "--exit-style", "slurm")
+    assert (expecting.returncode, expecting.stdout.split()[0]) == (1, "drain:")
+
+
 def test_every_verdict_has_a_code() -> None:
     assert {verdict: ExitStyle.NAGIOS.code(verdict) for verdict in Verdict} == {
         Verdict.PASS: 0,
@@ -62,14 +104,21 @@ def test_every_verdict_has_a_code() -> None:
         Verdict.FAIL: 2,
         Verdict.ERROR: 3,
     }
-    assert {verdict: ExitStyle.NPD.code(verdict) for verdict in Verdict} == {
-        Verdict.PASS: 0,
-        Verdict.SKIP: 2,
-        Verdict.WARN: 0,
-        Verdict.INCONCLUSIVE: 2,
-        Verdict.FAIL: 1,
-        Verdict.ERROR: 2,
-    }
+    for style in (ExitStyle.NPD, ExitStyle.SLURM):
+        assert {verdict: style.code(verdict) for verdict in Verdict} == {
+            Verdict.PASS: 0,
+            Verdict.SKIP: 2,
+            Verdict.WARN: 0,
+            Verdict.INCONCLUSIVE: 2,
+            Verdict.FAIL: 2,
+            Verdict.ERROR: 2,
+        }
+        assert {verdict: style.code(verdict, drains=True) for verdict in (Verdict.FAIL, Verdict.ERROR)} == {
+            Verdict.FAIL: 1,
+            Verdict.ERROR: 1,
+        }
+        doubts = (Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.SKIP)
+        assert [style.code(verdict, strict=True) for verdict in doubts] == [1, 1, 2]
 
 
 def test_the_style_is_found_before_options_are_read() -> None:

@@ -176,6 +176,14 @@ def test_gpus_without_a_driver_are_a_warning() -> None:
     assert examined([laptop]) == ()
 
 
+def test_a_driver_that_only_this_process_cannot_reach_is_not_missing() -> None:
+    (bare,) = machine("hgx-h100-8", "node0:driver_missing=yes")
+    (finding,) = examined([replace(bare, driver=replace(bare.driver, version="580.159.04"))])
+    assert said([finding]) == [("probe-failed", "ERROR", "node0")]
+    assert finding.seen == "driver 580.159.04 is loaded, but NVML does not start (Driver Not Loaded)"
+    assert "container" in finding.cause
+
+
 def test_links_that_are_down_are_numbered() -> None:
     (finding,) = examined(machine("hgx-h100-8", "gpu3:nvlink=16"))
     assert finding.seen == "2 of 18 NVLinks down (links 16-17)"

@@ -1,4 +1,4 @@
-"""The two tables of policy over all conditions: severity (FAIL and ERROR drain a node), and what a cause explains."""
+"""The two tables of policy over all conditions: severity, with whether a node is drained, and what a cause explains."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.verdict import Verdict, exit_code
+from gpubench.model.terms.verdict import FIGURES, Finding, Verdict, exit_code
 from gpubench.records import dataclass
 
 
@@ -147,20 +147,26 @@ FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKI
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The severity of a condition and the source it rests on; `degrees` says when it is another one."""
+    """The severity of a condition and the source it rests on; `degrees` says when it is another one.
+
+    `own_fault` is false if a FAIL or ERROR is due to the job, or if something could not be measured.
+    """
 
     severity: Verdict
     source: str
     degrees: str = ""
+    own_fault: bool = True
 
     @property
     def drains(self) -> bool:
         """True if a gate takes a node with it out of service."""
-        return exit_code(self.severity) != 0
+        return self.own_fault and exit_code(self.severity) != 0
 
 
-_NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes")
-_NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended")
+_NOT_READ = Grade(ERROR, "health checks that exit 0 where they could not look certify broken nodes", own_fault=False)
+_DRIVER_IS_DOWN = Grade(ERROR, "a job that gets these GPUs fails or hangs")
+_NO_JOB = Grade(FAIL, "NCCL stops: the job did not start, or ended", own_fault=False)
+_JOB_HANGS = Grade(FAIL, "the job hangs", own_fault=False)
 _ON_THE_WAY = Grade(WARN, "some releases go on after it, and others stop")
 _NO_MANAGER = Grade(
     FAIL, "CUDA error 802; no peer access over NVLink", "WARN if the fabric is up: the next reset fails"
@@ -170,11 +176,13 @@ _OF_A_BOARD = "SKIP if no sibling has more: the board's limit; WARN if a slot ha
 _FIGURE = "WARN between 90 % and 75 % of what is expected"
 
 SEVERITIES: Mapping[str, Grade] = {
-    "driver-silent": _NOT_READ,
+    "driver-silent": _DRIVER_IS_DOWN,
+    "driver-missing": _DRIVER_IS_DOWN,
     "probe-failed": _NOT_READ,
-    "driver-missing": _NOT_READ,
     "not-measured": _NOT_READ,
-    "above-limit": Grade(ERROR, "no link carries more than its ceiling: the facts or the figure are wrong"),
+    "above-limit": Grade(
+        ERROR, "no link carries more than its ceiling: the facts or the figure are wrong", own_fault=False
+    ),
     "topology-text-cut": Grade(WARN, "paths are the same both ways, so the other rows say what these would"),
     "cuda-refuses": Grade(FAIL, "CUDA error 802: no program that uses the GPUs starts"),
     "gpu-lost": Grade(FAIL, "NVIDIA's Xid catalogue: Xid 79 needs a reset; AzNHC fails check_gpu_count"),
@@ -183,7 +191,9 @@ SEVERITIES: Mapping[str, Grade] = {
     ),
     "gpu-model": Grade(WARN, "a mixed node may be wanted", "FAIL against a profile or number that was asked for"),
     "mnnvl-unused": Grade(
-        FAIL, "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)"
+        FAIL,
+        "racks reach 834 to 847 GB/s, and 184 to 200 over their NICs (coreweave/nccl-tests#43)",
+        own_fault=False,
     ),
     "mnnvl-no-domain": Grade(WARN, "a rack may be run as single trays"),
     "mnnvl-clique-small": Grade(WARN, "a job may be given uneven parts of racks"),
@@ -276,7 +286,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "settings-differ": Grade(WARN, "the job's environment, not the node"),
     "library-differs": Grade(WARN, "the job's environment, not the node"),
     "driver-differs": Grade(FAIL, "DCGM_FR_DENYLISTED_DRIVER (configuration): a node that missed an update"),
-    "shm-not-shared": Grade(FAIL, "NCCL takes the network between ranks of one host"),
+    "shm-not-shared": Grade(FAIL, "NCCL takes the network between ranks of one host", own_fault=False),
     "p2p-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
     "p2p-asymmetric": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
     "host-copies-slow": Grade(FAIL, "DCGM_FR_LOW_BANDWIDTH (triage)", _FIGURE),
@@ -301,17 +311,17 @@ SEVERITIES: Mapping[str, Grade] = {
     "nccl-tests-apart": Grade(WARN, "somebody may have wanted runs side by side"),
     "nccl-tests-unfinished": Grade(WARN, "the text may end before the run did"),
     "nccl-warning": _ON_THE_WAY,
-    "rank-calls-other": Grade(FAIL, "the job hangs"),
-    "rank-is-gone": Grade(FAIL, "the job hangs", "WARN where the job may just end"),
-    "rank-did-not-join": Grade(FAIL, "the job hangs", "WARN of one answer of RAS: the rank may come a moment later"),
-    "collective-stuck": Grade(FAIL, "the job hangs", "WARN of RAS alone: jobs that compute look the same"),
-    "rank-waits-elsewhere": Grade(FAIL, "the job hangs"),
+    "rank-calls-other": _JOB_HANGS,
+    "rank-is-gone": replace(_JOB_HANGS, degrees="WARN where the job may just end"),
+    "rank-did-not-join": replace(_JOB_HANGS, degrees="WARN of one answer of RAS: the rank may come a moment later"),
+    "collective-stuck": replace(_JOB_HANGS, degrees="WARN of RAS alone: jobs that compute look the same"),
+    "rank-waits-elsewhere": _JOB_HANGS,
     "rank-is-slow": Grade(WARN, "the job makes progress"),
     "nic-failed-over": Grade(WARN, "the job goes on with fewer NICs (nccl#2157)"),
     "gin-not-enabled": Grade(WARN, "collectives do not need GIN; a program that asks for it may end"),
     "nccl-nics-differ": Grade(WARN, "some jobs run with it, and others hang (nccl#2428)"),
     "rdma-nic-not-opened": Grade(WARN, "jobs run on the other devices, or over sockets"),
-    "nccl-init-unfinished": Grade(FAIL, "the job hangs", "WARN where the log may end before it"),
+    "nccl-init-unfinished": replace(_JOB_HANGS, degrees="WARN where the log may end before it"),
     "nccl-tests-wrong-data": Grade(FAIL, "DCGM_FR_BROKEN_P2P_MEMORY_DEVICE (isolate)"),
     **dict.fromkeys(
         (
@@ -328,3 +338,14 @@ SEVERITIES: Mapping[str, Grade] = {
 (drain and reset), isolate (cannot work). A condition without a row is a cause alone: FAIL where it takes a direct path
 away, WARN where it makes one slower. `degrees` names every other severity that its detector gives.
 """
+
+
+def drains(finding: Finding) -> bool:
+    """True if a gate takes the node of a finding out of service: its hardware, driver or fabric is at fault.
+
+    A node without GPUs is an ERROR among nodes with GPUs, and stays.
+    """
+    grade = SEVERITIES.get(finding.id)
+    if grade is None:
+        return finding.severity is FAIL and finding.id in FIGURES
+    return grade.own_fault and (finding.severity is FAIL or (finding.severity is ERROR and grade.severity is ERROR))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby
 
+from gpubench.conditions.definition.policy import drains
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
@@ -39,7 +40,7 @@ from gpubench.model.results.scan import (
     login_name,
 )
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, drained_hosts, overall
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, hosts_in_trouble, overall
 from gpubench.records import dataclass
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
@@ -640,14 +641,15 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
 
 
 def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
-    """Exclude lists: bad nodes, including those with failed checks, and good nodes, which were measured and passed."""
+    """Exclude lists: nodes that are bad or have a fault that drains, and nodes that were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return
-    failing = drained_hosts(result.other_findings, hosts)
+    drained = hosts_in_trouble(filter(drains, result.other_findings), hosts)
     named = (part for part in result.parts if severity_of(result.course, part) is Verdict.FAIL)
     bad = {node for part in named if part.kind in OF_ONE_NODE for node in part.nodes}
-    bad |= {node for node, host in enumerate(hosts) if host in failing}
+    bad |= {node for node, host in enumerate(hosts) if host in drained}
     doubtful = {row.node for row in cells if row.verdict not in (Verdict.PASS, Verdict.FAIL)}
+    doubtful |= hosts_in_trouble(result.other_findings, hosts)
     good = [host for node, host in enumerate(hosts) if node not in bad and host not in doubtful]
     yield from exclusions([hosts[node] for node in sorted(bad)], good, ranks_per_node)

@@ -17,7 +17,7 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.terms.plain import Rate, Seconds, Within
 from gpubench.model.terms.units import counted, some_of
-from gpubench.model.terms.verdict import Finding, Verdict, drained_hosts
+from gpubench.model.terms.verdict import Finding, Verdict, hosts_in_trouble
 from gpubench.records import dataclass
 
 EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
@@ -464,7 +464,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
     nodes = len(metadata.hosts)
     if bad:
         doubtful = {cell.node for cell in report.rows(ScanCellRow) if cell.verdict not in _JUDGED}
-        yield from _of_bad(bad, nodes, doubtful, drained_hosts(report.findings, metadata.hosts))
+        yield from _of_bad(bad, nodes, doubtful, hosts_in_trouble(report.findings, metadata.hosts))
         return
     suspects = {node for row in rows for node in row.nodes if row.part_kind in OF_ONE_NODE}
     if rows:

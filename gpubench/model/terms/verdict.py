@@ -60,7 +60,7 @@ WRONG_DATA = "wrong-data"  # The finding that fails every command, strict or not
 HOST_STAGED = "host-staged"  # The finding that transfers go through host memory
 SLOW_UNEXPLAINED = "slow-unexplained"  # The finding on figures that are slower than expected, and that nothing explains
 STRAGGLER = "straggler"  # The finding that names the rank that the others wait for
-_DRAINING = (Verdict.FAIL, Verdict.ERROR)
+_GRAVE = (Verdict.FAIL, Verdict.ERROR)
 _MOST_CONSEQUENCES = 3  # Consequences of a finding that people are shown; files have all
 
 FIGURES = (
@@ -96,9 +96,9 @@ class Finding:
         )
 
 
-def drained_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
-    """The hosts that findings name and for which a gate drains: what failed, and what could not be known."""
-    named = (subject for each in findings if each.severity in _DRAINING for subject in each.subjects or (each.subject,))
+def hosts_in_trouble(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
+    """The hosts that a FAIL or an ERROR names."""
+    named = (subject for each in findings if each.severity in _GRAVE for subject in each.subjects or (each.subject,))
     return {subject.partition(" ")[0].rstrip(",") for subject in named} & {*hosts}
 
 
