@@ -127,8 +127,8 @@ class Cluster:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         files = {name: str(self.folder / f"munge.{name}") for name in ("key", "socket", "pid", "log", "seed")}
-        munge = ("munged", "--foreground", "--force", "--key-file", files["key"], "--socket", files["socket"])
-        munge = (*munge, "--pid-file", files["pid"], "--log-file", files["log"], "--seed-file", files["seed"])
+        munge = ["munged", "--foreground", "--force", "--key-file", files["key"], "--socket", files["socket"]]
+        munge += ["--pid-file", files["pid"], "--log-file", files["log"], "--seed-file", files["seed"]]
         daemons = [self._start("munged", *munge)]
         try:
             self.wait("the socket of munge", lambda: Path(files["socket"]).exists())

@@ -55,8 +55,10 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
         return
     at_fault = worst([finding for finding in run.report.findings if drains(finding)])
     code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
-    of_another = at_fault is not None and at_fault != worst(run.report.findings)
-    yield slurm_line(code, f"{at_fault.subject}: {at_fault.seen}" if of_another else summary(run))
+    text = summary(run)
+    if at_fault is not None and at_fault != worst(run.report.findings):
+        text = f"{at_fault.subject}: {at_fault.seen}"
+    yield slurm_line(code, text)
 
 
 def summary(run: DocumentRun) -> str:
