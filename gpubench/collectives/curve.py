@@ -96,7 +96,7 @@ def curve(profile: Profile, collective: Collective, gpus: int, ranks: int, *, nv
         raise UsageError(
             f"the profile {profile.name} expects no time of {collective.name}, so there is none to simulate",
             expected="an expected value with size_bytes for it, or for allreduce",
-            reason="one GPU has nobody to talk to" if profile.match.visible == 1 else "",
+            reason="a collective moves data between GPUs" if profile.match.visible == 1 else "",
             next_step="another machine: --simulate hgx-h200-4",
         )
     if of is None:

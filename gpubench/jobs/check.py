@@ -173,7 +173,7 @@ class ChildCommands:
         node = nodes[0]
         self._gpus = sum(gpu.cuda_index is not None for gpu in node.gpus) or len(node.gpus)
         self._sharing = () if ranks_per_gpu == 1 else ("--ranks-per-gpu", str(ranks_per_gpu))
-        self.why_alone = "one GPU: it has nobody to talk to" if self._gpus == 1 and not self._sharing else ""
+        self.why_alone = "one GPU: a collective needs two" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
@@ -194,7 +194,7 @@ class ChildCommands:
         except CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
         if gpus == 1:
-            return replace(found, left_out={Need.PEER_COPIES: "one GPU: it has nobody to copy to"})
+            return replace(found, left_out={Need.PEER_COPIES: "one GPU: copies need two"})
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
@@ -261,7 +261,7 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
-        self.why_alone = "one GPU: it has nobody to talk to" if self._ranks < 2 else ""
+        self.why_alone = "one GPU: a collective needs two" if self._ranks < 2 else ""
         if not self._times.has_network:
             self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
@@ -354,7 +354,7 @@ class SimulatedMeasurer:
             if brief
             else {}
             if several
-            else {Need.PEER_COPIES: "one GPU: it has nobody to copy to"},
+            else {Need.PEER_COPIES: "one GPU: copies need two"},
         )
 
 

@@ -93,7 +93,7 @@ def _request_for_process(
     host_bytes = _HOST_BYTES if plan.like is None else size_bytes
     if not several and not (plan.host and whole):
         raise CouldNotMeasureError(
-            f"{counted(len(gpus), 'GPU')}: it has nobody to copy to",
+            f"{counted(len(gpus), 'GPU')}: copies need two",
             expected="two GPUs, for copies between them",
             reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
             next_step="gpubench p2p, which copies between a single GPU and host memory",

@@ -204,7 +204,7 @@ def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPa
     snapshot = snapshots(parse_machine("hgx-h200-4"))[0]
     gpus = tuple(replace(gpu, cuda_index=0 if gpu.index == 2 else None) for gpu in snapshot.gpus)
     by = ChildCommands([Topology(replace(snapshot, gpus=gpus))], Depth.BRIEF, 20.0)
-    assert by.why_alone == "one GPU: it has nobody to talk to"
+    assert by.why_alone == "one GPU: a collective needs two"
     asked: list[tuple[str, ...]] = []
 
     def command(*words: str) -> list[str]:

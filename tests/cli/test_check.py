@@ -104,7 +104,7 @@ def test_one_gpu_has_nobody_to_talk_to_and_passes() -> None:
     code, document = checked("--simulate", "hgx-h200-4/1")
     assert (code, document["verdict"]) == (0, "PASS")
     notes = {row["note"] for row in document["checks"] if row["check"] in ("p2p_bandwidth", "stragglers")}
-    assert notes == {"one GPU: it has nobody to copy to", "one GPU: it has nobody to talk to"}
+    assert notes == {"one GPU: copies need two", "one GPU: a collective needs two"}
 
 
 def test_a_recorded_gpu_that_stands_alone_is_healthy_although_the_driver_hides_its_nvlinks() -> None:

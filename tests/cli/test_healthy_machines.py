@@ -30,7 +30,7 @@ JUDGING_A_PART = ("", "p2p --strict", "--quick", "p2p --sizes 256M --strict", "o
 OF_MIG = ("topo --strict", "watch --for 4s --strict")
 
 OF_ONE_GPU = ("", "--quick", "topo --strict", "p2p --strict", "check", "check --full --strict")
-"""It has nobody to talk to: what is for several says so, and stops."""
+"""It is one GPU: commands that need several say so, and stop."""
 
 BETWEEN_NODES = ("allreduce --sizes 1G --strict", "scan --strict")
 OF_SEVERAL = (*BETWEEN_NODES, "check --strict", "topo --strict", "watch --for 2s --strict")

@@ -319,7 +319,7 @@ def test_colours_show_what_is_slow() -> None:
 def test_sizes_on_a_single_gpu_say_that_it_has_nobody_to_copy_to() -> None:
     result = gpubench("p2p", "--simulate", "hgx-h200-4/1", "--sizes", "1M")
     assert result.returncode == 3
-    assert result.stderr.startswith("gpubench: error: 1 GPU: it has nobody to copy to\n")
+    assert result.stderr.startswith("gpubench: error: 1 GPU: copies need two\n")
     assert "Traceback" not in result.stderr
 
 

@@ -45,3 +45,17 @@ def test_a_file_that_was_answered_wrongly_once(command: str, code: int, said: st
 @pytest.mark.parametrize("path", sorted(PASTED.glob("report_*")), ids=lambda path: path.stem)
 def test_a_table_that_lies_is_never_pass(path: Path) -> None:
     assert not gpubench("report", str(path), "--summary").stdout.startswith("PASS")
+
+
+def test_a_slow_table_of_one_node_blames_the_node_and_says_what_to_do() -> None:
+    said = " ".join(gpubench("report", "no-devices.txt", "--machine", "hgx-h100-8", cwd=PASTED).stdout.split())
+    assert "5% of the limit of 700 with NVLS" in said
+    assert "likely: host memory, links down or narrow, or slow or busy GPUs" in said
+    assert "Try: export NCCL_DEBUG=INFO" in said
+    assert "NIC" not in said
+    assert "did not end" not in said
+
+
+def test_two_tables_without_devices_are_compared() -> None:
+    result = gpubench("compare", "no-devices.txt", "no-devices.txt", cwd=PASTED)
+    assert (result.returncode, "PASS: 12 rows compared" in result.stdout) == (0, True), result.stderr

@@ -94,7 +94,8 @@ def test_ranks_may_be_fewer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--simulate", "hgx-h200-4/1"], "at least 2 in all"),
+        (["--simulate", "hgx-h200-4/1"], "allreduce on one GPU of hgx-h200-4/1"),
+        (["--simulate", "dgx-spark"], "dgx-spark*2"),
         (["--simulate", "hgx-h200-4", "--np", "5"], "at most 4"),
         (["--simulate", "hgx-h100-8*2", "--np", "3"], "as many ranks on every node"),
         (["--simulate", "hgx-h200-4", "--backend", "host"], "--simulate and --backend host exclude each other"),

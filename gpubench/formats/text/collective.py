@@ -27,6 +27,7 @@ from gpubench.formats.lines import (
 )
 from gpubench.formats.table import Page
 from gpubench.model.facts.process import TrialOutcome
+from gpubench.model.paths.wiring import NVLS_ASSUMED
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, WinnerRow, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
@@ -429,7 +430,10 @@ def _of_expected(row: CollectiveRow) -> str:
 
 
 def _of_limit(row: CollectiveRow) -> str:
-    return "" if row.limit_gb_s is None else f", {row.limit_percent:.0f}% of the limit of {row.limit_gb_s:g}"
+    if row.limit_gb_s is None:
+        return ""
+    with_nvls = " with NVLS" if NVLS_ASSUMED in (row.note or "") else ""
+    return f", {row.limit_percent:.0f}% of the limit of {row.limit_gb_s:g}{with_nvls}"
 
 
 def _where(row: CollectiveRow) -> str:

@@ -35,9 +35,10 @@ from gpubench.model.terms.overlap import (
     StepSample,
     partner_operations,
 )
-from gpubench.model.terms.units import BYTES_PER_GB, compress_names
+from gpubench.model.terms.units import BYTES_PER_GB, compress_names, counted
 
 LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
+_FEWEST_GPUS = 2
 _ROUNDING = 1 + 1e-9
 
 
@@ -159,11 +160,17 @@ class CollectiveTimes:
             raise invalid_choice("collective", name, tuple(SUMMARIES))
         collective = collective_named(name)
         local = self.gpus if ranks_per_node is None else ranks_per_node
-        if not 1 <= local <= self.gpus or local * self._given.nodes < 2:
+        if not 1 <= local <= self.gpus:
             raise UsageError(
-                f"{local} ranks on each of {self._given.nodes} nodes of {self._given}",
-                expected=f"1 to {self.gpus} ranks a node, and at least 2 in all",
-                reason="one GPU alone has nobody to talk to",
+                f"{counted(local, 'rank')} per node of {self._given}", expected=f"1 to {self.gpus} ranks per node"
+            )
+        if local * self._given.nodes < _FEWEST_GPUS:
+            board, part, _ = str(self._given).partition("/")
+            raise UsageError(
+                f"{name} on one GPU of {self._given}",
+                expected="at least 2 GPUs",
+                reason="a collective moves data between GPUs",
+                next_step=f"--simulate {board}/2" if part else f"--simulate '{board}*2'",
             )
         with_nics = (self.gpus if self._whole_nodes else local) * self._joined
         return _Model(
@@ -218,7 +225,7 @@ class _Model:
         self._local = local
         self._faulty = faulty
         self._kinds = kinds
-        # One rank of a node has nobody to talk to there: all its time is the network's.
+        # One rank of a node has no peer there: all its time is the network's.
         single = Curve(((1, 0.0),), machine.profile.link_gb_s)
         self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks, nvls=nvls)
         self._factor = collective.busbw_factor(self.ranks)

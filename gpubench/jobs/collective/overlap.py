@@ -66,12 +66,12 @@ def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection
 
 
 def check_ranks(ranks: int) -> None:
-    """Raise UsageError for a rank that has nobody to talk to."""
+    """Raise UsageError for a job of one rank."""
     if ranks == 1:
         raise UsageError(
             "overlap with one rank",
             expected="two ranks or more, each with a GPU",
-            reason="one GPU alone has nobody to talk to",
+            reason="a collective moves data between GPUs",
             next_step="mpirun -n 2 gpubench overlap, or gpubench overlap --simulate hgx-h200-4",
         )
 

@@ -37,7 +37,7 @@ _LIKELY = {
 
 _INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
 
-_LOGGING = "Run that job with NCCL_DEBUG=INFO, then gpubench explain its log"
+_LOGGING = "export NCCL_DEBUG=INFO. Run that job again with it, then gpubench explain its log"
 
 _MOST_OF_LIMIT = 2.5
 

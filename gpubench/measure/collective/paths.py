@@ -29,7 +29,7 @@ from gpubench.model.paths.transport import (
     names,
     without_idle,
 )
-from gpubench.model.paths.wiring import Located, Wiring, Work, busbw_limit, exchange_limit, network_limit
+from gpubench.model.paths.wiring import NVLS_ASSUMED, Located, Wiring, Work, busbw_limit, exchange_limit, network_limit
 from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import CollectiveRow
@@ -541,8 +541,10 @@ def _remarked(row: CollectiveRow) -> CollectiveRow:
 
 
 def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
-    """A row with the ceiling of its busbw, or with a note why that is not known."""
-    if limit.gb_s is None:
+    """A row with the ceiling of its busbw, and with a note why that is not known or what it assumes."""
+    if limit.gb_s is None or limit.note == NVLS_ASSUMED:
         why = "" if limit.note in (row.note or "") else limit.note
-        return replace(row, note="; ".join(filter(None, (row.note, why))) or None)
+        row = replace(row, note="; ".join(filter(None, (row.note, why))) or None)
+    if limit.gb_s is None:
+        return row
     return replace(row, limit_gb_s=limit.gb_s, limit_percent=100 * row.reached_gb_s / limit.gb_s)

@@ -307,7 +307,7 @@ class CollectiveTimesFound:
     """What was found: a step asks for few times, and for each of them once a layer."""
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        """Of one operation; of one rank alone, which has nobody to talk to, none. Raises what the source raises."""
+        """Of one operation; none of one rank alone. Raises what the source raises."""
         if group.ranks == 1 or size_bytes <= 0:
             return 0.0
         asked = collective, group, size_bytes

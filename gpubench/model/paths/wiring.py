@@ -434,6 +434,9 @@ def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeN
     return Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
 
 
+NVLS_ASSUMED = "algorithm not known, limit of NVLS"
+
+
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
     """The ceiling inside a node or NVLink domain where nobody told algorithm and connections.
 
@@ -449,7 +452,7 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
     has_nvls = gpu is not None and gpu.fabric is not None and wiring.has_nvlinks(ring[0])
     if found.gb_s is None or collective.name != "allreduce" or not has_nvls:
         return found
-    return Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), "algorithm not known, NVLS assumed")
+    return Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), NVLS_ASSUMED)
 
 
 class ReachedRow(Protocol):

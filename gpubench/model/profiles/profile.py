@@ -622,7 +622,7 @@ def _check_range(profile: Profile, expected: Expected, where: str) -> None:
 def _check_collective(profile: Profile, expected: Expected, where: str) -> None:
     ranks = profile.gpus_of(expected) * expected.nodes
     if ranks < 2:
-        raise UsageError(f"{where} is for one GPU", expected="at least 2: one GPU has nobody to talk to")
+        raise UsageError(f"{where} is for one GPU", expected="at least 2: a collective moves data between GPUs")
     if expected.size_bytes is not None and expected.size_bytes < 1:
         raise UsageError(f"{where}.size_bytes is {expected.size_bytes}", expected="at least 1")
     if not expected.quantity.endswith(f".{TIME}"):

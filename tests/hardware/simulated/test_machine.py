@@ -549,9 +549,9 @@ def test_a_collective_that_no_profile_knows_takes_the_points_of_all_reduce(
 def test_what_cannot_be_simulated_says_why() -> None:
     with pytest.raises(UsageError, match="collective 'allredcue' is not known"):
         times("hgx-h200-4").ideal_seconds("allredcue", 8)
-    with pytest.raises(UsageError, match="5 ranks on each of 1 nodes of hgx-h200-4"):
+    with pytest.raises(UsageError, match="5 ranks per node of hgx-h200-4"):
         times("hgx-h200-4").ideal_seconds("allreduce", 8, ranks_per_node=5)
-    with pytest.raises(UsageError, match="1 ranks on each of 1 nodes"):
+    with pytest.raises(UsageError, match="allreduce on one GPU of hgx-h200-4"):
         times("hgx-h200-4/1").ideal_seconds("allreduce", 8)
     with pytest.raises(CouldNotMeasureError, match="no NIC that is up"):
         times("hgx-h200-4/1*2").ideal_seconds("allreduce", 8)
