@@ -97,7 +97,7 @@ def man_page() -> str:
 def _exit_codes() -> Iterator[tuple[str, str]]:
     """The table of the README."""
     text = (FOLDER.parent / "README.md").read_text(encoding="utf-8").partition("| exit code | |\n")[2]
-    for code, meaning in re.findall(r"^\| (\d) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE):
+    for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE):
         yield code, meaning.replace("`", "")
 
 

@@ -223,22 +223,6 @@ def mps_refuses_clients(detail: str) -> ClientRefusedError:
     )
 
 
-class RefusedPathError(GpubenchError):
-    """NCCL was told not to fall back to host memory, and had no other way."""
-
-    exit_code = JUDGED_AND_FAILED
-
-
-def no_direct_path(pair: str, said: str, cause: str, advice: str) -> RefusedPathError:
-    """NCCL finds no transport between two ranks, where --strict forbids host memory."""
-    return RefusedPathError(
-        f"NCCL refuses to go through host memory: {pair}: {said}",
-        expected="a direct path between all GPUs, as --strict asks for",
-        reason=cause,
-        next_step=advice,
-    )
-
-
 def no_path(pair: str, said: str, cause: str, advice: str) -> CouldNotMeasureError:
     """NCCL finds no transport between two ranks, not even through host memory."""
     return CouldNotMeasureError(

@@ -52,7 +52,7 @@ gpubench --help-all those of gpubench without a command.
 To change the default of an option, set its variable (GPUBENCH_TIMEOUT=60) or write it to gpubench.toml in the current
 folder (timeout = 60).
 
-Exit codes: 0 done, 1 judged and failed, 2 wrong usage, 3 could not measure.
+Exit codes: 0 nothing failed, 1 any FAIL, 2 wrong usage, 3 could not measure, 130 interrupted.
 """
 
 

@@ -78,6 +78,7 @@ class PresentationOptions:
         name=OPTION,
         completed_as="exit-style",
     )
+    exit_zero: bool = flag("Exit 0 after any report. Without a report the codes stay 2, 3 and 130.")
     defaults: "Defaults | None" = None
 
     def parse(self, sections: Sequence[str]) -> Presentation:
@@ -130,6 +131,7 @@ class PresentationOptions:
             verbose=verbose,
             show_progress=not (self.no_progress or quiet),
             exit_style=style,
+            exit_zero=self.exit_zero,
             plot=self.plot,
             wide=self.wide,
             defaults=self.by_default,
@@ -177,6 +179,26 @@ class PresentationOptions:
             return {}
         own = {each.name for each, _, _ in grouped_options(type(self))}
         return {each.option: each.source for name, each in self.defaults.by_name.items() if name not in own}
+
+
+_AGAINST_EXIT_ZERO = ("strict", "exit_style")
+
+
+def settle_exit_codes(typed: Mapping[str, Any], by_default: Container[str]) -> Mapping[str, Any]:
+    """Return the typed values without a default that contradicts the command line: --exit-zero next to --strict.
+
+    Raises UsageError if both come from the same place.
+    """
+    others = [name for name in _AGAINST_EXIT_ZERO if typed.get(name)]
+    if not (typed.get("exit_zero") and others):
+        return typed
+    given = [name for name in ("exit_zero", *others) if f"--{name.replace('_', '-')}" not in by_default]
+    if given == ["exit_zero"]:
+        return {name: value for name, value in typed.items() if name not in others}
+    if given and "exit_zero" not in given:
+        return {name: value for name, value in typed.items() if name != "exit_zero"}
+    options = ("--exit-zero", f"--{others[0].replace('_', '-')}")
+    raise exclusive(options, "one of them: --exit-zero hides the codes that the other asks for")
 
 
 def _refuse_under_launcher() -> None:

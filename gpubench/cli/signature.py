@@ -44,13 +44,20 @@ _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 class HelpPage(NamedTuple):
     """The help of a command beside its purpose and options: examples (what they do, and the command), and more text.
 
-    --help shows the first two examples, the text stands only in --help-all. `common` has the names of the options that
+    --help shows the first two examples, the texts stand only in --help-all. `common` has the names of the options that
     --help shows; where it is empty, it shows all.
     """
 
     examples: Sequence[tuple[str, str]] = ()
     about: str = ""
+    exit_codes: str = ""
     common: frozenset[str] = frozenset()
+
+
+_EXIT_CODES = (
+    "Exit codes: 0 nothing failed; 1 any FAIL, or with --strict any doubt; 2 wrong usage; 3 could not measure{}; 130 "
+    "interrupted. With --exit-zero always 0 after a report."
+)
 
 
 class HelpfulCommand(TyperCommand):
@@ -82,10 +89,10 @@ class HelpfulCommand(TyperCommand):
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(self.help or "")
-        if is_whole and self.page.about:
+        for text in filter(None, (self.page.about.strip(), self.page.exit_codes)) if is_whole else ():
             formatter.write_paragraph()
             with formatter.indentation():
-                formatter.write_text(self.page.about.strip())
+                formatter.write_text(text)
         if self.page.examples:
             with formatter.section("Examples"):
                 for purpose, command in self.page.examples[: None if is_whole else _EXAMPLES_OF_SHORT_HELP]:
@@ -348,19 +355,23 @@ def typer_app(
 
     The options are those of the plan, then those of every presentation, but `without` those that mean nothing for it.
     """
-    from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
+    from gpubench.cli.options import PresentationOptions, grouped_options, plan_from, settle_exit_codes
 
     declared = [*grouped_options(kind), *grouped_options(PresentationOptions)]
     declared = [each for each in declared if each[0].name not in without]
 
     class OwnCommand(PlainValuesCommand):
-        page = help_page._replace(common=frozenset(each.name for each, own, _ in declared if own.is_common))
+        page = help_page._replace(
+            exit_codes=_EXIT_CODES.format(", or nothing was judged" if command.is_gate else ""),
+            common=frozenset(each.name for each, own, _ in declared if own.is_common),
+        )
 
     def call(context: typer.Context, **values: Any) -> None:
         defaults = _defaults_in(context)
         try:
-            shown = plan_from(PresentationOptions, {**values, "defaults": defaults})
-            raise typer.Exit(run(plan_from(kind, values, command.name), shown))
+            chosen = settle_exit_codes(values, {} if defaults is None else defaults.sources)
+            shown = plan_from(PresentationOptions, {**chosen, "defaults": defaults})
+            raise typer.Exit(run(plan_from(kind, chosen, command.name), shown))
         except GpubenchError as error:
             if defaults is not None:
                 defaults.explain(error)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubench.errors import DONE
 from gpubench.formats.registry import DATED, NAGIOS, NPD, SLURM, TABLE, Format
 from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Verdict
@@ -155,6 +156,7 @@ class Presentation:
     verbose: bool = False
     show_progress: bool = True
     exit_style: ExitStyle | None = None
+    exit_zero: bool = False
     plot: bool = False
     wide: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -171,6 +173,8 @@ class Presentation:
         from gpubench.conditions.definition.policy import drains
         from gpubench.model.results.ending import exit_code_of, is_strict
 
+        if self.exit_zero:
+            return DONE
         if self.exit_style is None:
             return exit_code_of(metadata, report)
         return self.exit_style.code(

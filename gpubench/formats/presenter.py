@@ -278,15 +278,12 @@ class Presenter:
             for line in fallback_lines(report):
                 self.note(line)
 
-    def cut_short(self, *, failed: bool = False) -> None:
-        """The run ended early: what was measured stays, marked incomplete, in every output that still works.
-
-        `failed` is whether it ended because it was judged, as wrong data are.
-        """
+    def cut_short(self) -> None:
+        """The run ended early: what was measured stays, marked incomplete, in every output that still works."""
         self._progress.stop()
         if not self._begun or self.report is not None:
             return
-        report = Report(verdict=Verdict.FAIL if failed or self._wrong else Verdict.ERROR, complete=False)
+        report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
         self.report = self._with_sentence(report)
         for writer in self._writers.values():
             with suppress(OSError):
@@ -314,7 +311,7 @@ class Presenter:
             for row in (*report.rows(PairRow), *report.rows(CollectiveRow)):
                 self._figures.add(row)
         report = gated(self._metadata, report, self._figures, exit_style=has_style)
-        said = sentence(self._metadata, report, self._figures, remark=not has_style)
+        said = sentence(self._metadata, report, self._figures)
         took = round(time.monotonic() - self._began, 3) if report.duration_s is None else report.duration_s
         return replace(report, sentence=said, duration_s=took)
 

@@ -209,10 +209,6 @@ _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
 _OF_HOME = "~/.nccl.conf"
 
-REFUSALS = {"NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}
-"""With these, NCCL has no way left inside a node but the direct one, and fails instead of going through host memory
-(src/transport.cc tries P2P, SHM and NET in turn, and each asks its variable)."""
-
 
 def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
     """NCCL's variables by name, from `environment` and then `files` in NCCL's order: what is set first counts."""
@@ -283,8 +279,3 @@ def environment_set(variables: Mapping[str, str], environment: MutableMapping[st
                 environment.pop(name, None)
             else:
                 environment[name] = value
-
-
-def refusals(settings: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make NCCL refuse to fall back, without those that the user has set."""
-    return {name: value for name, value in REFUSALS.items() if name not in settings}

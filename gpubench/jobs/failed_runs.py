@@ -10,7 +10,6 @@ from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ReportPlan
 from gpubench.measure.explain.report import failures_of
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.results.ending import RUN_FAILED
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Origin, Verdict, overall
 from gpubench.readers.nccl_log.endings import may_be_of_any_job
@@ -63,11 +62,6 @@ def with_findings(report: Report, findings: Sequence[Finding]) -> Report:
     return replace(report, verdict=verdict, findings=(*findings, *report.findings))
 
 
-def failed_option(findings: Sequence[Finding]) -> dict[str, bool]:
-    """The option that makes a failed run end with 1."""
-    return {RUN_FAILED: True} if any(each.severity is Verdict.FAIL for each in findings) else {}
-
-
 def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
     """Show why a run failed of which the text has no row that could be judged."""
     with presenting(plan.presentation) as presenter:
@@ -77,7 +71,7 @@ def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequ
                 "explain",
                 origin=Origin.RECORDED,
                 hosts=["unknown"],
-                options={"strict": plan.strict, **failed_option(failures)},
+                options={"strict": plan.strict},
                 source=plan.name,
             ),
             (),

@@ -114,6 +114,12 @@ def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> An
     return option(None, help_text, default=default, **settings)
 
 
+def strict_option() -> Any:
+    """The field of `--strict`, which means the same in every command."""
+    text = "Exit 1 for doubts too (WARN, INCONCLUSIVE, unknown paths), 3 if nothing was judged."
+    return flag(text, common=True, group=JUDGE)
+
+
 def step_timeout(steps: str, *, default: float, least: float = 0.1) -> Any:
     """The field of `--timeout`, which means the same in every command; `steps` are the steps that it limits."""
     text = f"Give up a step that takes longer than S seconds: {steps}."

@@ -32,6 +32,7 @@ from gpubench.jobs.options import (
     required_argument,
     sharing_ranks,
     step_timeout,
+    strict_option,
 )
 from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.terms.units import parse_sizes
@@ -48,7 +49,7 @@ class LibrariesPlan:
     """The environment to look at, and how to show it."""
 
     recording: Recording = field(default_factory=Recording)
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if a host has no NCCL.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     timeout_s: float = step_timeout("the answer of one library", default=30.0)
     presentation: Presentation = field(default_factory=Presentation)
 
@@ -64,7 +65,7 @@ class ExplainPlan:
     """The logs to read, and how to show the result."""
 
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
-    strict: bool = flag("Exit 1 if there is any doubt.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     presentation: Presentation = field(default_factory=Presentation)
 
 
@@ -84,7 +85,7 @@ class TopoPlan:
     )
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if nothing was judged.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     causes: bool = flag(
         "Show, in place of the devices, what would make data go through host memory or a slow path, how to fix it, and "
         "what could not be read.",
@@ -168,7 +169,7 @@ class ReportPlan:
         read=parse_collective,
         common=True,
     )
-    strict: bool = flag("Exit 1 if anything in the table is slow, 3 if nothing is judged.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     presentation: Presentation = field(default_factory=Presentation)
 
     @property
@@ -228,7 +229,7 @@ class ComparePlan:
         common=True,
         group=JUDGE,
     )
-    strict: bool = flag("Exit 1 for missing rows and other doubts too.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     other_machine: bool = flag("Compare results of different machines: per GPU, per node, ratios.", common=True)
     collective: str | None = option(
         "NAME", "Collective of files that do not name it: nccl-tests before 2.17.", read=parse_collective
@@ -356,9 +357,7 @@ class WatchPlan:
     hang: bool = flag(
         "Ask NCCL's RAS every 10 s which rank keeps the others of its job waiting. No counters are read.", common=True
     )
-    strict: bool = flag(
-        "Exit 1 unless the verdict is PASS, 3 if no path between GPUs was seen.", common=True, group=JUDGE
-    )
+    strict: bool = strict_option()
     pid: list[int] | None = option("PID", "Watch only the jobs of this process. Repeatable.", common=True)
     job: str | None = option(
         "ID",
@@ -466,7 +465,7 @@ class ScanPlan:
     every_rank: bool = flag("Treat every rank as a node: to try a scan on one host.", name="--ranks-as-nodes")
     ranks_per_gpu: int = sharing_ranks("Each rank counts as a node. Works with any NCCL")
     round_timeout_s: float = step_timeout("one round", default=10.0, least=0.5)
-    strict: bool = flag("Exit 1 if there is a suspect or any other doubt.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     seed: int = 0
     presentation: Presentation = field(default_factory=Presentation)
@@ -522,7 +521,7 @@ class CheckPlan:
         "Start one rank per GPU by srun on all nodes of this allocation.", name="--slurm/--no-slurm", common=True
     )
     ranks_per_gpu: int = sharing_ranks()
-    strict: bool = flag("Exit 1 for warnings too.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     timeout_s: float = step_timeout("reading a driver (20 s at most), or one measurement", default=120.0)
     simulation: Simulation | None = read_from(SimulationOptions, default=None)
     recording: Recording = field(default_factory=Recording)
@@ -625,7 +624,7 @@ class P2pPlan:
         common=True,
         group=OUTPUT,
     )
-    strict: bool = flag("Exit 1 for slow and host-staged pairs too.", common=True, group=JUDGE)
+    strict: bool = strict_option()
     timeout_s: float = step_timeout("reading a driver, or one copy between ranks", default=20.0)
     profile: str | None = judging_profile()
     expected_gpus: int | None = expected_gpus()

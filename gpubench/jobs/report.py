@@ -15,7 +15,7 @@ from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.jobs.failed_runs import beside_rows, failed_option, failures_in, show_failures, with_findings
+from gpubench.jobs.failed_runs import beside_rows, failures_in, show_failures, with_findings
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
@@ -238,7 +238,7 @@ def _judge_copies(
     request = copies.request()
     with presenting(plan.presentation) as presenter:
         metadata = _metadata_of_copies(file, request, model, ids, arguments, strict=plan.strict)
-        presenter.begin(replace(metadata, options={**metadata.options, **failed_option(others)}), PAIR_COLUMNS)
+        presenter.begin(metadata, PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
         presenter.end(with_findings(replace(report, sections=sections), others))
@@ -345,7 +345,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         file = results_in(text, plan.name, _user_facts(plan))
     except UsageError as error:
         failures = failures_in(text, has_rows=False)
-        if failed_option(failures):
+        if any(each.severity is Verdict.FAIL for each in failures):
             return show_failures(plan, failures, arguments)
         if isinstance(error, NotSaidError):
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
@@ -363,7 +363,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         check_limits(rows, limit_of, file.name)
     with presenting(plan.presentation) as presenter:
         metadata = _metadata_of_results(plan, file, table, speed, arguments)
-        presenter.begin(replace(metadata, options={**metadata.options, **failed_option(failures)}))
+        presenter.begin(metadata)
         report = judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
         presenter.end(with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
     return presenter.exit_code

@@ -85,7 +85,7 @@ def test_every_format_and_section_is_as_it_was(tmp_path: Path) -> None:
 def test_what_is_asked_of_it_at_home_is_stricter_and_shows_more(tmp_path: Path) -> None:
     recorded(tmp_path / "seen", *STAGED)
     folder = str(tmp_path / "seen")
-    assert gpubench("allreduce", "--replay", folder).returncode == 0
+    assert gpubench("allreduce", "--replay", folder).returncode == 1
     strict = gpubench("allreduce", "--replay", folder, "--strict", "--evidence")
     assert strict.returncode == gpubench("allreduce", *STAGED, "--strict").returncode == 1
     assert "evidence that a path is direct" in strict.stdout

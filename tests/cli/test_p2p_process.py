@@ -62,8 +62,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
     output = tmp_path / "p2p.json"
     options = planned(P2pPlan, checked, QUICK | {"output": [str(output)]} | given)
-    assert p2p_job.run_alone(options, ["p2p"]) == 0
-    return dict(json.loads(output.read_text()))
+    code = p2p_job.run_alone(options, ["p2p"])
+    document: dict[str, Any] = json.loads(output.read_text())
+    assert code == (document["verdict"] == "FAIL")
+    return document
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
@@ -110,7 +112,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
     options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
-    assert p2p_job.run_alone(options, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 1, "the copies of the stand-in are slow"
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
 
@@ -123,7 +125,7 @@ def test_the_facts_are_recorded_and_replayed(
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
     options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
-    assert p2p_job.run_alone(options, ["p2p"]) == 0
+    assert p2p_job.run_alone(options, ["p2p"]) == 1, "the copies of the stand-in are slow"
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"
 

@@ -152,10 +152,8 @@ def test_a_recorded_table_is_shown_as_ours() -> None:
     assert "PASS: 4 × H200, all-reduce 363 GB/s (100 % of expected), data right, paths not seen" in text
 
 
-def test_a_recorded_table_of_a_fallback_fails_where_a_gate_asks() -> None:
-    path = REAL / "ar_NCCL_P2P_DISABLE_1.txt"
-    assert report(path)[0] == 0
-    code, text = report(path, "--strict", "--summary")
+def test_a_recorded_table_of_a_fallback_fails() -> None:
+    code, text = report(REAL / "ar_NCCL_P2P_DISABLE_1.txt", "--summary")
     assert (code, "FAIL: all-reduce reaches 27 of 340 GB/s (8 %) on vm" in text) == (1, True)
 
 

@@ -68,7 +68,7 @@ def test_a_gate_passes_only_what_was_seen_to_be_direct(kind: str, said: str, cod
     last = gate.stdout.splitlines()[-1]
     assert last.startswith(said)
     assert "simulated" in last
-    assert gpubench(*fault(kind)).returncode == 0
+    assert gpubench(*fault(kind)).returncode == (1 if said.startswith("FAIL") else 0)
 
 
 def test_lines_come_at_every_interval_and_say_that_they_are_simulated() -> None:
@@ -89,7 +89,7 @@ def test_faults_of_the_machine_stage_its_job_and_explain_it() -> None:
 def test_every_format_has_the_figures(tmp_path: Path) -> None:
     outputs = [tmp_path / f"watch{suffix}" for suffix in (".json", ".jsonl", ".csv", ".prom", ".html", ".md", ".xml")]
     options = [word for path in outputs for word in ("--output", str(path))]
-    assert gpubench(*fault("staged"), *options).returncode == 0
+    assert gpubench(*fault("staged"), *options).returncode == 1
     document = json.loads(outputs[0].read_text())
     assert len(document["traffic"]) == 4 * (4 + 2)
     assert document["jobs"][0]["way"] == "staged"
@@ -108,7 +108,7 @@ def test_every_format_has_the_figures(tmp_path: Path) -> None:
     assert "host-staged" in outputs[4].read_text()
     assert "host-staged" in outputs[5].read_text()
     again = gpubench("report", str(outputs[0]))
-    assert again.returncode == 0
+    assert again.returncode == 1
     assert "FAIL host-staged" in again.stdout
 
 
@@ -308,9 +308,9 @@ DRAWN, ALTERNATE, BACK = b"\x1b[H", b"\x1b[?1049h", b"\x1b[?1049l"
 SIMULATED = ("--simulate", "hgx-h100-8", "--fault", "node0:traffic=staged", "--interval", "200ms", "--for", "1h")
 
 
-def check_report(terminal: Terminal, said: bytes = b"FAIL host-staged") -> None:
+def check_report(terminal: Terminal, said: bytes = b"FAIL host-staged", code: int = 1) -> None:
     """A live watch that was ended shows its report where it was started."""
-    assert terminal.end() == 0
+    assert terminal.end() == code
     screen, _, report = terminal.shown.partition(BACK)
     assert ALTERNATE in screen
     assert said in report
@@ -351,7 +351,7 @@ def test_a_terminal_of_another_size_is_drawn_at_once_and_ctrl_c_ends_it() -> Non
     seconds = [re.findall(rb"\(SIMULATED\)  (\d+) of", each)[-1] for each in (before, after)]
     assert seconds[0] == seconds[1]
     terminal.type(b"\x03")
-    check_report(terminal, said=b"  watch  6 s  (SIMULATED)")
+    check_report(terminal, said=b"  watch  6 s  (SIMULATED)", code=0)
 
 
 def test_the_docs_show_what_it_prints() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.errors import CouldNotMeasureError, GpubenchError, RefusedPathError
+from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.hardware.process import RunDelay
 from gpubench.hardware.simulated.machine import parse_machine, snapshots
@@ -23,7 +23,6 @@ from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for
 
 H200S = snapshots(parse_machine("hgx-h200-4"), [])[0]
-REFUSALS = ("NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA")
 
 
 def of_nccl(settings: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -99,13 +98,12 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     before = dict(os.environ)
     library, group = Library(), AloneGroup()
-    with PathWatch(group, identity(0), strict=False) as watch:
+    with PathWatch(group, identity(0)) as watch:
         assert dict(os.environ) == before
         with pytest.raises(ValueError, match="nothing listens"):
             watch.path_observer(request_for(ALLREDUCE))
         watch.begin(library, identity(0))
         assert os.environ["NCCL_DEBUG"] == "INFO"
-        assert not set(REFUSALS) & set(os.environ)
         path_observer = watch.path_observer(request_for(ALLREDUCE))
         circumstances = path_observer.sources.read_circumstances()
         assert circumstances is not None
@@ -119,38 +117,25 @@ def test_what_was_set_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_how_long_a_rank_waited_for_a_cpu_is_counted_from_its_first_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     delays = iter((RunDelay(ran_ns=10**9, waited_ns=0), RunDelay(ran_ns=2 * 10**9, waited_ns=3 * 10**9)))
     monkeypatch.setattr(watching, "run_delay", lambda: next(delays))
-    with PathWatch(AloneGroup(), identity(0), strict=False) as watch:
+    with PathWatch(AloneGroup(), identity(0)) as watch:
         watch.begin(Library(), identity(0))
         circumstances = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
     assert circumstances is not None
     assert circumstances.waited == {0: 0.75}
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+def test_what_came_into_a_process_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "NcclLog", QuietLog)
     monkeypatch.setattr(watching, "read_again", lambda facts: replace(facts, tracer=f"{facts.rank} (gdb)"))
 
     def body(group: ThreadGroup) -> Circumstances | None:
-        with PathWatch(group, identity(group.rank), strict=strict) as watch:
+        with PathWatch(group, identity(group.rank)) as watch:
             watch.begin(Library(), identity(group.rank))
             return watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
 
     known = run_ranks(2, body)[0]
     assert known is not None
     assert [each.tracer for each in known.facts] == ["0 (gdb)", "1 (gdb)"]
-
-
-def test_strict_takes_the_ways_through_host_memory_away_but_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_SHM_DISABLE", "0")
-    with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
-        assert [os.environ.get(name) for name in REFUSALS] == ["0", None], "libraries are being loaded"
-        watch.begin(Library(), identity(0))
-        assert [os.environ.get(name) for name in REFUSALS] == ["0", "1"]
-        circumstances = watch.path_observer(request_for(ALLREDUCE)).sources.read_circumstances()
-        assert circumstances is not None
-        assert of_nccl(circumstances.settings) == {"NCCL_SHM_DISABLE": ("0",)}
-    assert [os.environ.get(name) for name in REFUSALS] == ["0", None]
 
 
 class QuietLog(FakeLog):
@@ -169,12 +154,12 @@ class QuietLog(FakeLog):
         return []
 
 
-def refused(warning: str, *, strict: bool) -> GpubenchError:
+def refused(warning: str) -> GpubenchError:
     """The error of the last of two ranks that NCCL refuses."""
 
     def body(group: ThreadGroup) -> GpubenchError:
         library = Library(warning)
-        with PathWatch(group, identity(group.rank), strict=strict) as watch:
+        with PathWatch(group, identity(group.rank)) as watch:
             watch.begin(library, identity(group.rank))
             with pytest.raises(GpubenchError) as caught, watch.naming_refusals(library):
                 raise NcclError("unhandled system error")
@@ -188,21 +173,18 @@ def test_a_refusal_names_pair_and_cause(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     monkeypatch.setattr(watching, "NcclLog", QuietLog)
     warning = "No transport found for rank 0[60] -> rank 1[70]"
-    asked_for = refused(warning, strict=True)
-    assert isinstance(asked_for, RefusedPathError)
-    assert asked_for.exit_code == 1
-    assert "rank 0 → rank 1" in asked_for.seen
-    assert asked_for.reason == "NCCL_P2P_DISABLE=1 in the environment"
-    assert asked_for.next_step == "gpubench p2p && unset NCCL_P2P_DISABLE"
-    broken = refused(warning, strict=False)
-    assert isinstance(broken, CouldNotMeasureError)
-    assert broken.exit_code == 3
+    error = refused(warning)
+    assert isinstance(error, CouldNotMeasureError)
+    assert error.exit_code == 3
+    assert "rank 0 → rank 1" in error.seen
+    assert error.reason == "NCCL_P2P_DISABLE=1 in the environment"
+    assert error.next_step == "gpubench p2p && unset NCCL_P2P_DISABLE"
 
 
 @pytest.mark.parametrize("warning", ["", "Cuda failure 'out of memory'", "No transport found"])
 def test_other_errors_stay_what_they_are(warning: str) -> None:
     library = Library(warning)
-    with PathWatch(AloneGroup(), identity(0), strict=True) as watch:
+    with PathWatch(AloneGroup(), identity(0)) as watch:
         watch.begin(library, identity(0))
         with pytest.raises(NcclError, match="unhandled"), watch.naming_refusals(library):
             raise NcclError("unhandled system error")

@@ -33,8 +33,6 @@ and all-reduce at three sizes. It says what is wrong, on which part, and what to
 the profile and with its siblings. What could not be measured is ERROR, which means neither healthy nor faulty.
 
 Under mpirun, with one rank per GPU, every node, GPU and link has a verdict, and so has the cluster.
-
-Exit codes: 0 healthy (warnings included); 1 something fails; 2 wrong usage; 3 could not measure.
 """,
 )
 
@@ -49,8 +47,6 @@ HELP_OF_BRIEF = HelpPage(
 The ten lines say what is here, whether it is healthy, how fast it is compared with what is expected, what is wrong, and
 which command to type next. Copies between all GPUs and all-reduce are measured at few sizes; gpubench check measures
 more. A machine without GPUs is shown too.
-
-Exit codes: 0 done; 1 something fails; 2 wrong usage; 3 could not measure.
 """,
 )
 

@@ -494,8 +494,5 @@ def help_of(collective: "Collective") -> HelpPage:
         f"""{collective.description}
 
 Backends: {BACKEND_SUMMARIES}.
-
-Exit codes: 0 measured; 1 wrong data, or with --strict anything but PASS; 2 wrong usage; 3 could not measure, or with
---strict nothing to judge speed by.
 """,
     )

@@ -38,9 +38,6 @@ with three or more runs a side. Two results of check are compared by their findi
 
 With --last, BASE is a folder that --output results/ writes dated results to. The newest result of each command, machine
 and set of options is compared with those before it.
-
-Exit codes: 0 nothing got worse; 1 a time, path or data got worse, or with --strict a row is missing; 2 a file cannot be
-read, or is of another machine; 3 the files have nothing in common, or a row could not be measured any more.
 """,
 )
 

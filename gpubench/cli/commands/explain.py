@@ -28,9 +28,6 @@ NCCL's RAS (ncclras -v, as text or JSON), dumps of py-spy beside them and files 
 that keeps the others waiting.
 
 If a log is incomplete, a WARN says what is missing, and the result is about the rest.
-
-Exit codes: 0 no path uses host memory, or only by design; 1 a path uses host memory and need not, the job failed, or
-with --strict there is any doubt; 2 wrong usage; 3 the logs do not say enough.
 """,
 )
 

@@ -19,8 +19,6 @@ Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, and the 
 memory. The report has the version and place of each, and which program would load which. Two NCCLs of different
 versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its own;
 PyTorch is not loaded, its files are read.
-
-Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, a host has no NCCL.
 """,
 )
 

@@ -9,7 +9,6 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import UsageError
 from gpubench.jobs.collective.plan import CollectivePlan, RankOptions, values_of
 from gpubench.jobs.options import (
-    JUDGE,
     MEASURE,
     NCCL,
     flag,
@@ -17,6 +16,7 @@ from gpubench.jobs.options import (
     parse_choices,
     read_from,
     step_timeout,
+    strict_option,
     unknown_choice,
 )
 from gpubench.jobs.sources import Simulation, SimulationOptions, source_of
@@ -80,7 +80,7 @@ class OverlapRankOptions(RankOptions):
         "N", "Ranks to launch on this host (default: one per GPU).", name="--np", min=1, common=True
     )
     timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
-    strict: bool = flag("Exit 1 unless the verdict is PASS, 3 if speed could not be judged.", common=True, group=JUDGE)
+    strict: bool = strict_option()
 
 
 @dataclass(frozen=True, kw_only=True)

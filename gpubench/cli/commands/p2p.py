@@ -29,8 +29,6 @@ data. Each pair is compared with its limit, with its siblings, and with healthy 
 
 Under mpirun or srun, copies run between ranks: through CUDA IPC within a node, by NCCL's send and receive between
 nodes, disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are not measured then.
-
-Exit codes: 0 done; 1 wrong data, or with --strict a slow or host-staged pair; 2 wrong usage; 3 could not measure.
 """,
 )
 

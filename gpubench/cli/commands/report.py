@@ -26,9 +26,6 @@ A result of gpubench (.json or .jsonl of --output, of any command) keeps the ver
 A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV are judged as if gpubench
 had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts are
 read from the file; use --machine if they were cut off.
-
-Exit codes: those of the run, for a result of gpubench. For a table: 0 done; 1 wrong data, the run failed, or with
---strict anything is slow; 2 the file cannot be read; 3 a value is missing, or with --strict nothing is judged.
 """,
 )
 

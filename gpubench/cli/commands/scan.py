@@ -28,9 +28,6 @@ HELP = HelpPage(
 All nodes measure each other at once, on all rails, in eleven rounds, however many nodes there are: three rounds of
 random pairs, three of suspects with healthy nodes, five to confirm. A node that dies or hangs is a finding, and the
 others go on (docs/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
-
-Exit codes: 0 all parts are healthy; 1 a part is slow, dead or hangs; 2 wrong usage; 3 could not measure, or the
-measurements vary too much.
 """,
 )
 

@@ -22,9 +22,6 @@ HELP = HelpPage(
     """
 topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPU can access whose memory, and the
 limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
-
-Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 facts could not be read, or with --strict
-nothing was judged.
 """,
 )
 

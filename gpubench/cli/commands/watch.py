@@ -28,8 +28,6 @@ and no root; for processes of other users it cannot name the cause. Under mpirun
 With --hang it asks NCCL's RAS (NCCL 2.24, on NCCL_RAS_ADDR or localhost:28028) instead. A rank counts as hanging that
 two answers in a row show in the same place, behind the others or silent; longer pauses, such as checkpoints, need a
 longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads them.
-
-Exit codes: 0 done; 1 with --strict, the verdict is not PASS; 2 wrong usage; 3 with --strict, nothing was judged.
 """,
 )
 

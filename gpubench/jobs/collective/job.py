@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpubench.collectives.record import Asked
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import (
-    JUDGED_AND_FAILED,
     GpubenchError,
     launcher_failed,
     more_ranks_than_gpus,
@@ -170,8 +169,8 @@ class RankListener(Protocol):
     def note(self, text: str) -> None:
         """What a rank or its launcher says."""
 
-    def cut_short(self, *, failed: bool = False) -> None:
-        """The job ended early; `failed` where that was a judgement."""
+    def cut_short(self) -> None:
+        """The job ended early."""
 
     @property
     def exit_code(self) -> int:
@@ -328,7 +327,7 @@ class _LaunchedJob:
     def exit_code(self) -> int:
         """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
         if self._presenter.report is None:
-            self._presenter.cut_short(failed=self._error is not None and self._error.exit_code == JUDGED_AND_FAILED)
+            self._presenter.cut_short()
             killed = killed_before(self._lost, self._error_at)
             raise self._died() if killed is not None or self._error is None else self._error
         first = first_lost(self._lost)

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, Self
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
-from gpubench.errors import CouldNotMeasureError, GpubenchError, no_direct_path, no_path
-from gpubench.hardware.environment import nccl_settings, refusals
+from gpubench.errors import CouldNotMeasureError, GpubenchError, no_path
+from gpubench.hardware.environment import nccl_settings
 from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
 from gpubench.hardware.nccl.library import NcclLibrary, check_variables, start_asking
 from gpubench.hardware.node.nvml import Driver, NvmlCounters
@@ -59,7 +59,7 @@ def open_on_gpu(
         machines = read_machines(rank, plan)
     else:
         keeps_log = plan.recording.record is not None
-        watch = PathWatch(group, rank.identity, strict=plan.strict, keeps_log=keeps_log, use=use)
+        watch = PathWatch(group, rank.identity, keeps_log=keeps_log, use=use)
         path_watch = stack.enter_context(watch)
     rank.progress.enter(Phase.OPENING)
     answer = _asked_alone(kinds, plan, group)
@@ -181,24 +181,22 @@ class _Known(NamedTuple):
 
 
 class PathWatch:
-    """Watches NCCL on this rank; a context. With `strict` NCCL is to refuse host memory inside a node."""
+    """Watches NCCL on this rank; a context."""
 
     def __init__(
         self,
         group: Group,
         identity: RankIdentity,
         *,
-        strict: bool,
         keeps_log: bool = False,
         use: NvmlUse | None = None,
     ) -> None:
-        self._group, self._strict, self._keeps_log, self._use = group, strict, keeps_log, use
+        self._group, self._keeps_log, self._use = group, keeps_log, use
         self._kept: RecordedLog | None = None
         self._settings = nccl_settings(os.environ)
         self._facts = own_process(identity)
         self._stack = ExitStack()
         self._probe = self._stack.enter_context(Probe(dict(os.environ))) if identity.local_rank == 0 else None
-        self._refusals = refusals(self._settings) if strict else {}
         self._known: list[_Known] = []
         self._delay_before: RunDelay | None = None
         self._waited: dict[int, float] = {}
@@ -214,15 +212,10 @@ class PathWatch:
     def __exit__(self, *_: object) -> None:
         """Everything as it was."""
         self._stack.close()
-        for name in self._refusals:
-            os.environ.pop(name, None)
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
         """Have NCCL's log come here from its first call on; `no_log` and `by_design` are reasons."""
-        os.environ.update(self._refusals)
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
-        if self._strict:
-            self._nodes = self._topologies(self._group.gather(self._own_snapshot()))
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
         self._silent, self._by_design = (SilentLog(no_log) if no_log else None), by_design
@@ -286,8 +279,7 @@ class PathWatch:
             return None
         pair = int(found.about[0]), int(found.about[1])
         cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
-        error = no_direct_path if self._strict else no_path
-        return error(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
+        return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
 
     def _look_around(self) -> Circumstances | None:
         self._read_again()

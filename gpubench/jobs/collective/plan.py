@@ -11,7 +11,6 @@ from gpubench.formats.presentation import Presentation
 from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
 from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.options import (
-    JUDGE,
     MEASURE,
     NCCL,
     expected_gpus,
@@ -21,6 +20,7 @@ from gpubench.jobs.options import (
     option,
     sharing_ranks,
     step_timeout,
+    strict_option,
 )
 from gpubench.jobs.sources import Recording
 from gpubench.model.paths.transport import EvidenceUse
@@ -193,11 +193,7 @@ class RankOptions:
         without=EvidenceUse.KEPT,
     )
     expected_gpus: int | None = expected_gpus()
-    strict: bool = flag(
-        "Exit 1 unless the verdict is PASS, 3 if speed could not be judged. NCCL may not use host memory.",
-        common=True,
-        group=JUDGE,
-    )
+    strict: bool = strict_option()
     profile: str | None = judging_profile()
     split: str | None = option(
         "|".join(SPLITS),

@@ -154,10 +154,10 @@ class TurnListener:
         if self._is_first:
             self._sweep.own = report
 
-    def cut_short(self, *, failed: bool = False) -> None:
+    def cut_short(self) -> None:
         """A setting may fail; without NCCL's own choice there is nothing to compare with."""
         if self._is_first:
-            self._sweep.presenter.cut_short(failed=failed)
+            self._sweep.presenter.cut_short()
 
 
 def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:

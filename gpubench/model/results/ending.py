@@ -11,7 +11,8 @@ from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FallbackRow, Metadata, Report
 from gpubench.model.results.speed import TOO_NOISY
-from gpubench.model.terms.verdict import WRONG_DATA, Origin, Verdict, exit_code
+from gpubench.model.results.topo import GpuRow
+from gpubench.model.terms.verdict import Origin, Verdict, exit_code
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ EXCERPT = "excerpt"  # A log that is a part of one was judged, and nothing is sa
 NOTHING_TO_CONNECT = "nothing-to-connect"  # The finding that a log is of ranks that are alone
 _DOUBTS = (Verdict.WARN, Verdict.INCONCLUSIVE)
 _STRICT, _BRIEF = "strict", "brief"
-RUN_FAILED = "run_failed"  # The option in the metadata of a table whose text says that its run failed
 
 
 def is_strict(options: Mapping[str, Any]) -> bool:
@@ -36,24 +36,29 @@ def is_brief(options: Mapping[str, Any]) -> bool:
 
 
 def exit_code_of(metadata: Metadata, report: Report) -> int:
-    """The exit code of a run. With --strict every doubt is 1, and nothing judged is 3.
+    """Return the exit code: 1 for FAIL, 3 for ERROR, in every command; 3 too if a gate judged nothing.
 
-    Without, a benchmark and `topo` end with 1 for wrong data and a failed run alone, and with 3 for what could not be
-    measured.
+    With --strict a doubt is 1, and nothing judged is 3.
     """
     strict, verdict = is_strict(metadata.options), report.verdict
-    judges = metadata.of_command.judges and MachineRow.section not in report.sections
-    if verdict is Verdict.SKIP and is_brief(metadata.options) and not strict:
-        return errors.DONE  # a look is no gate: a machine without GPUs has been looked at
-    if verdict is Verdict.SKIP:
-        return errors.COULD_NOT_MEASURE if strict or judges else errors.DONE
-    if verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan":
-        return errors.COULD_NOT_MEASURE  # too noisy to say anything of any node
-    if verdict in _DOUBTS:
-        return errors.JUDGED_AND_FAILED if strict else errors.DONE
-    if strict or judges or not report.complete or metadata.options.get(RUN_FAILED) is True:
-        return exit_code(verdict)
-    return _code_of_measuring(report)
+    nothing_judged = verdict is Verdict.SKIP or (verdict is Verdict.INCONCLUSIVE and metadata.subject == "scan")
+    if nothing_judged:
+        return errors.COULD_NOT_MEASURE if strict or _is_gate(metadata, report) else errors.DONE
+    if verdict in _DOUBTS and strict:
+        return errors.JUDGED_AND_FAILED
+    return errors.DONE if not strict and _only_paths_unknown(metadata, report) else exit_code(verdict)
+
+
+def _is_gate(metadata: Metadata, report: Report) -> bool:
+    """A comparison of different machines is a table, and so are ten lines about a machine without GPUs."""
+    is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not report.rows(GpuRow))
+    return metadata.of_command.is_gate and not is_table
+
+
+def _only_paths_unknown(metadata: Metadata, report: Report) -> bool:
+    """True if a benchmark measured everything, and no evidence shows which way the bytes went."""
+    failed = {each.id for each in report.findings if each.severity is Verdict.ERROR}
+    return report.verdict is Verdict.ERROR and failed == {PATH_UNKNOWN} and not metadata.of_command.is_gate
 
 
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
@@ -64,31 +69,11 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
     if not report.complete or not (report.verdict is Verdict.PASS or is_noise):
         return report
-    is_gate = exit_style or is_strict(metadata.options) or metadata.of_command.is_gate
+    is_asked = exit_style or is_strict(metadata.options)
     is_part = any(each.id == EXCERPT for each in report.findings)
     unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
-    if figures.doubt or (is_gate and (figures.is_unjudged or is_part or unseen)):
-        return replace(report, verdict=Verdict.SKIP)
-    return report
-
-
-def _code_of_measuring(report: Report) -> int:
-    if any(each.id == WRONG_DATA and each.severity is Verdict.FAIL for each in report.findings):
-        return errors.JUDGED_AND_FAILED
-    failed = [each for each in report.findings if each.severity is Verdict.ERROR]
-    if any(each.id != PATH_UNKNOWN for each in failed) or (report.verdict is Verdict.ERROR and not failed):
-        return errors.COULD_NOT_MEASURE
-    return errors.DONE
-
-
-def remark_on_code(metadata: Metadata, report: Report) -> str:
-    """'exit code 0 without --strict' where the code is not what the word says; else nothing."""
-    code = exit_code_of(metadata, report)
-    if code == exit_code(report.verdict):
-        return ""
-    if code == errors.DONE:
-        return f"exit code {code} without --strict"
-    return f"exit code {code} with --strict" if is_strict(metadata.options) else f"exit code {code}"
+    unjudged = (is_asked or metadata.of_command.is_gate) and (figures.is_unjudged or unseen)
+    return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 
 
 MOST_CHARACTERS = 160  # What a terminal, a chat and a monitoring system show of a line without cutting it

@@ -20,7 +20,6 @@ from gpubench.model.results.ending import (
     first_command,
     last_line,
     part,
-    remark_on_code,
 )
 from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
@@ -62,14 +61,13 @@ _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 
 
-def sentence(metadata: Metadata, report: Report, figures: SpeedFigures, *, remark: bool = True) -> str:
-    """The sentence of a report; `remark` is whether to say where the exit code is not what the verdict says."""
+def sentence(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
+    """The sentence of a report."""
     if not report.complete:
         return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY)])
     parts, root = list(_said(metadata, report, figures)), worst(report.findings)
-    code = remark_on_code(metadata, report) if remark else ""
     command = "" if root is None or report.verdict in _GOOD else _command(metadata, root)
-    return last_line(report.verdict, metadata.origin, [*parts, part(code)], command)
+    return last_line(report.verdict, metadata.origin, parts, command)
 
 
 def _command(metadata: Metadata, root: Finding) -> str:

@@ -16,10 +16,9 @@ class Command(NamedTuple):
     """A command. Its module in `gpubench.cli.commands` has an `app(command)` for typer.
 
     `page` is its module in `gpubench.formats.text`. `main_section` is what formats show that show one section only, and
-    `streamed_section` has the rows that are written one by one, '' where there are none. A command that `judges` ends
-    with 1 for a FAIL without --strict too; one that is a `gate` passes nothing that nobody judged. Of one that does not
-    `measure`, figures are somebody else's. `findings_only` is whether stored rows say nothing that its findings do not.
-    `profiles` alone writes no reports.
+    `streamed_section` has the rows that are written one by one, '' where there are none. A command that is a gate never
+    exits 0 if nothing was judged. Of one that does not `measure`, figures are somebody else's. `findings_only` is
+    whether stored rows say nothing that its findings do not. `profiles` alone writes no reports.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Command(NamedTuple):
     page: str = "topo"
     main_section: str = "pairs"
     streamed_section: str = ""
-    judges: bool = False
     is_gate: bool = False
     measures: bool = True
     findings_only: bool = False
@@ -67,7 +65,6 @@ CHECK = Command(
     "check",
     page="check",
     main_section="findings",
-    judges=True,
     is_gate=True,
     findings_only=True,
 )
@@ -82,7 +79,7 @@ SCAN = Command(
     "scan",
     page="scan",
     main_section="cells",
-    judges=True,
+    is_gate=True,
 )
 WATCH = Command(
     "watch",
@@ -100,7 +97,7 @@ EXPLAIN = Command(
     _ALONE,
     page="explain",
     main_section="paths",
-    judges=True,
+    is_gate=True,
     measures=False,
 )
 COMPARE = Command(
@@ -110,7 +107,7 @@ COMPARE = Command(
     _ALONE,
     page="compare",
     main_section="comparison",
-    judges=True,
+    is_gate=True,
     measures=False,
 )
 REPORT = Command("report", "Show a stored result in any format, or judge another program's table.", "report", _ALONE)

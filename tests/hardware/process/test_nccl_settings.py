@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.environment import configuration_files, nccl_settings, refusals
+from gpubench.hardware.environment import configuration_files, nccl_settings
 
 
 def test_the_environment_comes_before_the_files_and_the_users_before_the_systems(tmp_path: Path) -> None:
@@ -32,8 +32,3 @@ def test_the_files_are_nccls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     conf = tmp_path / "named.conf"
     conf.write_text("NCCL_DEBUG=WARN\n")
     assert nccl_settings({"NCCL_CONF_FILE": str(conf)})["NCCL_DEBUG"] == "WARN"
-
-
-def test_what_the_user_set_is_not_set_again() -> None:
-    assert refusals({}) == {"NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}
-    assert refusals({"NCCL_SHM_DISABLE": "0"}) == {"NCCL_NET_DISABLE_INTRA": "1"}
