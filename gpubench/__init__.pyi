@@ -54,6 +54,7 @@ def topo(
     expect_gpus: int | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair."""
 
@@ -80,6 +81,7 @@ def p2p(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure copies between every pair of GPUs: bandwidth, latency, path."""
 
@@ -92,6 +94,7 @@ def libraries(
     timeout: float | None = 30.0,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """List the communication libraries that are installed, and who loads them."""
 
@@ -114,6 +117,7 @@ def check(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Check whether this machine or cluster is healthy, and as fast as its profile."""
 
@@ -136,6 +140,7 @@ def scan(
     seed: int | None = 0,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job."""
 
@@ -158,6 +163,7 @@ def watch(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Show the live traffic of running jobs: direct, host-staged, over sockets."""
 
@@ -167,6 +173,7 @@ def explain(
     strict: Literal[True] | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Read the NCCL logs of any job: which path each connection took, and why."""
 
@@ -183,6 +190,7 @@ def compare(
     collective: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Compare two results: what got slower, beyond the noise."""
 
@@ -195,6 +203,7 @@ def report(
     strict: Literal[True] | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Show a stored result in any format, or judge another program's table."""
 
@@ -239,6 +248,7 @@ def allreduce(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure all-reduce: the reduction over all ranks, on every rank (gradients)."""
 
@@ -281,6 +291,7 @@ def allgather(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure all-gather: every rank's block, on every rank (sharded weights)."""
 
@@ -324,6 +335,7 @@ def reducescatter(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure reduce-scatter: the reduction over all ranks, a block per rank (sharded gradients)."""
 
@@ -367,6 +379,7 @@ def broadcast(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure broadcast: the root's buffer, on every rank (initial weights)."""
 
@@ -411,6 +424,7 @@ def reduce(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure reduce: the reduction over all ranks, on the root."""
 
@@ -452,6 +466,7 @@ def alltoall(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure all-to-all: a block from every rank to every rank (mixture of experts)."""
 
@@ -493,6 +508,7 @@ def gather(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure gather: every rank's block, on the root."""
 
@@ -534,6 +550,7 @@ def scatter(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure scatter: a block of the root's buffer, on each rank."""
 
@@ -574,6 +591,7 @@ def sendrecv(
     record: One | None = None,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure send and receive around a ring: to the next rank, from the previous (pipelines)."""
 
@@ -602,6 +620,7 @@ def overlap(
     seed: int | None = 0,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Measure how much a collective and computation slow each other down."""
 
@@ -637,5 +656,6 @@ def plan(
     timeout: float | None = 120.0,
     output: Several = None,
     save_baseline: One | None = None,
+    exit_zero: Literal[True] | None = None,
 ) -> RunResult:
     """Predict what this fabric, or a fault in it, costs a training step."""

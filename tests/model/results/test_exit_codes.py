@@ -16,11 +16,11 @@ from tests.together import together
 
 PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
 GATES = ("check", "scan", "explain", "compare")
-OPTIONS = ("no option", "gate", "`--strict`", "`--exit-zero`", "`--exit-style nagios`", "`--exit-style npd`")
+OPTIONS = ("no option", "gate", "`--strict`", "`--exit-zero`", "`--exit-style nagios`", "`--exit-style npd`, `slurm`")
 PRESENTED = {
     "`--exit-zero`": Presentation(exit_zero=True),
     "`--exit-style nagios`": Presentation(exit_style=ExitStyle.NAGIOS),
-    "`--exit-style npd`": Presentation(exit_style=ExitStyle.NPD),
+    "`--exit-style npd`, `slurm`": Presentation(exit_style=ExitStyle.NPD),
 }
 
 
@@ -43,7 +43,8 @@ def code_of(
     **options: object,
 ) -> int:
     metadata = replace(METADATA, subject=command, options={"strict": option == "`--strict`", **options})
-    found = replace(report(verdict), sections=sections or {})
+    findings = [replace(CHANNELS, id="gpu-lost")] if verdict is Verdict.FAIL else []
+    found = replace(report(verdict, *findings), sections=sections or {})
     return PRESENTED.get(option, Presentation()).exit_code(metadata, found)
 
 
