@@ -259,7 +259,6 @@ _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slo
 _TWO = 2  # Of more GPUs, the model that most have is the usual one
 _AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
 _PROFILES = "profile-keys.md"
-GPU_MISSING = "gpu-missing"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
 _MODEL = Condition(
     id="gpu-model",
@@ -276,7 +275,7 @@ PROFILE = Family.of(
     "profile",
     "Machines beside their profile",
     Condition(
-        id=GPU_MISSING,
+        id="gpu-missing",
         title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
         detection="the number of GPUs against the profile (bare metal only, on boards with NVSwitches, or if as many "
         "NVLinks as one GPU has lead to no GPU), against --expect-gpus and a requested profile; no GPU although other "

@@ -113,7 +113,7 @@ def _show(
     asked = plan.profile is not None
     check_any_gpu(nodes, plan.expected_gpus, NAME)
     report = examine(
-        nodes, machines.processes, profiles, strict=plan.strict, asked=asked, expected_gpus=plan.expected_gpus
+        nodes, machines.processes, profiles, asked=asked, expected_gpus=plan.expected_gpus
     )
     metadata = metadata_of(
         arguments,

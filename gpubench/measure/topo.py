@@ -1,7 +1,6 @@
 """Report on machines: matrices, limits and findings, and the path to expect for every pair of GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Circumstances, Facts, users_settings
 from gpubench.conditions.definition.condition import NONE_EXPECTED
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
-from gpubench.conditions.profile import GPU_MISSING, SURPLUS
+from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths import Explained
@@ -239,19 +238,17 @@ def examine(
     ranks: Sequence[RankFacts] = (),
     profiles: Sequence[Profile | None] = (),
     *,
-    strict: bool = False,
     asked: bool = False,
     expected_gpus: int | None = None,
 ) -> Report:
-    """The report on some nodes, each with its profile; with `strict` a node without GPUs is an error."""
+    """Report on nodes, each with its profile."""
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
     facts = Facts(nodes, kinds, ranks, profiles, asked=asked, expected_gpus=expected_gpus)
-    found = run(WIRING, facts)
-    found += merged(SURPLUS.findings(facts.circumstances))
-    found += tuple(prospect_findings(expected, explained, found))
-    findings = found if strict else tuple(map(_without_gate, found))
+    findings = run(WIRING, facts)
+    findings += merged(SURPLUS.findings(facts.circumstances))
+    findings += tuple(prospect_findings(expected, explained, findings))
     judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
     verdict = overall([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
@@ -272,16 +269,6 @@ def examine(
         UnreadRow.section: _table(UnreadRow, explained.unread),
     }
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
-
-
-_NO_GATE = {GPU_MISSING: Verdict.SKIP, "driver-missing": Verdict.WARN}
-"""Errors by id that are less where there is no gate."""
-
-
-def _without_gate(finding: Finding) -> Finding:
-    """A node without GPUs, or without their driver, is no error of a look at wiring where nobody asked for a gate."""
-    softer = _NO_GATE.get(finding.id) if finding.severity is Verdict.ERROR else None
-    return finding if softer is None else replace(finding, severity=softer)
 
 
 def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:

@@ -63,7 +63,7 @@ def _machine(content: bytes) -> None:
         path = Path(folder, "a.txt")
         path.write_bytes(content)
         nodes = topologies(with_own_names([read_file(path)]))
-        _rows(examine(nodes, [], [None], strict=False, asked=False, expected_gpus=None))
+        _rows(examine(nodes, [], [None], asked=False, expected_gpus=None))
 
 
 def _recording(content: bytes) -> None:
@@ -75,7 +75,7 @@ def _recording(content: bytes) -> None:
         Path(folder, "ranks.jsonl").write_bytes(rank)
         snapshots, ranks = recorded.read_recording(Path(folder))
         nodes = topologies(with_own_names(snapshots))
-        _rows(examine(nodes, ranks, [None], strict=False, asked=False, expected_gpus=None))
+        _rows(examine(nodes, ranks, [None], asked=False, expected_gpus=None))
 
 
 def _stored(content: bytes) -> None:

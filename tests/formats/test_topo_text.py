@@ -415,7 +415,7 @@ def test_a_missing_driver_is_said() -> None:
     assert "no driver: NVML does not start (Driver Not Loaded); PCI devices are read from sysfs" in re.sub(
         r"\s+", " ", text
     )
-    assert "WARN driver-missing: node0" in text
+    assert "ERROR driver-missing: node0" in text
 
 
 def test_nodes_alike_are_one_line_and_the_odd_one_another() -> None:

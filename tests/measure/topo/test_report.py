@@ -125,28 +125,27 @@ def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert built == ["pair_rows_of"]
 
 
-def test_a_node_without_gpus_is_skipped_and_an_error_by_a_gate() -> None:
+def test_a_node_without_gpus_among_others_with_gpus_is_an_error() -> None:
     nodes = [
         *cluster("hgx-h100-8"),
         Topology(replace(cluster("hgx-h100-8")[0].snapshot, host="bare", gpus=(), pairs=())),
     ]
-    for strict, severity in ((False, Verdict.SKIP), (True, Verdict.ERROR)):
-        found = {each.id: each for each in examine(nodes, strict=strict).findings}
-        assert (found["gpu-missing"].severity, found["gpu-missing"].subject) == (severity, "bare")
-    assert examine(nodes, strict=True).verdict is Verdict.ERROR
+    report = examine(nodes)
+    found = {each.id: each for each in report.findings}
+    assert (found["gpu-missing"].severity, found["gpu-missing"].subject) == (Verdict.ERROR, "bare")
+    assert report.verdict is Verdict.ERROR
 
 
 def test_where_nothing_was_judged_is_no_pass() -> None:
     (node,) = cluster("hgx-h100-8")
     bare = [Topology(replace(node.snapshot, gpus=(), pairs=(), nvswitches=(), nics=()))]
     assert examine(bare).verdict is Verdict.SKIP
-    assert examine(bare, strict=True).verdict is Verdict.SKIP
 
 
 def test_the_number_of_gpus_is_that_which_was_asked_for() -> None:
     nodes = cluster("hgx-h100-8*2")
     assert examine(nodes, expected_gpus=8).findings == ()
-    (more,) = examine(nodes, expected_gpus=4, strict=True).findings
+    (more,) = examine(nodes, expected_gpus=4).findings
     assert (more.id, more.severity, more.subjects) == ("gpu-model", Verdict.FAIL, ("node0", "node1"))
-    (fewer,) = examine(nodes, expected_gpus=16, strict=True).findings
+    (fewer,) = examine(nodes, expected_gpus=16).findings
     assert (fewer.id, fewer.severity) == ("gpu-missing", Verdict.FAIL)
