@@ -1,6 +1,6 @@
 """The causes that hold, in the order to look at them, each with its consequences."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
@@ -18,7 +18,7 @@ from gpubench.model.paths.transport import Confidence, Pair, Transport, Transpor
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.records import dataclass
 
 UNKNOWN = Explanation(
@@ -78,6 +78,11 @@ class Named:
     def names(self) -> list[str]:
         """All its subjects, each once."""
         return list(dict.fromkeys(name for each in self.sightings for name in each.names or (each.subject,)))
+
+    def findings(self) -> Iterator[Finding]:
+        """The findings on its sightings in the words of its check, also if they are quiet or it has no check."""
+        sightings = (replace(each, severity=each.severity or self.gravity, quiet=False) for each in self.sightings)
+        return self.cause.findings_of(sightings)
 
     def with_ids(self, command: str) -> str:
         """A command filled with the ids of the affected devices."""

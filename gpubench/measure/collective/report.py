@@ -193,26 +193,26 @@ class SpeedJudge:
         if staged is not None:
             with_slowness = replace(staged, consequences=(*staged.consequences, str(slowness)))
             return tuple(with_slowness if each is staged else each for each in found)
-        return (*found, self._finding(slowness, explained))
+        return (*found, *self._slow_findings(slowness, explained))
 
-    def _finding(self, slowness: Slowness, explained: "Explained | None") -> Finding:
+    def _slow_findings(self, slowness: Slowness, explained: "Explained | None") -> tuple[Finding, ...]:
+        """The findings on the cause of slow rows, the first of which names them; without a cause, that on the rows."""
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
         why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
-        found = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
+        slow = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
         cause = None if explained is None else _first_cause(explained, slowness)
-        if cause is None:
-            return found
-        is_on_device = any(each.gpus is not None or each.pairs is not None for each in cause.sightings)
-        is_told = all(each.subject in each.seen for each in cause.sightings)
-        return replace(
-            found,
-            id=cause.cause.id,
-            severity=overall((found.severity, cause.gravity)),
-            seen=f"{cause.subject}: {cause.seen}" if is_on_device and not is_told else cause.seen,
-            cause=cause.cause.title,
-            next_command=cause.with_ids(cause.cure),
-            consequences=(str(slowness),),
-        )
+        return (slow,) if cause is None else _cause_findings(cause, slow, slowness)
+
+
+def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[Finding, ...]:
+    from gpubench.conditions.checks import merged
+    from gpubench.conditions.definition.condition import NONE_EXPECTED
+
+    first, *others = merged(
+        replace(each, expected=slow.expected) if each.expected == NONE_EXPECTED else each for each in cause.findings()
+    )
+    severity = overall((slow.severity, first.severity))
+    return (replace(first, severity=severity, consequences=(str(slowness),)), *others)
 
 
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"

@@ -171,13 +171,14 @@ def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
     assert (found.id, found.severity) == ("gpu-throttled", Verdict.FAIL)
     assert found.seen == "gpu-throttled was seen"
     assert found.consequences[0].endswith("at 256M")
-    assert found.cause == next(each.title for each in CONDITIONS if each.id == "gpu-throttled")
+    own = next(each for each in CONDITIONS if each.id == "gpu-throttled")
+    assert (found.subject, found.expected, found.cause) == ("this job", own.expected, own.likely)
 
 
-@pytest.mark.parametrize("where", [{"gpus": frozenset({3})}, {"pairs": frozenset({(0, 3)})}])
-def test_a_cause_on_some_gpus_says_on_which(where: Any) -> None:
-    (found,) = findings(explained(("gpu-throttled", Confidence.PROVEN), **where), SLOW)
-    assert found.seen == "this job: gpu-throttled was seen"
+def test_a_cause_without_a_check_expects_what_the_rows_do() -> None:
+    (found,) = findings(explained(("nccl-debug-trace", Confidence.PROVEN)), SLOW)
+    assert (found.id, found.severity) == ("nccl-debug-trace", Verdict.FAIL)
+    assert found.expected == "339.5 GB/s, profile hgx-h200-4"
 
 
 def test_host_staged_paths_explain_slow_rows() -> None:
