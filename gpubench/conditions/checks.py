@@ -245,10 +245,22 @@ def on_presence(facts: Facts) -> tuple[Finding, ...]:
     return merged((*found_by(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
 
 
+def on_machine(facts: Facts) -> tuple[Finding, ...]:
+    """Return what fails a check of `gpubench topo`, and NVLinks in doubt: every command that measures reports it.
+
+    Doubts that measuring settles are left out, and the NICs of a node alone: nothing is sent through them.
+    """
+    if len(facts.nodes) == 1:
+        facts = replace(facts, nodes=[Topology(replace(facts.nodes[0].snapshot, nics=()))])
+    in_doubt = {each.id for each in _OF_CHECK[_NVLINKS.name]}
+    failed = [each for each in run(WIRING, facts) if each.severity is Verdict.FAIL or each.id in in_doubt]
+    presence = on_presence(facts)
+    return (*presence, *(each for each in failed if each not in presence))
+
+
 def on_copies(facts: Facts) -> tuple[Finding, ...]:
-    """Findings on slow copies, GPUs that are missing or in use, and NVLinks that are down."""
-    own = (*_IN_USE.findings(facts.circumstances), *found_by(_NVLINKS, facts), *run(_COPIES, facts))
-    return (*on_presence(facts), *merged(own))
+    """Findings on the machine, GPUs that are in use, and slow copies."""
+    return (*on_machine(facts), *merged(_IN_USE.findings(facts.circumstances)), *run(_COPIES, facts))
 
 
 def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:

@@ -112,9 +112,7 @@ def _show(
     profiles = [None if found is None else found.profile for found in matches]
     asked = plan.profile is not None
     check_any_gpu(nodes, plan.expected_gpus, NAME)
-    report = examine(
-        nodes, machines.processes, profiles, asked=asked, expected_gpus=plan.expected_gpus
-    )
+    report = examine(nodes, machines.processes, profiles, asked=asked, expected_gpus=plan.expected_gpus)
     metadata = metadata_of(
         arguments,
         NAME,

@@ -142,9 +142,6 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
     return gathered(rank.group, own, own_process(rank.identity))
 
 
-_LOST = ("gpu-lost", "gpu-missing")
-
-
 def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
     """GPUs by host: as many as the driver lists to any of its ranks, or as they drive where each is shown its own."""
     found: dict[str, int] = {}
@@ -154,9 +151,9 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
     return found
 
 
-def with_presence(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
-    """The report with findings on GPUs of the nodes that are lost, or missing beside their siblings or a profile."""
-    from gpubench.conditions.checks import on_presence
+def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
+    """The report with what is wrong with the nodes, unless it is there already as the cause of slow rows."""
+    from gpubench.conditions.checks import on_machine
     from gpubench.conditions.definition.circumstances import Facts
     from gpubench.model.paths.nodes import group
     from gpubench.profiles import profiles_for
@@ -164,10 +161,11 @@ def with_presence(report: "Report", nodes: Sequence["Topology"], plan: Collectiv
     asked = plan.profile is not None
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if each is None else each.profile for each in matches]
-    found = on_presence(Facts(nodes, group(nodes), profiles=profiles, asked=asked))
-    graver = [each for each in found if each.id in _LOST]
-    verdict = overall([report.verdict, *(each.severity for each in graver)])
-    return replace(report, verdict=verdict, findings=(*report.findings, *graver))
+    found = on_machine(Facts(nodes, group(nodes), profiles=profiles, asked=asked))
+    known = {(each.id, each.subjects) for each in report.findings}
+    more = [each for each in found if (each.id, each.subjects) not in known]
+    verdict = overall([report.verdict, *(each.severity for each in more)])
+    return replace(report, verdict=verdict, findings=(*report.findings, *more))
 
 
 def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":

@@ -33,7 +33,7 @@ from gpubench.jobs.collective.opened import (
     open_kind,
     read_machines,
     with_gpu_count,
-    with_presence,
+    with_machine,
 )
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
@@ -177,7 +177,7 @@ class CollectiveRankJob:
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()
         if machines is not None:
-            report = with_presence(report, machines.nodes, self._plan)
+            report = with_machine(report, machines.nodes, self._plan)
         if self._listed:
             report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
         for other in (each.backend for each in beside if each.backend is not None):

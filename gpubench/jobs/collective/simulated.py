@@ -21,7 +21,7 @@ from gpubench.jobs.collective.metadata import (
     overlap_metadata,
     speed_judge_of,
 )
-from gpubench.jobs.collective.opened import with_gpu_count, with_presence
+from gpubench.jobs.collective.opened import with_gpu_count, with_machine
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
@@ -156,7 +156,7 @@ class ModelledCollective:
         ranks = len(self.identities)
         report = simulate(self.request, ranks, len(self.nodes), seconds, listener, paths, speed, keep)
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
-        return with_gpu_count(with_presence(report, nodes, plan), working, plan)
+        return with_gpu_count(with_machine(report, nodes, plan), working, plan)
 
 
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
@@ -283,7 +283,7 @@ def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str
 
         report = replay(found, rows, collective, circumstances, presenter, speed_judge)
         working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
-        report = with_gpu_count(with_presence(report, machines.nodes, plan), working, plan)
+        report = with_gpu_count(with_machine(report, machines.nodes, plan), working, plan)
         presenter.end(report)
     return presenter.exit_code
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.definition.condition import joined
 from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
@@ -50,12 +51,12 @@ from gpubench.records import dataclass
 
 R = TypeVar("R", bound=Record)
 
-JUDGED_BY_CHECKS = frozenset(each.id for each in CONDITIONS if each.check and not each.effects) - {WRONG_DATA}
-JUDGED_BY_CHECKS |= {
-    "gpu-lost",
-    "gpu-in-use",
-    *(each.id for each in CONDITIONS if each.check == "nvlink_active"),
-}
+_OF_FACTS = {each.name for each in CHECKS if each.needs is Need.FACTS}
+JUDGED_BY_CHECKS = frozenset(
+    each.id
+    for each in CONDITIONS
+    if each.check and each.id != WRONG_DATA and (each.check in _OF_FACTS or not each.effects)
+)
 """Findings of the commands that checks make themselves, from rows and facts."""
 
 
@@ -411,7 +412,9 @@ def _why_not_judged(facts: Facts, check: Check) -> str:
     if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
         return RANKS_SHARE_A_GPU
     split = split_by_mig(gpu for node in facts.nodes for gpu in node.gpus)
-    return split or "no profile, no past results, and no limit that is known"
+    known = [profile.name for profile in facts.profiles if profile is not None]
+    own = f"profile {joined(known)} has no value for it" if known else "no profile"
+    return split or f"{own}, no past results, and no limit that is known"
 
 
 def _is_judged(facts: Facts, check: Check) -> bool:
