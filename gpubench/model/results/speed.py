@@ -69,9 +69,10 @@ what hosts differ by: broadcast of 1 KiB took 5.2 µs on one host with 4 H200s a
 
 OF_ANOTHER_NCCL = Tolerance(0.5, microseconds=10.0)  # Its algorithms may differ: below two thirds fails
 
-MODELLED = Tolerance(1.0, warn=0.4, microseconds=15.0, warned_from=32 * 2**20)
-"""Of one that follows from a model, as that of another number of ranks: below half fails, and below 71 % warns from 32
-MiB on. Published healthy machines took up to 1.4 times as long from there on (tests/published/collectives.csv)."""
+MODELLED = Tolerance(2 / 3, warn=0.4, microseconds=15.0, warned_from=32 * 2**20)
+"""Of one that follows from a model, as that of another number of ranks: below 60 % fails, and below 71 % warns from 32
+MiB on. Published healthy machines took up to 1.4 times as long (tests/published/collectives.csv). A link at half its
+speed, which fails as a copy, fails as an all-reduce too."""
 
 MODELLED_SMALL_BYTES = 16 * 2**20
 MODELLED_SMALL = Tolerance(3.0, microseconds=15.0)
