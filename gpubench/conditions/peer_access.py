@@ -375,7 +375,11 @@ def _any_refusal(run: Circumstances) -> Found:
             f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
             Confidence.LIKELY,
             heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if is_every_pair else names}".strip(),
-            severity=Verdict.SKIP if refusal.by_design else Verdict.FAIL if refusal.wired else Verdict.WARN,
+            severity=Verdict.SKIP
+            if refusal.by_design
+            else Verdict.FAIL
+            if refusal.wired or refusal.odd
+            else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
             cure=with_ids(why.cure, [name for each in seen[why] for name in each.names]) if why else "",

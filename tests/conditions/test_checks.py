@@ -625,7 +625,7 @@ def test_gns_is_by_design_where_no_pair_of_those_models_has_peer_access() -> Non
     every = [f"link{one}-{other}:p2p=GNS" for one in range(8) for other in range(one)]
     assert {each.severity for each in examined(machine("l40s-8", *every))} == {Verdict.SKIP}
     some = examined(machine("l40s-8", "gpu3:p2p=GNS"))
-    assert [(each.id, each.severity) for each in some] == [("peer-access-refused", Verdict.WARN)]
+    assert [(each.id, each.severity) for each in some] == [("peer-access-refused", Verdict.FAIL)]
     assert some[0].cause.startswith("GNS between some GPUs, while other GPUs of the same models have P2P")
 
 

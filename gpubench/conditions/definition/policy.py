@@ -244,7 +244,9 @@ SEVERITIES: Mapping[str, Grade] = {
     "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
     "cuda-nvml-disagree": Grade(FAIL, "CUDA refuses what NVML grants: copies go through host memory"),
     "peer-access-refused": Grade(
-        FAIL, "DESIGN: host memory in the place of NVLink", "WARN where no NVLink joins the pair; SKIP where by design"
+        FAIL,
+        "DESIGN: host memory in the place of NVLink, or of the peer access that GPUs of the same model have",
+        "WARN if no NVLink joins the pair, unless GNS is reported for some GPUs of a model only; SKIP if by design",
     ),
     "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)", _OF_A_BOARD),
     "pcie-uplink": Grade(
