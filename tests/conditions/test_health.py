@@ -182,11 +182,11 @@ def test_what_was_left_out_on_purpose_is_skipped_and_says_so() -> None:
     left_out = {row.check for row in skipped if row.note == "--quick"}
     assert left_out == {check.name for check in CHECKS if check.needs is not Need.FACTS} | {"measured"}
     assert {row.check: row.note for row in skipped if row.check not in left_out} == {
-        "clocks": "most_clock_mhz was not read",
+        "clocks": "highest clock could not be read",
         "nodes_alike": "needs several nodes to compare",
         "ranks_alike": "needs a job with several ranks",
         "versions": "needs a job with several ranks",
-        "nic_profile": "no profile was asked for",
+        "nic_profile": "needs --profile: machines of one type have different NICs",
     }
 
 

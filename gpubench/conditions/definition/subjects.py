@@ -260,7 +260,7 @@ def a_profile(facts: Facts) -> str:
 
 def a_profile_asked_for(facts: Facts) -> str:
     """A profile that somebody named."""
-    return "" if facts.asked else "no profile was asked for"
+    return "" if facts.asked else "needs --profile: machines of one type have different NICs"
 
 
 def _gpus(facts: Facts) -> Iterable[GpuFacts]:

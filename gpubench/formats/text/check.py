@@ -33,10 +33,8 @@ class CheckView(ReportView):
     def _header(self) -> None:
         metadata = self._metadata
         depth = metadata.options.get("depth")
-        mode = f"  {depth}" if depth != "default" else ""
-        origin = f"  {metadata.origin}" if metadata.origin != "measured" else ""
-        hosts = compress_names(metadata.hosts)
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  check{mode}{origin}  {hosts}")
+        mode = str(depth) if depth != "default" else ""
+        self._page.wrap(heading(metadata, "check", mode, compress_names(metadata.hosts)))
         profile = metadata.profile
         named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
         note = f": {profile['note']}" if profile and profile.get("note") else ""

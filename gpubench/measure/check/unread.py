@@ -185,6 +185,44 @@ def _tells_any(facts: object, names: Sequence[str]) -> bool:
     return any(_tells(facts, each) for each in names)
 
 
+FACT_NAMES = {
+    "driver.version": "driver version",
+    "driver.absent": "whether a driver is loaded",
+    "bus_id": "PCI bus id",
+    "nvlinks.active": "active NVLinks",
+    "nvlinks.errors": "NVLink error counters",
+    "fabric.state": "state of the NVLink fabric",
+    "read": "peer access for reading",
+    "write": "peer access for writing",
+    "cuda": "peer access by CUDA",
+    "pcie.generation": "PCIe generation",
+    "pcie.width": "PCIe width",
+    "pcie.max_generation": "highest PCIe generation",
+    "pcie.max_width": "largest PCIe width",
+    "idle": "whether the GPU is idle",
+    "remapped_rows": "remapped memory rows",
+    "retirement_pending": "memory pages waiting for retirement",
+    "throttle_reasons": "reasons for lower clocks",
+    "state": "port state",
+    "rate_gbit_s": "port rate",
+    "shm_device": "device of /dev/shm",
+    "name": "GPU model",
+    "memory_bytes": "GPU memory",
+    "memory_used_bytes": "used GPU memory",
+    "memory_errors": "memory errors",
+    "mig": "MIG mode",
+    "ecc": "ECC mode",
+    "most_clock_mhz": "highest clock",
+    "temperature_c": "temperature",
+    "processes": "processes on the GPU",
+    "pcie_replays": "PCIe replay counter",
+    "counters": "error counters of the port",
+    "hardware_counters": "hardware counters of the port",
+    "libraries": "loaded libraries",
+}
+"""The facts that checks read, as people call them."""
+
+
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
     """Why a check without findings is not a PASS: missing facts or measurements; '' if none."""
     lack = check.lack(facts)
@@ -219,7 +257,8 @@ def _said(scope: str, name: str, subject: _Subject) -> str:
     if subject.facts is None and scope == "rank":
         return "needs a job with several ranks"
     reason = next((why for one, why in subject.unknown.items() if one in (*name.split("|"), name.split(".")[0])), "")
-    return f"{name.replace('|', ' or ')} was not read" + (f" ({reason})" if reason else "")
+    words = " or ".join(FACT_NAMES[each] for each in name.split("|"))
+    return f"{words} could not be read" + (f" ({reason})" if reason else "")
 
 
 def _by_scope(check: Check) -> dict[str, list[str]]:

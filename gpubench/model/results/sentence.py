@@ -52,7 +52,7 @@ from gpubench.records import dataclass
 _AGAIN = "Measure again, add --new AGAIN.json"
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
-_GPU_WITH_BUS_ID = re.compile(r"(GPU\d+) \([0-9a-f:.]+\)")
+_WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
 _COARSE_PERCENT = 10.0  # A comparison whose best row is no surer says so: jobs differ by their place
@@ -215,7 +215,7 @@ def _staged_words(report: Report) -> Iterator[str]:
 
 
 def _with_place(metadata: Metadata, subject: str) -> str:
-    hosts, subject = list(dict.fromkeys(metadata.hosts)), _GPU_WITH_BUS_ID.sub(r"\1", subject)
+    hosts, subject = list(dict.fromkeys(metadata.hosts)), _WITH_BUS_ID.sub("", subject)
     named = not subject or len(hosts) != 1 or hosts[0] in subject or hosts[0] == "unknown"
     return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
 

@@ -238,7 +238,7 @@ def test_of_pairs_too(reason: str, cure: str) -> None:
     assert cure in found.next_command
     hidden = replace(node, pairs=tuple(replace(pair, unknown={"cuda": HIDDEN}) for pair in pairs))
     row = check_row(hidden, "peer_access")
-    assert (row.verdict, row.note) == (Verdict.SKIP, f"cuda was not read ({HIDDEN})")
+    assert (row.verdict, row.note) == (Verdict.SKIP, f"peer access by CUDA could not be read ({HIDDEN})")
 
 
 def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
