@@ -62,8 +62,9 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
 
 
 def summary(run: DocumentRun) -> str:
-    """The report's sentence without its verdict and origin, which the line has already: '8 × H100, …'."""
-    return run.report.sentence.partition(": ")[2]
+    """The report's sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
+    head, _, said = run.report.sentence.partition(": ")
+    return f"{head.removeprefix(run.report.verdict)} {said}".strip()
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:
