@@ -173,7 +173,7 @@ def test_few_channels_are_as_slow_as_on_real_h200s(channels: str, measured_gb_s:
 def test_topo_names_only_the_node_whose_ranks_have_the_variable() -> None:
     """The pairs of the first node were named, whose ranks do not have it."""
     machines = Simulated(simulation_of("hgx-h100-8*4", ["node3:env=NCCL_P2P_DISABLE=1"], 0)).machines()
-    report = examine(machines.nodes, machines.processes, [None] * 4, strict=False)
+    report = examine(machines.nodes, machines.processes, [None] * 4)
     (finding,) = (each for each in report.findings if each.id == "nccl-p2p-disabled")
     assert len(finding.subjects) == 56
     assert all(each.startswith("node3 ") for each in finding.subjects)
