@@ -421,6 +421,23 @@ def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
+    """The nodes of this allocation of Slurm, or its list as it stands if scontrol does not answer."""
+    listed = environment.get("SLURM_JOB_NODELIST", "the allocation")
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "hostnames", listed],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return [listed]
+    return answer.stdout.split() if answer.returncode == 0 else [listed]
+
+
 def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
     """The command that starts so many ranks on every allocated node. Raises UsageError, CouldNotMeasureError."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")

@@ -7,16 +7,18 @@ were asked for; what launchers print beside it is no part of it.
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from json import JSONDecodeError, JSONDecoder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpubench.errors import WRONG_USAGE, UsageError
 from gpubench.formats.delivery import say
+from gpubench.hardware.hosts import Silence, silent_hosts
 from gpubench.hardware.launch import (
     EndedJob,
+    allocated_hosts,
     find_launcher,
     hosts_of,
     mpirun_command,
@@ -30,9 +32,9 @@ from gpubench.jobs.metadata import metadata_of, recorded_settings
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import CheckPlan
 from gpubench.model.facts.environment import launched_by
-from gpubench.model.results.report import Report
+from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
 from gpubench.readers.results.gpubench_json import StoredRun, stored_of
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 NO_RESULT = "hosts-gave-no-result"  # A launcher could not start the check on its hosts, or ranks died
 _FOR_RANKS = ("--format", "json", "--no-progress")
-_ALLOCATION = "SLURM_JOB_NODELIST"
 
 
 def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str]) -> int:
@@ -56,24 +57,70 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
             expected="one process, which starts the ranks",
             next_step=launch.without_it,
         )
-    ranks, words = plan.expected_gpus or read_driver(os.environ).visible, [*for_ranks, *_FOR_RANKS]
-    names = [os.environ.get(_ALLOCATION, "the allocation")]
-    if hosts is None:
-        command, environment = srun_command(os.environ, ranks or 1, words), dict(os.environ)
-    else:
-        room, mpirun = hosts_of(hosts), find_launcher()
-        names = list(room)
-        ranks = ranks or min((slots for slots in room.values() if slots is not None), default=1)
-        command, environment = mpirun_command(mpirun, names, ranks, words), mpirun.on_hosts(os.environ)
+    start = _start_of(plan, [*for_ranks, *_FOR_RANKS])
+    for host, silence in start.silent.items():
+        say(f"gpubench: {host}: {silence.seen}", to=sys.stderr)
+    expected = f"an answer from every host ({len(start.answering)} of {len(start.hosts)} answered)"
+    lost = tuple(_findings_of(start.silent, expected))
     with presenting(plan.presentation) as presenter:
-        say(f"gpubench: {shlex.join(command)}", to=sys.stderr)
-        job = run_to_its_end(command, environment, partial(say, to=sys.stderr))
+        if not start.answering:
+            return _present_loss(plan, presenter, arguments, start.hosts, lost)
+        say(f"gpubench: {shlex.join(start.command)}", to=sys.stderr)
+        job = run_to_its_end(start.command, start.environment, partial(say, to=sys.stderr))
         stored = _report_in(job.stdout)
         if stored is None:
-            return _without_report(plan, presenter, arguments, names, job)
-        presenter.begin(replace(stored.metadata, command=["gpubench", *arguments]), ())
-        presenter.end(replace(stored.report, sentence="") if plan.presentation.exit_style else stored.report)
+            lost = (*lost, *_findings_of_job(plan, start.answering, job))
+            return _present_loss(plan, presenter, arguments, start.hosts, lost)
+        metadata = replace(stored.metadata, command=["gpubench", *arguments])
+        report = replace(stored.report, sentence="") if plan.presentation.exit_style else stored.report
+        if lost:
+            metadata = replace(metadata, hosts=[*metadata.hosts, *start.silent])
+            report = _with_lost_hosts(report, lost, start.silent)
+        presenter.begin(metadata, ())
+        presenter.end(report)
     return presenter.exit_code
+
+
+class _Start(NamedTuple):
+    """The hosts of a check, those that do not answer, and the launcher's command for the others."""
+
+    hosts: Sequence[str]
+    silent: Mapping[str, Silence]
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+    @property
+    def answering(self) -> list[str]:
+        return [host for host in self.hosts if host not in self.silent]
+
+
+def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
+    ranks = plan.expected_gpus or read_driver(os.environ).visible
+    if plan.slurm or plan.hosts is None:
+        return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks or 1, words), dict(os.environ))
+    room, mpirun = hosts_of(plan.hosts), find_launcher()
+    ranks = ranks or min((slots for slots in room.values() if slots is not None), default=1)
+    environment = mpirun.on_hosts(os.environ)
+    start = _Start(list(room), silent_hosts(list(room), environment), (), environment)
+    return start._replace(command=mpirun_command(mpirun, start.answering, ranks, words))
+
+
+def _with_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
+    """The report of the hosts that answered, in which those that did not are nodes in ERROR."""
+    rows = [
+        VerdictRow(
+            scope="node", node=host, subject=host, verdict=Verdict.ERROR, findings=(NO_RESULT,), origin=Origin.MEASURED
+        )
+        for host in hosts
+    ]
+    verdicts = Table.by_section({VerdictRow: [*report.rows(VerdictRow), *rows]})
+    return replace(
+        report,
+        verdict=overall((report.verdict, Verdict.ERROR)),
+        findings=(*report.findings, *lost),
+        sections={**report.sections, **verdicts},
+        sentence="",
+    )
 
 
 def _report_in(stdout: str) -> StoredRun | None:
@@ -88,9 +135,8 @@ def _report_in(stdout: str) -> StoredRun | None:
     return stored_of(stdout[start:end], "the report of the first rank")
 
 
-def _without_report(
-    plan: CheckPlan, presenter: "Presenter", arguments: Sequence[str], hosts: Sequence[str], job: EndedJob
-) -> int:
+def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> Iterator[Finding]:
+    """The hosts that a launcher complains of, each with its words, after a job without a report."""
     printed = job.stdout.splitlines()
     for line in printed:
         say(line, to=sys.stderr)
@@ -98,18 +144,41 @@ def _without_report(
     above = "what the launcher and the ranks printed stands above"
     if job.exit_code == WRONG_USAGE:
         raise UsageError(f"the ranks refuse what they are asked for: {ended}", reason=above)
+    cause = "a host is down, its name is not known here, or ssh to it asks for a password"
     named = named_in(hosts, [*job.stderr, *printed])
-    subjects = tuple(named) or tuple(hosts)
-    finding = Finding(
-        id=NO_RESULT,
-        severity=Verdict.ERROR,
-        subject=some_of(subjects),
-        seen=next(iter(named.values()), ended),
-        expected="ranks that start on every host, and a report of the first",
-        cause="a host is down, its name is not known here, or ssh to it asks for a password" if named else above,
-        next_command=f"ssh {subjects[0]} true",
-        subjects=subjects,
-    )
+    look = "scontrol show node {host}" if plan.slurm else "ssh {host} true"
+    silent = {host: Silence(said, cause, look.format(host=host)) for host, said in named.items()}
+    everywhere = {host: Silence(ended, above, look.format(host=host)) for host in hosts}
+    yield from _findings_of(silent or everywhere, "ranks that start on every host, and a report of the first")
+
+
+def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Finding]:
+    """Hosts without a result, one finding per reason."""
+    by_reason: dict[str, list[str]] = {}
+    for host, silence in silent.items():
+        by_reason.setdefault(silence.seen, []).append(host)
+    for seen, hosts in by_reason.items():
+        first = silent[hosts[0]]
+        yield Finding(
+            id=NO_RESULT,
+            severity=Verdict.ERROR,
+            subject=some_of(hosts),
+            seen=seen,
+            expected=expected,
+            cause=first.cause,
+            next_command=first.command,
+            subjects=tuple(hosts),
+        )
+
+
+def _present_loss(
+    plan: CheckPlan,
+    presenter: "Presenter",
+    arguments: Sequence[str],
+    hosts: Sequence[str],
+    findings: Sequence[Finding],
+) -> int:
+    """Present a report in which no host has a result; return its exit code."""
     metadata = metadata_of(
         arguments,
         NAME,
@@ -119,5 +188,5 @@ def _without_report(
         options={"depth": plan.depth.value, "strict": plan.strict, "timeout_s": plan.timeout_s},
     )
     presenter.begin(metadata, ())
-    presenter.end(Report(verdict=Verdict.ERROR, complete=True, findings=(finding,)))
+    presenter.end(Report(verdict=Verdict.ERROR, complete=True, findings=tuple(findings)))
     return presenter.exit_code

@@ -12,8 +12,10 @@ import pytest
 
 from gpubench.cli.options import given_arguments, plan_from
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.launch import Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
+from gpubench.hardware.hosts import Silence
+from gpubench.hardware.launch import EndedJob, Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
 from gpubench.hardware.node.nvml import read_driver
+from gpubench.jobs import several_hosts
 from gpubench.jobs.plans import CheckPlan
 from tests.cli import forking
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
@@ -105,27 +107,73 @@ def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path
     assert "SKIP: " in result.stdout.splitlines()[-1]
 
 
+ABSENT = ["no-such-host.invalid", "nor-this-one.invalid"]
+
+
+@without_gpus
 @pytest.mark.mpi
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="Open MPI reaches hosts by ssh, which is not here")
 @pytest.mark.parametrize("style", [(), ("--exit-style", "nagios"), ("--format", "json")], ids=" ".join)
-def test_a_host_that_cannot_be_reached_is_named_in_every_output(style: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_host_that_does_not_answer_is_named_and_the_others_are_judged(
+    style: tuple[str, ...], tmp_path: Path
+) -> None:
     hosts, output = tmp_path / "hosts", tmp_path / "h.json"
-    hosts.write_text("localhost slots=1\nno-such-host.invalid slots=1\n")
+    hosts.write_text("localhost slots=1\n" + "".join(f"{name} slots=1\n" for name in ABSENT))
     options = ("check", "--quick", "--profile", "host", "--hosts", str(hosts), "-o", str(output), *style)
     result = gpubench(*options, env=environment(**MPI_ENVIRONMENT))
     assert result.returncode == 3, result.stderr
     document = json.loads(output.read_text())
     assert document["verdict"] == "ERROR"
-    assert document["sentence"].startswith("ERROR: no-such-host.invalid: ")
-    assert [each["subjects"] for each in document["findings"]] == [["no-such-host.invalid"]]
-    assert document["metadata"]["hosts"] == ["localhost", "no-such-host.invalid"]
+    assert document["sentence"].startswith(f"ERROR: {ABSENT[0]}, {ABSENT[1]}: unknown host name. Try: getent hosts ")
+    assert [each["subjects"] for each in document["findings"]] == [ABSENT]
+    assert document["metadata"]["hosts"][1:] == ABSENT
+    nodes = [(row["node"], row["verdict"]) for row in document["verdicts"] if row["scope"] == "node"]
+    assert [verdict for _, verdict in nodes] == ["PASS", "ERROR", "ERROR"]
+    assert [name for name, _ in nodes[1:]] == ABSENT
+    for name in ABSENT:
+        assert f"gpubench: {name}: unknown host name" in result.stderr
     if "nagios" in style:
-        assert re.fullmatch(r"GPUBENCH CHECK UNKNOWN - no-such-host.invalid: .*\n", result.stdout)
+        assert re.fullmatch(rf"GPUBENCH CHECK UNKNOWN - {', '.join(ABSENT)}: .*\n", result.stdout)
     elif "json" in style:
         assert json.loads(result.stdout) == document
     else:
         assert result.stdout.splitlines()[-1] == document["sentence"]
-    assert "daemon" not in result.stdout, "what the launcher says is narration"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="hosts are asked by ssh, which is not here")
+def test_no_ranks_start_if_no_host_answers(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("\n".join(ABSENT))
+    result = gpubench("check", "--hosts", str(hosts), env=environment(**MPI_ENVIRONMENT))
+    assert result.returncode == 3
+    assert "mpirun" not in result.stderr
+    assert "profile" not in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(f"ERROR: {ABSENT[0]}, {ABSENT[1]}: unknown host name.")
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "code"), [((), "ERROR", 3), (("--fault", "gpu3:nvlink=9"), "FAIL", 1)], ids=["healthy", "ill"]
+)
+def test_a_fault_of_a_host_that_answered_decides_over_one_that_did_not(
+    fault: tuple[str, ...],
+    verdict: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine = ("check", "--quick", "--simulate", "hgx-h100-8", *fault)
+    told = gpubench(*machine, "--format", "json").stdout
+    lost = {"n9": Silence("connection refused", "no ssh server runs there", "ssh n9 true")}
+    monkeypatch.setattr(several_hosts, "silent_hosts", lambda *_: lost)
+    monkeypatch.setattr(several_hosts, "run_to_its_end", lambda *_: EndedJob(code, told, ()))
+    (tmp_path / "hosts").write_text("node0\nn9\n")
+    plan = plan_from(CheckPlan, {"quick": True, "hosts": tmp_path / "hosts"})
+    assert several_hosts.run_there(plan, ["check"], ["check"]) == code
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1].startswith(f"{verdict} (simulated): ")
+    assert "ERROR hosts-gave-no-result: n9" in said
+    assert "2 nodes: 1 " in said
 
 
 @without_gpus
@@ -150,6 +198,7 @@ def test_what_a_launcher_complains_of_names_the_host() -> None:
         ("  Remote host:   n2", "n2.cluster"),
         ("srun: error: n1: task 3: Killed", "n1"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "10.0.0.1"),
+        ("srun: error: Task launch for StepId=1.0 failed on node n12: Communication connection failure", "n12"),
         ("[proxy:0:1@n2.cluster] HYDU_sock_connect: unable to connect", "n2.cluster"),
     ):
         assert list(named_in(hosts, ["  Local host:    n1", line])) == [host]
@@ -169,6 +218,23 @@ def test_an_allocation_is_checked_by_srun_and_defaults_do_not_start_it_twice(tmp
     assert started[-7:] == ["check", "--quick", "--profile", "host", "--format", "json", "--no-progress"]
     assert result.stderr.startswith(f"gpubench: {tmp_path}/srun --nodes=4 ")
     assert result.stdout.splitlines()[0].startswith("gpubench 0.1.0  check  quick")
+
+
+def test_a_node_of_an_allocation_that_srun_cannot_reach_is_named_alone(tmp_path: Path) -> None:
+    """With the words of Slurm 22.05 for a slurmd that is gone."""
+    variables = environment(PATH=fake_srun(tmp_path), SLURM_JOB_NODELIST="n[1-3]", **ALLOCATION)
+    failed = "Task launch for StepId=1.0 failed on node n3: Communication connection failure"
+    scripts = {
+        "srun": f'[ "$1" = --mpi=list ] && echo pmix && exit; echo "srun: error: {failed}" >&2; exit 233',
+        "scontrol": "printf 'n1\\nn2\\nn3\\n'",
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    result = gpubench("check", "--quick", "--profile", "host", "--slurm", env=variables)
+    assert result.returncode == 3
+    assert "ERROR hosts-gave-no-result: n3\n" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"ERROR: n3: srun: error: {failed}. Try: scontrol show node n3"
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

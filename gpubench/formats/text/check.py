@@ -38,7 +38,8 @@ class CheckView(ReportView):
         profile = metadata.profile
         named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
         note = f": {profile['note']}" if profile and profile.get("note") else ""
-        self._page.wrap(f"{INDENT}profile {named}{note}")
+        if metadata.topology:  # otherwise no machine was read
+            self._page.wrap(f"{INDENT}profile {named}{note}")
         self._page.software(metadata)
         if metadata.source:
             self._page.wrap(f"{INDENT}{metadata.source}")
