@@ -11,9 +11,11 @@ from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.formats.registry import TABLE
 from gpubench.hardware.ras import ADDRESS, AS_JSON, address_of, ask_ras
+from gpubench.hardware.simulated.ras import ras_answer
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import WatchPlan
+from gpubench.jobs.sources import Simulated
 from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse
 from gpubench.measure.explain.report import WATCHED_SECTIONS as SECTIONS
@@ -50,7 +52,10 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     with presenting(plan.presentation, is_rank=launch is not None) as presenter:
         course = RasCourse()
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:
-            _ask_again(plan, course, interrupts)
+            if isinstance(plan.source, Simulated):
+                _simulate(plan, plan.source, course)
+            else:
+                _ask_again(plan, course, interrupts)
         presenter.begin(_metadata(plan, arguments, course), ())
         presenter.end(report_on_hangs(course.hangs(), is_judged=course.is_judged))
     return presenter.exit_code
@@ -76,6 +81,21 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
         if left <= 0 or interrupts.asked:
             return
         time.sleep(max(min(asked + plan.interval_s - time.monotonic(), left), 0.0))
+
+
+def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
+    """Add simulated answers without waiting for them: two at least, as many show that a rank hangs."""
+    from gpubench.formats.text.hangs import status_line
+
+    nodes = source.machines().snapshots
+    most = 1 if plan.seconds is None else max(1, int(plan.seconds / plan.interval_s))
+    begun = time.time() - most * plan.interval_s
+    for number in range(most + 1):
+        seconds = number * plan.interval_s
+        answer = ras_answer(nodes, source.simulation.faults, number)
+        course.add(answer, begun + seconds)
+        if plan.presentation.format is TABLE:
+            say(status_line(seconds, len(answer), course.hangs()))
 
 
 def _answer(record: Path | None, number: int) -> tuple[RasCommunicator, ...] | None:
@@ -124,11 +144,12 @@ def _no_ras() -> NobodyListensError:
 
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":
+    simulation = plan.source.simulation if isinstance(plan.source, Simulated) else None
     hosts = dict.fromkeys(rank.host for each in course.communicators for rank in each.ranks if rank.host)
     return metadata_of(
         arguments,
         NAME,
-        origin=Origin.MEASURED,
+        origin=Origin.MEASURED if simulation is None else Origin.SIMULATED,
         hosts=list(hosts) or ["unknown"],
         options={
             "strict": plan.strict,
@@ -139,5 +160,5 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
             "communicators": len(course.communicators),
             "ranks": max((each.size or 0 for each in course.communicators), default=0),
         },
-        source=f"NCCL's RAS on {address_of()}",
+        source=f"NCCL's RAS on {address_of()}" if simulation is None else simulation.source,
     )

@@ -157,8 +157,41 @@ def test_another_program_on_the_port_is_told() -> None:
     assert "is not one of NCCL's RAS" in done.stderr
 
 
-@pytest.mark.parametrize("option", [("--until-traffic",), ("--pid", "1"), ("--simulate", "hgx-h200-4")])
+@pytest.mark.parametrize("option", [("--until-traffic",), ("--pid", "1")])
 def test_options_of_traffic_are_refused(option: tuple[str, ...]) -> None:
     done = gpubench("watch", "--hang", *option)
     assert done.returncode == 2
     assert f"--hang and {option[0]}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "fault", "rank"),
+    [
+        ("hgx-h100-8", "gpu5:hang=yes", "rank 5 (node0:4005)"),
+        ("hgx-h100-8*2", "node1.gpu3:hang=yes", "rank 11 (node1:4003)"),
+        ("hgx-h100-8", "node0:env=NCCL_P2P_DISABLE=1", ""),
+        ("l40s-8", None, ""),
+    ],
+)
+def test_a_simulated_hang_is_answered_like_a_real_one(machine: str, fault: str | None, rank: str) -> None:
+    faults = () if fault is None else ("--fault", fault)
+    result = gpubench("watch", "--hang", "--simulate", machine, *faults, "--format", "json")
+    document = json.loads(result.stdout)
+    assert document["metadata"]["origin"] == "simulated"
+    assert document["verdict"] == ("FAIL" if rank else "PASS")
+    assert [each["subject"] for each in document["findings"]] == ([rank] if rank else [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--hang", "--fault", "gpu5:nvlink=9"),
+        ("--hang", "--fault", "node0:traffic=staged"),
+        ("--fault", "gpu5:hang=yes"),
+        ("--hang", "--record", "answers"),
+    ],
+)
+def test_a_fault_that_a_question_cannot_show_is_refused(arguments: tuple[str, ...]) -> None:
+    result = gpubench("watch", "--simulate", "hgx-h100-8", *arguments)
+    assert result.returncode == 2
+    assert "--hang" in result.stderr

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gpubench.cli.options import PresentationOptions, check_replay
 from gpubench.cli.signature import HelpPage, app_of
-from gpubench.errors import exclusive
+from gpubench.errors import UsageError, exclusive
 from gpubench.jobs.plans import TypedSeconds, WatchPlan
 
 HELP = HelpPage(
@@ -19,6 +19,7 @@ HELP = HelpPage(
         ("Watch 16 nodes, one rank per node", "mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s"),
         ("Name the rank that keeps a job waiting", "gpubench watch --hang --for 30s --strict"),
         ("Try it without a GPU", "gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged"),
+        ("See which answer a hang gets", "gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes"),
     ),
     """
 watch reads the NVLink, PCIe and NIC counters and says which path the traffic takes: direct, host-staged, over sockets,
@@ -54,10 +55,18 @@ def _check_hang(plan: WatchPlan) -> None:
         "--job": plan.job,
         "--gpus": plan.gpus,
     }
-    beside |= {"--simulate": plan.simulation, "--replay": plan.recording.replay}
+    beside |= {"--replay": plan.recording.replay}
+    beside |= {"--simulate with --record": plan.simulation and plan.recording.record}
     if others := [name for name, value in beside.items() if value]:
         raise exclusive(("--hang", *others), "--hang alone: it asks NCCL, and what it recorded explain reads")
     _check_seconds(plan, 0.0)
+    for fault in () if plan.simulation is None else plan.simulation.faults:
+        if not fault.variables and not all(key == "hang" for key, _ in fault.settings):
+            raise UsageError(
+                f"--fault {fault} with --hang",
+                expected="a rank that hangs: NCCL's RAS shows nothing else",
+                next_step="gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes",
+            )
 
 
 def _checked(plan: WatchPlan) -> WatchPlan:
@@ -68,6 +77,13 @@ def _checked(plan: WatchPlan) -> WatchPlan:
     _check_seconds(plan, plan.interval_s)
     if plan.simulation is None:
         return plan
+    hanging = next((fault for fault in plan.simulation.faults if fault.get("hang")), None)
+    if hanging is not None:
+        raise UsageError(
+            f"--fault {hanging} without --hang",
+            expected="--hang with it: counters of links do not show which rank hangs",
+            next_step=f"gpubench watch --hang {plan.simulation.source}",
+        )
     if plan.gpus is not None:
         raise exclusive(("--simulate", "--gpus"), "one of them: all GPUs of a simulated machine are shown")
     return plan if plan.seconds is not None else replace(plan, seconds=max(_SIMULATED_SECONDS, plan.interval_s))
