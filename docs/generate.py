@@ -130,6 +130,7 @@ with such a variable is refused.
 |---|---|---|
 | `NCCL_P2P_DISABLE=1`, a low `NCCL_P2P_LEVEL` | NCCL uses host memory; copies do not change | 2, 4 and 8 H200s |
 | `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`, minimums | a channel carries 24 GB/s on H100 and H200 | 4 H200s |
+| `NCCL_ALGO`, `NCCL_PROTO` on one node of H100s or H200s | the best that is left, by NCCL's own latencies | 4 H200s |
 | `NCCL_NVLS_ENABLE=0` | NVSwitches do not reduce | the rows of a profile without NVLS |
 """
 

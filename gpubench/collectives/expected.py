@@ -41,11 +41,11 @@ NVLS_BETWEEN_NODES = 0.95  # Share of its rate inside a node, NVLSTree: 260 of 2
 _RING, _TREE, _NVLS_TREE = "RING", "TREE", "NVLSTREE"
 _LL, _LL128, _SIMPLE = "LL", "LL128", "SIMPLE"
 
-_BASE_US = {
+BASE_US = {
     _RING: {_LL: 6.6, _LL128: 14.0, _SIMPLE: 8.4},
     _TREE: {_LL: 6.8, _LL128: 14.0, _SIMPLE: 8.4},
 }
-_NVLINK_US = {_RING: {_LL: 0.6, _LL128: 1.9, _SIMPLE: 3.4}, _TREE: {_LL: 0.6, _LL128: 1.25, _SIMPLE: 4.0}}
+NVLINK_US = {_RING: {_LL: 0.6, _LL128: 1.9, _SIMPLE: 3.4}, _TREE: {_LL: 0.6, _LL128: 1.25, _SIMPLE: 4.0}}
 _PCIE_US = {_RING: {_LL: 1.0, _LL128: 2.5, _SIMPLE: 5.7}, _TREE: {_LL: 1.0, _LL128: 1.9, _SIMPLE: 4.0}}
 _NET_US = {_RING: {_LL: 2.7, _LL128: 4.0, _SIMPLE: 14.0}, _TREE: {_LL: 5.0, _LL128: 8.5, _SIMPLE: 14.0}}
 """NCCL's latencies in µs: of an operation, of a hop inside a node, of a hop between nodes."""
@@ -151,9 +151,9 @@ def _algbw_gb_s(collective: Collective, algorithm: str, network: NodeNetwork, in
 
 def _latency_us(collective: Collective, algorithm: str, protocol: str, network: NodeNetwork, *, nvlink: bool) -> float:
     nodes, local = network.nodes, network.local
-    near = (_NVLINK_US if nvlink else _PCIE_US)[algorithm][protocol]
+    near = (NVLINK_US if nvlink else _PCIE_US)[algorithm][protocol]
     far = _NET_US[_TREE if local == 1 else algorithm][protocol]
-    base = _BASE_US[algorithm][protocol]
+    base = BASE_US[algorithm][protocol]
     if algorithm == _TREE:
         return _SLOWER_SMALL * (base + 2 * ((local - 1) * near + int(math.log2(nodes)) * far))
     ways = 2 if collective.name == "allreduce" else 1

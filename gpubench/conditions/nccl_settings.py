@@ -423,9 +423,9 @@ _OWN_THREADS_OVER_PCIE = 256
 _SURELY_FEW_THREADS = 128
 _WARP = 32
 
-_ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
+ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"))
 
-_PROTOCOLS = frozenset(("ll", "ll128", "simple"))
+PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
 def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
@@ -504,7 +504,7 @@ def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
-    for name, known, weigh in (("NCCL_ALGO", _ALGORITHMS, of_algorithms), ("NCCL_PROTO", _PROTOCOLS, _of_protocols)):
+    for name, known, weigh in (("NCCL_ALGO", ALGORITHMS, of_algorithms), ("NCCL_PROTO", PROTOCOLS, _of_protocols)):
         found = {value: weigh(chosen(value, known)) for value in run.values(name)}
         forced = {value: confidence for value, confidence in found.items() if confidence is not None}
         if forced:
@@ -525,14 +525,14 @@ def _of_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
 
 
 def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
-    if all(names >= _ALGORITHMS for names in allowed.values()):
+    if all(names >= ALGORITHMS for names in allowed.values()):
         return None
     return Confidence.WEAK if all(names >= needed for names in allowed.values()) else Confidence.LIKELY
 
 
 def _of_protocols(allowed: Chosen) -> Confidence | None:
     """PROVEN if only LL is allowed for all collectives: half of its data are flags."""
-    if all(names >= _PROTOCOLS for names in allowed.values()):
+    if all(names >= PROTOCOLS for names in allowed.values()):
         return None
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
 

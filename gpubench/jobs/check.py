@@ -296,8 +296,8 @@ class SimulatedMeasurer:
                 SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
                 self._ranks,
                 self._machine.nodes,
-                lambda size, row, attempt: self._times.seconds(
-                    collective.name, size, row=row + attempt * MOST_SIMULATED_ROWS
+                lambda case, row, attempt: self._times.seconds(
+                    collective.name, case.size_bytes, row=row + attempt * MOST_SIMULATED_ROWS
                 ),
                 collector,
                 PathOutcome({}, ()),

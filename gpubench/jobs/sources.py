@@ -110,8 +110,8 @@ def simulation_of(
     if of_nccl or any(fault.variables for fault in parsed):
         from gpubench.hardware.simulated.settings import check_variables, job_variables, known_effects
 
-        check_variables(machine.profile, parsed)
-        known = known_effects(machine.profile, of_nccl)
+        check_variables(machine.profile, parsed, machine.nodes)
+        known = known_effects(machine.profile, of_nccl, machine.nodes)
         parsed = (*job_variables(known, machine.nodes), *parsed)
     ignored = {name: value for name, value in of_nccl.items() if name not in known}
     return Simulation(text, machine, broken, parsed, seed, known, ignored)

@@ -168,3 +168,48 @@ def test_a_recorded_simulation_names_the_variable_again(tmp_path: Path) -> None:
     found = [json.loads(each.stdout)["findings"] for each in (first, again)]
     assert found[0] == found[1]
     assert found[0][0]["cause"] == "NCCL_P2P_DISABLE=1 in the environment"
+
+
+def test_a_simulated_sweep_has_every_setting_and_names_the_fastest(tmp_path: Path) -> None:
+    asked = ("allreduce", "--algo", "ring,tree", "--sizes", "1K,256M", "--out-of-place", "--format", "json")
+    first = gpubench(*asked, "--simulate", "hgx-h200-4", "--record", str(tmp_path / "seen"))
+    document = json.loads(first.stdout)
+    validate(document)
+    settings = [row["setting"] for row in document["rows"]]
+    assert settings == [None, "ring", "tree", "again"] * 2
+    own, ring, tree, _ = (row["time_us"] for row in document["rows"][4:])
+    assert ring == pytest.approx(own, rel=0.05)
+    assert 1.3 < tree / own < 1.6
+    assert {row["origin"] for row in document["rows"]} == {"simulated"}
+    assert [row["size_bytes"] for row in document["winners"]] == [2**10, 256 * 2**20]
+    again = gpubench("allreduce", "--replay", str(tmp_path / "seen"), "--format", "json")
+    assert json.loads(again.stdout)["winners"] == document["winners"]
+
+
+def test_a_setting_that_nccl_refuses_is_left_out_with_the_reason() -> None:
+    asked = ("allgather", "--algo", "ring,tree", "--sizes", "1M", "--simulate", "hgx-h200-4", "--format", "json")
+    document = json.loads(gpubench(*asked).stdout)
+    assert {row["setting"] for row in document["rows"]} == {None, "ring", "again"}
+    assert [(row["setting"], row["reason"]) for row in document["refused"]] == [
+        ("tree", "NCCL has no tree for allgather")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "setting"),
+    [
+        ("l40s-8", ("--proto", "ll")),  # Only H100s and H200s were measured
+        ("hgx-h100-8*2", ("--algo", "ring")),
+        ("hgx-h100-8", ("--algo", "nvls")),
+        ("hgx-h100-8", ("--set", "NCCL_BUFFSIZE=65536")),
+        ("hgx-h100-8", ("--register", "user")),
+        ("hgx-h100-8*2", ("--hierarchical",)),
+    ],
+)
+def test_a_setting_of_unknown_speed_is_refused_with_a_command_that_works(
+    machine: str, setting: tuple[str, ...]
+) -> None:
+    result = gpubench("allreduce", "--simulate", machine, "--sizes", "1M", *setting)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"{setting[0]} with --simulate {machine}" in result.stderr
+    assert "--simulate hgx-h100-8" in result.stderr

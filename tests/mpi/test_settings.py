@@ -167,7 +167,7 @@ def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
         (("--backend", "nccl,gloo"), 2, "--backend 'gloo' is not known"),
         (("--backend", "host", "--hierarchical"), 2, "--hierarchical, but all 2 ranks are on one node"),
         (("--hierarchical", "--split", "node"), 2, "--hierarchical with --split"),
-        (("--algo", "ring", "--simulate", "hgx-h200-4"), 2, "--algo with --simulate"),
+        (("--algo", "ring", "--simulate", "l40s-8"), 2, "--algo with --simulate l40s-8: ring"),
         (("--backend", "nccl,host", "--graph", "3"), 2, "--graph with --backend host"),
         (("--register", "symmetric"), 2, "--register needs GPUs, and this host shows none"),
         (("--cta-policy", "none"), 2, "--cta-policy 'none' is not known"),

@@ -329,7 +329,7 @@ class CollectiveOptions:
                 raise exclusive(
                     ("--simulate", f"--backend {plan.backend}"), "one of them: a simulation, or a measurement"
                 )
-            plan.refuse_gpu_options("a simulated machine has no real GPUs")
+            plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.variants.options)
         if plan.backend == "host":
             plan.refuse_gpu_options("--backend host uses none")
         plan.refuse_what_backend_lacks()
@@ -394,13 +394,7 @@ class CollectiveOptions:
                 raise UsageError(f"{name} with --split {text}", expected=expected, reason=reason, next_step=instead)
 
     def _check_variants(self, plan: CollectivePlan) -> None:
-        check_variants(
-            plan.variants,
-            {
-                "--split": plan.split is not None,
-                "--simulate": isinstance(plan.source, Simulated),
-            },
-        )
+        check_variants(plan.variants, {"--split": plan.split is not None})
         if any(each.format is TUNER for each in plan.presentation.outputs) and not plan.variants.settings:
             raise UsageError(
                 "--output nccl_tuner.conf without settings to choose from",

@@ -13,6 +13,7 @@ from gpubench.conditions.nccl_settings import (
     nccl_number,
 )
 from gpubench.errors import UsageError
+from gpubench.hardware.simulated.choices import is_known_choice
 from gpubench.hardware.simulated.links import NodeLinks, node_links
 from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.facts.process import RankFacts
@@ -20,6 +21,7 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology, allows, is_beyond_policy
 from gpubench.model.profiles.fault import ENV, Fault, Subject
 from gpubench.model.profiles.profile import Profile
+from gpubench.model.terms.settings import ALGORITHM_VARIABLE, PER_COMMUNICATOR, PROTOCOL_VARIABLE
 
 NVLS = "NCCL_NVLS_ENABLE"
 
@@ -44,16 +46,17 @@ def distinct_variables(faults: Iterable[Fault]) -> list[dict[str, str]]:
     return [dict(each) for each in {tuple(sorted(own.items())) for own in variables_by_node(faults).values()}]
 
 
-def known_effects(profile: Profile, variables: Mapping[str, str]) -> dict[str, str]:
+def known_effects(profile: Profile, variables: Mapping[str, str], nodes: int = 1) -> dict[str, str]:
     """The variables whose effect on this machine is known; the simulation ignores all others."""
-    node = Topology(healthy_node(profile))
-    return {name: value for name, value in variables.items() if name in _EFFECTS and _EFFECTS[name](node, value)}
+    node, many = Topology(healthy_node(profile)), nodes > 1
+    effects = {name: knows for name, knows in _EFFECTS.items() if not (many and name in PER_COMMUNICATOR)}
+    return {name: value for name, value in variables.items() if name in effects and effects[name](node, value)}
 
 
-def check_variables(profile: Profile, faults: Iterable[Fault]) -> None:
+def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> None:
     """Raise UsageError for a variable that is asked for and whose effect on this machine is not known."""
     for fault in faults:
-        unknown = fault.variables.keys() - known_effects(profile, fault.variables).keys()
+        unknown = fault.variables.keys() - known_effects(profile, fault.variables, nodes).keys()
         if unknown:
             raise UsageError(
                 f"--fault {fault}",
@@ -69,18 +72,20 @@ def _raises_no_level(node: Topology, value: str) -> bool:
     return not any(is_beyond_policy(node, path) and allows(value, path) for path in paths)
 
 
-def _knows_channels(node: Topology, value: str) -> bool:
-    """What a channel carries was measured on H200s, and H100s have the same SMs and NVLinks."""
-    return nccl_number(value) is not None and all(
-        (gpu.compute_capability, bool(gpu.nvlinks)) == ("9.0", True) for gpu in node.gpus
-    )
+def _is_hopper(node: Topology) -> bool:
+    """Channels, algorithms and protocols were measured on H200s; H100s have the same SMs and NVLinks."""
+    return all((gpu.compute_capability, bool(gpu.nvlinks)) == ("9.0", True) for gpu in node.gpus)
 
 
 _EFFECTS: Mapping[str, Callable[[Topology, str], bool]] = {
     P2P_DISABLE: lambda _node, _value: True,
     P2P_LEVEL: _raises_no_level,
     NVLS: lambda _node, value: value in ("0", "1", "2"),
-    **dict.fromkeys((*MOST_CHANNELS, *LEAST_CHANNELS), _knows_channels),
+    **dict.fromkeys(
+        (*MOST_CHANNELS, *LEAST_CHANNELS), lambda node, value: nccl_number(value) is not None and _is_hopper(node)
+    ),
+    ALGORITHM_VARIABLE: lambda node, value: is_known_choice(ALGORITHM_VARIABLE, value) and _is_hopper(node),
+    PROTOCOL_VARIABLE: lambda node, value: is_known_choice(PROTOCOL_VARIABLE, value) and _is_hopper(node),
 }
 """Whether the effect of a value is known: sources are docs/evidence.md, docs/validation.md and a profile's own rows."""
 

@@ -20,6 +20,7 @@ from gpubench.collectives.expected import Inside, expected_between
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
+from gpubench.hardware.simulated.choices import slower_by_choice
 from gpubench.hardware.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
 from gpubench.hardware.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
@@ -35,6 +36,7 @@ from gpubench.model.terms.overlap import (
     StepSample,
     partner_operations,
 )
+from gpubench.model.terms.settings import PER_COMMUNICATOR
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names, counted
 
 LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
@@ -101,6 +103,7 @@ class CollectiveTimes:
         self._whole_nodes = whole_nodes
         self._given = machine
         variables = distinct_variables(faults)
+        self._choice = {name: value for each in variables for name, value in each.items() if name in PER_COMMUNICATOR}
         self._nvls = not any(each.get(NVLS) == "0" for each in variables)
         self._channels = min(filter(None, map(channel_cap, variables)), default=None)
         forbidden = any(pairs_without_peers(machine.profile, each) for each in variables)
@@ -183,6 +186,7 @@ class CollectiveTimes:
             self._root,
             nvls=self._nvls,
             channels=None if collective.point_to_point else self._channels,
+            choice=self._choice,
         )
 
 
@@ -214,7 +218,9 @@ class _Model:
         *,
         nvls: bool,
         channels: int | None,
+        choice: Mapping[str, str],
     ) -> None:
+        self._choice = choice
         self._root = root
         self.ranks = local * machine.nodes
         self._channels = channels
@@ -240,10 +246,17 @@ class _Model:
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
+        """Seconds under the job's NCCL variables. Raises CouldNotMeasureError."""
+        own = self._own_seconds(size_bytes)
+        if self._choice:
+            gb_s = _LARGE_BYTES * self._factor / self._own_seconds(_LARGE_BYTES) / BYTES_PER_GB
+            own *= slower_by_choice(self._choice, self._collective, size_bytes, self.ranks, gb_s)
+        return own if self._channels is None else capped(own, size_bytes * self._factor, self._channels)
+
+    def _own_seconds(self, size_bytes: int) -> float:
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
-        seconds = max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
-        return seconds if self._channels is None else capped(seconds, size_bytes * self._factor, self._channels)
+        return max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
 
     def least_seconds(self, size_bytes: int) -> float:
         """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""

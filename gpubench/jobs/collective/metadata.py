@@ -99,6 +99,7 @@ def collective_metadata(
     beside = {"evidence": options.evidence.value, "strict": options.strict}
     if model is not None:
         described = {"allocator": options.allocator, "seed": model.seed} | beside
+        described |= {"settings": list(options.settings)} if options.settings else {}
     else:
         described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
         described |= {"settings": list(options.settings), "split": options.split}

@@ -1,7 +1,7 @@
 """The plan of a collective: what is measured, where, and how it is presented."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -274,9 +274,9 @@ class CollectivePlan(RankOptions):
         first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
         return (first, *(backend_named(each) for each in self.variants.beside))
 
-    def refuse_gpu_options(self, why: str) -> None:
-        """Raise UsageError where an option was given that only a backend on GPUs has."""
-        for name in self._nccl_options:
+    def refuse_gpu_options(self, why: str, *, but: Container[str] = ()) -> None:
+        """Raise UsageError where an option was given that only a backend on GPUs has, `but` for these."""
+        for name in (each for each in self._nccl_options if each not in but):
             reason = backend_named(HOST).lacks[name]
             raise UsageError(f"{name} needs GPUs, and {why}", reason=reason, next_step=f"leave {name} out")
 

@@ -23,6 +23,7 @@ from gpubench.jobs.collective.metadata import (
 )
 from gpubench.jobs.collective.opened import with_gpu_count, with_machine
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.simulated_settings import SimulatedSettings, simulated_settings
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
 from gpubench.jobs.sources import Replayed, Simulated, Simulation, say_what_is_ignored
@@ -41,6 +42,7 @@ from gpubench.measure.collective.recording import (
     read_recorded,
     replay,
     simulate,
+    simulated_cases,
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
@@ -138,6 +140,7 @@ class ModelledCollective:
     staged: Sequence[tuple[int, int]]
     simulation: Simulation
     processes: Sequence[RankFacts]
+    settings: SimulatedSettings
 
     def report(
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
@@ -145,8 +148,10 @@ class ModelledCollective:
         """The rows of the model, with paths and speed judged; `keep` gets the times of every row."""
         name, source = self.request.collective.name, self.simulation.source
 
-        def seconds(size: int, row: int, attempt: int) -> Sequence[float]:
-            return self.times.seconds(name, size, row=row + attempt * MOST_SIMULATED_ROWS, ranks_per_node=self.per_node)
+        def seconds(case: Case, row: int, attempt: int) -> Sequence[float]:
+            times = self.settings.times.get(case.setting or "", self.times)
+            number = row + attempt * MOST_SIMULATED_ROWS
+            return times.seconds(name, case.size_bytes, row=number, ranks_per_node=self.per_node)
 
         paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source, self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
@@ -154,7 +159,18 @@ class ModelledCollective:
         nodes = [Topology(node) for node in self.nodes]
         speed = judge_of_model(collective, self.times, nodes, self.per_node, judged_by)
         ranks = len(self.identities)
-        report = simulate(self.request, ranks, len(self.nodes), seconds, listener, paths, speed, keep)
+        report = simulate(
+            self.request,
+            ranks,
+            len(self.nodes),
+            seconds,
+            listener,
+            paths,
+            speed,
+            keep,
+            settings=list(self.settings.times),
+            refused=self.settings.refused,
+        )
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
         return with_gpu_count(with_machine(report, nodes, plan), working, plan)
 
@@ -173,11 +189,13 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     dropped = without_data(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
     times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
+    settings = simulated_settings(plan, simulation, request, per_node)
     staged = times.staged_pairs(per_node)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
     described = described_collective(
         plan,
         replace(request, check=False),
+        settings=list(settings.times),
         backend=SIMULATED_BACKEND,
         origin=Origin.SIMULATED,
         ranks=tuple(identities),
@@ -195,6 +213,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         described=described,
         staged=staged,
         simulation=simulation,
+        settings=settings,
         processes=source.processes([(rank.node, nodes[rank.node]) for rank in identities]),
     )
 
@@ -217,7 +236,8 @@ def run_simulated(plan: CollectivePlan, source: Simulated, arguments: Sequence[s
 def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
     described, request = found.described, found.request
     with written(directory, RecordedCollective.of(described), Machines.of(found.nodes, found.processes)) as write:
-        for case, seconds in zip(cases(request, len(described.ranks)), made, strict=True):
+        every_case = simulated_cases(request, len(described.ranks), described.options.settings)
+        for case, seconds in zip(every_case, made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
             sample = RowSample(own, tuple(Answer(each) for each in seconds))
             write(RecordingLine(row=RecordedRow(case, SIMULATED_BACKEND, sample)))

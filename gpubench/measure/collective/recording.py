@@ -1,6 +1,6 @@
 """Recording of a collective: raw samples, their rules, and the report from a recorded or simulated run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
+from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import RankTimes, RowTimes
 from gpubench.model.terms.units import MOST_SIZES, counted
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall, overall_of_rows
@@ -373,7 +374,13 @@ def _is_of(known: RecordedObservations, ranks: int) -> bool:
 SIMULATED_BACKEND = "simulated"
 
 MOST_SIMULATED_ROWS = 10**6  # More than any sweep has, to number tries of rows apart from rows
-Times = Callable[[int, int, int], Sequence[float]]  # Seconds by rank for so many bytes; then row and try
+Times = Callable[[Case, int, int], Sequence[float]]  # Seconds by rank for a case; then row and try
+
+
+def simulated_cases(request: SweepRequest, ranks: int, settings: Sequence[str]) -> Iterator[Case]:
+    """Every case by the library's own choice; with settings also under each, and by the own choice again."""
+    ways = (None, *settings, AGAIN) if settings else (None,)
+    return (replace(case, setting=way) for case in cases(request, ranks) for way in ways)
 
 
 def simulate(
@@ -387,18 +394,21 @@ def simulate(
     keep: Callable[[Sequence[float]], object] = lambda _seconds: None,
     recorded_rows: Sequence[RowSample] | None = None,
     identities: Sequence[RankIdentity] = (),
+    settings: Sequence[str] = (),
+    refused: Sequence[RefusedRow] = (),
 ) -> Report:
     """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row.
 
-    With `recorded_rows` no row can be measured again, and their wrong elements count.
+    With `recorded_rows` no row can be measured again, and their wrong elements count. `refused` are settings that the
+    library refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
-    every_case = tuple(cases(unchecked, ranks))
+    every_case = tuple(simulated_cases(unchecked, ranks, settings))
     rows: list[CollectiveRow] = []
 
     def measured(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
-        seconds = times(case.size_bytes, number, attempt)
+        seconds = times(case, number, attempt)
         row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
         wrong = 0 if recorded_rows is None else sum(answer.wrong for answer in recorded_rows[number].answers)
         return describe(unchecked, case, job, row_times, wrong), seconds
@@ -410,11 +420,12 @@ def simulate(
     for number, case in enumerate(every_case[:most_rows]):
         listener.progress(number, len(every_case), f"{request.collective.name} {case.label}")
         tries = [measured(number, case, 0)]
-        while speed is not None and recorded_rows is None and speed.wants_another([row for row, _ in tries]):
+        judge = speed if case.setting is None else None
+        while judge is not None and recorded_rows is None and judge.wants_another([row for row, _ in tries]):
             tries.append(measured(number, case, len(tries)))
         row, seconds = middle(tries, lambda each: each[0].time_us)
         keep(seconds)
-        rows.append(row if speed is None else speed.row(row))
+        rows.append(row if judge is None else judge.row(row))
         listener.row(rows[-1])
     findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)
     wrong = [
@@ -424,12 +435,13 @@ def simulate(
     ]
     findings = (wrong_data(wrong, identities), *findings) if wrong else findings
     judged = overall_of_rows(Verdict(row.verdict) for row in rows if row.verdict is not None)
-    return Report(
+    report = Report(
         verdict=overall([judged, *(finding.severity for finding in findings)]),
         complete=True,
         findings=findings,
         sections=dict(outcome.sections),
     )
+    return with_winners(report, rows, refused) if settings or refused else report
 
 
 CUT_SHORT = "recording-cut-short"
@@ -500,12 +512,13 @@ def replay(
             request,
             len(found.ranks),
             len(found.hosts),
-            lambda _, row, _try: seconds[row],
+            lambda _case, row, _try: seconds[row],
             listener,
             outcome,
             speed_judge_of(found.ranks),
             recorded_rows=[row.sample for row in rows],
             identities=found.ranks,
+            settings=found.options.settings,
         )
     else:
         judge = None

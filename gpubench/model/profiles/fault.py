@@ -181,9 +181,7 @@ FAULT_KEYS = (
     FaultKey(Subject.GPU, "temperature", "its chip has N °C", ValueKind.COUNT),
     FaultKey(Subject.GPU, "replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
     FaultKey(Subject.GPU, "busy", "a process with the pid N uses it", ValueKind.COUNT, unmodelled=(COLLECTIVES,)),
-    FaultKey(
-        Subject.GPU, "hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"
-    ),
+    FaultKey(Subject.GPU, "hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"),
     FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init")),
     FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE),
     FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS),
