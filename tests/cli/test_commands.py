@@ -168,7 +168,7 @@ def test_groups_are_measured_without_evidence(text: str) -> None:
         ({"split": "2", "iters": "auto"}, "--iters auto with --split 2"),
         ({"split": "2", "strict": True}, "--strict with --split 2"),
         ({"split": "2", "evidence": True}, "--evidence with --split 2"),
-        ({"split": "node", "simulate": "hgx-h200-4"}, "--simulate with --split node"),
+        ({"split": "node", "simulate": "hgx-h200-4", "record": "DIR"}, "--record with --split node"),
     ],
 )
 def test_what_cannot_be_in_groups(given: dict[str, Any], said: str) -> None:

@@ -213,3 +213,45 @@ def test_a_setting_of_unknown_speed_is_refused_with_a_command_that_works(
     assert (result.returncode, result.stdout) == (2, "")
     assert f"{setting[0]} with --simulate {machine}" in result.stderr
     assert "--simulate hgx-h100-8" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "split", "fault", "groups", "slow"),
+    [
+        ("hgx-h200-4", "pairs", None, ["ranks 0-1", "ranks 2-3"], []),
+        ("hgx-h100-8", "4", "gpu6:speed=0.5", ["ranks 0-3", "ranks 4-7"], ["ranks 4-7"]),
+        ("hgx-h100-8*3", "node", "node2.gpu3:nvlink=9", [f"node node{n}" for n in range(3)], ["node node2"]),
+        ("hgx-h100-8*3", "rail", "node1.nic3:rate=100", [f"rail {n}" for n in range(8)], ["rail 3"]),
+        ("hgx-h100-8*4", "16", "node3:env=NCCL_P2P_LEVEL=LOC", ["ranks 0-15", "ranks 16-31"], ["ranks 16-31"]),
+        ("gb200-nvl72/8", "node", None, ["node node0", "node node1"], []),
+        ("l40s-8*2", "node", None, ["node node0", "node node1"], []),
+    ],
+)
+def test_a_split_slows_only_the_group_with_the_fault(
+    machine: str, split: str, fault: str | None, groups: list[str], slow: list[str]
+) -> None:
+    faults = () if fault is None else ("--fault", fault)
+    asked = ("allreduce", "--sizes", "256M", "--out-of-place", "--split", split, "--format", "json")
+    document = json.loads(gpubench(*asked, "--simulate", machine, *faults).stdout)
+    validate(document)
+    rows = {row["group"]: row for row in document["rows"]}
+    assert list(rows) == groups
+    assert [name for name, row in rows.items() if row["verdict"] != "PASS"] == slow
+    assert [name for name, row in rows.items() if row["expected_percent"] < 60] == slow
+    assert {row["origin"] for row in document["rows"]} == {"simulated"}
+    assert (document["verdict"] == "PASS") is not bool(slow)
+
+
+@pytest.mark.parametrize(
+    ("machine", "split", "why"),
+    [
+        ("l40s-8", "pairs", "its groups share PCIe and host memory"),
+        ("hgx-h100-8*3", "12", "its groups share NICs"),
+        ("gb200-nvl72/12", "8", "its groups share"),
+        ("hgx-h100-8", "rail", "rails need several nodes"),
+    ],
+)
+def test_groups_that_disturb_each_other_are_refused(machine: str, split: str, why: str) -> None:
+    result = gpubench("allreduce", "--sizes", "1M", "--split", split, "--simulate", machine)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert why in result.stderr

@@ -377,10 +377,10 @@ class CollectiveOptions:
         refused = {
             "--evidence": (self.of_ranks.evidence is EvidenceUse.SHOWN, *paths),
             "--strict": (self.of_ranks.strict, *paths),
-            "--simulate": (
-                self.simulation is not None,
-                "real ranks",
-                "the simulation runs one collective at a time",
+            "--record": (
+                self.simulation is not None and self.recording.record is not None,
+                "one group",
+                "a recorded simulation is one of all ranks",
             ),
             f"--iters {AUTO}": (
                 self.sampling.iters == AUTO,

@@ -85,7 +85,8 @@ class CollectiveTimes:
     """Times of collectives on a simulated machine; equal arguments give equal times.
 
     `noise` is the spread of a row's time as a part of it; with `whole_nodes` idle GPUs' NICs carry their share; `root`
-    is the rank that gathers or scatters. Raises UsageError for a fault on something that the machine does not have.
+    is the rank that gathers or scatters; `shape` are parts that a healthy machine lacks too. Raises UsageError for a
+    fault on something that the machine does not have.
     """
 
     def __init__(
@@ -97,8 +98,11 @@ class CollectiveTimes:
         noise: float | None = None,
         whole_nodes: bool = False,
         root: int = 0,
+        shape: Sequence[Fault] = (),
     ) -> None:
         check_nodes(machine, faults)
+        self._shape = shape
+        faults = (*shape, *faults)
         self._root = root
         self._whole_nodes = whole_nodes
         self._given = machine
@@ -112,7 +116,7 @@ class CollectiveTimes:
         self._machine = machine
         self._seed = seed
         self._noise = noise
-        self._healthy = node_links(machine.profile, ())
+        self._healthy = node_links(machine.profile, [fault for fault in shape if fault.node_number == 0])
         self._faulty = _links_by_node(machine.profile, faults)
 
     @property
@@ -140,7 +144,7 @@ class CollectiveTimes:
 
     def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
         """Seconds on the same machine without faults and noise. Raises as `seconds`."""
-        healthy = CollectiveTimes(self._given, noise=0.0)
+        healthy = CollectiveTimes(self._given, noise=0.0, shape=self._shape)
         return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
@@ -187,6 +191,7 @@ class CollectiveTimes:
             nvls=self._nvls,
             channels=None if collective.point_to_point else self._channels,
             choice=self._choice,
+            healthy=self._healthy,
         )
 
 
@@ -219,7 +224,9 @@ class _Model:
         nvls: bool,
         channels: int | None,
         choice: Mapping[str, str],
+        healthy: NodeLinks,
     ) -> None:
+        self._healthy = healthy
         self._choice = choice
         self._root = root
         self.ranks = local * machine.nodes
@@ -268,7 +275,7 @@ class _Model:
 
     def slowest_rank(self, size_bytes: int) -> int | None:
         """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
-        links = node_links(self._profile, ())
+        links = self._healthy
         if not links.nics_gb_s:
             # Only faults give rates: then the fastest NICs of them are the healthy ones.
             links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))

@@ -100,6 +100,8 @@ def collective_metadata(
     if model is not None:
         described = {"allocator": options.allocator, "seed": model.seed} | beside
         described |= {"settings": list(options.settings)} if options.settings else {}
+        if options.split:
+            described |= {"split": options.split, "groups": [part.name for part in found.parts]}
     else:
         described = {"allocator": options.allocator, "timeout_s": options.timeout_s} | beside
         described |= {"settings": list(options.settings), "split": options.split}

@@ -198,7 +198,7 @@ class RankOptions:
     split: str | None = option(
         "|".join(SPLITS),
         "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
-        f"in groups of N ranks. Not with --evidence, --strict, --simulate or --iters {AUTO}.",
+        f"in groups of N ranks. Not with --evidence, --strict or --iters {AUTO}.",
     )
     variants: AskedVariants = AskedVariants()
     overlap: OverlapAsked | None = None

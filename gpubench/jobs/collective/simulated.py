@@ -24,6 +24,7 @@ from gpubench.jobs.collective.metadata import (
 from gpubench.jobs.collective.opened import with_gpu_count, with_machine
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.simulated_settings import SimulatedSettings, simulated_settings
+from gpubench.jobs.collective.simulated_split import SimulatedGroup, report_on_groups, simulated_groups
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
 from gpubench.jobs.sources import Replayed, Simulated, Simulation, say_what_is_ignored
@@ -58,7 +59,7 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
-from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity
+from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
@@ -141,6 +142,7 @@ class ModelledCollective:
     simulation: Simulation
     processes: Sequence[RankFacts]
     settings: SimulatedSettings
+    groups: Sequence[SimulatedGroup] = ()
 
     def report(
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
@@ -159,6 +161,9 @@ class ModelledCollective:
         nodes = [Topology(node) for node in self.nodes]
         speed = judge_of_model(collective, self.times, nodes, self.per_node, judged_by)
         ranks = len(self.identities)
+        if self.groups:
+            report = report_on_groups(self.groups, self.request, self.nodes, self.simulation, listener)
+            return with_presence(report, nodes, plan)
         report = simulate(
             self.request,
             ranks,
@@ -189,6 +194,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     dropped = without_data(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
     times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
+    parts = () if plan.split is None else groups_of(plan.split, identities)
     settings = simulated_settings(plan, simulation, request, per_node)
     staged = times.staged_pairs(per_node)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
@@ -196,6 +202,8 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         plan,
         replace(request, check=False),
         settings=list(settings.times),
+        split=plan.split,
+        parts=parts,
         backend=SIMULATED_BACKEND,
         origin=Origin.SIMULATED,
         ranks=tuple(identities),
@@ -214,6 +222,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         staged=staged,
         simulation=simulation,
         settings=settings,
+        groups=simulated_groups(parts, identities, simulation, simulation.seed),
         processes=source.processes([(rank.node, nodes[rank.node]) for rank in identities]),
     )
 
