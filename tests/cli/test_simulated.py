@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import environment, gpubench
+from gpubench.cli.app import typer_command
+from gpubench.cli.process import COMMANDS
+from gpubench.model.terms.commands import Command
+from tests.cli.running import ROOT, environment, gpubench
 from tests.formats.schema import validate
 from tests.mpi import kept
 
@@ -255,3 +258,15 @@ def test_groups_that_disturb_each_other_are_refused(machine: str, split: str, wh
     result = gpubench("allreduce", "--sizes", "1M", "--split", split, "--simulate", machine)
     assert (result.returncode, result.stdout) == (2, "")
     assert why in result.stderr
+
+
+READ_FILES = {"explain", "compare", "report", "libraries", "profiles"}
+"""Commands that read files, logs or what is installed: nothing there can be simulated."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_that_measures_accepts_a_simulated_machine(command: Command) -> None:
+    """README says so. It said every command does, and five do not."""
+    options = {option for each in typer_command(command).params for option in each.opts}
+    assert ("--simulate" in options) is (command.name not in READ_FILES)
+    assert "Every command that measures accepts a simulated machine" in (ROOT / "README.md").read_text()
