@@ -163,7 +163,7 @@ class ModelledCollective:
         ranks = len(self.identities)
         if self.groups:
             report = report_on_groups(self.groups, self.request, self.nodes, self.simulation, listener)
-            return with_presence(report, nodes, plan)
+            return with_machine(report, nodes, plan)
         report = simulate(
             self.request,
             ranks,
