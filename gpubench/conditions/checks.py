@@ -263,6 +263,11 @@ def on_copies(facts: Facts) -> tuple[Finding, ...]:
     return (*on_machine(facts), *merged(_IN_USE.findings(facts.circumstances)), *run(_COPIES, facts))
 
 
+def of_facts(facts: Facts) -> tuple[Finding, ...]:
+    """Findings of all checks that measure nothing: what may explain a slow figure of any command."""
+    return run([check for check in CHECKS if check.needs is Need.FACTS], facts)
+
+
 def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
     """The same of hosts of which no more is known than how many GPUs each shows."""
     snapshots = [

@@ -32,6 +32,7 @@ class _Slowness:
     verdict: Verdict
     seen: str
     expected: str = ""
+    expected_percent: float | None = None
 
 
 def _slow_copies(run: Circumstances) -> Found:
@@ -59,6 +60,7 @@ def _slow_copies(run: Circumstances) -> Found:
             seen="; ".join(dict.fromkeys(each.seen for each in slow)),
             severity=overall(each.verdict for each in slow),
             expected=next((each.expected for each in slow if each.expected), ""),
+            expected_percent=min((each.expected_percent for each in slow if each.expected_percent), default=None),
         )
 
 
@@ -82,7 +84,8 @@ def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str) -> _Sl
     worst = min(rows, key=lambda row: row.expected_percent or 0.0)
     verdict = overall(Verdict(row.verdict or Verdict.WARN) for row in rows)
     expected = f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}"
-    return _Slowness(tuple(names), verdict, f"{_kind(worst)}: {reason_of(worst)}{role}", expected)
+    seen = f"{_kind(worst)}: {reason_of(worst)}{role}"
+    return _Slowness(tuple(names), verdict, seen, expected, worst.expected_percent)
 
 
 def _figure(row: PairRow, gb_s: float) -> str:
@@ -104,6 +107,7 @@ def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
                 Verdict(row.verdict),
                 f"{row.total_gb_s:.4g} GB/s all together, {share:.0%} of what these pairs alone allow",
                 f"{row.expected_gb_s:.4g} GB/s, from each pair alone",
+                100 * share,
             )
 
 
@@ -186,6 +190,7 @@ def _host_copies(run: Circumstances) -> Found:
             seen="; ".join(f"{_way(row)}: {reason_of(row)}" for row in rows),
             severity=overall(Verdict(row.verdict or Verdict.WARN) for row in rows),
             expected=f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}",
+            expected_percent=worst.expected_percent,
         )
 
 
@@ -230,6 +235,7 @@ def _collectives(run: Circumstances) -> Found:
             seen=f"{slowness.seen}; the last was rank {slowness.worst.slowest_rank}",
             severity=slowness.severity,
             expected=slowness.expected,
+            expected_percent=slowness.percent,
             cure=f"gpubench p2p. Then run NCCL_DEBUG=INFO gpubench {rows[0].command}, and gpubench explain on its log",
         )
 

@@ -36,7 +36,7 @@ from gpubench.model.paths.topology import (
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.units import counted, ranges_of
+from gpubench.model.terms.units import counted, percent, ranges_of
 from gpubench.model.terms.verdict import Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
@@ -236,6 +236,7 @@ def _down(run: Circumstances) -> Found:
             severity=Verdict.SKIP if bare else None,
             likely="this GPU has no NVLink bridge, or the bridge is not seated" if bare else "",
             effects=(Effect.SLOW,),
+            expected_percent=percent(active, usual) or None,
         )
     yield from _pairs_without(run, incomplete)
     yield from _fewer_in_matrix(run)

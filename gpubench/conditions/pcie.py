@@ -32,8 +32,9 @@ from gpubench.conditions.definition.subjects import (
 from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind, display_cards
 from gpubench.model.paths.nics import port_roles
-from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, rests
+from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, pcie_ceiling_gb_s, rests
 from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
@@ -70,6 +71,12 @@ class _Lane:
     def is_slow(self) -> bool:
         """True if it has a lower generation than its device supports."""
         return _less(self.link.generation, self.link.max_generation)
+
+    @property
+    def percent(self) -> float | None:
+        """What it carries of what its device supports."""
+        most = PcieLink(generation=self.link.max_generation, width=self.link.max_width)
+        return percent(pcie_ceiling_gb_s(self.link), pcie_ceiling_gb_s(most))
 
     def severity(self, value: str, fault: Verdict, *, desktop: bool) -> Verdict:
         """The severity of a low `width` or `generation`: the board's limit is a fact, unless siblings have more."""
@@ -140,7 +147,7 @@ def _width(run: Circumstances) -> Found:
             if lane.is_narrow and not isinstance(lane.device, PciDevice):
                 severity = lane.severity("width", Verdict.FAIL, desktop=is_desktop(node))
                 seen = f"PCIe trained to {lane.link.width} of {lane.link.max_width} lanes"
-                yield of_device(run, number, lane.device, seen, **_limited(severity))
+                yield of_device(run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent)
 
 
 @in_each_node
@@ -153,7 +160,8 @@ def _generation(run: Circumstances) -> Found:
                 continue
             severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
             seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"
-            yield of_device(run, number, device, seen, Confidence.LIKELY, **_limited(severity))
+            more = {**_limited(severity), "expected_percent": lane.percent}
+            yield of_device(run, number, device, seen, Confidence.LIKELY, **more)
 
 
 @in_each_node
@@ -186,6 +194,7 @@ def _uplink(run: Circumstances) -> Found:
                     f"{own_ends} {bus_id}",
                     gpus=gpus or run.gpus_of(number),
                     **_limited(severity),
+                    expected_percent=lane.percent,
                 )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf, log
 
 from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
 from gpubench.conditions.definition.condition import (
@@ -28,7 +29,24 @@ UNKNOWN = Explanation(
 )
 """The explanation if no cause was found: no cause is reported without evidence."""
 
+MOST_TIMES = 2.0
+"""A collective reaches at least half the share of its slowest path: 8 H100s with one host-staged pair reach 6 % where
+the pair reaches 10 %. A cause that leaves more than twice the measured share does not explain it."""
+
 _SUREST_FIRST = (Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK, Confidence.NONE)
+
+
+def distance(cause_percent: float | None, figure_percent: float | None, most_times: float = MOST_TIMES) -> float | None:
+    """Return how far a cause's own share of the expected speed is from a figure's; None if it cannot explain it.
+
+    A ring, and every copy, is as slow as its slowest path: a cause that leaves 50 % does not explain 6 %. Causes
+    whose loss is not known come after all whose loss fits.
+    """
+    if cause_percent is None or figure_percent is None:
+        return inf
+    if cause_percent > most_times * figure_percent:
+        return None
+    return abs(log(max(cause_percent, 1.0) / max(figure_percent, 1.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,11 @@ class Named:
         said = [each.severity or self.cause.severity for each in self.sightings]
         by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
         return overall(each or by_effects for each in said)
+
+    @property
+    def expected_percent(self) -> float | None:
+        """The share of the expected speed that is left where it is worst; None if it is not known."""
+        return min((each.expected_percent for each in self.sightings if each.expected_percent), default=None)
 
     @property
     def seen(self) -> str:
@@ -121,19 +144,23 @@ class Diagnosis:
         )
         return tuple(named for named, _ in ranked)
 
-    def slowing(self, *slowed: Slowed) -> tuple[Named, ...]:
-        """The causes of slow operations, the likeliest first; `slowed` is what they consist of."""
+    def slowing(self, *slowed: Slowed, percent: float | None = None) -> tuple[Named, ...]:
+        """The causes of slow operations, the likeliest first; `slowed` is what they consist of.
+
+        Causes that leave too large a share of the speed for `percent` of what is expected are left out.
+        """
 
         def place(named: Named) -> int:
             slows = named.cause.explains.slows
             return min((number for number, each in enumerate(slowed) if not slows or each in slows), default=-1)
 
-        found = [(named, place(named)) for named in self.of_effect(Effect.SLOW)]
+        slow = self.of_effect(Effect.SLOW)
+        found = [(named, place(named), distance(named.expected_percent, percent)) for named in slow]
         ranked = sorted(
-            ((named, number) for named, number in found if number >= 0),
-            key=lambda each: (each[0].confidence is Confidence.WEAK, each[1], *_surest(each[0])),
+            ((named, number, far) for named, number, far in found if number >= 0 and far is not None),
+            key=lambda each: (each[0].confidence is Confidence.WEAK, each[1], *_surest(each[0]), each[2]),
         )
-        return tuple(named for named, _ in ranked)
+        return tuple(named for named, *_ in ranked)
 
     def with_ids(self, explanation: Explanation) -> Explanation:
         """The explanation, with the ids of all affected devices in its advice."""

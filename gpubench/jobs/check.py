@@ -44,6 +44,7 @@ from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.measure.check.health import (
     accounted,
     findings_beside_speed,
+    findings_of_copies,
     judge,
     of_collective,
     of_node,
@@ -58,7 +59,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
-from gpubench.model.results.report import EvidenceRow, PatternRow, Report
+from gpubench.model.results.report import EvidenceRow, FallbackRow, PatternRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.ranks import RankIdentity
@@ -349,7 +350,7 @@ class SimulatedMeasurer:
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
             patterns=tuple(report.rows(PatternRow)),
-            findings=findings_beside_speed(report.findings),
+            findings=findings_of_copies(report.findings, report.rows(FallbackRow)),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief
             else {}

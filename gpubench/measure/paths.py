@@ -222,10 +222,14 @@ class Explained:
         """The likeliest of them; without evidence none is named."""
         return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
-    def slowing(self, *, small: bool) -> tuple[Named, ...]:
-        """The causes of slow operations, the likeliest first: small ones consist of launches, large ones of bytes."""
+    def slowing(self, *, small: bool, percent: float | None = None) -> tuple[Named, ...]:
+        """The causes of operations with `percent` of the expected speed, the likeliest first.
+
+        Small operations consist of launches, large ones of bytes.
+        """
         links = self._links()
-        return self.diagnosis.slowing(*((Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)))
+        parts = (Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)
+        return self.diagnosis.slowing(*parts, percent=None if small else percent)
 
     def _links(self) -> tuple[Slowed, ...]:
         """What carries the bytes, the slowest first; where no GPU is known, all that may."""

@@ -29,8 +29,8 @@ class Sighting:
 
     `gpus` are the positions of the GPUs whose paths it affects, None for all GPUs of the run; `pairs` are the ordered
     pairs it affects, for conditions of pairs. `names` are the subjects as findings name them, `heading` stands for all
-    of them. Severity, cure and the other texts are empty where the condition's own apply. A `quiet` sighting explains
-    paths and is not a finding.
+    of them. Severity, cure and the other texts are empty where the condition's own apply. `expected_percent` is the
+    share of the expected speed that is left, if it is known. A `quiet` sighting explains paths and is not a finding.
     """
 
     subject: str
@@ -45,6 +45,7 @@ class Sighting:
     expected: str = ""
     likely: str = ""
     cure: str = ""
+    expected_percent: float | None = None
     quiet: bool = False
 
     def touches(self, pair: Pair) -> bool:
@@ -159,6 +160,7 @@ class Condition:
                     cause=each.likely or self.likely or self.title,
                     next_command=each.cure or self.cure,
                     subjects=each.names or (each.subject,),
+                    expected_percent=each.expected_percent,
                 )
 
 

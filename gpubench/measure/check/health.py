@@ -1,29 +1,30 @@
 """Health of machines: every check judged, findings folded under their root cause, and one verdict per node and GPU."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
-from gpubench.conditions.registry import CONDITIONS, FAMILIES
+from gpubench.conditions.folding import fold
+from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
 from gpubench.model.facts.health import split_by_mig
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import CopyJudge, judged_pattern
 from gpubench.model.results.compare import HOST
+from gpubench.model.results.fallback import PATH_DISPUTED, PATH_UNKNOWN
+from gpubench.model.results.fallback import findings as path_findings
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_pinned
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CheckRow,
     CollectiveRow,
-    Effect,
     EvidenceRow,
+    FallbackRow,
     PairRow,
     PatternRow,
     Record,
@@ -36,7 +37,6 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity
 from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import (
-    FIGURES,
     HOST_STAGED,
     SLOW_UNEXPLAINED,
     STRAGGLER,
@@ -44,7 +44,6 @@ from gpubench.model.terms.verdict import (
     Finding,
     Verdict,
     doubt_in,
-    gravity,
     overall,
 )
 from gpubench.records import dataclass
@@ -60,12 +59,15 @@ JUDGED_BY_CHECKS = frozenset(
 """Findings of the commands that checks make themselves, from rows and facts."""
 
 
+_OF_PATHS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
+
+
 def of_p2p(document: Mapping[str, Any]) -> Measurements:
     """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
     return Measurements(
         pairs=_rows(document, PairRow),
         evidence=_rows(document, EvidenceRow),
-        findings=_findings(document),
+        findings=findings_of_copies(_findings(document), _rows(document, FallbackRow)),
         patterns=_rows(document, PatternRow),
     )
 
@@ -157,139 +159,18 @@ def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
+def findings_of_copies(findings: Sequence[Finding], fallback: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+    """The findings of a p2p that checks do not make; those on paths may stand below their causes there."""
+    others = (each for each in findings_beside_speed(findings) if each.id not in _OF_PATHS)
+    return (*others, *path_findings(fallback))
+
+
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
     return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
 
 
 def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
     return tuple(from_plain(kind, row) for row in document.get(kind.section) or ())
-
-
-_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
-_SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
-"""Conditions of a GPU that make it slow; they are causes of no path."""
-
-_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that may be, and seldom are, why something is slow
-_NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
-_BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
-_ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
-_DEVICE = re.compile(r"\bGPU\d+\b|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
-_BY_ID = {each.id: each for each in CONDITIONS}
-_FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
-
-
-@dataclass(frozen=True)
-class _FindingPlace:
-    """The hosts and GPUs that a finding names; none of a kind stands for all."""
-
-    finding: Finding
-    all_hosts: tuple[str, ...]
-
-    @cached_property
-    def hosts(self) -> frozenset[str]:
-        words = frozenset(re.split(r"[\s,]+", self._text))
-        return frozenset(host for host in self.all_hosts if host in words) or frozenset(self.all_hosts)
-
-    @cached_property
-    def devices(self) -> frozenset[str]:
-        return frozenset(_DEVICE.findall(self._text))
-
-    @property
-    def _text(self) -> str:
-        return ", ".join((self.finding.subject, *self.finding.subjects))
-
-    def touches(self, other: "_FindingPlace") -> bool:
-        shared = not self.devices or not other.devices or bool(self.devices & other.devices)
-        return shared and bool(self.hosts & other.hosts)
-
-
-def folded(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> tuple[Finding, ...]:
-    """The findings without consequences of others; a root cause is as grave as its gravest consequence."""
-    places = {number: _FindingPlace(each, tuple(hosts)) for number, each in enumerate(findings)}
-    root_of = {number: _root(number, places, nvlinked=nvlinked) for number in places}
-    below: dict[int, list[Finding]] = {}
-    for number, each in enumerate(findings):
-        top = _topmost(number, root_of)
-        if top != number:
-            below.setdefault(top, []).append(each)
-    return tuple(_with(each, below.get(number, ())) for number, each in enumerate(findings) if root_of[number] is None)
-
-
-def _topmost(number: int, root_of: Mapping[int, int | None]) -> int:
-    seen = {number}
-    while (above := root_of[number]) is not None and above not in seen:
-        number = above
-        seen.add(number)
-    return number
-
-
-def _root(number: int, places: Mapping[int, _FindingPlace], *, nvlinked: bool) -> int | None:
-    place = places[number]
-    roots = [
-        other
-        for other, above in places.items()
-        if other != number and _explains(above, place, nvlinked=nvlinked) and above.touches(place)
-    ]
-    return min(roots, key=lambda each: _first_choice(places[each], place), default=None)
-
-
-def _first_choice(root: _FindingPlace, place: _FindingPlace) -> tuple[bool, int, bool]:
-    is_figure = root.finding.id in FIGURES
-    return is_figure, gravity(root.finding.severity), not (root.devices & place.devices)
-
-
-def _explains(root: _FindingPlace, place: _FindingPlace, *, nvlinked: bool) -> bool:
-    cause, effect = root.finding, place.finding
-    if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
-        return False
-    condition = _BY_ID.get(cause.id)
-    if condition is not None and effect.id in condition.implies:
-        return True
-    if effect.id not in FIGURES or cause.id == effect.id:
-        return False
-    if cause.id == "p2p-slow" and effect.id in (SLOW_UNEXPLAINED, STRAGGLER):
-        return True
-    if cause.id in FIGURES:
-        return cause.id == HOST_STAGED and _is_nccl_s(cause) == (effect.id in _OF_NCCL) and effect.id != HOST_STAGED
-    return _does(cause.id, place, nvlinked=nvlinked)
-
-
-def _does(id_: str, place: _FindingPlace, *, nvlinked: bool) -> bool:
-    effect, family = place.finding, _FAMILY.get(id_, "")
-    effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset()
-    if effect.id == HOST_STAGED:
-        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
-        return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
-    slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
-    if not slows or id_ in _WEAK:
-        return False
-    if family in _NCCL_SETTINGS:
-        return effect.id in _OF_NCCL
-    if family == _PCIE and nvlinked:
-        return effect.id == "host-copies-slow"
-    if family in _BETWEEN_NODES:
-        return effect.id in _OF_NCCL and len(place.hosts) > 1
-    return effect.id != "host-copies-slow" or family in (_PCIE, "gpu")
-
-
-def _is_nccl_s(staged: Finding) -> bool:
-    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
-    return "GPU" not in staged.subject
-
-
-def _with(root: Finding, below: Sequence[Finding]) -> Finding:
-    if not below:
-        return root
-    lines = [line for each in below for line in _lines(each, root)]
-    severity = overall([root.severity, *(each.severity for each in below)])
-    return replace(root, severity=severity, consequences=tuple(dict.fromkeys((*root.consequences, *lines))))
-
-
-def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
-    """A finding below another in words: what is slow is explained by now, and said once."""
-    if below.id != SLOW_UNEXPLAINED:
-        return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
-    return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)
 
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
@@ -319,9 +200,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     every = [finding for outcome in outcomes for finding in outcome.findings]
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
     every += list(prospect_findings(prospects(facts.nodes, facts.kinds, explained), explained, every))
-    hosts = [node.snapshot.host for node in facts.nodes]
-    nvlinked = any(gpu.nvlinks for node in facts.nodes for gpu in node.gpus)
-    findings = folded(merged(every), hosts, nvlinked=nvlinked)
+    findings = fold(merged(every), facts.nodes)
     found = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
     origin = facts.nodes[0].snapshot.origin if facts.nodes else ""
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)

@@ -232,11 +232,12 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
         expected=slowness.expected,
         cause=why,
         next_command=_ADVICE,
+        expected_percent=slowness.percent,
     )
 
 
 def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
-    found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small)
+    found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small, percent=slowness.percent)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from gpubench.conditions.checks import on_copies
+from gpubench.conditions.checks import of_facts, on_copies
 from gpubench.conditions.definition.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.folding import fold
 from gpubench.conditions.measured import impossible
 from gpubench.measure.p2p.findings import findings_of, managed_findings, staged_pairs
 from gpubench.measure.p2p.request import (
@@ -410,9 +411,11 @@ class P2pRun:
         patterns = [pattern_row(machine, self._request, *each, self._matrices) for each in self._patterns.items()]
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
-        findings += on_copies(machine.facts(self._measured_rows(), patterns))
+        facts = machine.facts(self._measured_rows(), patterns)
+        findings += on_copies(facts)
         findings += impossible(pairs=[row for row in self._rows if row.verdict == Verdict.ERROR])
         findings += paths.findings
+        findings = fold(findings, machine.nodes, of_facts(facts))
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, Section] = {

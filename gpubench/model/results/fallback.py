@@ -196,6 +196,7 @@ def _staged(row: FallbackRow) -> Finding:
         cause=row.cause_seen or "not known",
         next_command=row.advice or "gpubench topo",
         subjects=row.pairs,
+        expected_percent=100 / row.times_slower if row.times_slower else None,
     )
 
 

@@ -104,13 +104,20 @@ def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Itera
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The gravest finding: wrong data first, then what explains most."""
-    wrong = [each for each in findings if each.severity not in _GOOD]
-    return min(
-        wrong,
-        key=lambda each: (gravity(each.severity), each.id != WRONG_DATA, each.id in FIGURES, -len(each.consequences)),
-        default=None,
-    )
+    """The gravest finding: wrong data first, then root causes by what they cost, then other facts and figures."""
+
+    def place(finding: Finding) -> tuple[object, ...]:
+        left = 100.0 if finding.expected_percent is None else finding.expected_percent
+        is_root = bool(finding.consequences)
+        return (
+            gravity(finding.severity),
+            finding.id != WRONG_DATA,
+            not is_root,
+            finding.id in FIGURES and not is_root,
+            left,
+        )
+
+    return min((each for each in findings if each.severity not in _GOOD), key=place, default=None)
 
 
 def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:

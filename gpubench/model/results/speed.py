@@ -222,10 +222,15 @@ class Slowness:
         return overall(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
 
     @property
+    def percent(self) -> float:
+        """The share of the expected speed that the worst row reaches."""
+        return _percent(self.worst)
+
+    @property
     def seen(self) -> str:
         """Bandwidth of a large size, time of a small one, and how much of what is expected that is."""
         size = format_size(self.worst.size_bytes)
-        return f"{self._figures[0]} ({_percent(self.worst):.0f} % of what is expected) at {size}"
+        return f"{self._figures[0]} ({self.percent:.0f} % of what is expected) at {size}"
 
     @property
     def expected(self) -> str:

@@ -83,6 +83,7 @@ class Finding:
     next_command: str  #: what to type next
     subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
     consequences: tuple[str, ...] = ()  #: what follows from it, a line each
+    expected_percent: float | None = None  #: the share of the expected speed that is left, at worst; null if not known
 
     def __repr__(self) -> str:
         return f"<{self.severity} {self.id}: {self.subject}: {self.seen}>"

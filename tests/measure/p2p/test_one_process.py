@@ -310,7 +310,9 @@ def test_a_slow_pair_is_measured_again_and_noise_is_no_verdict() -> None:
 def test_peer_access_that_does_not_pay_is_said() -> None:
     slow = {(0, 1): 0.05}
     report, _, _ = run(FakeCopies(4, Broken(slow=slow), counts=False), request(4))
-    assert found(report)["p2p-slower-than-staging"].subject == "GPU0 → GPU1"
+    (slow_pair,) = report.findings
+    assert slow_pair.id == "p2p-slow"
+    assert any(line.startswith("p2p-slower-than-staging: GPU0 → GPU1: ") for line in slow_pair.consequences)
 
 
 def test_patterns_stand_beside_the_sum_of_their_parts() -> None:

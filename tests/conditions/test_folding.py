@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpubench.measure.check.health import folded
+from gpubench.conditions.folding import folded
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.together import together
 

@@ -1,0 +1,279 @@
+"""Findings folded under their root cause: one function decides what explains what, for every command."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import inf, log
+
+from gpubench.conditions.ranking import MOST_TIMES, distance
+from gpubench.conditions.registry import CONDITIONS, FAMILIES
+from gpubench.model.paths.topology import Topology
+from gpubench.model.results.report import Effect
+from gpubench.model.terms.units import some_of
+from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
+from gpubench.records import dataclass
+
+_MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
+
+_PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
+_OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
+_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
+_SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
+"""Conditions of a GPU that make it slow; they are causes of no path."""
+
+_WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that may be, and seldom are, why something is slow
+_NCCL_SETTINGS, _PCIE = ("nccl_settings", "nccl_tuning"), "pcie"
+_BETWEEN_NODES = ("network", "rdma_ports", "gpudirect", "mnnvl")
+_ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
+_GPU = re.compile(r"\bGPU\d+\b")
+_DEVICE = re.compile(rf"{_GPU.pattern}|\b[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]\b")
+_PAIR = 2
+_BY_ID = {each.id: each for each in CONDITIONS}
+_FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """One subject of a finding: its host, '' if it names none, and the GPUs and PCI addresses that it names."""
+
+    host: str
+    devices: frozenset[str]
+    gpus: frozenset[str]
+
+    @property
+    def pair(self) -> frozenset[str] | None:
+        return self.gpus if len(self.gpus) == _PAIR else None
+
+    def meets(self, other: "_Subject") -> bool:
+        if self.host and other.host and self.host != other.host:
+            return False
+        if self.pair and other.gpus:
+            return self.pair == other.gpus
+        return not self.devices or not other.devices or bool(self.devices & other.devices)
+
+
+class _Place:
+    """A finding with the hosts and devices that it names; none of a kind stands for all."""
+
+    def __init__(self, finding: Finding, all_hosts: Sequence[str]) -> None:
+        self.finding, self._all_hosts = finding, all_hosts
+
+    @cached_property
+    def subjects(self) -> tuple[_Subject, ...]:
+        return tuple(map(self._subject, self.finding.subjects or (self.finding.subject,)))
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        words = frozenset(re.split(r"[\s,]+", ", ".join((self.finding.subject, *self.finding.subjects))))
+        return frozenset(host for host in self._all_hosts if host in words) or frozenset(self._all_hosts)
+
+    @cached_property
+    def gpus(self) -> frozenset[str]:
+        return frozenset(name for each in self.subjects for name in each.gpus)
+
+    def _subject(self, text: str) -> _Subject:
+        gpus = frozenset(_GPU.findall(text))
+        words = re.split(r"[\s,]+", text)
+        host = next((word for word in words if word in self._all_hosts), "")
+        return _Subject(host, frozenset(_DEVICE.findall(text)), gpus)
+
+    def names(self, subject: _Subject) -> bool:
+        """True if it names the subject, or nothing in particular."""
+        return any(own.meets(subject) for own in self.subjects)
+
+    def covers(self, other: "_Place") -> bool:
+        """True if it names each subject of the other; of what slows a whole job, one part is enough."""
+        enough = any if other.finding.id in _OF_ALL_RANKS else all
+        return bool(self.hosts & other.hosts) and enough(map(self.names, other.subjects))
+
+    def shares_device(self, other: "_Place") -> bool:
+        return any(one.devices & two.devices for one in self.subjects for two in other.subjects)
+
+
+def fold(
+    findings: Sequence[Finding], nodes: Sequence[Topology], perhaps: Iterable[Finding] = ()
+) -> tuple[Finding, ...]:
+    """Return the findings on these nodes, each with its consequences; see `folded`."""
+    hosts = [node.snapshot.host for node in nodes]
+    nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
+    return folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps)
+
+
+def folded(
+    findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool, perhaps: Iterable[Finding] = ()
+) -> tuple[Finding, ...]:
+    """Return the findings without consequences of others, which stand below their root cause.
+
+    A root cause is as grave as its gravest consequence, and its share is the smallest. `perhaps` are findings that
+    are reported only if they explain one of the others.
+    """
+    known = {each.id for each in findings}
+    more = [each for each in perhaps if each.id not in known]
+    places = [_Place(each, hosts) for each in _split([*more, *findings], hosts, nvlinked=nvlinked)]
+    roots = [_root(place, places, nvlinked=nvlinked) for place in places]
+    below: dict[int, list[Finding]] = {}
+    for number, place in enumerate(places):
+        top = _topmost(number, roots)
+        if top != number:
+            below.setdefault(top, []).append(place.finding)
+    return tuple(
+        _with(place.finding, below.get(number, ()))
+        for number, place in enumerate(places)
+        if roots[number] is None and (number in below or place.finding not in more)
+    )
+
+
+def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> list[Finding]:
+    """The findings, in which figures of several subjects are divided where a cause explains some of them only."""
+    places = [_Place(each, hosts) for each in findings]
+    found: list[Finding] = []
+    for place in places:
+        finding = place.finding
+        able = [each for each in places if each is not place and _explains(each, place, nvlinked=nvlinked)]
+        if finding.id not in FIGURES or len(finding.subjects) < _PAIR or any(each.covers(place) for each in able):
+            found.append(finding)
+            continue
+        rest = dict(zip(finding.subjects, place.subjects, strict=True))
+        for cause in able:
+            own = [name for name, subject in rest.items() if subject.devices and cause.names(subject)]
+            if own:
+                found.append(_about(finding, own))
+                rest = {name: subject for name, subject in rest.items() if name not in own}
+        if rest:
+            found.append(finding if len(rest) == len(finding.subjects) else _about(finding, list(rest)))
+    return found
+
+
+def _about(finding: Finding, subjects: Sequence[str]) -> Finding:
+    return replace(finding, subject=some_of(subjects), subjects=tuple(subjects))
+
+
+def _topmost(number: int, roots: Sequence[int | None]) -> int:
+    seen = {number}
+    while (above := roots[number]) is not None and above not in seen:
+        number = above
+        seen.add(number)
+    return number
+
+
+def _root(place: _Place, places: Sequence[_Place], *, nvlinked: bool) -> int | None:
+    able = (
+        number
+        for number, other in enumerate(places)
+        if other is not place
+        and _explains(other, place, nvlinked=nvlinked)
+        and other.covers(place)
+        and _is_slow_wherever(other, place, places)
+    )
+    return min(able, key=lambda number: _choice(places[number], place), default=None)
+
+
+def _is_slow_wherever(root: _Place, place: _Place, places: Sequence[_Place]) -> bool:
+    """True if all GPUs that the cause names are slow: what all GPUs have is not why one of them is slow."""
+    if place.finding.id not in FIGURES or not place.gpus or _is_implied(root.finding, place.finding):
+        return True
+    alike = (each.gpus for each in places if each.finding.id == place.finding.id)
+    return root.gpus <= frozenset[str]().union(*alike)
+
+
+def _choice(root: _Place, place: _Place) -> tuple[object, ...]:
+    """Sort key of causes of one figure, the strongest first.
+
+    What follows by definition comes first. Causes far slower than the figure come last, as what uses them avoided them.
+    Of the others a path through host memory is first, then the nearest measured share, then facts by the share that
+    they leave, then facts and settings whose loss is not known.
+    """
+    finding, far = root.finding, _distance(root.finding, place.finding) or 0.0
+    return (
+        not _is_implied(finding, place.finding),
+        place.finding.id == STRAGGLER and not root.shares_device(place),
+        log(MOST_TIMES) < far < inf,
+        finding.id != HOST_STAGED,
+        finding.id not in FIGURES,
+        far,
+        finding.severity is not Verdict.FAIL,
+        not root.shares_device(place),
+    )
+
+
+def _distance(cause: Finding, effect: Finding) -> float | None:
+    most = MOST_TIMES if effect.id in _OF_ALL_RANKS else _MOST_TIMES_OF_COPIES
+    return distance(cause.expected_percent, effect.expected_percent, most)
+
+
+def _is_implied(cause: Finding, effect: Finding) -> bool:
+    condition = _BY_ID.get(cause.id)
+    return condition is not None and effect.id in condition.implies
+
+
+def _explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
+    cause, effect = root.finding, place.finding
+    if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
+        return False
+    if _is_implied(cause, effect):
+        return True
+    if effect.id not in FIGURES or _distance(cause, effect) is None:
+        return False
+    if cause.id in FIGURES:
+        return _figure_explains(root, place, nvlinked=nvlinked)
+    return _fact_explains(cause.id, place, nvlinked=nvlinked)
+
+
+def _figure_explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
+    """True if a measured path or pair may be why something that uses it is slow."""
+    cause, effect = root.finding, place.finding
+    if cause.id == HOST_STAGED:
+        return effect.id in _OF_ALL_RANKS or (effect.id not in _OF_NCCL and not _is_nccl_s(cause))
+    if cause.id == _PAIR_SLOW:
+        of_several = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
+        return of_several or effect.id in (*_OF_ALL_RANKS, _STAGING_FASTER)
+    # A GPU that is as slow with its host as with its peers has one slow link.
+    return cause.id == _HOST_COPIES and effect.id == _PAIR_SLOW and bool(place.gpus) and _is_over_pcie(effect, nvlinked)
+
+
+def _fact_explains(id_: str, place: _Place, *, nvlinked: bool) -> bool:
+    effect, family = place.finding, _FAMILY.get(id_, "")
+    effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset[Effect]()
+    if effect.id == HOST_STAGED:
+        of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
+        return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
+    slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
+    if not slows or id_ in _WEAK:
+        return False
+    if family in _NCCL_SETTINGS:
+        return effect.id in _OF_NCCL
+    if family == _PCIE and not _is_over_pcie(effect, nvlinked):
+        return False
+    if family in _BETWEEN_NODES:
+        return effect.id in _OF_NCCL and len(place.hosts) > 1
+    return effect.id != _HOST_COPIES or family in (_PCIE, "gpu")
+
+
+def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of the machine
+    return not nvlinked or effect.id == _HOST_COPIES or " peer off" in effect.seen
+
+
+def _is_nccl_s(staged: Finding) -> bool:
+    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
+    return "GPU" not in staged.subject
+
+
+def _with(root: Finding, below: Sequence[Finding]) -> Finding:
+    if not below:
+        return root
+    lines = [line for each in below for line in _lines(each, root)]
+    shares = [each.expected_percent for each in (root, *below) if each.expected_percent is not None]
+    return replace(
+        root,
+        severity=overall([root.severity, *(each.severity for each in below)]),
+        consequences=tuple(dict.fromkeys((*root.consequences, *lines))),
+        expected_percent=min(shares, default=None),
+    )
+
+
+def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
+    """A finding below another in words: what is slow is explained by now, and said once."""
+    if below.id != SLOW_UNEXPLAINED:
+        return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
+    return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)
