@@ -124,6 +124,17 @@ def folded(
     )
 
 
+def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
+    """Return the number of the strongest cause of a figure, which may be a finding on that figure; else None."""
+    place, places = _Place(effect, hosts), [_Place(each, hosts) for each in causes]
+    able = [
+        number
+        for number, each in enumerate(places)
+        if (each.finding.id == effect.id or _explains(each, place, nvlinked=nvlinked)) and each.covers(place)
+    ]
+    return min(able, key=lambda number: _choice(places[number], place), default=None)
+
+
 def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> list[Finding]:
     """The findings, in which figures of several subjects are divided where a cause explains some of them only."""
     places = [_Place(each, hosts) for each in findings]
@@ -185,10 +196,12 @@ def _choice(root: _Place, place: _Place) -> tuple[object, ...]:
     they leave, then facts and settings whose loss is not known.
     """
     finding, far = root.finding, _distance(root.finding, place.finding) or 0.0
+    is_near = far <= log(MOST_TIMES) or (far == inf and finding.id == HOST_STAGED)
     return (
         not _is_implied(finding, place.finding),
         place.finding.id == STRAGGLER and not root.shares_device(place),
-        log(MOST_TIMES) < far < inf,
+        not is_near,
+        far == inf,
         finding.id != HOST_STAGED,
         finding.id not in FIGURES,
         far,
@@ -229,7 +242,8 @@ def _figure_explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
         of_several = effect.id == _PAIR_SLOW and bool(root.gpus) and not place.gpus
         return of_several or effect.id in (*_OF_ALL_RANKS, _STAGING_FASTER)
     # A GPU that is as slow with its host as with its peers has one slow link.
-    return cause.id == _HOST_COPIES and effect.id == _PAIR_SLOW and bool(place.gpus) and _is_over_pcie(effect, nvlinked)
+    slows = effect.id in _OF_ALL_RANKS or (effect.id == _PAIR_SLOW and bool(place.gpus))
+    return cause.id == _HOST_COPIES and slows and _is_over_pcie(effect, nvlinked)
 
 
 def _fact_explains(id_: str, place: _Place, *, nvlinked: bool) -> bool:

@@ -57,8 +57,10 @@ def test_junit_counts_what_it_holds() -> None:
     suite = ElementTree.fromstring(written(JUNIT))[0]
     found = suite.findall("testcase")
     assert int(suite.attrib["tests"]) == len(found) == len(ROWS) + 2
-    failed = 1 + sum(row.verdict == "FAIL" for row in ROWS)
-    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == failed
+    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == 1, "one finding, one failure"
+    folded = [case.find("skipped") for case in found if case.attrib["classname"] == "gpubench.allreduce.rows"]
+    texts = [each.attrib["message"] for each in folded if each is not None]
+    assert texts.count("FAIL, counted with its finding") == sum(row.verdict == "FAIL" for row in ROWS) > 0
     failure = next(case for case in found if case.attrib["classname"] == "gpubench.allreduce.findings").find("failure")
     assert failure is not None
     assert failure.attrib["message"] == "seen: 3 wrong elements in 1 rows"
@@ -111,16 +113,18 @@ def both_of(folder: Path, *command: str) -> tuple[Any, ElementTree.Element]:
 
 
 def test_a_verdict_is_the_same_as_a_case_and_what_failed_comes_first(tmp_path: Path) -> None:
-    """A check that fails is no warning because a finding explains it."""
+    """One fault is one failure; a check that fails with it neither passes nor is counted again."""
     run, suite = both_of(tmp_path, "check", "--simulate", "hgx-h100-8*2", "--fault", "node1.gpu5:nvlink=12")
     found = suite.findall("testcase")
     judged = {section: [row["verdict"] for row in run[section]] for section in ("checks", "verdicts", "rows")}
     for section, verdicts in judged.items():
         own = [case for case in found if case.attrib["classname"].endswith(f".{section}")]
-        assert sum(case.find("failure") is not None for case in own) == verdicts.count("FAIL"), section
+        skipped = [element.attrib["message"] for case in own if (element := case.find("skipped")) is not None]
+        assert sum(text == "FAIL, counted with its finding" for text in skipped) == verdicts.count("FAIL"), section
         assert len(own) == len(verdicts)
     failed = [case.find("failure") is not None for case in found]
     assert failed == sorted(failed, reverse=True)
+    assert failed.count(True) == sum(each["severity"] == "FAIL" for each in run["findings"]) == 1
     assert found[0].attrib["classname"] == "gpubench.check.findings"
 
 

@@ -1,4 +1,4 @@
-"""A scan for people: one sentence first, the parts that are bad, how rounds went, exclude lists, findings, verdict."""
+"""A scan for people: the parts that are bad, how rounds went, exclude lists, findings, verdict."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,12 @@ _MOST_HOSTS = 4
 
 
 class ScanView(ReportView):
-    """Sentence, header, bad cells, rounds, exclude lists, findings, verdict."""
+    """Header, bad cells, rounds, exclude lists, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """The whole; of a run that was cut short there is nothing but the verdict."""
         self._header()
         if report.sections:
-            self._page.wrap(report.sentence)
-            self._page.print("")
             self._cells(report.rows(ScanCellRow), report.rows(ScanPartRow))
             self._rounds(report.rows(ScanRoundRow))
             self._collectives(report.rows(ScanCollectiveRow))

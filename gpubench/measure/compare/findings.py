@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from gpubench.errors import UsageError
@@ -22,13 +23,13 @@ from gpubench.measure.compare.judge import (
 )
 from gpubench.measure.compare.noise import RunsByRow
 from gpubench.model.paths.transport import Conclusion
-from gpubench.model.results.compare import CircumstanceRow, ComparisonRow, RowKey
+from gpubench.model.results.compare import HOST, CircumstanceRow, ComparisonRow, RowKey
 from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity, overall
+from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Origin, Verdict, gravity, overall
 
 TOPOLOGY = "topology"
 
@@ -188,12 +189,19 @@ def findings_of(
     ranges: Sequence[Finding],
     sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
+    roots: list[Finding],
 ) -> list[Finding]:
-    """The findings about rows, judged and as they are shown, ranges of rows, and the files of both sides."""
-    evidence = list(_of_evidence(*sides))
+    """The findings about rows, judged and as they are shown, ranges of rows, and the files of both sides.
+
+    `roots` are findings of the new results that the old ones have not. What follows from one is folded below it there.
+    """
+    hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
+    evidence = [each for each in _of_evidence(*sides) if not _is_below(each, HOST_STAGED, roots, hosts)]
+    ranges = [each for each in ranges if not _is_below(each, SLOW_UNEXPLAINED, roots, hosts)]
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
-    rows = [_with_cause(each, wiring) for each in _of_rows(judged, compared, evidence)]
-    explained = any(each.id in _BY_WIRING for each in rows)
+    known = list(roots)
+    rows = [_with_cause(each, wiring) for each in _of_rows(judged, compared, evidence, _Causes(roots, hosts))]
+    explained = any(each.id in _BY_WIRING for each in rows) or known != roots
     found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
     found += [
         Finding(
@@ -232,18 +240,102 @@ def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
     return replace(finding, cause=changed, next_command=_COMPARE_WIRING)
 
 
+def _is_below(finding: Finding, kind: str, roots: list[Finding], hosts: Sequence[str]) -> bool:
+    """True if one of the roots explains a finding of this kind; it is folded there."""
+    subjects = () if kind == SLOW_UNEXPLAINED else finding.subjects
+    figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)
+    number = _cause_of(figure, roots, hosts, nvlinked=True)
+    if number is not None:
+        line = f"{finding.id}: {finding.subject}: {finding.seen}"
+        roots[number] = replace(roots[number], consequences=(*roots[number].consequences, line))
+    return number is not None
+
+
+class _Causes:
+    """The findings that may explain changed rows, as `roots` has them, and the reasons that each explains."""
+
+    def __init__(self, roots: list[Finding], hosts: Sequence[str]) -> None:
+        self._roots, self._hosts = roots, hosts
+        self._known = tuple(roots)
+        self._reasons: dict[int, list[Reason]] = {}
+        self._of_figure = cache(self._cause)
+
+    def take(self, judged: JudgedRow) -> bool:
+        """True if one of them explains a row: its reasons are told there."""
+        if not any(reason.finding in _FOLLOWS for reason in judged.reasons):
+            return False
+        is_small = (judged.key.size_bytes or 0) < _LARGE_BYTES  # a small size shows latency, and no share of bandwidth
+        percent = None if judged.slower is None or is_small else round(100 / (1 + judged.slower))
+        over = "" if judged.key.peer == "off" else _first_path(judged)
+        number = self._of_figure(_kind_of(judged), _ends_of(judged), percent, over)
+        if number is not None:
+            self._reasons.setdefault(number, []).extend(judged.reasons)
+        return number is not None
+
+    def fold(self) -> None:
+        """Put the reasons below their causes."""
+        for number, reasons in self._reasons.items():
+            root = self._roots[number]
+            lines = _consequences([each for each in reasons if each.finding in _FOLLOWS])
+            self._roots[number] = replace(root, consequences=(*root.consequences, *lines))
+
+    def _cause(self, kind: str, ends: str, percent: int | None, over: str) -> int | None:
+        if kind == MISSING:
+            return next((number for number, each in enumerate(self._known) if each.id in _GONE), None)
+        figure = Finding(kind, Verdict.FAIL, ends, "", "", "", "", expected_percent=percent)
+        return _cause_of(figure, self._known, self._hosts, nvlinked=over.startswith("NV"))
+
+
+def _cause_of(figure: Finding, roots: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
+    if not roots:
+        return None
+    from gpubench.conditions.folding import cause_of  # a tenth of what a start takes, and healthy machines need none
+
+    return cause_of(figure, roots, hosts, nvlinked=nvlinked)
+
+
+def _kind_of(judged: JudgedRow) -> str:
+    """The finding of a check that would report such a row."""
+    kinds = {reason.finding for reason in judged.reasons}
+    if MISSING in kinds:
+        return MISSING
+    if judged.key.collective is not None:
+        return SLOW_UNEXPLAINED
+    if HOST in (judged.key.source, judged.key.destination):
+        return _HOST_COPIES
+    return HOST_STAGED if kinds & {LOST, STAGED} else _PAIR_SLOW
+
+
+def _ends_of(judged: JudgedRow) -> str:
+    """'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair; empty for a collective."""
+    key = judged.key
+    names = next((each.devices for each in (*judged.new, *judged.base) if each.devices), (key.source, key.destination))
+    ends = (key.source_node, f"{names[0]} ({key.source})", "→", f"{names[1]} ({key.destination})")
+    return "" if key.collective is not None else " ".join(filter(None, ends))
+
+
+def _first_path(judged: JudgedRow) -> str:
+    return next((each.path_class for each in (*judged.base, *judged.new) if each.path_class), "")
+
+
+_PAIR_SLOW, _HOST_COPIES = "p2p-slow", "host-copies-slow"
+_LARGE_BYTES = 2**20
+_GONE = ("gpu-lost", "gpu-missing")  # New findings that explain rows which the new results lack
+
+
 def _of_rows(
-    judged: Sequence[JudgedRow], compared: RowsByColumn[ComparisonRow], evidence: list[Finding]
+    judged: Sequence[JudgedRow], compared: RowsByColumn[ComparisonRow], evidence: list[Finding], causes: _Causes
 ) -> Iterator[Finding]:
     """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
 
-    Rows of paths in `evidence` are folded there.
+    Rows of paths in `evidence` are folded there, and rows that one of the `causes` explains below that.
     """
     folded: dict[str, list[Reason]] = {}
     held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
     of_paths: dict[int, list[Reason]] = {}
-    numbers = [number for number, each in enumerate(judged) if each.reasons]
+    numbers = [number for number, each in enumerate(judged) if each.reasons and not causes.take(each)]
+    causes.fold()
     for place, row in zip(numbers, compared.made(numbers), strict=True):
         ids = {reason.finding for reason in judged[place].reasons}
         pair = " → ".join(map(str, row.ends))
@@ -278,7 +370,15 @@ def _lost_gpudirect(row: ComparisonRow) -> bool:
     return _GPUDIRECT in (row.base_transport or "") and _GPUDIRECT not in (row.new_transport or "")
 
 
-_FOLLOWS = {STAGED: "through host memory", SLOWER: "slower", WORSE: "with a worse verdict"}
+_FOLLOWS = {
+    STAGED: "through host memory",
+    SLOWER: "slower",
+    NARROWER: "with a lower limit",
+    WORSE: "with a worse verdict",
+    PATH: "over another path",
+    LOST: "without a figure",
+    MISSING: "missing",
+}
 
 
 def _consequences(reasons: Sequence[Reason]) -> tuple[str, ...]:

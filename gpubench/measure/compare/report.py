@@ -271,18 +271,19 @@ def _verdict(severity: Verdict) -> Verdict:
     return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
-def _health_findings(
-    base: Sequence[ResultFile], new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]
-) -> Iterator[Finding]:
+def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
+    """Findings that are new or graver, with the finding of a comparison that each becomes."""
     after = _found(new)
+    names: list[str] = []
+    findings: list[Finding] = []
     for status, name in ((FindingStatus.NEW, NEW), (FindingStatus.GRAVER, GRAVER)):
         if worse := [row for row in rows if row.status == status and row.verdict != Verdict.PASS]:
             from gpubench.conditions.checks import merged
 
-            for found in merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse):
-                yield replace(found, id=name, subject=f"{found.id}: {found.subject}")
-    yield from _devices_gone(base, new)
-    yield from _not_looked_at(base, new)
+            found = merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse)
+            findings += found
+            names += [name] * len(found)
+    return names, findings
 
 
 def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
@@ -351,10 +352,14 @@ def compare(
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
     rows = ComparedRows(judged)
-    findings = findings_of(judged, rows, ranges, (base, new), circumstances)
     have_findings = _all_have_findings(base, new)
     changes = finding_changes(base, new) if have_findings else []
-    findings = [*_health_findings(base, new, changes), *findings]
+    names, roots = _worse_findings(new, changes)
+    findings = findings_of(judged, rows, ranges, (base, new), circumstances, roots)
+    shown = [
+        replace(each, id=name, subject=f"{each.id}: {each.subject}") for name, each in zip(names, roots, strict=True)
+    ]
+    findings = [*shown, *_devices_gone(base, new), *_not_looked_at(base, new), *findings]
     findings = sorted([*worse_result(base, new, findings), *findings], key=lambda each: gravity(each.severity))
     if before.keys().isdisjoint(after) and not have_findings:
         findings = [nothing_compared(before, after)]

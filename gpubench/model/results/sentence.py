@@ -411,15 +411,24 @@ class JudgedCase:
 def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[JudgedCase]:
     """Every row, every condensed section, every finding, what failed first; last the run itself.
 
-    Each has the verdict that it has everywhere, but where the run does not fail no case does. The run itself fails, or
-    could not be measured, where it was cut short or no other case says so.
+    Each has the verdict that it has everywhere, but one fault fails once: if a finding fails, the rows that show it
+    are skipped and say so. If the run does not fail, no case does. The run itself fails, or could not be measured, if
+    it was cut short or no other case says so.
     """
     found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
     if report.verdict is not Verdict.FAIL:
         found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
+    known = {case.verdict for case in found if case.group == FINDINGS_SECTION} & {Verdict.FAIL, Verdict.ERROR}
+    found = [_counted_once(case) if case.verdict in known else case for case in found]
     found.sort(key=lambda case: (min(gravity(case.verdict), gravity(Verdict.PASS)), case.group != FINDINGS_SECTION))
     yield from _with_own_names(found)
     yield _run(metadata, report, found)
+
+
+def _counted_once(case: JudgedCase) -> JudgedCase:
+    if case.group == FINDINGS_SECTION:
+        return case
+    return replace(case, verdict=Verdict.SKIP, lines=[f"{case.verdict}, counted with its finding", *case.lines])
 
 
 def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
