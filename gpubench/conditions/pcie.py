@@ -438,7 +438,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
             )
     if redirected:
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
-        seen = f"ACS of {joined(bridges_seen)}: {joined(bridges_seen.values())}"
+        seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
         cures = [
             "gpubench p2p",
             *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen),

@@ -61,7 +61,7 @@ def test_the_staged_run_of_four_h200_in_eighty_columns() -> None:
         (
             "check-p2p-disabled.json",
             1,
-            {"new-finding", "now-staged", "other-path"},
+            {"new-finding"},
         ),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_gpu_in_use_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
-        ("gpu1:width=1", {("pcie-width", "FAIL"), ("host-copies-slow", "FAIL")}),
+        ("gpu1:width=1", {("pcie-width", "FAIL")}),
         ("gpu1:busy=4711", {("gpu-in-use", "WARN")}),
         ("gpu1:lost=yes", {("gpu-lost", "FAIL")}),
         ("gpu1:missing=yes", {("gpu-missing", "FAIL")}),

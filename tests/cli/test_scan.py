@@ -20,16 +20,16 @@ MACHINE = "hgx-h100-8*64"
 ONE_LEAF = "hgx-h100-8*20"
 
 
-def test_every_fault_is_named_and_the_first_line_says_so() -> None:
+def test_every_fault_is_named_and_the_last_line_says_so_once() -> None:
     result = gpubench("scan", "--simulate", MACHINE, *FIVE)
     assert result.returncode == 1
-    first = " ".join(result.stdout.split("\n\n")[1].split())
-    assert first.startswith(
+    last = result.stdout.rstrip().splitlines()[-1]
+    assert last.startswith(
         "FAIL (simulated): 4 of 64 nodes and 1 part of the network are bad: node30 is gone, node9 hangs, "
     )
-    assert first.endswith(": node30 is gone, node9 hangs, leaf1 rail 2 at 60 % and 2 more. Try: ping -c 3 node30")
+    assert last.endswith(": node30 is gone, node9 hangs, leaf1 rail 2 at 60 % and 2 more. Try: ping -c 3 node30")
     assert "FAIL nic-slow: node17 rail 3\n" in result.stdout
-    assert result.stdout.rstrip().splitlines()[-1] == first
+    assert result.stdout.count(last[:60]) == 1
     assert "--exclude=node[9,17,30,40]" in result.stdout
     assert "kubectl cordon -- node9 node17 node30 node40" in result.stdout
 
@@ -84,7 +84,7 @@ def test_every_format_has_every_cell(tmp_path: Path) -> None:
     assert [each["id"] for each in document["findings"]] == ["nic-slow"]
     suite = ElementTree.parse(tmp_path / "a.xml").getroot()[0]
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
-    assert set(failed) == {"nic-slow: node17 rail 3", "node17 rail 3"}
+    assert failed == ["nic-slow: node17 rail 3"]
     prometheus = (tmp_path / "a.prom").read_text()
     assert 'gpubench_scan_cell_ratio{command="scan",origin="simulated",node="node17",rail="3"' in prometheus
     page = (tmp_path / "a.html").read_text()
@@ -302,9 +302,9 @@ def test_beside_a_dead_node_nobody_is_called_well_where_figures_are_too_noisy_to
     faults = (*EVERY_SECOND_NODE, "--fault", "node10:dies=round2")
     result = gpubench("scan", "--simulate", "hgx-h100-8*32", *faults)
     assert result.returncode == 1
-    first = " ".join(result.stdout.split("\n\n")[1].split())
+    last = result.stdout.rstrip().splitlines()[-1]
     assert (
-        first == "FAIL (simulated): 1 of 32 nodes is bad: node10 is gone, 31 could not be judged. Try: ping -c 3 node10"
+        last == "FAIL (simulated): 1 of 32 nodes is bad: node10 is gone, 31 could not be judged. Try: ping -c 3 node10"
     )
 
 
@@ -357,7 +357,7 @@ def test_a_network_that_is_slow_for_all_alike_fails_and_does_so_when_it_is_judge
     slow = [each for node in range(4) for each in ("--fault", f"node{node}:bandwidth=0.45")]
     result = gpubench("scan", "--simulate", "hgx-h100-8*4", *slow, "--rounds", str(rounds))
     assert result.returncode == 1
-    assert result.stdout.split("\n\n")[1].startswith("FAIL (simulated): all rails between nodes: ")
+    assert result.stdout.rstrip().splitlines()[-1].startswith("FAIL (simulated): all rails between nodes: ")
     assert re.search(r"\nusual between nodes: 4\d % of the NICs' rate, on the slowest rail\n", result.stdout)
     again = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert (again.returncode, [each["id"] for each in json.loads(again.stdout)["findings"]]) == (1, ["below-nic-rate"])

@@ -15,7 +15,7 @@ from gpubench.model.paths.p2p import (
 )
 from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
-from gpubench.model.terms.units import BYTES_PER_GB, some_of
+from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
 
 _MOST_PAIRS = 4
@@ -52,21 +52,25 @@ def _wrong(
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]],
 ) -> Iterator[Finding]:
-    found = {
-        pair: f"{cell.wrong} elements, {matrix.series.name}"
+    cells = [
+        (cell.wrong, pair, matrix.series.name)
         for matrix in matrices
         for pair, cell in matrix.cells.items()
         if cell.wrong
-    }
+    ]
+    most = max((wrong for wrong, *_ in cells), default=0)
+    where = next((name for wrong, _, name in cells if wrong == most), "")
+    found = dict.fromkeys(pair for _, pair, _ in cells)
     with_host = [f"host and {device}" for device in dict.fromkeys(wrong_with_host)]
-    at_once = [name for name, cell in others if cell.wrong and not with_host]
+    # Several pairs at once have wrong data if one of them has: they are subjects only where no pair is.
+    at_once = [name for name, cell in others if cell.wrong and not with_host and not found]
     subjects = [_pair(pair, gpus) for pair in found] + with_host + at_once
     if subjects:
         yield Finding(
             id=WRONG_DATA,
             severity=Verdict.FAIL,
             **_subjects(subjects),
-            seen=f"wrong data arrived: {next(iter(found.values()), subjects[0])}",
+            seen=f"wrong data arrived: {counted(most, 'wrong element')}, {where}" if found else "wrong data arrived",
             expected="the destination reads exactly what the source sent",
             cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access without supporting it, or a "
             "faulty link or memory",

@@ -174,7 +174,8 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
-        shortest = (f"{short}: {first}", f"{short}: {least}", f"{root.id} on {short}")
+        brief = min(least, first.partition(" (")[0], key=len)
+        shortest = (f"{short}: {first}", f"{short}: {least}", f"{short}: {brief}", f"{root.id} on {short}")
         yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
     yield part(beside, importance=LATER)
 

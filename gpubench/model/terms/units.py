@@ -127,8 +127,8 @@ def format_share(percent: float | None) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """'1 GPU', '4 GPUs'."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """'1 GPU', '4 GPUs', '1,024 GPUs'."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 Item = TypeVar("Item")
