@@ -19,7 +19,7 @@ from tests.conftest import place_of_a_job
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
-    "conditions": {"__init__", "catalogue", "checks", "ranking", "registry"},
+    "conditions": {"__init__", "catalogue", "checks", "folding", "ranking", "registry"},
     "collectives": {"__init__", "curve", "expected", "pattern", "record", "registry"},
     "formats": {
         "__init__",

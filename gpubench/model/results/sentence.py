@@ -107,15 +107,10 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     """The gravest finding: wrong data first, then root causes by what they cost, then other facts and figures."""
 
     def place(finding: Finding) -> tuple[object, ...]:
+        is_root, is_figure = bool(finding.consequences), finding.id in FIGURES
         left = 100.0 if finding.expected_percent is None else finding.expected_percent
-        is_root = bool(finding.consequences)
-        return (
-            gravity(finding.severity),
-            finding.id != WRONG_DATA,
-            not is_root,
-            finding.id in FIGURES and not is_root,
-            left,
-        )
+        cost = left if is_root or is_figure else 0.0
+        return gravity(finding.severity), finding.id != WRONG_DATA, not is_root, is_figure and not is_root, cost
 
     return min((each for each in findings if each.severity not in _GOOD), key=place, default=None)
 
