@@ -34,7 +34,7 @@ _FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for ea
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _NamedDevices:
     """One subject of a finding: its host, '' if it names none, and the GPUs and PCI addresses that it names."""
 
     host: str
@@ -45,7 +45,7 @@ class _Subject:
     def pair(self) -> frozenset[str] | None:
         return self.gpus if len(self.gpus) == _PAIR else None
 
-    def meets(self, other: "_Subject") -> bool:
+    def meets(self, other: "_NamedDevices") -> bool:
         if self.host and other.host and self.host != other.host:
             return False
         if self.pair and other.gpus:
@@ -53,14 +53,14 @@ class _Subject:
         return not self.devices or not other.devices or bool(self.devices & other.devices)
 
 
-class _Place:
+class _NamedPlaces:
     """A finding with the hosts and devices that it names; none of a kind stands for all."""
 
     def __init__(self, finding: Finding, all_hosts: Sequence[str]) -> None:
         self.finding, self._all_hosts = finding, all_hosts
 
     @cached_property
-    def subjects(self) -> tuple[_Subject, ...]:
+    def subjects(self) -> tuple[_NamedDevices, ...]:
         return tuple(map(self._subject, self.finding.subjects or (self.finding.subject,)))
 
     @cached_property
@@ -72,22 +72,22 @@ class _Place:
     def gpus(self) -> frozenset[str]:
         return frozenset(name for each in self.subjects for name in each.gpus)
 
-    def _subject(self, text: str) -> _Subject:
+    def _subject(self, text: str) -> _NamedDevices:
         gpus = frozenset(_GPU.findall(text))
         words = re.split(r"[\s,]+", text)
         host = next((word for word in words if word in self._all_hosts), "")
-        return _Subject(host, frozenset(_DEVICE.findall(text)), gpus)
+        return _NamedDevices(host, frozenset(_DEVICE.findall(text)), gpus)
 
-    def names(self, subject: _Subject) -> bool:
+    def names(self, subject: _NamedDevices) -> bool:
         """True if it names the subject, or nothing in particular."""
         return any(own.meets(subject) for own in self.subjects)
 
-    def covers(self, other: "_Place") -> bool:
+    def covers(self, other: "_NamedPlaces") -> bool:
         """True if it names each subject of the other; of what slows a whole job, one part is enough."""
         enough = any if other.finding.id in _OF_ALL_RANKS else all
         return bool(self.hosts & other.hosts) and enough(map(self.names, other.subjects))
 
-    def shares_device(self, other: "_Place") -> bool:
+    def shares_device(self, other: "_NamedPlaces") -> bool:
         return any(one.devices & two.devices for one in self.subjects for two in other.subjects)
 
 
@@ -110,7 +110,7 @@ def folded(
     """
     known = {each.id for each in findings}
     more = [each for each in perhaps if each.id not in known]
-    places = [_Place(each, hosts) for each in _split([*more, *findings], hosts, nvlinked=nvlinked)]
+    places = [_NamedPlaces(each, hosts) for each in _split([*more, *findings], hosts, nvlinked=nvlinked)]
     roots = [_root(place, places, nvlinked=nvlinked) for place in places]
     below: dict[int, list[Finding]] = {}
     for number, place in enumerate(places):
@@ -126,7 +126,7 @@ def folded(
 
 def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
     """Return the number of the strongest cause of a figure, which may be a finding on that figure; else None."""
-    place, places = _Place(effect, hosts), [_Place(each, hosts) for each in causes]
+    place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(each, hosts) for each in causes]
     able = [
         number
         for number, each in enumerate(places)
@@ -137,7 +137,7 @@ def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *
 
 def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> list[Finding]:
     """The findings, in which figures of several subjects are divided where a cause explains some of them only."""
-    places = [_Place(each, hosts) for each in findings]
+    places = [_NamedPlaces(each, hosts) for each in findings]
     found: list[Finding] = []
     for place in places:
         finding = place.finding
@@ -168,7 +168,7 @@ def _topmost(number: int, roots: Sequence[int | None]) -> int:
     return number
 
 
-def _root(place: _Place, places: Sequence[_Place], *, nvlinked: bool) -> int | None:
+def _root(place: _NamedPlaces, places: Sequence[_NamedPlaces], *, nvlinked: bool) -> int | None:
     able = (
         number
         for number, other in enumerate(places)
@@ -180,7 +180,7 @@ def _root(place: _Place, places: Sequence[_Place], *, nvlinked: bool) -> int | N
     return min(able, key=lambda number: _choice(places[number], place), default=None)
 
 
-def _is_slow_wherever(root: _Place, place: _Place, places: Sequence[_Place]) -> bool:
+def _is_slow_wherever(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_NamedPlaces]) -> bool:
     """True if all GPUs that the cause names are slow: what all GPUs have is not why one of them is slow."""
     if place.finding.id not in FIGURES or not place.gpus or _is_implied(root.finding, place.finding):
         return True
@@ -188,7 +188,7 @@ def _is_slow_wherever(root: _Place, place: _Place, places: Sequence[_Place]) -> 
     return root.gpus <= frozenset[str]().union(*alike)
 
 
-def _choice(root: _Place, place: _Place) -> tuple[object, ...]:
+def _choice(root: _NamedPlaces, place: _NamedPlaces) -> tuple[object, ...]:
     """Sort key of causes of one figure, the strongest first.
 
     What follows by definition comes first. Causes far slower than the figure come last, as what uses them avoided them.
@@ -220,7 +220,7 @@ def _is_implied(cause: Finding, effect: Finding) -> bool:
     return condition is not None and effect.id in condition.implies
 
 
-def _explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
+def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     cause, effect = root.finding, place.finding
     if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
@@ -233,7 +233,7 @@ def _explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
     return _fact_explains(cause.id, place, nvlinked=nvlinked)
 
 
-def _figure_explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
+def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     """True if a measured path or pair may be why something that uses it is slow."""
     cause, effect = root.finding, place.finding
     if cause.id == HOST_STAGED:
@@ -246,7 +246,7 @@ def _figure_explains(root: _Place, place: _Place, *, nvlinked: bool) -> bool:
     return cause.id == _HOST_COPIES and slows and _is_over_pcie(effect, nvlinked)
 
 
-def _fact_explains(id_: str, place: _Place, *, nvlinked: bool) -> bool:
+def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     effect, family = place.finding, _FAMILY.get(id_, "")
     effects = frozenset(_BY_ID[id_].effects) if id_ in _BY_ID else frozenset[Effect]()
     if effect.id == HOST_STAGED:
