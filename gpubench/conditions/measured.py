@@ -232,7 +232,7 @@ def _collectives(run: Circumstances) -> Found:
             subject=joined(hosts),
             heading=slowness.subject(joined(hosts)),
             names=hosts,
-            seen=f"{slowness.seen}; the last was rank {slowness.worst.slowest_rank}",
+            seen=f"{slowness.seen}; rank {slowness.worst.slowest_rank} was slowest",
             severity=slowness.severity,
             expected=slowness.expected,
             expected_percent=slowness.percent,

@@ -126,7 +126,8 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
     advice = f"{unset(*values)}. If it is still set, look in NCCL's files: {files}"
-    return LoggedReason(f"{', '.join(shown)} set in the environment", advice)
+    verb = "are" if shown[1:] else "is"
+    return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", advice)
 
 
 def _p2p(run: Circumstances) -> Found:

@@ -25,10 +25,13 @@ def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
     for alike in grouped(noisy, lambda row: row.collective).values():
         worst = max(alike, key=lambda row: (row.ci95_percent or 0.0, row.time_us))
         size, more = format_size(worst.size_bytes), f", and {len(alike) - 1} more" if len(alike) > 1 else ""
+        shares_cpus = SHARE in (worst.note or "")
+        again = "--np 2. Start at most one rank per CPU" if shares_cpus else "--budget 2. Run it on an idle machine"
         yield Sighting(
             subject=f"{COLLECTIVE_NAMES.get(worst.collective, worst.collective)} of {size}{more}",
             seen=_seen_noise(worst),
-            cure=f"gpubench {worst.command} --sizes {size} --budget 2. Run it on an idle machine",
+            likely="more ranks than CPUs" if shares_cpus else "",
+            cure=f"gpubench {worst.command} --sizes {size} {again}",
         )
 
 
@@ -63,7 +66,7 @@ SWEEP = Family.of(
         detection="half of the 95 % interval as long as the time, or around a threshold; in a recording, "
         "one slow row between rows that are as expected",
         check="collective_bandwidth",
-        expected="a time that is known to less than itself, and like its neighbours",
+        expected="a 95 % interval far below the time, and a time that fits those of neighbouring sizes",
         likely="other programs on the same cores or links, or too few operations",
         cure="gpubench allreduce --budget 2. Run it on an idle machine",
         look=_noisy,

@@ -297,7 +297,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     yield from metadata.libraries.items()
     bearing = bearing_on_performance(metadata.environment)
     others = {name: value for name, value in metadata.environment.items() if name not in bearing}
-    for label, settings in (("bears on performance", bearing), ("other settings", others)):
+    for label, settings in (("settings that affect performance", bearing), ("other settings", others)):
         if settings:
             yield label, " ".join(f"{name}={value}" for name, value in settings.items())
     yield "gpubench", metadata.gpubench_version

@@ -406,7 +406,7 @@ INDENT = "  "
 _MOST_LINES = 2
 _MOST_LINES_IN_FULL = 16
 _MOST_KINDS = 4
-_BEARING = "! bears on performance"
+_BEARING = "! affects performance"
 
 
 def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:

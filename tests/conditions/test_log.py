@@ -216,12 +216,12 @@ def test_both_variables_are_named_that_leave_the_network_alone() -> None:
     assert found is not None
     assert (found.id, found.evidence) == (
         "nccl-shm-disabled",
-        "NCCL_SHM_DISABLE=1, NCCL_P2P_DISABLE=1 set in the environment",
+        "NCCL_SHM_DISABLE=1, NCCL_P2P_DISABLE=1 are set in the environment",
     )
 
 
 def test_what_was_seen_and_what_to_do_are_named() -> None:
     found = explain(CAUSES, inside(process=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
     assert found is not None
-    assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC set in the environment"
+    assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC are set in the environment"
     assert found.advice.startswith("gpubench p2p && unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL.")

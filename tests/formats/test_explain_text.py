@@ -50,14 +50,14 @@ def test_who_talks_to_whom_inside_and_between_nodes() -> None:
     lines = shown(*Job().logs())
     assert lines[0] == "gpubench 0.1.0  explain  1 communicator  up to 4 ranks  (RECORDED)"
     assert "  x.log: 3 files, 1 without a line of NCCL's" in lines
-    assert "  ! bears on performance: NCCL_P2P_DISABLE=1" in lines
+    assert "  ! affects performance: NCCL_P2P_DISABLE=1" in lines
     assert "communicator 0xabc1: 4 ranks on 2 nodes" in lines
     table = lines[lines.index("communicator 0xabc1: 4 ranks on 2 nodes") + 1 :][:3]
     assert table[0] == "where          transport      pairs  channels  host memory  verdict  who"
     assert table[1].startswith("inside a node  P2P/CUMEM          4         2  no           PASS     0→1")
     assert table[2].startswith("between nodes  NET/IB/GDRDMA      4         2  no           PASS     0→3")
     assert "   2  nodeB  102  0000:1a:00.0" in lines
-    assert lines[-2:] == ["through host memory: none of 8 paths, by NCCL's own word", "verdict: PASS"]
+    assert lines[-2:] == ["through host memory: 0 of 8 paths, as NCCL logged them", "verdict: PASS"]
 
 
 @together("width", [40, 60, 80, 100, 200])
@@ -108,7 +108,7 @@ def test_missing_unknown_and_unnamed() -> None:
     job = Job(via=lambda a, b, r: None if r else "X/new")
     lines = shown(*job.logs()[:3])
     assert "communicator 0xabc1: 4 ranks on 2 nodes, 1 without a log" in lines
-    assert "through host memory: none of 6 paths, by NCCL's own word; 6 not known" in lines
+    assert "through host memory: 0 of 6 paths, as NCCL logged them; 6 not known" in lines
     nameless = shown("".join(f"{job.head(0)}{line}\n" for line in job.connections(0)))
     assert "communicator without a name" in nameless
 

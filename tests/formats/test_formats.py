@@ -234,7 +234,7 @@ EXPECTED_TABLE = """\
 gpubench 0.1.0  allreduce  backend nccl  2 ranks on 1 host
   rank 0-1 on n1: GPU 0-1, NVIDIA H200
   NCCL 2.28.9; MPI Open MPI v5.0.11
-  ! bears on performance: NCCL_ALGO=Ring
+  ! affects performance: NCCL_ALGO=Ring
   float32, sum; 20 iterations after 5 to warm up; mean over ranks; every rank's data verified
   size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s
   not measured: 8G: 2 buffers of that size do not fit
@@ -291,7 +291,7 @@ def test_operations_alone_show_percentiles_and_no_bandwidth() -> None:
     assert "busbw" not in text
     slow = tuple(replace(row, verdict="WARN") for row in rows)
     assert "8.25*" in row_of(written(TABLE, metadata=options_with(mode="latency", iters=200), rows=slow), "1K")
-    assert "at the smallest   8.25 µs (p50), 12345.6 µs (p99) at 1K, float32, in place" in text
+    assert "at the smallest   8.25 µs (p50), 12.3 ms (p99) at 1K, float32, in place" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -320,7 +320,7 @@ def test_groups_have_a_line_each_and_the_slowest_is_named() -> None:
         ["node", name[-2:], size] for size in ("1K", "1G") for name in names
     ]
     assert lines[0].split()[3:] == ["9.81", "0.10", "0.15", "-", "0", "9.50", "0.10", "0.15", "-", "0"]
-    assert "slowest group     node n1: 6821.8 µs, 50.0% over the median of groups" in text
+    assert "slowest group     node n1: 6.82 ms, 50.0% over the median of groups" in text
     assert "GB/s at 1G, float32, out of place, node n0" in text
     assert "slowest group" not in written(TABLE)
 
@@ -404,11 +404,11 @@ def test_a_header_in_full_has_every_rank_library_and_setting() -> None:
         "  NCCL 2.28.9 from /lib/libnccl.so.2",
         "  MPI Open MPI v5.0.11",
         "  CUDA_VISIBLE_DEVICES=0,1",
-        "  NCCL_ALGO=Ring  ! bears on performance",
+        "  NCCL_ALGO=Ring  ! affects performance",
         "  NCCL_DEBUG=INFO",
     ]
     short = written(TABLE, metadata=metadata).splitlines()
-    assert "  ! bears on performance: NCCL_ALGO=Ring" in short
+    assert "  ! affects performance: NCCL_ALGO=Ring" in short
     assert "  2 other settings: -v shows all" in short
 
 
@@ -487,3 +487,10 @@ def test_the_last_line_is_broken_on_a_terminal_alone_and_its_command_stays_whole
         "Try: nvidia-smi --gpu-reset -i 0000:1b:00.0",
     ]
     assert written(TABLE, report=report, style=Style(60)).splitlines()[-1] == line
+
+
+def test_the_summary_below_a_table_has_numbers_as_people_write_them() -> None:
+    slow = tuple(replace(row, time_us=88306.6, algbw_gb_s=1.2e-5, busbw_gb_s=1.2e-5) for row in ROWS)
+    text = written(TABLE, rows=slow)
+    assert "peak busbw        12 kB/s at" in text
+    assert "at the smallest   88.3 ms at" in text

@@ -136,7 +136,7 @@ def test_the_header_counts_and_names_the_origin() -> None:
     assert shown([HEALTHY], origin="simulated").startswith("gpubench 0  topo  1 node  8 GPUs  (SIMULATED)\n")
     several = shown(machine("hgx-h100-8*3"), origin="measured", source="a file", environment={"NCCL_ALGO": "Ring"})
     assert several.startswith(
-        "gpubench 0  topo  3 nodes  24 GPUs\n  from a file\n  ! bears on performance: NCCL_ALGO=Ring\n"
+        "gpubench 0  topo  3 nodes  24 GPUs\n  from a file\n  ! affects performance: NCCL_ALGO=Ring\n"
     )
 
 

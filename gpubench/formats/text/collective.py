@@ -34,7 +34,7 @@ from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
 from gpubench.model.terms.settings import repeated_name, taken_name
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import format_share, format_size, grouped
+from gpubench.model.terms.units import format_bandwidth, format_share, format_size, format_time, grouped
 from gpubench.model.terms.verdict import Verdict, doubt_in, gravity
 
 _UNKNOWN = "-"
@@ -171,6 +171,7 @@ FIGURES = (
 """The columns of collectives in the terminal, where each placement has them, and on pages."""
 
 _FOOTER_LABEL = 18
+_FIRST_MILLISECOND_US = 1000
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
 
 
@@ -337,13 +338,24 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if peak.busbw_gb_s is not None:
         shares = f"{_of_expected(peak)}{_of_limit(peak)}"
-        yield f"peak busbw        {figure(peak.busbw_gb_s)} GB/s at {_where(peak)}{shares}"
-        yield f"at the largest    {figure(largest.busbw_gb_s)} GB/s busbw at {_where(largest)}"
-    yield f"at the smallest   {figure(smallest.time_us)} µs at {_where(smallest)}"
+        yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
+        yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
+    yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
     yield from _slow_lines(every)
     yield _wrong_line(every)
+
+
+def _bandwidth(row: CollectiveRow) -> str:
+    """The busbw with all digits of the table, below 1 GB/s in MB/s or kB/s."""
+    return f"{figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
+
+
+def _time(microseconds: float | None) -> str:
+    """The time with all digits of the table, from 1 ms on in ms or s."""
+    is_short = microseconds is None or microseconds < _FIRST_MILLISECOND_US
+    return f"{figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
 
 
 def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iterator[str]:
@@ -351,9 +363,9 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     largest = max(rows, key=lambda row: (row.size_bytes, -row.time_us))
     for name, row in (("smallest", smallest), ("largest", largest)):
-        times = f"{figure(row.p50_us)} µs (p50), {figure(row.p99_us)} µs (p99)"
+        times = f"{_time(row.p50_us)} (p50), {_time(row.p99_us)} (p99)"
         if row.p50_us is None:
-            times = f"{figure(row.time_us)} µs (mean)"
+            times = f"{_time(row.time_us)} (mean)"
         yield f"at the {name:<8}   {times} at {_where(row)}"
     yield from _slowest_group([row for row in rows if row.size_bytes == largest.size_bytes])
     yield _expected_line(every, why_not_judged)
@@ -368,7 +380,7 @@ def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     if len({row.group for row in alike}) > 1:
         slowest, middle = max(alike, key=lambda row: row.time_us), median(row.time_us for row in alike)
         over = slowest.time_us / middle - 1
-        yield f"slowest group     {slowest.group}: {figure(slowest.time_us)} µs, {over:.1%} over the median of groups"
+        yield f"slowest group     {slowest.group}: {_time(slowest.time_us)}, {over:.1%} over the median of groups"
 
 
 def _wrong_line(rows: Sequence[CollectiveRow]) -> str:

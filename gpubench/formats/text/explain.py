@@ -176,7 +176,7 @@ def _total(transports: Sequence[TransportRow]) -> str:
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
     total = counted(sum(counts.values()), "path")
     if not staged:
-        return f"through host memory: none of {total}, by NCCL's own word{unknown}"
+        return f"through host memory: 0 of {total}, as NCCL logged them{unknown}"
     by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
     return f"through host memory: {staged} of {total}{by_design}{unknown}"
 

@@ -121,7 +121,7 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no
         latencies = soon.get(pair), late.get(pair)
         if looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
             measured = all(each is not None and each.seconds for each in latencies)
-            found.setdefault(pair, f"as slow as without peer access, in bandwidth{' and latency' * measured}")
+            found.setdefault(pair, f"{'bandwidth and latency' if measured else 'bandwidth'} as without peer access")
     return found
 
 

@@ -191,7 +191,7 @@ def _staged(row: FallbackRow) -> Finding:
         id=HOST_STAGED,
         severity=Verdict(row.verdict),
         subject=shown(row),
-        seen=f"{row.transport or 'these paths'} through host memory{slowdown(row)}",
+        seen=f"{row.transport or 'data go'} through host memory{slowdown(row)}",
         expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
         cause=row.cause_seen or "not known",
         next_command=row.advice or "gpubench topo",

@@ -376,7 +376,7 @@ def _speed(metadata: Metadata, figures: SpeedFigures) -> Iterator[str]:
     shared = all(figure.shares_gpus for figure in not_judged)
     why = why_not_judged(metadata.ranks) or (RANKS_SHARE_A_GPU if shared else "") or figures.doubt
     are_copies = {PEER_COPIES, HOST_COPIES}.issuperset(unjudged)
-    nothing = f"nothing is expected of {'them' if are_copies else 'these sizes'}"
+    nothing = f"no expected value for {'them' if are_copies else 'these sizes'}"
     why = why or ("no profile, no past results" if metadata.profile is None else nothing)
     if len(unjudged) < len(measured):
         yield f"speed of {' and '.join(unjudged)} not judged: {why}"

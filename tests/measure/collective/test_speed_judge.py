@@ -135,6 +135,9 @@ def test_ranks_that_take_turns_on_few_cpus_measure_the_scheduler() -> None:
     assert crowded.row(host).verdict == "INCONCLUSIVE"
     (found,) = crowded.findings((), None)
     assert (found.id, found.seen) == ("figures-too-noisy", "23 ms ±40 %; 64 ranks share 2 CPUs")
+    assert found.next_command.startswith("gpubench allreduce --sizes ")
+    assert "--np 2" in found.next_command
+    assert found.cause == "more ranks than CPUs"
     assert crowded.row(replace(host, wrong=1, verdict="FAIL")).verdict == "FAIL"
     assert crowded.row(replace(host, backend="nccl", time_us=18.0)).verdict == "PASS"
 

@@ -94,7 +94,7 @@ def test_a_run_kept_off_nvlink() -> None:
     assert report.verdict is Verdict.FAIL
     (cause,) = rows(report, "causes")
     assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("nccl-p2p-disabled", 4, "FAIL", ("vm",))
-    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 set in the environment"
+    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 is set in the environment"
     assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
     assert ids(report) == ["host-staged"]
     assert report.findings[0].expected == "peer access (P2P)"

@@ -213,7 +213,7 @@ def test_a_staged_pair_is_proven_by_the_counters() -> None:
 def test_without_counters_the_same_bandwidth_and_latency_tell() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)}), counts=False), request(4))
     assert found(report)["host-staged"].subject == "GPU0 → GPU3"
-    assert "as slow as without peer access" in found(report)["host-staged"].cause
+    assert "as without peer access" in found(report)["host-staged"].cause
     assert {row.host_staged for row in of(rows, peer="on")} == {None}
 
 
