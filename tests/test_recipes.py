@@ -17,6 +17,7 @@ from tests import shells
 from tests.cli.running import ROOT, environment
 
 RECIPES = ROOT / "docs" / "recipes"
+PROMETHEUS_FOLDER = RECIPES / "prometheus"
 FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.name != "README.md")
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
 HEALTHY, BROKEN = "--simulate hgx-h100-8", "--simulate hgx-h100-8 --fault gpu5:nvlink=12"
@@ -205,9 +206,24 @@ def test_node_problem_detector_has_the_policy_of_the_gate(machine: str, code: in
     assert (result.returncode, bool(result.stdout)) == (code, True), result.stderr
 
 
+@pytest.mark.parametrize(("machine", "code"), [(HEALTHY, 0), (BROKEN, 1)], ids=["healthy", "broken"])
+def test_a_job_of_gitlab_measures_everything_and_fails_if_anything_failed(
+    machine: str, code: int, tools: Path, tmp_path: Path
+) -> None:
+    lines = yaml.safe_load((RECIPES / "gitlab-ci.yml").read_text())["gpu-links"]["script"]
+    script = "\n".join(["set -e", *(line for line in lines if not line.startswith("pip "))])
+    result = run(["bash", "-c", script], tools, tmp_path, machine)
+    assert result.returncode == code, result.stderr
+    assert {path.name for path in tmp_path.glob("*.xml")} == {"topo.xml", "p2p.xml", "allreduce.xml"}
+
+
 def test_alerts_speak_of_metrics_that_exist(tools: Path, tmp_path: Path) -> None:
-    result = run(["bash", "-c", "gpubench topo --format prometheus"], tools, tmp_path)
-    written = set(re.findall(r"^# TYPE (\w+) gauge$", result.stdout, re.MULTILINE))
+    commands = commands_of(PROMETHEUS_FOLDER / "gpubench.service")
+    assert len(commands) == 2
+    for command in commands:
+        run(["bash", "-c", command.replace("/var/lib/node_exporter/textfile", str(tmp_path))], tools, tmp_path)
+    texts = [path.read_text() for path in tmp_path.glob("*.prom")]
+    written = {name for text in texts for name in re.findall(r"^# TYPE (\w+) gauge$", text, re.MULTILINE)}
     rules = yaml.safe_load((RECIPES / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     assert len(rules) == 4
     assert {name for rule in rules for name in re.findall(r"gpubench_\w+", rule["expr"])} <= written
@@ -222,9 +238,6 @@ def reads(*command: str | Path, text: str = "", cwd: Path = RECIPES) -> None:
     words = list(map(str, command))
     result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=300, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-PROMETHEUS_FOLDER = RECIPES / "prometheus"
 
 
 @installed("promtool")
