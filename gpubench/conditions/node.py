@@ -21,7 +21,7 @@ from gpubench.conditions.definition.condition import (
     unread,
 )
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
-from gpubench.model.facts.snapshot import ProbeFailure, Snapshot
+from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
@@ -75,6 +75,8 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
         for failure in node.snapshot.failures:
             if holds(failure, node.snapshot):
                 likely, cure = _BROKEN.get(failure.stage, ("a bug in gpubench", ""))
+                if failure.error.endswith(WAITED_FOR_CPU):
+                    likely, cure = "programs that use all CPUs of the node", "uptime"
                 names = (f"{run.named(number)}, {failure.stage}",)
                 sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)

@@ -20,6 +20,7 @@ from typing import IO, Any, Self, TypeVar
 from gpubench import __version__
 from gpubench.errors import MPS_PERCENTAGE, UsageError
 from gpubench.hardware import libraries
+from gpubench.hardware.host import text_of
 from gpubench.hardware.launch import die_with_parent, module_command, with_package
 from gpubench.hardware.libraries import MPI4PY, NCCL4PY, SEARCH, VERSION
 from gpubench.hardware.node import stage
@@ -31,6 +32,7 @@ from gpubench.hardware.node.sysfs import SysfsFacts
 from gpubench.model.facts.health import HIDDEN, error_counts, growth
 from gpubench.model.facts.process import LOADER, MPI_LIB, KernelModule, LibrariesFacts, LibraryFile, LibraryUser
 from gpubench.model.facts.snapshot import (
+    WAITED_FOR_CPU,
     DriverFacts,
     DriverSettings,
     GpuFacts,
@@ -47,6 +49,7 @@ from gpubench.records import dataclass
 _SECONDS_TO_END = 1.0  # For a child that answered or was killed; one inside a driver's call may never end
 _SECONDS_TO_EXIT = 10.0  # For a child whose output has ended: its exit status is the only explanation
 _CHUNK_BYTES = 2**16
+_LEAST_WAIT_S = 1.0  # A driver that hangs leaves its caller asleep. A host that is overloaded leaves it waiting.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,12 @@ class Stages:
         return {name: child.result(timeout_s) for name, child in self._children.items()}
 
 
+def seconds_without_cpu(pid: int, root: Path = Path("/")) -> float:
+    """Seconds for which a process was ready to run and had no CPU; 0 if the kernel does not count them."""
+    words = (text_of(root / f"proc/{pid}/schedstat") or "").split()
+    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
+
+
 class _Child:
     """A process, and what it has written so far; a line of JSON is its answer, whether or not it ends."""
 
@@ -138,7 +147,11 @@ class _Child:
         if self._process is None:
             return StageResult(error=f"it does not start: {self._start_error}")
         if not self._ended:
-            return StageResult(error=f"no answer within {timeout_s:g} s", timed_out=True)
+            late = f"no answer within {timeout_s:g} s"
+            waited_s = seconds_without_cpu(self._process.pid)
+            if waited_s > max(_LEAST_WAIT_S, timeout_s / 2):
+                return StageResult(error=f"{late}: it waited {waited_s:.0f} s {WAITED_FOR_CPU}")
+            return StageResult(error=late, timed_out=True)
         return StageResult(error=self._cause_of_end(self._process))
 
     def _cause_of_end(self, process: subprocess.Popen[bytes]) -> str:

@@ -160,6 +160,12 @@ def test_a_source_that_broke_is_an_error_with_a_cause_of_its_own(stage: str, cau
     assert "a bug" in broken("other", error="broke")[0].cause
 
 
+def test_a_reader_that_got_no_cpu_says_nothing_of_the_driver() -> None:
+    (finding,) = broken("nvml", error="no answer within 20 s: it waited 15 s for a CPU")
+    assert said([finding]) == [("probe-failed", "ERROR", "node0, nvml")]
+    assert "CPUs" in finding.cause
+
+
 def test_cuda_that_is_not_ready_is_an_answer_about_the_machine() -> None:
     (finding,) = broken("cuda", error="cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")
     assert said([finding]) == [("cuda-refuses", "FAIL", "node0, cuda")]

@@ -545,6 +545,9 @@ class GpuDirectFacts:
     dma_buf: bool | None = None
 
 
+WAITED_FOR_CPU = "for a CPU"  # The end of an error if it was no driver that hung but a host that is overloaded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailure:
     """A whole source of facts that gave none: which (sysfs, nvml, cuda), what happened, and whether it hung."""

@@ -1,6 +1,7 @@
 """The probe's children, which may hang, crash or talk nonsense, and the one snapshot made of what they say."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -270,6 +271,29 @@ def test_a_source_that_hangs_costs_only_itself() -> None:
         snapshot = probing.snapshot(0.1)
     assert snapshot.failures == (ProbeFailure(stage="nvml", error="no answer within 0.1 s", timed_out=True),)
     assert [gpu.cuda_index for gpu in snapshot.gpus] == [0, 1]
+
+
+@pytest.mark.parametrize(("waited_s", "timed_out"), [(0.01, True), (0.04, True), (0.06, False)])
+def test_a_child_that_waited_for_a_cpu_is_late_and_its_driver_is_not_silent(
+    waited_s: float, timed_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The field of /proc/PID/schedstat: nanoseconds of running, of waiting for a CPU, and turns."""
+    monkeypatch.setattr(probe_module, "seconds_without_cpu", lambda _pid: waited_s)
+    monkeypatch.setattr(probe_module, "_LEAST_WAIT_S", 0.02)
+    commands = {"sysfs": answer(on_bus(6)), "nvml": HANG, "cuda": answer(cuda(6))}
+    with Probe(ENVIRONMENT, commands) as probing:
+        wait_for(probing, "sysfs", "cuda")
+        (failure,) = probing.snapshot(0.1).failures
+    assert (failure.stage, failure.timed_out) == ("nvml", timed_out)
+    assert failure.error.startswith("no answer within 0.1 s")
+
+
+def test_the_kernel_counts_the_time_without_a_cpu(tmp_path: Path) -> None:
+    assert probe_module.seconds_without_cpu(os.getpid()) >= 0
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/schedstat").write_text("940000000 15000000000 812\n")
+    assert probe_module.seconds_without_cpu(7, tmp_path) == 15.0
+    assert probe_module.seconds_without_cpu(8, tmp_path) == 0.0
 
 
 def test_what_was_answered_in_time_counts_though_it_is_read_late() -> None:
