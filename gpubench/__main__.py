@@ -15,6 +15,7 @@ else:
     import _signal as signal  # what `signal` is made of, without its enumerations
 
 _INTERRUPTED = 130
+_QUOTED = " *?[]{}()<>|&;$`\"'\\!#~"
 _CHANNEL = "GPUBENCH_CHANNEL"  # As CHANNEL_VARIABLE in `model.facts.environment`: its parent speaks for a rank
 
 
@@ -30,9 +31,14 @@ def run(launch: "LaunchedBy | None") -> int:
     return run_command_line(launch)
 
 
+def _interruption() -> str:
+    again = " ".join("'" + each.replace("'", "'\\''") + "'" if {*each} & {*_QUOTED} else each for each in sys.argv[1:])
+    return f"gpubench: interrupted before the first result. Try: gpubench {again}".rstrip() + "\n"
+
+
 def _end_at_once(_number: int, _frame: object) -> None:
     if _CHANNEL not in os.environ:
-        os.write(2, b"gpubench: error: interrupted\n")
+        os.write(2, _interruption().encode(errors="replace"))
     os._exit(_INTERRUPTED)
 
 
@@ -52,7 +58,7 @@ def main() -> None:
     except KeyboardInterrupt:
         if is_usual:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        sys.stderr.write("gpubench: error: interrupted\n")
+        sys.stderr.write(_interruption())
         sys.exit(_INTERRUPTED)
 
 

@@ -11,6 +11,7 @@ DONE = 0
 JUDGED_AND_FAILED = 1
 WRONG_USAGE = 2
 COULD_NOT_MEASURE = 3
+INTERRUPTED = 130  # As shells do: 128 and the number of SIGINT
 
 _TEXTS = ("seen", "expected", "reason", "next_step", "where")
 _FULL = tuple(os.strerror(each) for each in (errno.ENOSPC, errno.EDQUOT))
@@ -82,6 +83,8 @@ class ClientRefusedError(CouldNotMeasureError):
 
 class InterruptedRunError(CouldNotMeasureError):
     """Somebody ended the run: Ctrl-C, SIGTERM, or a reader that closed the pipe."""
+
+    exit_code = INTERRUPTED
 
 
 class OutputError(OSError):

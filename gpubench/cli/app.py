@@ -14,7 +14,6 @@ from gpubench import __version__
 from gpubench.cli.process import COMMANDS, exit_with
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup, usage_error
 from gpubench.errors import (
-    COULD_NOT_MEASURE,
     DONE,
     JUDGED_AND_FAILED,
     GpubenchError,
@@ -97,12 +96,13 @@ class LazyCommands(HelpfulGroup):
         return name, typer_command(chosen), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """The command; of Ctrl-C before it runs typer makes exit code 130 without a word."""
+        """The command. Raises InterruptedRunError for Ctrl-C before it shows anything."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.stderr.write("gpubench: error: interrupted\n")
-            raise
+            from gpubench.formats.delivery import interruption
+
+            raise InterruptedRunError(interruption()) from None
 
 
 @cache
@@ -151,9 +151,7 @@ def run_command_line(launch: LaunchedBy | None) -> int:
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
         # Where nobody reads a help any more, typer exits with the code of what was judged and failed.
-        return COULD_NOT_MEASURE if ended.code == JUDGED_AND_FAILED else int(ended.code or DONE)
-    except typer.Abort:
-        return _tell(InterruptedRunError("interrupted"), style)
+        return DONE if ended.code == JUDGED_AND_FAILED else int(ended.code or DONE)
     except typer.TyperException as error:
         return _tell(usage_error(error, _command_of(error)), style)
     except GpubenchError as error:
@@ -171,7 +169,7 @@ def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
     if error is not None:
         return _tell(full_output(error), style)
     forget(sys.stdout)
-    return COULD_NOT_MEASURE
+    return DONE
 
 
 def _exit_style() -> "ExitStyle | None":

@@ -1,14 +1,15 @@
 """The ends of a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from gpubench.errors import GpubenchError, InterruptedRunError, OutputError, output_failed, rows_kept
-from gpubench.model.terms.units import error_text, printable_line
+from gpubench.errors import DONE, GpubenchError, InterruptedRunError, OutputError, output_failed
+from gpubench.model.terms.units import counted, error_text, printable_line
 
 
 class Delivered(Protocol):
@@ -19,13 +20,28 @@ class Delivered(Protocol):
         """Rows that were delivered."""
         ...
 
+    @property
+    def code_so_far(self) -> int:
+        """1 if something failed already."""
+        ...
+
+    @property
+    def kept_in(self) -> str:
+        """The file that `gpubench report` shows, or empty."""
+        ...
+
     def cut_short(self) -> None:
         """The run ends here, unless its report was delivered."""
         ...
 
 
 class ReaderGoneError(InterruptedRunError):
-    """Nobody reads stdout any more, as behind `| head`: the run ends with exit code 3, and nothing is said of it."""
+    """Nobody reads stdout any more, as behind `| head`: the run ends, and nothing is printed about it.
+
+    The exit code is 1 if something had failed before.
+    """
+
+    exit_code = DONE
 
 
 @contextmanager
@@ -40,10 +56,12 @@ def delivering(presenter: Delivered) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(_interrupted("interrupted", presenter)) from None
+        raise InterruptedRunError(interruption(presenter.rows, presenter.kept_in)) from None
     except BrokenPipeError:
         forget(sys.stdout)
-        raise ReaderGoneError(_interrupted("the reader of stdout went away", presenter)) from None
+        gone = ReaderGoneError("the reader of stdout went away")
+        gone.exit_code = presenter.code_so_far
+        raise gone from None
     except OutputError as error:
         raise full_output(error, presenter.rows) from error
     finally:
@@ -89,8 +107,9 @@ def tell(error: GpubenchError, to: TextIO) -> None:
     """Print an error on stderr; nothing of one that nobody is there to hear."""
     if isinstance(error, ReaderGoneError):
         return
+    text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else error_text(error)
     try:
-        print(error_text(error), file=to, flush=True)
+        print(text, file=to, flush=True)
     except OSError:
         forget(to)
 
@@ -102,8 +121,32 @@ def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
     return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
 
 
-def _interrupted(what: str, presenter: Delivered) -> str:
-    return f"{what}; the run was ended{rows_kept(presenter.rows)}"
+_SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that say which sizes are measured
+
+
+def interruption(rows: int = 0, kept_in: str = "") -> str:
+    """The last line of a run that Ctrl-C or SIGTERM ended: what is kept, and the command to type next."""
+    words = ["gpubench", *sys.argv[1:]]
+    if not rows or words[1:2] == ["report"]:
+        return f"interrupted before the first result. Try: {shlex.join(words)}"
+    seen = f"interrupted after {counted(rows, 'row')}"
+    if kept_in:
+        return f"{seen}, kept in {kept_in}. Try: gpubench report {shlex.quote(kept_in)}"
+    sized = [each.partition("=")[0] in _SIZES for each in words]
+    others = [each for each, *is_size in zip(words, sized, [False, *sized], strict=False) if not any(is_size)]
+    return f"{seen}. Try: {shlex.join([*others, '--sizes', '1M'])}"
+
+
+def is_reader_gone(stream: TextIO) -> bool:
+    """True if a stream is a pipe that nobody reads any more; nothing is written."""
+    import select
+
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):
+        return False
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def forget(stream: TextIO) -> None:

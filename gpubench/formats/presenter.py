@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gpubench.errors import COULD_NOT_MEASURE, OutputError, naming_output
-from gpubench.formats.delivery import say
+from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, naming_output
+from gpubench.formats.delivery import is_reader_gone, say
 from gpubench.formats.lines import line_text
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.registry import BASELINE, Style, Target, Writer, target_of
@@ -214,7 +214,7 @@ class Presenter:
         self.rows = 0
         self._began = time.monotonic()
         self.report: Report | None = None
-        self._wrong = False
+        self._wrong, self._failed = False, False
         self._metadata: Metadata | None = None
         self._figures = SpeedFigures()
         self._options = options
@@ -247,7 +247,9 @@ class Presenter:
                     self.note(f"not measured: {line}")
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Show how far it is."""
+        """Show how far it is. Raises BrokenPipeError if nobody reads stdout: the next row may be minutes away."""
+        if is_reader_gone(sys.stdout):
+            raise BrokenPipeError
         self._progress.update(done, total, label)
 
     def waiting(self, label: str, seconds: float) -> None:
@@ -258,6 +260,7 @@ class Presenter:
         """Hand a row to every output."""
         self.rows += 1
         self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
+        self._failed = self._failed or getattr(row, "verdict", None) == Verdict.FAIL
         self._figures.add(row)
         with self._progress.hidden():
             self._write(lambda writer: writer.row(row))
@@ -285,9 +288,22 @@ class Presenter:
             return
         report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
         self.report = self._with_sentence(report)
-        for writer in self._writers.values():
+        for name, writer in self._writers.items():
+            if name == "stdout" and self._is_table and sys.stdout.isatty():
+                continue  # the line on stderr, which the same person reads, is the last one
             with suppress(OSError):
                 writer.end(self.report)
+
+    @property
+    def kept_in(self) -> str:
+        """The file of this run that `gpubench report` shows; empty without one."""
+        return next((str(each.path) for each in self._options.outputs if each.format.suffix in (".json", ".jsonl")), "")
+
+    @property
+    def code_so_far(self) -> int:
+        """1 if a row or the report failed, and --exit-zero was not given."""
+        failed = self._failed or self._wrong or (self.report is not None and self.report.verdict is Verdict.FAIL)
+        return JUDGED_AND_FAILED if failed and not self._options.exit_zero else DONE
 
     @property
     def exit_code(self) -> int:

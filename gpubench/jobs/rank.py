@@ -25,7 +25,7 @@ from gpubench.errors import (
     shared_gpu_is_not_enabled,
     shared_gpu_without_percentage,
 )
-from gpubench.formats.delivery import ReaderGoneError, full_output, tell
+from gpubench.formats.delivery import ReaderGoneError, full_output, interruption, tell
 from gpubench.hardware import launch
 from gpubench.hardware.environment import NODE_VARIABLE, nccl_settings
 from gpubench.hardware.host import sm_percent
@@ -380,7 +380,7 @@ def _located(broken: BaseException, place: str) -> GpubenchError:
         broken.where = broken.where or place
         return broken
     if isinstance(broken, KeyboardInterrupt):
-        return InterruptedRunError("interrupted; the run was ended, and rows measured before are in the outputs")
+        return InterruptedRunError(interruption())
     if isinstance(broken, BrokenPipeError):
         return ReaderGoneError("the reader of the output went away", where=place)
     if isinstance(broken, OutputError):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.formats.delivery import interruption
 from tests.cli.running import ROOT
 
 _MAIN = "import sys; sys.argv[0] = 'gpubench'; from gpubench.__main__ import main; main()"
@@ -29,13 +31,52 @@ def started(*arguments: str, code: str = _MAIN, **how: object) -> subprocess.Com
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120, **how)  # type: ignore[call-overload,no-any-return]
 
 
-@pytest.mark.parametrize("module", ["gpubench.cli.process", "gpubench.cli.app", "typer", "gpubench.jobs.check"])
-def test_ctrl_c_during_the_start_is_one_line(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+CHECK = ("check", "--simulate", "hgx-h200-2*2")
+ALLREDUCE = ("allreduce", "--simulate", "hgx-h200-2", "--sizes", "1M")
+LOG = str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")
+MOMENTS = [
+    ("gpubench.cli.process", CHECK),
+    ("gpubench.cli.app", CHECK),
+    ("typer", CHECK),
+    ("gpubench.jobs.check", CHECK),
+    ("gpubench.formats.presenter", CHECK),
+    ("gpubench.measure.check.health", CHECK),
+    ("gpubench.jobs.collective.simulated", ALLREDUCE),
+    ("gpubench.model.results.sentence", ALLREDUCE),
+    ("gpubench.jobs.report", ("report", "--machine", "hgx-b200-8*2", "pasted.txt")),
+    ("gpubench.measure.explain.report", ("explain", LOG)),
+    ("gpubench.jobs.rounds", ("scan", "--simulate", "hgx-h100-8*4", "--quick")),
+]
+"""Modules whose import is interrupted, and the command that imports them."""
+
+
+@pytest.mark.parametrize(("module", "words"), MOMENTS, ids=lambda each: each if isinstance(each, str) else each[0])
+def test_ctrl_c_is_one_line_with_the_next_command(
+    module: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("INTERRUPTED_AT", module)
-    ended = started("check", "--simulate", "hgx-h200-2", code=_INTERRUPTED_AT + _MAIN)
-    assert ended.returncode == 130
-    assert ended.stderr.startswith("gpubench: error: interrupted\n")
-    assert "Traceback" not in ended.stderr
+    ended = started(*words, code=_INTERRUPTED_AT + _MAIN)
+    assert (ended.returncode, ended.stderr.count("\n")) == (130, 1), ended.stderr
+    assert ended.stderr.startswith("gpubench: interrupted ")
+    again = shlex.split(ended.stderr.partition(". Try: ")[2])
+    assert again[: len(words)] == ["gpubench", *words][: len(words)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows", "kept_in", "said"),
+    [
+        ("topo", 0, "", "before the first result. Try: gpubench topo"),
+        ("allreduce --sizes 1K:4G -v", 12, "", "after 12 rows. Try: gpubench allreduce -v --sizes 1M"),
+        ("allreduce -b 8 -e 4G -f=2", 1, "", "after 1 row. Try: gpubench allreduce --sizes 1M"),
+        ("p2p -o 'my run.json'", 3, "my run.json", "kept in my run.json. Try: gpubench report 'my run.json'"),
+        ("report x.json", 9, "", "Try: gpubench report x.json"),
+    ],
+)
+def test_what_is_kept_and_what_to_type_after_ctrl_c(
+    typed: str, rows: int, kept_in: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpubench", *shlex.split(typed)])
+    assert interruption(rows, kept_in).endswith(said)
 
 
 def test_a_working_folder_that_is_gone_is_said_so(tmp_path: Path) -> None:

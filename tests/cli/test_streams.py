@@ -29,7 +29,7 @@ RUNS = {
     "report": ("RESULT",),
     "collective": (*SIMULATED, "--sizes", "1M"),
     "overlap": (*SIMULATED, "--sizes", "1M"),
-    "plan": (*SIMULATED, "--model", "llama-3-8b"),
+    "plan": (*SIMULATED, "--parameters", "7B"),
     "profiles": (),
 }
 """By module of a command, what it may be started with here; RESULT is a file of an earlier run."""
@@ -118,7 +118,21 @@ def test_stdout_that_takes_nothing_is_not_said_to_be_full(forks: str) -> None:
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("profiles", "list")])
 def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str], forks: str) -> None:
     ended = shell("| true", *words, program=forks)
-    assert (ended.returncode, ended.stderr) in ((DONE, ""), (COULD_NOT_MEASURE, ""))
+    assert (ended.returncode, ended.stderr) == (DONE, "")
+
+
+@pytest.mark.parametrize(("fault", "codes"), [((), {DONE}), (("--fault", "gpu1:nvlink=9"), {DONE, FAILED})])
+def test_a_reader_that_goes_away_ends_every_command_quietly(
+    fault: Sequence[str], codes: set[int], result: str, forks: str
+) -> None:
+    """What had failed before may be exit code 1; that nobody reads is no error."""
+    for module in RUNS:
+        first = next((each.name for each in COMMANDS if each.module == module), "")
+        words = words_of(first, module, result)
+        faulty = fault if "--simulate" in words and module not in ("watch", "plan") else ()
+        ended = shell("| head -1", *words, *faulty, program=forks)
+        assert ended.stderr == "", words
+        assert ended.returncode in (codes if faulty else {DONE, FAILED}), words
 
 
 def test_a_wrong_command_is_wrong_usage_where_nobody_can_be_told(forks: str) -> None:

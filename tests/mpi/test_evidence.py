@@ -40,7 +40,7 @@ def document_of(result: "CompletedProcess[str]") -> dict[str, Any]:
 
 def test_a_healthy_job_that_launches_itself() -> None:
     result = gpubench(*SWEEP, "--format", "json", env=believing("tuning"))
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, "GPUs that copy in Python are slow"
     assert "gpubench: fallback: none. All 4 pairs are direct over P2P/CUMEM (proven)" in result.stderr
     document = document_of(result)
     # Its GPUs are H200s that copy in Python, and their counters move whenever they are read, as if others sent.
@@ -100,7 +100,7 @@ def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() 
 def test_a_staged_job_under_a_users_own_mpirun() -> None:
     staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
     result = mpirun(4, *SWEEP, "--evidence", "--width", "100", env=staged)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1, result.stderr
     text = " ".join(result.stdout.split())
     assert "fallback: HOST-STAGED: ranks 0 → 1, 1 → 2, 2 → 3, 3 → 0 through host memory over SHM/direct" in text
     assert "NCCL_P2P_DISABLE=1 in the environment cure: gpubench p2p && unset NCCL_P2P_DISABLE" in text
@@ -113,7 +113,7 @@ def test_a_staged_job_under_a_users_own_mpirun() -> None:
 @pytest.mark.slow
 def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
     result = gpubench(*SWEEP, "--format", "csv", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
-    assert result.returncode == 0
+    assert result.returncode == 1
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert list(rows[0]) == list(COLLECTIVE_COLUMNS)
     assert {row["host_staged"] for row in rows} == {"true"}

@@ -204,7 +204,7 @@ def profile_of_ranks(monkeypatch: pytest.MonkeyPatch, output: Path, **given: Any
     cluster = Cluster(monkeypatch, 1, Fabric(slow=dict.fromkeys([(0, 1), (1, 0)], 0.6)))
     board = snapshots(parse_machine("hgx-a100-8"))[0]
     cluster.node = replace(board, gpus=board.gpus[:2], pairs=board.pairs[:1])
-    assert cluster.run(output=[str(output)], **given) == 0
+    assert cluster.run(output=[str(output)], **given) == 1, "both pairs are slow"
     return dict(json.loads(output.read_text())["metadata"]["profile"])
 
 
@@ -234,11 +234,11 @@ def test_what_ranks_recorded_is_replayed_by_one_process(
     fabric = Fabric(slow={(3, 0): 0.4}, closed_to={(0, 1)})
     cluster = Cluster(monkeypatch, 2, fabric)
     asked = {"sizes": "64M", "pairs": ["0-1", "2-0", "2-1", "3-0"], "check": False, "record": str(folder)}
-    assert cluster.run(**asked, format_name="csv") == 3
+    assert cluster.run(**asked, format_name="csv") == 1
     measured = rows(capsys.readouterr().out)
     assert len((folder / "ranks.jsonl").read_text().splitlines()) == 4
     result = gpubench("p2p", "--replay", str(folder), "--format", "csv")
-    assert result.returncode == 3, result.stderr
+    assert result.returncode == 1, result.stderr
     replayed = rows(result.stdout)
     assert {row.pop("origin") for row in measured} == {"measured"}
     assert {row.pop("origin") for row in replayed} == {"recorded"}

@@ -65,6 +65,7 @@ class SpeedFigures:
     checked: bool = False
     unchecked: bool = False
     wrong: int = 0
+    rows: int = 0
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class SpeedFigures:
 
     def add(self, row: Row) -> None:
         """A row more."""
+        self.rows += 1
         if isinstance(row, CollectiveRow):
             self._add_collective(row)
         elif isinstance(row, PairRow):

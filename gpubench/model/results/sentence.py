@@ -54,6 +54,7 @@ _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
 _WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\)")
 _ENDED_EARLY = "the run was cut short, the rows before were measured"
+_ENDED_AT_ONCE = "the run was cut short before its first row"
 _PRESENT, _NIC_STATE, _BELOW_CARD = "gpu_present", "nic_state", "below the card's highest rate"
 _COARSE_PERCENT = 10.0  # A comparison whose best row is no surer says so: jobs differ by their place
 _SLOWER = ("slower", "slower-together")  # Rows slower alone, and a range of sizes together
@@ -64,7 +65,7 @@ _VENDOR = "NVIDIA "
 def sentence(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
     """The sentence of a report."""
     if not report.complete:
-        return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY)])
+        return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)])
     parts, root = list(_said(metadata, report, figures)), worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else _command(metadata, root)
     return last_line(report.verdict, metadata.origin, parts, command)

@@ -70,7 +70,9 @@ def test_wrong_data_come_first() -> None:
 
 
 def test_a_run_that_was_cut_short_says_so() -> None:
-    assert said(report(Verdict.ERROR, complete=False)) == "ERROR: the run was cut short, the rows before were measured"
+    ended = report(Verdict.ERROR, complete=False)
+    assert said(ended, FAST) == "ERROR: the run was cut short, the rows before were measured"
+    assert said(ended) == "ERROR: the run was cut short before its first row"
 
 
 def test_data_that_were_checked_in_part_are_not_said_to_be_right() -> None:
