@@ -332,7 +332,10 @@ class JudgedTable:
         collective = collective_named(self.rows[0].collective)
         nccl = file.circumstances.libraries.get("NCCL")
         made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
-        return SpeedJudge(replace(made.expected, assumed=assumed), made.hosts)
+        first = self.rows[0]
+        table = first.collective, first.ranks, first.nodes
+        launches = max((run.launches for run in file.runs if run.table == table), default=1)
+        return SpeedJudge(replace(made.expected, assumed=assumed, launches=launches), made.hosts)
 
 
 def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:

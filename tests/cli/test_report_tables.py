@@ -552,3 +552,42 @@ def test_a_table_far_above_what_is_expected_is_not_judged(
     code, text = report(path, "--collective", "allreduce", "--summary", *(["--strict"] if strict else []))
     assert (code, text.partition(":")[0]) == ended
     assert ("speed not judged: 1.6 times what profile rtx-4090-2 expects" in text) == (ended[1] == "SKIP")
+
+
+def flat_alltoall(small_us: float, large_gb_s: float, processes: int) -> str:
+    """All-to-all on 8 A100s: the same time up to 1 MiB, and a bandwidth at 1 GiB, of one process or of eight."""
+    rows = []
+    for size, time_us in (
+        (2**10, small_us),
+        (2**16, small_us),
+        (2**20, small_us),
+        (2**30, 2**30 * 0.875e-3 / large_gb_s),
+    ):
+        algbw = size / time_us / 1e3
+        half = Half(time_us=time_us, algbw=algbw, busbw=algbw * 0.875)
+        rows.append(Result(size=size, count=size // 32, op="none", halves=(half, half)))
+    run = Output(program="alltoall", gpus=8, results=tuple(rows), model="NVIDIA A100-SXM4-40GB")
+    if processes == 1:
+        return run.text()
+    # One thread per GPU launches on it alone.
+    text = run.text().replace("nGpus 8", "nGpus 1")
+    for number in range(8):
+        text = text.replace(f"Rank {number:2d} Group  0 Pid   1000", f"Rank {number:2d} Group  0 Pid   {2000 + number}")
+    return text
+
+
+LAUNCHED = [  # µs up to 1 MiB, GB/s at 1 GiB, processes, words of the last line
+    (88.0, 226.0, 1, "PASS: 8 × A100"),  # eight launches of 11 µs, one after another
+    (88.0, 226.0, 8, "FAIL: "),
+    (200.0, 226.0, 1, "FAIL: "),
+    (88.0, 100.0, 1, "FAIL: "),
+    (20.0, 226.0, 8, "PASS: 8 × A100"),
+]
+
+
+@pytest.mark.parametrize(("small_us", "large_gb_s", "processes", "last"), LAUNCHED)
+def test_a_process_that_drives_several_gpus_may_take_a_launch_per_gpu(
+    small_us: float, large_gb_s: float, processes: int, last: str, tmp_path: Path
+) -> None:
+    said = report(written(tmp_path, flat_alltoall(small_us, large_gb_s, processes)), "--summary")[1]
+    assert said.startswith(last), said

@@ -11,6 +11,8 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.neighbours import LONE, RowPlace, lone_slow_rows, shows_more
 from gpubench.model.results.report import CollectiveRow, Effect, Report
 from gpubench.model.results.speed import (
+    LAUNCH_OF_SENDS_US,
+    LAUNCH_US,
     ExpectedTime,
     Slowness,
     compared,
@@ -70,7 +72,10 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """The sources of what is expected of rows, in order; `unlike` is why there is none, `assumed` is unsaid."""
+    """The sources of what is expected of rows, in order; `unlike` is why there is none, `assumed` is unsaid.
+
+    `launches` is the number of GPUs on which one thread launches.
+    """
 
     collective: Collective
     profile: "Profile | None" = None
@@ -79,10 +84,14 @@ class ExpectedTimes:
     network: "NodeNetwork | None" = None
     unlike: str = ""
     assumed: str = ""
+    launches: int = 1
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
         """The expectation of a row; None where no source has one: its speed is not judged."""
         found = None if self.unlike or row.ranks == 1 else self._known(row)
+        if found is not None and self.launches > 1:
+            launch_us = LAUNCH_OF_SENDS_US if self.collective.point_to_point else LAUNCH_US
+            found = found.launched_in_turn(self.launches, launch_us)
         return found.doubted(self.assumed) if found is not None and self.assumed and row.nodes > 1 else found
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:

@@ -109,11 +109,15 @@ def left_out_remark(left_out: Sequence[str]) -> str:
 
 
 class RunPlace(NamedTuple):
-    """A run in a text: its first line, whose table its rows are in, and the machine that it names: hosts and GPUs."""
+    """A run in a text: its first line, whose table its rows are in, and the machine that it names: hosts and GPUs.
+
+    `launches` is the number of GPUs on which one thread launches every operation.
+    """
 
     line: int
     table: tuple[str, int, int]
     machine: tuple[tuple[str, ...], tuple[str, ...]]
+    launches: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,11 @@ class ExpectedTime:
         warned = replace(own, fail=math.inf, warn=own.fail if own.warn is None else own.warn, warned_from=least)
         return replace(self, source=f"{self.source}; {assumed}", tolerance=warned)
 
+    def launched_in_turn(self, gpus: int, launch_us: float) -> "ExpectedTime":
+        """The same with room for a thread that launches on several GPUs, one after another."""
+        own = self.tolerance
+        return replace(self, tolerance=replace(own, microseconds=own.microseconds + gpus * launch_us))
+
     def most_us(self, row: CollectiveRow) -> float:
         """The longest time of a row that is not slow."""
         more = _ALONE_US if row.mode == Mode.LATENCY else 0.0
@@ -164,6 +169,10 @@ class ExpectedTime:
         """True if a row should be measured again before it is judged: it is slow, or nearly."""
         return self.verdict(row) is not Verdict.PASS or row.time_us > (1 - _NEAR_SHARE) * self.most_us(row)
 
+
+LAUNCH_US, LAUNCH_OF_SENDS_US = 6.0, 11.0
+"""The longest published launch on one of several GPUs of one thread (nccl-tests -g N), whose ranks start one after
+another: 3.3 to 5.9 µs per GPU (4 V100s and H100s, 8 A100s and RTX 5090s), of sends 5.3 to 10.9."""
 
 _ALLTOALLV = "alltoallv"  # nobody has published what it takes at which skew
 

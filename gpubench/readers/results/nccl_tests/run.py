@@ -1,6 +1,7 @@
 """One run of a program of nccl-tests, from text, JSON or a cut table, and the rows of results that it becomes."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import NoReturn
@@ -235,6 +236,14 @@ class NcclTestsRun:
         return math.prod(self.settings.get(name, 1) for name in ("threads", "gpus", "ranks_a_gpu"))
 
     @property
+    def launches(self) -> int:
+        """GPUs on which one thread launches, by the '# nThread' line, else by the ranks that share a process."""
+        if "gpus" in self.settings:
+            return self.ranks_a_process // self.settings.get("threads", 1)
+        shared = Counter((device.group, device.host, device.pid) for device in self.devices if device.pid)
+        return max(shared.values(), default=1)
+
+    @property
     def _paths(self) -> list[Transport]:
         """The transports of NCCL's own lines among the rows, without the numbers of NICs."""
         return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
@@ -365,7 +374,7 @@ def result_file(
 
 
 def _place(run: NcclTestsRun, row: CollectiveRow) -> RunPlace:
-    return RunPlace(run.first_line, (row.collective, row.ranks, row.nodes), run.machine())
+    return RunPlace(run.first_line, (row.collective, row.ranks, row.nodes), run.machine(), run.launches)
 
 
 def _refuse(runs: Sequence[NcclTestsRun], name: str, left_out: Sequence[str]) -> NoReturn:
