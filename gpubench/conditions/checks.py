@@ -126,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
         reads=("gpu.name", "gpu.memory_bytes"),
         in_part=subjects.left_out_gpus,
     ),
-    Check("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",), in_part=subjects.split_gpus),
+    _wiring("mig", "no GPU is split by MIG that should be whole", reads=("gpu.mig",), in_part=subjects.split_gpus),
     Check(
         "ecc",
         "ECC is on and has met no uncorrectable error",

@@ -148,14 +148,14 @@ class ModelledCollective:
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
     ) -> Report:
         """The rows of the model, with paths and speed judged; `keep` gets the times of every row."""
-        name, source = self.request.collective.name, self.simulation.source
+        name = self.request.collective.name
 
         def seconds(case: Case, row: int, attempt: int) -> Sequence[float]:
             times = self.settings.times.get(case.setting or "", self.times)
             number = row + attempt * MOST_SIMULATED_ROWS
             return times.seconds(name, case.size_bytes, row=number, ranks_per_node=self.per_node)
 
-        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), source, self.processes)
+        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
         nodes = [Topology(node) for node in self.nodes]

@@ -7,13 +7,14 @@ from functools import cache
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
 from gpubench.conditions.definition.circumstances import Circumstances, IssueTime, users_settings
 from gpubench.conditions.nccl_settings import split_by_design
+from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
 from gpubench.model.facts.health import split_by_mig
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.traffic import IdleGpu, both
-from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
+from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.transport import (
     Conclusion,
@@ -283,7 +284,6 @@ def simulated(
     staged: Sequence[Pair],
     gpus: Sequence[Located],
     node: Callable[[int], Topology],
-    source: str,
     facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
     """The verdict on the pairs of ranks that go through host memory; of many nodes only theirs are read.
@@ -314,12 +314,13 @@ def simulated(
             wiring=wiring, facts=of_nodes, settings=users_settings(of_nodes), staged=dict.fromkeys(staged, ())
         )
     )
-    fault = Explanation("simulated", source, "Leave the fault out")
+    copied = Explained(replace(explained.circumstances, copied=dict.fromkeys(staged, AS_SLOW_AS_STAGED)))
 
     def cause_of(members: Sequence[KnownPath]) -> Explanation:
-        """The cause that the facts show, else the fault itself."""
-        found = explained.explaining(_staged(members))
-        return found[0].explanation if found else fault
+        """The cause that the facts show, else what `gpubench p2p` says of these pairs."""
+        found = explained.first(_staged(members))
+        by_design = any(path.evidence.by_design for path in members)
+        return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
 
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
     outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())

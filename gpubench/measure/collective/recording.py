@@ -507,7 +507,7 @@ def replay(
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
         staged = [(source, destination) for source, destination in found.model.staged]
         node_of = circumstances.wiring.nodes.__getitem__
-        outcome = simulated(staged, found.ranks, node_of, found.model.source, circumstances.facts)
+        outcome = simulated(staged, found.ranks, node_of, circumstances.facts)
         report = simulate(
             request,
             len(found.ranks),

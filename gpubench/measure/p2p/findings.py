@@ -6,6 +6,7 @@ from typing import TypedDict
 from gpubench.measure.p2p.request import CopyMachine, ManagedCopy, P2pRequest
 from gpubench.measure.p2p.rows import CopyMatrix
 from gpubench.model.paths.p2p import (
+    AS_SLOW_AS_STAGED,
     LATENCY_BYTES,
     MOVED_SHARE,
     SLOW_SHARE,
@@ -120,8 +121,7 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no
             continue
         latencies = soon.get(pair), late.get(pair)
         if looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
-            measured = all(each is not None and each.seconds for each in latencies)
-            found.setdefault(pair, f"{'bandwidth and latency' if measured else 'bandwidth'} as without peer access")
+            found.setdefault(pair, AS_SLOW_AS_STAGED)
     return found
 
 

@@ -144,6 +144,9 @@ _STAGED_GAIN = 1.15  # Host-staged copies measured with peer access are within 1
 _STAGED_LATENCY_GAIN = 2.0  # 16-byte copies: H200 2.2 µs against 12 to 18 staged, RTX 3090 1.0 against 15
 
 
+AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # What is seen of a pair that `looks_staged`
+
+
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
     """True if large copies with peer access are as slow as those without, and nothing else could make them so.
 

@@ -32,7 +32,7 @@ from gpubench.measure.collective.sweep import ObservationSources, Observers, Pat
 from gpubench.model.facts.process import MpiFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
-from gpubench.model.paths.p2p import Carried
+from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, Carried
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.transport import Transport, TransportKind, Tuning, Used
 from gpubench.model.paths.wiring import Wiring
@@ -595,12 +595,12 @@ def test_what_passed_is_the_more_of_what_one_end_sends_and_the_other_receives(
 
 @pytest.mark.parametrize(
     ("fault", "cause", "evidence"),
-    [("gpu2:nvlink=0", "nvlinks-all-down", "18 of 18 NVLinks down"), ("", "simulated", "--simulate hgx-h200-4")],
+    [("gpu2:nvlink=0", "nvlinks-all-down", "18 of 18 NVLinks down"), ("", "staged-despite-grant", AS_SLOW_AS_STAGED)],
 )
-def test_a_simulated_path_is_explained_by_facts_else_by_its_fault(fault: str, cause: str, evidence: str) -> None:
+def test_a_simulated_path_is_explained_by_facts_else_as_its_copies_are(fault: str, cause: str, evidence: str) -> None:
     node = snapshots(parse_machine("hgx-h200-4"), [parse_fault(fault)] if fault else [])[0]
     gpus = Job(direct).identities
-    outcome = simulated([(2, 1)], gpus, lambda _: Topology(node), "--simulate hgx-h200-4")
+    outcome = simulated([(2, 1)], gpus, lambda _: Topology(node))
     section = outcome.sections["fallback"]
     assert isinstance(section, Table)
     (row,) = section.rows()

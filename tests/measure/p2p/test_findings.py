@@ -7,7 +7,7 @@ import pytest
 
 from gpubench.measure.p2p.findings import findings_of, staged_pairs
 from gpubench.measure.p2p.rows import CopyMatrix, Judged, bandwidth_gb_s
-from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series
+from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.verdict import Finding, Verdict
 from tests.together import together
@@ -67,10 +67,9 @@ def test_by_their_times_pairs_are_staged_at_the_largest_size_that_has_both() -> 
     assert staged_pairs(fine) == {}, "of the smaller size both are alike"
     staged = [slow_off, matrix({(0, 1): cell(42), (2, 1): cell(60)})]
     assert staged_pairs(staged) == {}, "over PCIe direct copies may be no faster"
-    assert staged_pairs(staged, lambda _: True) == {(0, 1): "bandwidth as without peer access"}
+    assert staged_pairs(staged, lambda _: True) == {(0, 1): AS_SLOW_AS_STAGED}
     times = [matrix({(0, 1): latency(10)}, soon), matrix({(0, 1): latency(12)}, late)]
-    seen = "bandwidth and latency as without peer access"
-    assert staged_pairs([*staged, *times]) == {(0, 1): seen}
+    assert staged_pairs([*staged, *times]) == {(0, 1): AS_SLOW_AS_STAGED}
     times = [matrix({(0, 1): latency(2)}, soon), matrix({(0, 1): latency(12)}, late)]
     assert staged_pairs([*staged, *times]) == {}
     proven = matrix({(0, 1): cell(42, carried=Carried(nvlink_share=1.0))})
