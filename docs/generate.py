@@ -36,7 +36,7 @@ from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
 from gpubench.model.terms.commands import Command
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import FINDING_COLUMNS, Finding, Verdict
 from gpubench.readers import limits
 
 FOLDER = Path(__file__).parent
@@ -312,6 +312,12 @@ def object_schema(kind: type) -> dict[str, Any]:
     descriptions = column_descriptions(kind)
     hints = get_type_hints(kind, include_extras=True)
     columns = [each.name for each in fields(kind)]
+    if kind is Finding:
+        columns = list(FINDING_COLUMNS)
+        derived = {name: vars(Finding)[name] for name in columns if isinstance(vars(Finding).get(name), property)}
+        hints |= {name: get_type_hints(each.fget)["return"] for name, each in derived.items()}
+        texts = {name: each.__doc__.rstrip(".") for name, each in derived.items()}
+        descriptions = descriptions | {name: text[:1].lower() + text[1:] for name, text in texts.items()}
     described = {name: {"description": descriptions[name]} if name in descriptions else {} for name in columns}
     return {
         "description": " ".join((kind.__doc__ or "").split()),

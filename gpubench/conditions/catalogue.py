@@ -99,7 +99,9 @@ def _entry(condition: Condition) -> str:
         "found by": condition.detection,
         "likely": condition.likely,
         "settled by": condition.settles,
-        "cure": condition.cure,
+        "cure": ". ".join(
+            filter(None, (", ".join(f"`{each}`" for each in condition.cure.commands), condition.cure.comment))
+        ),
         "implies": ", ".join(f"`{each}`" for each in condition.implies),
         "once": ", ".join(f"`{each}`" for each in condition.aliases),
         "see": f"<{condition.link}>"

@@ -295,15 +295,17 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings in which those that say the same of several subjects became one."""
     same: dict[Finding, list[Finding]] = {}
     for finding in findings:
-        same.setdefault(replace(finding, subject="", subjects=()), []).append(finding)
+        same.setdefault(replace(finding, subject="", subjects=(), places=()), []).append(finding)
     return tuple(_of_all(found) for found in same.values())
 
 
 def _of_all(same: Sequence[Finding]) -> Finding:
     subjects = tuple(subject for each in same for subject in each.subjects or (each.subject,))
+    places = tuple(dict.fromkeys(place for each in same for place in each.places))
     return replace(
         same[0],
         subject=joined(each.subject for each in same),
         subjects=subjects,
-        next_command=with_ids(same[0].next_command, subjects),
+        places=places,
+        cure=with_ids(same[0].cure, places),
     )

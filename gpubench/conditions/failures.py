@@ -21,7 +21,7 @@ from gpubench.conditions.definition.condition import (
 from gpubench.conditions.nvlink import RESTART_FABRIC
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -96,7 +96,7 @@ def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
     return replace(
         sighting,
         likely=f"InfiniBand and RoCE adapters in one list, which cannot reach each other: {mixed[0]}",
-        cure="export NCCL_IB_HCA=DEVICES. Name only the adapters of one fabric, as NCCL lists them, on all ranks",
+        cure=Cure(comment="Set NCCL_IB_HCA on all ranks to the adapters of one fabric, named as NCCL lists them."),
     )
 
 
@@ -111,7 +111,9 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     return replace(
         sighting,
         likely="the network or a GPU: by NCCL's RAS in the same text all ranks have launched the operation",
-        cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",
+        cure=Cure.of(
+            "gpubench check", comment="Run it on the nodes of the job; mpirun gpubench scan names a bad node or link."
+        ),
     )
 
 
@@ -125,7 +127,7 @@ def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     return replace(
         sighting,
         likely="a rank that ended, a network that hangs, or a truncated text",
-        cure="py-spy dump --pid PID. Run it on every rank that still runs",
+        cure=Cure(comment="`py-spy dump` with the process id of a rank that still runs shows the line where it is."),
     )
 
 
@@ -138,8 +140,10 @@ NCCL_START = Family.of(
         "nccl-version-mismatch",
         "Mismatched NCCL version: ranks of one job load different NCCL releases",
         r"mismatched NCCL version|NCCL version mismatch|XML (?:Topology|Graph) has wrong version",
-        "export NCCL_DEBUG=VERSION. It shows the version that each rank loads; use one image or environment for "
-        "all ranks",
+        Cure.of(
+            "export NCCL_DEBUG=VERSION",
+            comment="It shows the version that each rank loads; use one image or environment for all ranks.",
+        ),
         likely="an LD_LIBRARY_PATH or an image that differs between nodes",
         seen_as=("Mismatched NCCL version detected",),
     ),
@@ -147,7 +151,10 @@ NCCL_START = Family.of(
         "nccl-duplicate-gpu",
         "Duplicate GPU detected: two ranks of one communicator are on the same GPU",
         r"duplicate GPU|multiple ranks are using the same GPU",
-        "nvidia-smi -L. Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank",
+        Cure.of(
+            "nvidia-smi -L",
+            comment="Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank.",
+        ),
         likely="more ranks than GPUs, or no device set by local rank",
         seen_as=("Duplicate GPU detected",),
     ),
@@ -155,7 +162,7 @@ NCCL_START = Family.of(
         "cuda-device-missing",
         "CUDA error: invalid device ordinal: a rank asks for a GPU that it does not have",
         r"invalid device ordinal",
-        "nvidia-smi -L. Start at most as many ranks, times GPUs per rank (-g), as there are GPUs",
+        Cure.of("nvidia-smi -L", comment="Start at most as many ranks, times GPUs per rank (-g), as there are GPUs."),
         likely="more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
         seen_as=("Test CUDA failure common.cu:963 'invalid device ordinal'",),
     ),
@@ -163,7 +170,7 @@ NCCL_START = Family.of(
         "nccl-no-socket-interface",
         "Bootstrap : no socket interface found: NCCL has no network to meet over",
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",
-        "ip -br addr. Set NCCL_SOCKET_IFNAME to an interface of this node",
+        Cure.of("ip -br addr", comment="Set NCCL_SOCKET_IFNAME to an interface of this node."),
         likely="NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
         seen_as=("Bootstrap : no socket interface found",),
         link=_ENV,
@@ -174,7 +181,10 @@ NCCL_START = Family.of(
         r"connect(?: to .*)? (?:failed|returned)\b|wrong type\b|connection (?:refused|timed out)|socketStartConnect"
         r"|DistNetworkError|RendezvousConnectionError|exceeded timeouts|no route to host|network is unreachable"
         r"|exceeded error retry count",
-        "nc -vz HOST PORT. Run it on that node; set NCCL_SOCKET_IFNAME to an interface that all nodes reach",
+        Cure(
+            comment="Test the address in the line with `nc -vz` on that node. Set NCCL_SOCKET_IFNAME to an "
+            "interface that all nodes reach."
+        ),
         likely="a firewall between the nodes, an interface that the others cannot reach (docker0), or a rank "
         "that ended",
         seen_as=("Call to connect returned Connection refused", "Connection timed out"),
@@ -184,7 +194,10 @@ NCCL_START = Family.of(
         "nccl-no-transport",
         "No transport found for a pair of ranks: every transport is refused or switched off",
         r"no transport found|has no transport for",
-        f"{unset('NCCL_P2P_DISABLE', 'NCCL_SHM_DISABLE', 'NCCL_NET_DISABLE_INTRA')}. `gpubench topo` shows peer access",
+        unset(
+            *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA"),
+            comment="`gpubench topo` shows peer access.",
+        ),
         likely="variables or a topology file that leave no path between two ranks",
         seen_as=("No transport found for rank",),
         link=_ENV,
@@ -193,8 +206,11 @@ NCCL_START = Family.of(
         "cuda-out-of-memory",
         "CUDA out of memory while NCCL sets up its buffers",
         r"(?:cuda failure|OutOfMemoryError|^CUDA)(?!.*nvls\.cc).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
-        "nvidia-smi. End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces "
-        "NCCL's share",
+        Cure.of(
+            "nvidia-smi",
+            comment="End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces "
+            "NCCL's share.",
+        ),
         likely="the program, or another one, holds nearly all of the GPU's memory",
         seen_as=("Cuda failure 'out of memory'",),
     ),
@@ -202,8 +218,11 @@ NCCL_START = Family.of(
         "nvls-slots-used-up",
         "NVLink SHARP (NVLS) has no multicast group left: CUDA error 2, out of memory, in nvls.cc",
         r"multicast.*CUDA error 2\b|cuda failure (?:2\b)?.*out of memory.* in \S*nvls\.cc",
-        "export NCCL_NVLS_ENABLE=0. Set it for communicators that can do without, end other jobs of this NVLink "
-        "domain, or create fewer communicators",
+        Cure.of(
+            "export NCCL_NVLS_ENABLE=0",
+            comment="Set it for communicators that can do without, end other jobs of this NVLink domain, or "
+            "create fewer communicators.",
+        ),
         likely="communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
         "the GPU is rarely the reason, and the fabric manager is not",
         seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 2",),
@@ -213,7 +232,10 @@ NCCL_START = Family.of(
         "nvls-setup-failed",
         "NVLink SHARP (NVLS) cannot bind its multicast memory",
         r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)|cuda failure .* in \S*nvls\.cc",
-        f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Until it works, run with NCCL_NVLS_ENABLE=0",
+        Cure.of(
+            "systemctl status nvidia-fabricmanager",
+            comment=f"{RESTART_FABRIC} Until it works, run with NCCL_NVLS_ENABLE=0.",
+        ),
         likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
         seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory", "transport/nvls.cc:254 NCCL WARN Cuda failure"),
         link="https://github.com/NVIDIA/nccl/issues/976",
@@ -223,7 +245,10 @@ NCCL_START = Family.of(
         "A CUDA call failed inside NCCL",
         r"\bcuda (?:failure|error(?:: (?!no error)| /)|driver error)|unhandled cuda error|ncclUnhandledCudaError"
         r"|cudaIpc\w+ failed|illegal memory|failed to open libnvidia-ml|nvml\w* failed",
-        "dmesg | grep -i xid. Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA",
+        Cure.of(
+            "dmesg | grep -i xid",
+            comment="Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA.",
+        ),
         likely="an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
         seen_as=("Cuda failure", "unhandled cuda error"),
     ),
@@ -232,8 +257,10 @@ NCCL_START = Family.of(
         "The program calls NCCL wrongly: ranks that disagree on sizes or operations, invalid arguments",
         r"invalid (?:usage|root|type|rank)|nccl\b.*invalid argument|message truncated|mismatch in info"
         r"|is not a valid pointer|rank \d+ of \d+ ranks has already checked in",
-        "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL. It logs every rank's calls; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them",
+        Cure.of(
+            "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL",
+            comment="It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
+        ),
         likely="ranks that call different collectives or sizes, or the same rank started twice",
         seen_as=("unhandled invalid usage", "Message truncated"),
     ),
@@ -244,7 +271,10 @@ NCCL_START = Family.of(
         detection="`Init START` without `Init COMPLETE` in NCCL's log, of all ranks or of some",
         expected="Init COMPLETE on every rank",
         likely="a rank that never started, a blocked network, or a log that ends too early",
-        cure="py-spy dump --pid PID. Run it on waiting ranks; NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET logs their progress",
+        cure=Cure(
+            comment="`py-spy dump` with the process id of a waiting rank shows the line where it is. "
+            "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET makes NCCL log the progress."
+        ),
         link=_TROUBLE,
         look=nothing_in_facts,
         in_job=_unfinished,
@@ -257,7 +287,7 @@ NCCL_START = Family.of(
         detection="`NET/IB : Using` in NCCL's log, which lists the devices of every process",
         expected="the same number of RDMA devices for every rank",
         likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
-        cure="ibstat. Compare the nodes named here; set the same NCCL_IB_HCA on all ranks",
+        cure=Cure.of("ibstat", comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks."),
         link="https://github.com/NVIDIA/nccl/issues/2428",
         look=nothing_in_facts,
         in_job=_nics_differ,
@@ -270,7 +300,7 @@ NCCL_START = Family.of(
         detection="the line in NCCL's log",
         expected="RDMA devices that open",
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
-        cure="ibv_devinfo. Run it where the rank runs; give the container all of /dev/infiniband",
+        cure=Cure.of("ibv_devinfo", comment="Run it where the rank runs; give the container all of /dev/infiniband."),
         link=_TROUBLE,
         look=nothing_in_facts,
         in_job=_not_opened,
@@ -377,8 +407,11 @@ NCCL_TRANSFERS = Family.of(
         expected="the same call, size and NCCL_* variables on both ranks",
         likely="ranks that call other collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or NCCL_*CHANNELS "
         "that differ between nodes",
-        cure="env | grep NCCL_. Run it on both nodes; if the variables are equal, compare the ranks' calls with "
-        "NCCL_DEBUG_SUBSYS=COLL",
+        cure=Cure.of(
+            "env | grep NCCL_",
+            comment="Run it on both nodes; if the variables are equal, compare the ranks' calls with "
+            "NCCL_DEBUG_SUBSYS=COLL.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/626",
         seen_as=("collective mismatch error, local size 496640 remote size 65536",),
         detection="the warning in NCCL's log",
@@ -389,8 +422,11 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
         expected="memory that the NIC can register",
         likely="the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
-        cure="docker run --ulimit memlock=-1. In Kubernetes add IPC_LOCK; for `Bad address`, load nvidia-peermem, "
-        "and verify the data with `gpubench allreduce` over two nodes before any job",
+        cure=Cure(
+            comment="Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. "
+            "For `Bad address`, load nvidia-peermem, and verify the data with `gpubench allreduce` "
+            "over two nodes before any job."
+        ),
         link=_TROUBLE,
         seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
         detection="the warning in NCCL's log",
@@ -402,8 +438,10 @@ NCCL_TRANSFERS = Family.of(
         r"|NET/OFI (?:Couldn't|Unable to) (?:open|create|enable|bind|allocate|register)\b",
         expected="a plugin that works",
         likely="a plugin that does not match libfabric, NCCL or the instance, or a security group that blocks traffic",
-        cure="fi_info -p efa. Use plugin, libfabric and NCCL from one release of EFA's installer; "
-        "FI_LOG_LEVEL=warn logs more",
+        cure=Cure.of(
+            "fi_info -p efa",
+            comment="Use plugin, libfabric and NCCL from one release of EFA's installer; FI_LOG_LEVEL=warn logs more.",
+        ),
         link="https://github.com/aws/aws-ofi-nccl",
         seen_as=("NET/OFI", "RC: -22"),
         detection="a return code in the plugin's warning in NCCL's log",
@@ -414,7 +452,10 @@ NCCL_TRANSFERS = Family.of(
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
         expected="queue pairs that connect",
         likely="a wrong GID index or no RoCE route between the nodes (error 110, 113, 22), or MTUs that differ",
-        cure="show_gids. Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw",
+        cure=Cure.of(
+            "show_gids",
+            comment="Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/426",
         seen_as=("Call to ibv_modify_qp failed with error Connection timed out",),
         detection="the warning in NCCL's log",
@@ -425,8 +466,11 @@ NCCL_TRANSFERS = Family.of(
         r"^out of bounds values|^wrong data in a row of nccl-tests",
         expected="received data equal to sent data",
         likely="peer access that corrupts data, or a GPU, link or NIC that does",
-        cure="gpubench p2p. It shows the faulty pair; NCCL_P2P_DISABLE=1 gpubench allreduce shows whether peer "
-        "access is at fault",
+        cure=Cure.of(
+            "gpubench p2p",
+            comment="It shows the faulty pair; NCCL_P2P_DISABLE=1 gpubench allreduce shows whether peer "
+            "access is at fault.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2335",
         seen_as=("Out of bounds values : 8 FAILED",),
         detection="nccl-tests' rows and last lines in the same text",
@@ -440,8 +484,11 @@ NCCL_TRANSFERS = Family.of(
         likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or "
         "ECN), or "
         "a rank that ended",
-        cure="show_gids. Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two nodes; "
-        "NCCL_IB_TIMEOUT=22 tolerates congestion",
+        cure=Cure.of(
+            "show_gids",
+            comment="Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two "
+            "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/426",
         seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
         detection="completion status 12 in NCCL's log",
@@ -453,7 +500,10 @@ NCCL_TRANSFERS = Family.of(
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
         expected="NICs that do not fail",
         likely="a cable, a port or its switch; NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX ends recovery",
-        cure="ibstat. Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow",
+        cure=Cure.of(
+            "ibstat",
+            comment="Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2157",
         seen_as=("NET/IB: Device 0 marked as failed. Initiating recovery?",),
         detection="a warning of NCCL's resiliency (2.29 and later)",
@@ -466,8 +516,11 @@ NCCL_TRANSFERS = Family.of(
         expected="GIN on all ranks, or a program that does without",
         likely="NCCL_GIN_ENABLE=0; no RDMA NIC or plugin with GIN on some ranks; neither nvidia-peermem nor DMA-BUF; "
         "GPUs that reach each other over NVLink alone",
-        cure="export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV. Lines of GIN/Plugin then say which plugin was "
-        "left out and why; NCCL_GIN_TYPE=2 goes by way of the CPU",
+        cure=Cure.of(
+            "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV",
+            comment="Lines of GIN/Plugin then say which plugin was left out and why; NCCL_GIN_TYPE=2 goes by "
+            "way of the CPU.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2237",
         seen_as=("User requested GIN but not all ranks in the communicator support GIN", "GIN is disabled."),
         detection="a warning of NCCL's (2.28 and later)",
@@ -478,7 +531,10 @@ NCCL_TRANSFERS = Family.of(
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
         expected="SHARP, which NCCL_COLLNET_ENABLE=1 asks for",
         likely="no Aggregation Manager (sharp_am) in the subnet, or no resources of the switches left for this job",
-        cure="systemctl status sharp_am. Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing",
+        cure=Cure.of(
+            "systemctl status sharp_am",
+            comment="Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
+        ),
         link="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
         seen_as=("NET/IB :SHARP coll init error: Cannot create SHArP job(-11)",),
         detection="the warning of the plugin in NCCL's log",
@@ -491,7 +547,7 @@ NCCL_TRANSFERS = Family.of(
         r"|operation Close from rank \d+, retcode 3",
         expected="communicators that are destroyed",
         likely="a program that ended without destroy_process_group(); otherwise the error before these lines",
-        cure="Call torch.distributed.destroy_process_group() at the program's end",
+        cure=Cure(comment="Call torch.distributed.destroy_process_group() at the program's end."),
         link="https://pytorch.org/docs/stable/distributed.html",
         seen_as=("[Service thread] Could not receive type from localRank 1, res=3, closed=0",),
         detection="result 3 of NCCL's proxy, which reads nothing once its own communicator is aborted",
@@ -506,9 +562,11 @@ NCCL_TRANSFERS = Family.of(
         expected="completions without an error",
         likely="4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
         "5: flushed after another error; 13: a receiver that was not ready",
-        cure="gpubench check --quick. It looks for ACS; look also at the first error of all ranks' logs and at "
-        "dmesg. For 4, 10 "
-        "and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault",
+        cure=Cure.of(
+            "gpubench check --quick",
+            comment="It looks for ACS; look also at the first error of all ranks' logs and at dmesg. For 4, "
+            "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
+        ),
         link=_TROUBLE,
         seen_as=("Got completion with error", "Got completion from peer"),
         detection="a completion with another status in NCCL's log",
@@ -519,8 +577,10 @@ NCCL_TRANSFERS = Family.of(
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
         expected="collectives that finish",
         likely="a rank that ended, stopped, or called another operation; rarely the network",
-        cure="export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000. The dump shows the rank "
-        "that is behind",
+        cure=Cure.of(
+            "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+            comment="The dump shows the rank that is behind.",
+        ),
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
         seen_as=("Watchdog caught collective operation timeout",),
         detection="PyTorch's watchdog, or a time-out in NCCL's log",
@@ -534,7 +594,7 @@ NCCL_TRANSFERS = Family.of(
         r"|could not receive type from localRank \d+, res=(?!3, closed=0)|peer .* (?:closed|exited)",
         expected="ranks that run until the end",
         likely="the other rank ended first; its log and the program's output show why",
-        cure="dmesg -T | grep -i -E 'oom|xid'. Run it on the node of the rank with the first error",
+        cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),
         link=_RESULTS,
         seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
         detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
@@ -549,7 +609,9 @@ NCCL_TRANSFERS = Family.of(
         r"|nccl\w+Error|NcclError|NCCL:",
         expected="calls that succeed",
         likely="the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
-        cure="export NCCL_DEBUG=INFO. Set it on all ranks; the first warning of any rank is the reason",
+        cure=Cure.of(
+            "export NCCL_DEBUG=INFO", comment="Set it on all ranks; the first warning of any rank is the reason."
+        ),
         link=_RESULTS,
         seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
         detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
@@ -568,7 +630,7 @@ NCCL_TRANSFERS = Family.of(
         r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that run until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
-        cure="dmesg -T | grep -i -E 'oom|xid'. Run it on the node of the rank with the first error",
+        cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),
         link=_TROUBLE,
         telling=_HOW_IT_ENDED,
         refined=lambda seen, _: replace(seen, seen=_AROUND_ENDING.sub("", seen.seen)),
@@ -584,7 +646,7 @@ NCCL_TRANSFERS = Family.of(
         r"|shared memory broadcast block",
         expected="none",
         likely="the program ended with it or continued; the text does not show which",
-        cure="Check whether every rank finished",
+        cure=Cure(comment="Check whether every rank finished."),
         link=_TROUBLE,
         seen_as=("RuntimeError:",),
         detection="the last line of a traceback in the same text",
@@ -598,7 +660,11 @@ NCCL_TRANSFERS = Family.of(
         expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
         likely="nccl-tests compiled without MPI=1, or for another MPI than the mpirun that started it; or intended "
         "parallel runs",
-        cure="make clean; make MPI=1 MPI_HOME=DIRECTORY. Use the MPI of this mpirun",
+        cure=Cure.of(
+            "make clean",
+            "make MPI=1",
+            comment="Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
+        ),
         link="https://github.com/NVIDIA/nccl-tests/issues/27",
         seen_as=("#  Rank  0 Group  0", "# nThread 1 nGpus 8 minBytes 8"),
         detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
@@ -611,7 +677,10 @@ NCCL_TRANSFERS = Family.of(
         expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
         likely="without any row: peer access that hangs because of an IOMMU or ACS; otherwise a rank that ended, "
         "or a truncated text",
-        cure="export NCCL_P2P_DISABLE=1. If the run then finishes, peer access hangs: run gpubench check --quick",
+        cure=Cure.of(
+            "export NCCL_P2P_DISABLE=1",
+            comment="If the run then finishes, peer access hangs: run gpubench check --quick.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/606",
         seen_as=("# nThread 1 nGpus 8 minBytes 8",),
         detection="nccl-tests' headers in the same text, without its last lines",
@@ -625,7 +694,7 @@ NCCL_TRANSFERS = Family.of(
         detection="any other warning in NCCL's log, except harmless ones",
         expected="no warnings",
         likely="the reason in the warning's text",
-        cure="Search the issues of NVIDIA/nccl for this warning",
+        cure=Cure(comment="Search the issues of NVIDIA/nccl for this warning."),
         link="https://github.com/NVIDIA/nccl",
         look=nothing_in_facts,
         in_job=_unknown_warnings,
@@ -652,7 +721,10 @@ NCCL_DIAGNOSTICS = Family.of(
         r"|topology check failed|destination buffer unavailable|local CUDA setup failed)",
         expected="every peer access passes verification",
         likely="a link, an IOMMU, ACS redirection, a fabric that is not ready, or a container that separates the GPUs",
-        cure="gpubench p2p. It verifies every byte on these GPUs; `gpubench topo --causes` looks for the reason",
+        cure=Cure.of(
+            "gpubench p2p",
+            comment="It verifies every byte on these GPUs; `gpubench topo --causes` looks for the reason.",
+        ),
     ),
     _reported(
         "nccl-diag-hardware",
@@ -660,7 +732,9 @@ NCCL_DIAGNOSTICS = Family.of(
         rf"{_DIAG}(?:ECC|NVLink): (?!.*(?:unavailable|incomplete|not supported))",
         expected="no uncorrected errors, all links active",
         likely="a GPU or link that is about to fail",
-        cure="gpubench check. Run it on that node; nvidia-smi -q -d ECC and nvidia-smi nvlink -s show details",
+        cure=Cure.of(
+            "gpubench check", comment="Run it on that node; nvidia-smi -q -d ECC and nvidia-smi nvlink -s show details."
+        ),
     ),
     _reported(
         "nccl-diag-network",
@@ -668,7 +742,9 @@ NCCL_DIAGNOSTICS = Family.of(
         rf"{_DIAG}net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)",
         expected="all ranks within 30 % of the median",
         likely="a slow NIC, port or cable; for failed runs, perftest that is not installed",
-        cure="ib_write_bw. Run it between these nodes, or run `mpirun gpubench p2p` on them",
+        cure=Cure(
+            comment="Test the path between these nodes with `ib_write_bw`, or run `mpirun gpubench p2p` on them."
+        ),
     ),
     _reported(
         "nccl-diag-ranks-differ",
@@ -676,6 +752,6 @@ NCCL_DIAGNOSTICS = Family.of(
         rf"{_DIAG}(?:GPU inventory|CUDA driver version|NCCL environment): ",
         expected="the same on all ranks",
         likely="different images, drivers or launcher environments on the nodes",
-        cure="Make these ranks equal to the others: image, driver and environment",
+        cure=Cure(comment="Make these ranks equal to the others: image, driver and environment."),
     ),
 )

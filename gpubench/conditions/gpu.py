@@ -24,6 +24,7 @@ from gpubench.model.facts.traffic import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, Li
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
 from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import NO_CURE, Cure
 
 _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardware divides the clocks by ≥ 2 (NVML)
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
@@ -205,7 +206,7 @@ GPU = Family.of(
         check="gpu_present",
         expected="a GPU that answers",
         likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
-        cure="dmesg | grep Xid. Reboot or power-cycle the node; if the GPU stays lost, replace it",
+        cure=Cure.of("dmesg | grep Xid", comment="Reboot or power-cycle the node; if the GPU stays lost, replace it."),
         link="https://docs.nvidia.com/deploy/xid-errors/index.html",
         look=_lost,
         implies=("gpu-missing",),
@@ -219,8 +220,10 @@ GPU = Family.of(
         check="throttle",
         expected="no slowdown by heat or power",
         likely="insufficient cooling, or the power supply's brake signal",
-        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Then check the cooling, or the power supply if its brake "
-        "signal is on",
+        cure=Cure.of(
+            "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+            comment="Then check the cooling, or the power supply if its brake signal is on.",
+        ),
         link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
         look=_throttled(*_BY_HARDWARE),
         aliases=("gpu-throttled",),
@@ -234,7 +237,7 @@ GPU = Family.of(
         check="throttle",
         expected="no slowdown by heat",
         likely="insufficient cooling: a fan, a cold plate, or a blocked duct",
-        cure="nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Then check the cooling",
+        cure=Cure.of("nvidia-smi -q -d PERFORMANCE,TEMPERATURE", comment="Then check the cooling."),
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_throttled(*_BY_SOFTWARE),
     ),
@@ -246,7 +249,7 @@ GPU = Family.of(
         "process uses and whose siblings have none",
         settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         check="throttle",
-        cure="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
+        cure=Cure.of("nvidia-smi -q -d PERFORMANCE,POWER -i GPU"),
         look=_held_back,
     ),
     Condition(
@@ -258,7 +261,7 @@ GPU = Family.of(
         settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
         likely="clocks set on purpose, for repeatable results or to save power",
-        cure="nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU. Run both as root",
+        cure=Cure.of("nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU", comment="Run both as root."),
         look=_clocks_held_down,
     ),
     Condition(
@@ -270,7 +273,9 @@ GPU = Family.of(
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
         check="clocks",
         likely="a limit set on purpose, or power capping by the data centre",
-        cure="nvidia-smi -q -d POWER -i GPU. Then, as root, set the default power limit with nvidia-smi -pl",
+        cure=Cure.of(
+            "nvidia-smi -q -d POWER -i GPU", comment="Then, as root, set the default power limit with nvidia-smi -pl."
+        ),
         look=_power_limited,
     ),
     Condition(
@@ -282,7 +287,7 @@ GPU = Family.of(
         check="memory_rows",
         expected="no failed row remapping, and spare rows in every bank",
         likely="uncorrectable memory errors, and no spare row left",
-        cure="nvidia-smi -q -d ROW_REMAPPER -i GPU. Replace the GPU (RMA)",
+        cure=Cure.of("nvidia-smi -q -d ROW_REMAPPER -i GPU", comment="Replace the GPU (RMA)."),
         link=_MEMORY,
         look=of_every_gpu(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
@@ -296,7 +301,7 @@ GPU = Family.of(
         check="memory_rows",
         expected="no pending or failed row remapping",
         likely="an uncorrectable memory error since the last reset",
-        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle, or reboot",
+        cure=Cure.of("nvidia-smi --gpu-reset -i GPU", comment="Run it while the GPU is idle, or reboot."),
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=of_every_gpu(_row_pending, Confidence.WEAK),
         aliases=("memory-rows-pending",),
@@ -308,7 +313,10 @@ GPU = Family.of(
         check="memory_rows",
         expected=f"fewer than {_MOST_REMAPPED_ROWS}, as a memory bank has {_MOST_REMAPPED_ROWS} spare rows",
         likely="memory that wears out; the remapped rows themselves are harmless",
-        cure="nvidia-smi -q -d ROW_REMAPPER -i GPU. Replace the GPU if the count grows or a bank has no spare row left",
+        cure=Cure.of(
+            "nvidia-smi -q -d ROW_REMAPPER -i GPU",
+            comment="Replace the GPU if the count grows or a bank has no spare row left.",
+        ),
         link=_MEMORY,
         look=of_every_gpu(_many_rows),
     ),
@@ -318,8 +326,10 @@ GPU = Family.of(
         detection="nvmlDeviceGetRetiredPagesPendingStatus",
         check="memory_rows",
         likely="memory errors since the last reset",
-        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; nvidia-smi -q -d PAGE_RETIREMENT shows the "
-        "pages",
+        cure=Cure.of(
+            "nvidia-smi --gpu-reset -i GPU",
+            comment="Run it while the GPU is idle; nvidia-smi -q -d PAGE_RETIREMENT shows the pages.",
+        ),
         link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
         look=of_every_gpu(
             lambda gpu: "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
@@ -331,7 +341,7 @@ GPU = Family.of(
         detection="nvmlDeviceGetEccMode against siblings and the profile",
         check="ecc",
         likely="ECC was switched off on purpose",
-        cure="nvidia-smi -e 1 -i GPU. Then reboot",
+        cure=Cure.of("nvidia-smi -e 1 -i GPU", comment="Then reboot."),
         look=_ecc_off,
     ),
     Condition(
@@ -340,8 +350,10 @@ GPU = Family.of(
         detection="nvmlDeviceGetTotalEccErrors (uncorrected, volatile), in total and during the run",
         check="ecc",
         likely="a failing memory cell, or a single particle hit",
-        cure="nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the "
-        "errors",
+        cure=Cure.of(
+            "nvidia-smi --gpu-reset -i GPU",
+            comment="Run it while the GPU is idle; nvidia-smi -q -d ECC,ROW_REMAPPER shows the errors.",
+        ),
         link=_MEMORY,
         look=_memory_errors,
     ),
@@ -352,7 +364,9 @@ GPU = Family.of(
         settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
         likely="a different VBIOS or power limit",
-        cure="nvidia-smi -q -d CLOCK,POWER -i GPU. Compare the VBIOS version too: nvidia-smi -q | grep VBIOS",
+        cure=Cure.of(
+            "nvidia-smi -q -d CLOCK,POWER -i GPU", comment="Compare the VBIOS version too: nvidia-smi -q | grep VBIOS."
+        ),
         look=_low_clocks,
     ),
     Condition(
@@ -363,7 +377,7 @@ GPU = Family.of(
         f"{_LEAST_MARGIN_C} °C; if the driver reports neither, {_USUAL_SLOWDOWN_C - _LEAST_MARGIN_C} °C or more",
         check="temperature",
         likely="a fan, a cold plate or its paste, or a blocked duct",
-        cure="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU",
+        cure=Cure.of("nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU"),
         look=_hot,
     ),
     link=_SMI,
@@ -404,11 +418,11 @@ def _there(users: Sequence[GpuProcess]) -> str:
     return f" (used by {_named(users)})" if users else ""
 
 
-def _cure(users: Sequence[GpuProcess]) -> str:
+def _cure(users: Sequence[GpuProcess]) -> Cure:
     if not users:
-        return ""
+        return NO_CURE
     pids = ",".join(str(each.pid) for each in users)
-    return f"ps -o pid,user,args -p {pids}. End {_named(users)}, or measure after it has ended"
+    return Cure.of(f"ps -o pid,user,args -p {pids}", comment=f"End {_named(users)}, or measure after it has ended.")
 
 
 def _named(users: Sequence[GpuProcess]) -> str:
@@ -479,7 +493,7 @@ _used_by_somebody = partial(
     check="gpu_free",
     likely="a job that is still running, or a job in another container, whose processes are not visible here",
     settles="nvidia-smi pmon -s um",
-    cure="fuser -v /dev/nvidia*",
+    cure=Cure.of("fuser -v /dev/nvidia*"),
 )
 
 
@@ -489,7 +503,7 @@ def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Conditi
         title=f"Traffic of another job passes a GPU's {link} while this job is idle",
         detection=detection,
         settles="gpubench watch",
-        cure="gpubench watch. It shows the process; end it, or measure when the machine is idle",
+        cure=Cure.of("gpubench watch", comment="It shows the process; end it, or measure when the machine is idle."),
         look=look,
         implies=("gpu-in-use",),
     )
@@ -533,7 +547,10 @@ CONTENTION = Family.of(
         title="The host is too slow to launch operations: issuing them takes as long as the operations",
         detection=f"slow rows with at least {_HOST_BOUND_SHARE:.0%} of their time spent on issuing operations",
         settles="perf top; nsys profile --trace=osrt,cuda",
-        cure="gpubench allreduce --graph 10. To speed up the host, give each rank a free core and run without tracing",
+        cure=Cure.of(
+            "gpubench allreduce --graph 10",
+            comment="To speed up the host, give each rank a free core and run without tracing.",
+        ),
         look=_host_bound,
         general=True,
     ),

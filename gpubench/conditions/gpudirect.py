@@ -30,6 +30,7 @@ from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import DEFAULT_LEVEL, Topology, allows, is_within, level, nccl_type
 from gpubench.model.paths.transport import Confidence, Pair, State
+from gpubench.model.terms.verdict import Cure
 
 _LEVEL, _READ, _DMABUF = "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_DMABUF_ENABLE"
 _C2C = "NCCL_NET_GDR_C2C"
@@ -159,8 +160,11 @@ def _log_far(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
-        "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. It uses GPUDirect RDMA over any path, and verifies the data: "
-        "compare with a run without it; better, use a NIC behind the GPU's PCIe switch",
+        Cure.of(
+            "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
+            comment="It uses GPUDirect RDMA over any path, and verifies the data: compare with a run without "
+            "it; better, use a NIC behind the GPU's PCIe switch.",
+        ),
         is_proven=False,
     )
 
@@ -181,7 +185,7 @@ def _log_gb10(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"GB10 has no GPUDirect RDMA ({_GB10 if by_model else f'the GPU is at {_GB10_BUS_ID}, as in these'})",
-        "Nothing to repair: GPU and processor share one memory",
+        Cure(comment="Nothing to repair: GPU and processor share one memory."),
     )
 
 
@@ -195,7 +199,10 @@ def _log_gb10_nic(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         f"the NIC {name} and one GPU per host are those of a GB10 (DGX Spark), which has no GPUDirect RDMA",
-        "nvidia-smi -L. If it shows a GB10, there is nothing to repair: GPU and processor share one memory",
+        Cure.of(
+            "nvidia-smi -L",
+            comment="If it shows a GB10, there is nothing to repair: GPU and processor share one memory.",
+        ),
         is_proven=False,
     )
 
@@ -211,8 +218,10 @@ def _gb10(run: Circumstances) -> Found:
 
 
 _LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
-_TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes"
-_OR_DMABUF = f"{_LOAD}. Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
+_TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two nodes."
+_OR_DMABUF = Cure.of(
+    _LOAD, comment=f"Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
+)
 _log_refused = remark_in_log(
     RemarkKind.GDR_DISABLED,
     _OR_DMABUF,
@@ -280,8 +289,11 @@ GPUDIRECT = Family.of(
         likely="the module was not loaded after the network driver, or the closed kernel module is in use",
         aliases=("gpudirect-rdma-unavailable",),
         settles=_MODULES,
-        cure=f"{_LOAD}. Load it after the network driver, or use the driver's open kernel modules, which support "
-        f"dma-buf. {_TRY_RDMA}",
+        cure=Cure.of(
+            _LOAD,
+            comment="Load it after the network driver, or use the driver's open kernel modules, which "
+            f"support dma-buf. {_TRY_RDMA}",
+        ),
         link=_PEERMEM,
         look=_no_module,
         implies=(_ONE_SIDE, _REFUSED),
@@ -295,8 +307,11 @@ GPUDIRECT = Family.of(
         expected="nvidia-peermem registered with the RDMA core, or dma-buf",
         likely="the driver was built before the network driver, without the RDMA core's symbols",
         settles="lsmod | grep peermem; dmesg | grep -i peermem",
-        cure="lsmod | grep peermem. Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or "
-        f"use the open kernel modules. {_TRY_RDMA}",
+        cure=Cure.of(
+            "lsmod | grep peermem",
+            comment="Install the driver again after MLNX_OFED or DOCA, then modprobe nvidia-peermem; or use "
+            f"the open kernel modules. {_TRY_RDMA}",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1939",
         look=_not_registered,
         implies=("gpudirect-module-missing", _ONE_SIDE, _REFUSED),
@@ -306,8 +321,10 @@ GPUDIRECT = Family.of(
         title="NVreg_GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA",
         detection="/proc/driver/nvidia/params, on nodes with RDMA NICs",
         settles=_COMPARE,
-        cure="grep GrdmaPciTopoCheckOverride /etc/modprobe.d/*. Remove the setting from the file and reload the "
-        f"driver. {_TRY_RDMA}",
+        cure=Cure.of(
+            "grep GrdmaPciTopoCheckOverride /etc/modprobe.d/*",
+            comment=f"Remove the setting from the file and reload the driver. {_TRY_RDMA}",
+        ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_override,
         implies=(_ONE_SIDE,),
@@ -317,7 +334,7 @@ GPUDIRECT = Family.of(
         title="GB10 (DGX Spark) has no GPUDirect RDMA: GPU Direct RDMA Disabled for HCA, NET/IB without /GDRDMA",
         detection="the GPUs' model, or their only bus id in NCCL's log; names of NICs there leave a doubt",
         settles="nvidia-smi -L",
-        cure="Nothing to repair: GPU and processor share one memory",
+        cure=Cure(comment="Nothing to repair: GPU and processor share one memory."),
         link="https://forums.developer.nvidia.com/t/dgx-spark-gpudirect-rdma/348787",
         look=_gb10,
         in_log=_log_gb10,
@@ -329,8 +346,11 @@ GPUDIRECT = Family.of(
         title="GPU Direct RDMA Disabled for GPU / HCA (distance): the NIC is PHB, NODE or SYS away",
         detection="a path class beyond PXB from a GPU to its nearest RDMA NIC; `distance` in NCCL's log",
         settles="gpubench topo: the matrix of GPUs and NICs",
-        cure="NCCL_NET_GDR_LEVEL=SYS gpubench allreduce. There is nothing to repair; keep this setting if the run is "
-        "faster than without it and its data are right, or use a NIC below the GPU's switch",
+        cure=Cure.of(
+            "NCCL_NET_GDR_LEVEL=SYS gpubench allreduce",
+            comment="There is nothing to repair; keep this setting if the run is faster than without it and "
+            "its data are right, or use a NIC below the GPU's switch.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_too_far,
         in_log=_log_far,
@@ -341,7 +361,7 @@ GPUDIRECT = Family.of(
         title="GPUDirect RDMA on one side only: one node lacks nvidia-peermem or dma-buf",
         detection="GPUDirect RDMA is possible on some nodes of the job but not on others",
         settles="NCCL's log: `/GDRDMA` on only one end of a connection",
-        cure=f"{_LOAD}. Load it on the reported node, so that it is like the others. {_TRY_RDMA}",
+        cure=Cure.of(_LOAD, comment=f"Load it on the reported node, so that it is like the others. {_TRY_RDMA}"),
         link="https://github.com/NVIDIA/nccl/issues/897",
         look=_one_side,
         implies=(_REFUSED,),

@@ -6,7 +6,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Sighting
 from gpubench.model.paths.hang import Hang, HangReason
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
 def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
@@ -24,21 +24,21 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
                     names=each.ranks,
                     seen=f"{each.reason.value}{theirs}{operation}{place}{since}",
                     severity=None if each.is_sure else Verdict.WARN,
-                    cure=_where_it_is(each) if each.reason is HangReason.ABSENT else "",
+                    cure=_where_it_is(each) if each.reason is HangReason.ABSENT else NO_CURE,
                 )
 
     return find
 
 
-def _where_it_is(hang: Hang) -> str:
+def _where_it_is(hang: Hang) -> Cure:
     if hang.process is None or hang.now:
-        return ""
+        return NO_CURE
     host, pid = hang.process
-    return f"py-spy dump --pid {pid}. Run it on {host}: it shows the line where that rank is"
+    return Cure.of(f"py-spy dump --pid {pid}", comment=f"Run it on {host}. It shows the line where that rank is.")
 
 
 def _hang(
-    id_: str, title: str, *reasons: HangReason, likely: str, cure: str, expected: str = "the same call on all ranks"
+    id_: str, title: str, *reasons: HangReason, likely: str, cure: Cure, expected: str = "the same call on all ranks"
 ) -> Condition:
     return Condition(
         id=id_,
@@ -65,7 +65,10 @@ HANGS = Family.of(
         HangReason.DTYPE,
         HangReason.UNKNOWN,
         likely="a branch of the program that ranks take differently, or data of different sizes",
-        cure="export TORCH_DISTRIBUTED_DEBUG=DETAIL. PyTorch then compares the calls of all ranks before it makes them",
+        cure=Cure.of(
+            "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
+            comment="PyTorch then compares the calls of all ranks before it makes them.",
+        ),
     ),
     _hang(
         "rank-is-gone",
@@ -76,7 +79,10 @@ HANGS = Family.of(
         HangReason.SILENT,
         HangReason.ERROR,
         likely="a process that was killed, ended or stopped; without a dump it may also have written it elsewhere",
-        cure="dmesg -T | grep -i -E 'oom|xid'. Run it on the node of this rank, and look at the end of its output",
+        cure=Cure.of(
+            "dmesg -T | grep -i -E 'oom|xid'",
+            comment="Run it on the node of this rank, and look at the end of its output.",
+        ),
     ),
     _hang(
         "rank-did-not-join",
@@ -84,7 +90,7 @@ HANGS = Family.of(
         HangReason.ABSENT,
         HangReason.STARTING,
         likely="the program of this rank is busy or stuck outside of collectives: data loading, a lock, a checkpoint",
-        cure="py-spy dump --pid PID. Run it on this rank: it shows the line where it is",
+        cure=Cure(comment="`py-spy dump` with the process id of this rank shows the line where it is."),
     ),
     _hang(
         "collective-stuck",
@@ -93,7 +99,9 @@ HANGS = Family.of(
         HangReason.IDLE,
         expected="a collective that ends",
         likely="the network or a GPU: the ranks agree on the call",
-        cure="gpubench check. Run it on the nodes of the job; mpirun gpubench scan names a bad node or link",
+        cure=Cure.of(
+            "gpubench check", comment="Run it on the nodes of the job; mpirun gpubench scan names a bad node or link."
+        ),
     ),
     _hang(
         "ras-names-no-rank",
@@ -101,14 +109,16 @@ HANGS = Family.of(
         HangReason.NOT_NAMED,
         expected="status RUNNING, errors OK",
         likely="an answer that was cut off, a process that answers too late, or a job that just starts or ends",
-        cure="ncclras -v. Run it on a node of the job, twice, and give both whole answers to gpubench explain",
+        cure=Cure.of(
+            "ncclras -v", comment="Run it on a node of the job, twice, and give both whole answers to gpubench explain."
+        ),
     ),
     _hang(
         "rank-waits-elsewhere",
         "A rank waits in a collective of another group",
         HangReason.ELSEWHERE,
         likely="the other group's hang is the cause; where each waits for the other, they call groups in another order",
-        cure="Call collectives of different groups in the same order on all ranks",
+        cure=Cure(comment="Call collectives of different groups in the same order on all ranks."),
     ),
     _hang(
         "rank-is-slow",
@@ -116,6 +126,8 @@ HANGS = Family.of(
         HangReason.SLOW,
         expected="ranks that come together",
         likely="more work on this rank (data loading, a checkpoint, logging), or a slow GPU or host",
-        cure="gpubench check. Run it on this rank's node; py-spy record shows what the program does",
+        cure=Cure.of(
+            "gpubench check", comment="Run it on this rank's node; py-spy record shows what the program does."
+        ),
     ),
 )

@@ -1,6 +1,7 @@
 """Conditions of hardware that the kernel reports in the text of a job."""
 
 from gpubench.conditions.definition.condition import Family, complaint
+from gpubench.model.terms.verdict import Cure
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -27,7 +28,10 @@ HARDWARE_ERRORS = Family.of(
         rf"|caused by previous Xid (?:{_OF_HARDWARE}|{_OF_NVLINK})\b|SXid [^)]*\): \d+, Fatal|fallen off the bus",
         expected="no Xid",
         likely="the GPU or link in the line; Xid 45 and CUDA errors on other GPUs are consequences",
-        cure="dmesg | grep -i xid. NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU",
+        cure=Cure.of(
+            "dmesg | grep -i xid",
+            comment="NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU.",
+        ),
         link=_XID,
         seen_as=("NVRM: Xid (PCI:0000:1b:00): 79", "NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal"),
         detection="the kernel's lines in the same text",
@@ -38,7 +42,10 @@ HARDWARE_ERRORS = Family.of(
         r"NVRM: Xid |SXid \(PCI",
         expected="no Xid",
         likely="13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: errors corrected",
-        cure="compute-sanitizer PROGRAM. First check whether the process in the line belongs to this job",
+        cure=Cure(
+            comment="Check whether the process in the line belongs to this job. If it does, run the program "
+            "under `compute-sanitizer`."
+        ),
         link=_XID,
         seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),
         detection="the kernel's lines in the same text",
@@ -50,8 +57,11 @@ HARDWARE_ERRORS = Family.of(
         r"severity=uncorrect\w+ \(fatal\)|uncorrect\w+ \(fatal\) error|DPC: containment event",
         expected="no fatal PCIe errors",
         likely="a GPU, NIC, switch or riser below the port in the line; the devices behind it were reset",
-        cure="lspci -tv. It shows the devices below the port; if errors return (dmesg -T | grep -E 'AER|DPC'), "
-        "reseat or replace them",
+        cure=Cure.of(
+            "lspci -tv",
+            comment="It shows the devices below the port; if errors return (dmesg -T | grep -E 'AER|DPC'), "
+            "reseat or replace them.",
+        ),
         link=_AER,
         seen_as=("PCIe Bus Error: severity=Uncorrected (Fatal)", "AER: Uncorrectable (Fatal) error message"),
         detection="the kernel's lines in the same text",
@@ -63,8 +73,10 @@ HARDWARE_ERRORS = Family.of(
         r"PCIe Bus Error: severity=|AER: (?:multiple )?(?:un)?correct\w+ ",
         expected="no PCIe errors",
         likely="a link that repeats packets and so slows down, or a device that this job does not use",
-        cure="lspci -tv. It shows the devices below the port; `gpubench topo` shows replays and widths of the "
-        "GPUs' links",
+        cure=Cure.of(
+            "lspci -tv",
+            comment="It shows the devices below the port; `gpubench topo` shows replays and widths of the GPUs' links.",
+        ),
         link=_AER,
         seen_as=("AER: Corrected error received: 0000:1b:00.0",),
         detection="the kernel's lines in the same text",
@@ -77,8 +89,10 @@ HARDWARE_ERRORS = Family.of(
         r"mlx\d_core .*(?:link down|cable unplugged)|port module event\[error\]|link is down",
         expected="links that stay up",
         likely="the cable, transceiver or switch port of this interface; harmless if the interface is unused",
-        cure="gpubench check --quick. It shows the ports' errors and rates; run it, and ibstat or ethtool, on "
-        "that node",
+        cure=Cure.of(
+            "gpubench check --quick",
+            comment="It shows the ports' errors and rates; run it, and ibstat or ethtool, on that node.",
+        ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         seen_as=("mlx5_core 0000:5e:00.0 ens1np0: Link down",),
         detection="the kernel's lines in the same text",
@@ -90,7 +104,10 @@ HARDWARE_ERRORS = Family.of(
         r"uncorrectable NVLink error",
         expected="links without errors",
         likely="a link, bridge or switch of this GPU or of its peer",
-        cure="nvidia-smi nvlink -e. Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid",
+        cure=Cure.of(
+            "nvidia-smi nvlink -e",
+            comment="Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid.",
+        ),
         link=_XID,
         seen_as=("uncorrectable NVLink error detected during the execution",),
     ),
@@ -100,8 +117,10 @@ HARDWARE_ERRORS = Family.of(
         r"uncorrectable ECC error",
         expected="memory without uncorrectable errors",
         likely="faulty memory of this GPU",
-        cure="nvidia-smi -q -d ECC,ROW_REMAPPER. Run it on that node; reset the GPU, and replace it if the "
-        "errors return",
+        cure=Cure.of(
+            "nvidia-smi -q -d ECC,ROW_REMAPPER",
+            comment="Run it on that node; reset the GPU, and replace it if the errors return.",
+        ),
         link="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html",
         seen_as=("uncorrectable ECC error encountered",),
     ),

@@ -1,6 +1,6 @@
 """Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from gpubench.conditions.definition.circumstances import Circumstances
@@ -15,8 +15,9 @@ from gpubench.model.results.neighbours import LATE_FROM_BYTES, LEAST_LOSS, late_
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, grouped
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Finding, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, overall
 from gpubench.records import dataclass
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
@@ -33,6 +34,7 @@ class _Slowness:
     seen: str
     expected: str = ""
     expected_percent: float | None = None
+    places: tuple[DevicePlace, ...] = ()
 
 
 def _slow_copies(run: Circumstances) -> Found:
@@ -57,6 +59,7 @@ def _slow_copies(run: Circumstances) -> Found:
         yield Sighting(
             subject=joined(slow[0].names),
             names=slow[0].names,
+            places=slow[0].places,
             seen="; ".join(dict.fromkeys(each.seen for each in slow)),
             severity=overall(each.verdict for each in slow),
             expected=next((each.expected for each in slow if each.expected), ""),
@@ -68,6 +71,8 @@ def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowne
     """The GPUs of which most copies of one kind are slow, then the other slow pairs together."""
     names = dict(chain.from_iterable(zip(_ends(row), _names(run, row), strict=True) for row in rows))
     ends, positions = list(names.values()), {end: number for number, end in enumerate(names)}
+    at = dict(chain.from_iterable(zip(_ends(row), _places(run, [row]), strict=True) for row in rows))
+    places = [at[end] for end in names]
     by_pair = {(positions[one], positions[other]): row for row in rows for one, other in [_ends(row)]}
     slow = {pair: row for pair, row in by_pair.items() if is_slow_copy(row)}
     # Paths differ in speed, so what counts is whether a row is slow, and not its bandwidth.
@@ -75,17 +80,18 @@ def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowne
         own = {pair: row for pair, row in slow.items() if oddity.role != "pair" and oddity.gpus[0] in pair}
         slow = {pair: row for pair, row in slow.items() if pair not in own}
         if own:
-            yield _slowness([ends[oddity.gpus[0]]], own.values(), f", {oddity.role}")
+            yield _slowness([ends[oddity.gpus[0]]], own.values(), f", {oddity.role}", (places[oddity.gpus[0]],))
     if slow:
-        yield _slowness([" → ".join(ends[gpu] for gpu in pair) for pair in sorted(slow)], slow.values(), "")
+        both = tuple(dict.fromkeys(places[gpu] for pair in sorted(slow) for gpu in pair))
+        yield _slowness([" → ".join(ends[gpu] for gpu in pair) for pair in sorted(slow)], slow.values(), "", both)
 
 
-def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str) -> _Slowness:
+def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str, places: tuple[DevicePlace, ...]) -> _Slowness:
     worst = min(rows, key=lambda row: row.expected_percent or 0.0)
     verdict = overall(Verdict(row.verdict or Verdict.WARN) for row in rows)
     expected = f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}"
     seen = f"{_kind(worst)}: {reason_of(worst)}{role}"
-    return _Slowness(tuple(names), verdict, seen, expected, worst.expected_percent)
+    return _Slowness(tuple(names), verdict, seen, expected, worst.expected_percent, places)
 
 
 def _figure(row: PairRow, gb_s: float) -> str:
@@ -108,6 +114,7 @@ def _slow_patterns(run: Circumstances) -> Iterator[_Slowness]:
                 f"{row.total_gb_s:.4g} GB/s all together, {share:.0%} of what these pairs alone allow",
                 f"{row.expected_gb_s:.4g} GB/s, from each pair alone",
                 100 * share,
+                (DevicePlace(row.node),) if row.node else (),
             )
 
 
@@ -151,6 +158,26 @@ def _name(run: Circumstances, row: PairRow, host: str, label: str, bus_id: str |
     return f"{host} {known}" if len(run.nodes) > 1 else known
 
 
+def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, ...]:
+    """The ends of copies, without host memory; their names are those of the driver if it described them."""
+    gpus = ((node.snapshot.host, gpu) for node in run.nodes.values() for gpu in node.gpus)
+    names: dict[tuple[str, str | None], str] = {
+        (host, gpu.bus_id): gpu.device for host, gpu in gpus if gpu.bus_id is not None
+    }
+    ends = (
+        (node, label, bus_id)
+        for row in rows
+        for node, label, bus_id in (
+            (row.source_node, row.source, row.source_bus_id),
+            (row.destination_node, row.destination, row.destination_bus_id),
+        )
+        if label != HOST
+    )
+    return tuple(
+        dict.fromkeys(DevicePlace(node, names.get((node, bus_id), label), bus_id) for node, label, bus_id in ends)
+    )
+
+
 def _kind(row: PairRow) -> str:
     """A kind of copies in words: 'ce write', 'ce write peer off', 'ce write 16'."""
     series = "nccl" if row.engine == "nccl" else f"{row.engine} {row.direction}"
@@ -173,9 +200,12 @@ def _asymmetric(run: Circumstances) -> Found:
                 one, other = (each.index for each in ends)
                 yield Sighting(
                     subject=run.named(number, *ends),
+                    places=run.places(number, *ends),
                     seen=f"{row.bandwidth_gb_s:.4g} GB/s, but {back.bandwidth_gb_s:.4g} in the other direction",
-                    cure=f"gpubench p2p --pairs {one}-{other},{other}-{one}. Look at link errors too: nvidia-smi "
-                    f"nvlink -e",
+                    cure=Cure.of(
+                        f"gpubench p2p --pairs {one}-{other},{other}-{one}",
+                        comment="Look at link errors too: nvidia-smi nvlink -e.",
+                    ),
                     severity=Verdict.FAIL if share < FAILED_SHARE else Verdict.WARN,
                 )
 
@@ -187,6 +217,7 @@ def _host_copies(run: Circumstances) -> Found:
         worst = min(rows, key=lambda row: row.expected_percent or 0.0)
         yield Sighting(
             subject=name,
+            places=_places(run, rows[:1]),
             seen="; ".join(f"{_way(row)}: {reason_of(row)}" for row in rows),
             severity=overall(Verdict(row.verdict or Verdict.WARN) for row in rows),
             expected=f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}",
@@ -218,25 +249,34 @@ def _host_memory(run: Circumstances) -> Found:
             if share < _SLOW_MEMORY_SHARE:
                 yield Sighting(
                     subject=host,
+                    places=(DevicePlace(host),),
                     seen=f"{figures[host]:.4g} GB/s, {share:.0%} (one thread, copying in host memory)",
                     severity=Verdict.FAIL if share < _FAILED_MEMORY_SHARE else Verdict.WARN,
                     expected=f"{usual:.4g} GB/s, like nodes with the same CPU",
                 )
 
 
+def _hosts(run: Circumstances) -> tuple[str, ...]:
+    return tuple(node.snapshot.host for node in run.nodes.values())
+
+
 def _collectives(run: Circumstances) -> Found:
-    hosts = tuple(node.snapshot.host for node in run.nodes.values())
+    hosts = _hosts(run)
     for rows in grouped(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
         slowness = Slowness.of(rows)
         yield Sighting(
             subject=joined(hosts),
             heading=slowness.subject(joined(hosts)),
             names=hosts,
+            places=tuple(map(DevicePlace, hosts)),
             seen=f"{slowness.seen}; rank {slowness.worst.slowest_rank} was slowest",
             severity=slowness.severity,
             expected=slowness.expected,
             expected_percent=slowness.percent,
-            cure=f"gpubench p2p. Then run NCCL_DEBUG=INFO gpubench {rows[0].command}, and gpubench explain on its log",
+            cure=Cure.of(
+                "gpubench p2p",
+                comment=f"Then run NCCL_DEBUG=INFO gpubench {rows[0].command}, and gpubench explain on its log.",
+            ),
         )
 
 
@@ -244,31 +284,37 @@ def _wrong(run: Circumstances) -> Found:
     for row in run.measurements.collectives:
         if row.wrong:
             subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
-            yield Sighting(subject=subject, seen=counted(row.wrong, "wrong element"))
+            places = tuple(map(DevicePlace, _hosts(run)))
+            yield Sighting(subject=subject, seen=counted(row.wrong, "wrong element"), places=places)
 
 
 def _late(run: Circumstances) -> Found:
-    ranks = {each.rank: str(each) for each in run.measurements.ranks}
+    ranks = {each.rank: each for each in run.measurements.ranks}
     for rows in grouped(run.measurements.collectives, lambda row: row.collective).values():
         if (found := late_rank(rows)) is not None:
             of = f"{found.worst.collective} of {format_size(found.worst.size_bytes)}"
             seen = f"{found.times:.2f} times the time of the fastest rank, {of}"
-            yield Sighting(subject=ranks.get(found.rank, f"rank {found.rank}"), seen=seen)
+            rank = ranks.get(found.rank)
+            places = () if rank is None else (rank.place,)
+            yield Sighting(subject=str(rank or f"rank {found.rank}"), seen=seen, places=places)
 
 
 def _above_limit(run: Circumstances) -> Found:
     """Rows well above their limit: those of a collective together, and those over a kind of path, by the worst."""
-    hosts = tuple(node.snapshot.host for node in run.nodes.values())
+    hosts = _hosts(run)
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
     for rows in grouped(above, lambda row: row.collective).values():
         worst = max(rows, key=lambda row: times_limit(row) or 0.0)
         yield Sighting(
             subject=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
             names=hosts,
+            places=tuple(map(DevicePlace, hosts)),
             heading=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
             seen=f"busbw {_times(worst.reached_gb_s, worst)}",
             expected=f"{_ceiling(worst)}, the limit of its ranks' links and NICs as reported by the driver",
-            cure=f"gpubench {worst.command} --evidence. It shows the paths; `gpubench topo` shows the links",
+            cure=Cure.of(
+                f"gpubench {worst.command} --evidence", comment="It shows the paths; `gpubench topo` shows the links."
+            ),
         )
     measured = run.measurements
     # Without peer access, or staged, bytes take PCIe, which carries more than one NVLink.
@@ -282,6 +328,7 @@ def _above_limit(run: Circumstances) -> Found:
         yield Sighting(
             subject=joined(names),
             names=names,
+            places=_places(run, pairs),
             seen=_times(most.bandwidth_gb_s or 0.0, most),
             expected=f"{_ceiling(most)}, the limit of {link} as reported by the driver",
         )
@@ -305,7 +352,12 @@ def _not_measured(run: Circumstances) -> Found:
     for need, reason in run.measurements.failed.items():
         yield Sighting(subject=str(need), seen=reason, expected=f"a measurement of {need}")
     for each in run.measurements.failed_on:
-        yield Sighting(subject=f"{each.node}, {each.need}", seen=each.reason, expected=f"a measurement of {each.need}")
+        yield Sighting(
+            subject=f"{each.node}, {each.need}",
+            places=(DevicePlace(each.node),),
+            seen=each.reason,
+            expected=f"a measurement of {each.need}",
+        )
 
 
 _LINES, _EVIDENCE, _LIMITS = "check.md", "evidence.md", "limits.md"
@@ -315,7 +367,7 @@ HOST_MEMORY_SLOW = Condition(
     detection="64 MiB copied within host memory by one thread, of nodes with the same CPU",
     check="host_memory",
     likely="low CPU clocks, memory channels without modules, or other jobs that use CPUs and memory",
-    cure="sudo dmidecode -t memory. Run it, `lscpu` and `top` on that node",
+    cure=Cure.of("sudo dmidecode -t memory", comment="Run it, `lscpu` and `top` on that node."),
     link=_LINES,
     look=_host_memory,
 )
@@ -328,7 +380,7 @@ LATE_RANK = Condition(
     check="stragglers",
     expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, beyond the interval of the time",
     likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
-    cure="nvidia-smi. Run it and `top` on that host; bind ranks with mpirun --bind-to numa",
+    cure=Cure.of("nvidia-smi", comment="Run it and `top` on that host; bind ranks with mpirun --bind-to numa."),
     link=_LINES,
     look=_late,
 )
@@ -340,7 +392,9 @@ IMPOSSIBLE = Condition(
     check="measured",
     likely="a link that the driver or hypervisor reports narrower than it is, a link or NIC that was not found, "
     "or a wrong time",
-    cure="gpubench topo. It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree",
+    cure=Cure.of(
+        "gpubench topo", comment="It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree."
+    ),
     link=_LIMITS,
     look=_above_limit,
 )
@@ -355,8 +409,10 @@ MEASURED = Family.of(
         check="p2p_bandwidth",
         expected="the same bandwidth as other pairs with this path",
         likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
-        cure="nvidia-smi nvlink -e. `nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures "
-        "every pair",
+        cure=Cure.of(
+            "nvidia-smi nvlink -e",
+            comment="`nvidia-smi -q -d PERFORMANCE` shows throttling; `gpubench p2p` measures every pair.",
+        ),
         look=_slow_copies,
     ),
     Condition(
@@ -366,7 +422,7 @@ MEASURED = Family.of(
         check="p2p_symmetry",
         expected="the same bandwidth in both directions",
         likely="a link that repeats packets in one direction, or different routes for the two directions",
-        cure="gpubench p2p --pairs I-J,J-I. Look at link errors too: nvidia-smi nvlink -e",
+        cure=Cure.of("gpubench p2p", "nvidia-smi nvlink -e", comment="The second command shows link errors."),
         look=_asymmetric,
     ),
     Condition(
@@ -375,7 +431,9 @@ MEASURED = Family.of(
         detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
         check="host_bandwidth",
         likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
-        cure="gpubench topo. It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies",
+        cure=Cure.of(
+            "gpubench topo", comment="It shows the link; run nvidia-smi -q | grep -A 6 'GPU Link Info' during copies."
+        ),
         look=_host_copies,
     ),
     HOST_MEMORY_SLOW,
@@ -387,7 +445,9 @@ MEASURED = Family.of(
         "a known cause of slowness is reported instead",
         check="collective_bandwidth",
         likely="one slow GPU or link slows all ranks, or NCCL uses another path than on healthy machines",
-        cure="gpubench p2p. Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log",
+        cure=Cure.of(
+            "gpubench p2p", comment="Then run NCCL_DEBUG=INFO gpubench allreduce, and gpubench explain on its log."
+        ),
         look=_collectives,
         aliases=("collective-slow",),
     ),
@@ -398,7 +458,10 @@ MEASURED = Family.of(
         check="data_correct",
         expected="every element correct",
         likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        cure="gpubench p2p. Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault",
+        cure=Cure.of(
+            "gpubench p2p",
+            comment="Then run with NCCL_P2P_DISABLE=1: if the data are correct, peer copies are at fault.",
+        ),
         link=_EVIDENCE,
         look=_wrong,
     ),
@@ -410,7 +473,7 @@ MEASURED = Family.of(
         detection="how gpubench's own measurements ended",
         check="measured",
         likely="the driver, a library or a rank failed; this says nothing about the links",
-        cure="gpubench p2p. Run the failed measurement alone (or gpubench allreduce)",
+        cure=Cure.of("gpubench p2p", comment="Run the failed measurement alone (or gpubench allreduce)."),
         look=_not_measured,
     ),
     link=_LINES,

@@ -21,8 +21,9 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import joined_by_nics, most_busbw_gb_s
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict
 
 _IMEX = "nvidia-imex"
 _OF_RACKS = ("GB200", "GB300")  # GPUs of NVL72 racks; those of a GB200 NVL4 board have no NVLinks to NVSwitches
@@ -86,6 +87,7 @@ def _cliques(run: Circumstances) -> Found:
             yield Sighting(
                 subject=joined(names),
                 names=names,
+                places=tuple(map(DevicePlace, names)),
                 seen=f"cliques of cluster {uuid} differ: {parts}",
                 confidence=Confidence.LIKELY,
                 gpus=gpus,
@@ -110,6 +112,7 @@ def _clique_small(run: Circumstances) -> Found:
             yield Sighting(
                 subject=joined(names),
                 names=names,
+                places=tuple(map(DevicePlace, names)),
                 seen=f"{counted(len(nodes), 'node')} in clique {clique} of cluster {uuid}",
                 expected=f"{usual} nodes, like the other domains of this job",
                 confidence=Confidence.LIKELY,
@@ -140,6 +143,7 @@ def _no_domain(run: Circumstances) -> Found:
         yield Sighting(
             subject=joined(names),
             names=names,
+            places=tuple(map(DevicePlace, names)),
             seen="the fabric info of its GPUs has no cluster (UUID 0)",
             confidence=Confidence.LIKELY,
             gpus=frozenset(gpu for number in bare for gpu in run.gpus_of(number)),
@@ -165,6 +169,7 @@ def _unused(run: Circumstances) -> Found:
             yield Sighting(
                 subject=joined(names),
                 names=names,
+                places=tuple(map(DevicePlace, names)),
                 seen=f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}",
                 confidence=Confidence.PROVEN if logged else Confidence.LIKELY,
                 gpus=frozenset(rank for number in nodes for rank in run.gpus_of(number)),
@@ -189,6 +194,7 @@ def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
                 subject=run.on(number),
                 seen=f"{variable}=0 in {' and '.join(places)}",
                 gpus=run.gpus_of(number),
+                places=run.places(number),
                 cure=removal((variable,), places),
             )
 
@@ -222,13 +228,14 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
             yield Sighting(
                 subject=joined(sorted(hosts)),
                 names=tuple(sorted(hosts)),
+                places=tuple(map(DevicePlace, sorted(hosts))),
                 seen=f"{', '.join(sorted(transports)[:2])} between hosts of one NVLink domain",
             )
 
 
 _log_mnnvl = remark_in_log(
     RemarkKind.MNNVL_BROKEN,
-    "nvidia-imex-ctl -N. It shows the IMEX service of every node",
+    Cure.of("nvidia-imex-ctl -N", comment="It shows the IMEX service of every node."),
     lambda staged: not staged.inside,
     "NCCL's log: {.text}",
 )
@@ -244,7 +251,9 @@ MNNVL = Family.of(
         detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
         "in NCCL's log",
         settles="nvidia-imex-ctl -N",
-        cure="systemctl enable --now nvidia-imex. Run it on every node, with all nodes in nodes_config.cfg",
+        cure=Cure.of(
+            "systemctl enable --now nvidia-imex", comment="Run it on every node, with all nodes in nodes_config.cfg."
+        ),
         link=_AZURE,
         look=_imex_service,
         expected=_EXPECTED,
@@ -257,7 +266,9 @@ MNNVL = Family.of(
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
         detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
         settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
-        cure="nvidia-modprobe -c 0 -s. Then give the container /dev/nvidia-caps-imex-channels/channel0",
+        cure=Cure.of(
+            "nvidia-modprobe -c 0 -s", comment="Then give the container /dev/nvidia-caps-imex-channels/channel0."
+        ),
         link="https://github.com/NVIDIA/nvbandwidth/issues/39",
         look=_imex_channel,
         expected=_EXPECTED,
@@ -268,8 +279,11 @@ MNNVL = Family.of(
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
         detection="cluster uuid and clique of every GPU's fabric, over all nodes",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'. Put the nodes into one partition (nvlsm, or the "
-        "provider's tool), or run the job inside one clique",
+        cure=Cure.of(
+            "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
+            comment="Put the nodes into one partition (nvlsm, or the provider's tool), or run the job inside "
+            "one clique.",
+        ),
         link=_AZURE,
         look=_cliques,
         expected=_EXPECTED,
@@ -302,8 +316,11 @@ MNNVL = Family.of(
         title="An NVLink domain of the job has fewer nodes than the others",
         detection="nodes by cluster uuid and clique, of domains in different clusters",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'. Use the same number of nodes of every rack, or "
-        "find out why nodes of this rack are in none of its cliques",
+        cure=Cure.of(
+            "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
+            comment="Use the same number of nodes of every rack, or find out why nodes of this rack are in "
+            "none of its cliques.",
+        ),
         link=_AZURE,
         look=_clique_small,
         check="fabric",
@@ -314,8 +331,10 @@ MNNVL = Family.of(
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
         detection="several GB200 or GB300 nodes with NVLinks to NVSwitches but cluster UUID 0 in NVML's fabric info",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure="nvidia-smi -q | grep ClusterUUID. Start NMX-C or the fabric manager of the rack's NVLink switches, "
-        "then run it again",
+        cure=Cure.of(
+            "nvidia-smi -q | grep ClusterUUID",
+            comment="Start NMX-C or the fabric manager of the rack's NVLink switches, then run it again.",
+        ),
         link=_AZURE,
         look=_no_domain,
         check="fabric",
@@ -326,8 +345,11 @@ MNNVL = Family.of(
         title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
         detection="transport NET, or a large collective no faster than the NICs, between nodes of one NVLink domain",
         settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
-        cure="nvidia-imex-ctl -N. Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and "
-        "NCCL_CUMEM_ENABLE",
+        cure=Cure.of(
+            "nvidia-imex-ctl -N",
+            comment="Then check /dev/nvidia-caps-imex-channels in the container, NCCL_MNNVL_ENABLE and "
+            "NCCL_CUMEM_ENABLE.",
+        ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_unused,
         in_job=_unused_in_log,

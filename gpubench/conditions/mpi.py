@@ -17,7 +17,7 @@ from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 _OFF_VALUES = ("0", "false", "no", "n", "off")
 _SWITCHES = (
@@ -120,9 +120,10 @@ NOT_CUDA_AWARE = Condition(
     "elsewhere MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
     settles="gpubench allreduce --backend mpi; "
     "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
-    cure="ompi_info --parsable --all | grep mpi_built_with_cuda_support. Use an MPI built with CUDA for programs "
-    "that pass "
-    "it GPU memory; NCCL does not need one",
+    cure=Cure.of(
+        "ompi_info --parsable --all | grep mpi_built_with_cuda_support",
+        comment="Use an MPI built with CUDA for programs that pass it GPU memory; NCCL does not need one.",
+    ),
     link=_OPEN_MPI,
     look=_not_aware,
 )
@@ -135,8 +136,11 @@ MPI = Family.of(
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         detection="the variables of every rank; the build options and state that the loaded library reports",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
-        cure="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if the data are "
-        "right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, MVAPICH: MV2_USE_CUDA=1",
+        cure=Cure(
+            comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if "
+            "the data are right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
+            "MVAPICH: MV2_USE_CUDA=1."
+        ),
         link=_OPEN_MPI,
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
@@ -146,7 +150,10 @@ MPI = Family.of(
         title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
         detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure=f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA. Or add cuda_copy,cuda_ipc to UCX_TLS",
+        cure=Cure.of(
+            f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA",
+            comment="Or add cuda_copy,cuda_ipc to UCX_TLS.",
+        ),
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
@@ -155,7 +162,7 @@ MPI = Family.of(
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
         detection="libuct_cuda.so next to the UCX library that a rank has loaded",
         settles="ucx_info -v; ucx_info -d | grep cuda",
-        cure="ucx_info -d | grep cuda. Install UCX built --with-cuda, or the package ucx-cuda",
+        cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
         link="https://github.com/openucx/ucx/issues/3156",
         look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
     ),
@@ -168,9 +175,12 @@ MPI = Family.of(
         "For other programs it cannot be seen from outside",
         settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
-        cure=f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1. Set it only if the copies are verified: on some machines "
-        "the driver grants peer access that corrupts data. It is llama.cpp's; your own program calls "
-        "cudaDeviceEnablePeerAccess",
+        cure=Cure.of(
+            f"{VERIFIED_COPIES} && export GGML_CUDA_P2P=1",
+            comment="Set it only if the copies are verified: on some machines the driver grants peer access "
+            "that corrupts data. It is llama.cpp's; your own program calls "
+            "cudaDeviceEnablePeerAccess.",
+        ),
         link="https://github.com/ggml-org/llama.cpp/issues/21910",
         look=_not_enabled,
     ),

@@ -44,7 +44,7 @@ from gpubench.model.paths.topology import (
 )
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict
 
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 Chosen = Mapping[str, frozenset[str]]  # The names that a list allows, by collective; '' stands for all collectives
@@ -99,7 +99,8 @@ def blame(
     cure = removal(list(blamed), places)
     if pairs:
         return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
-    return Sighting(subject=_who(run, having), seen=seen, confidence=confidence, cure=cure)
+    places_of_them = run.places_of_ranks(having)
+    return Sighting(subject=_who(run, having), seen=seen, confidence=confidence, cure=cure, places=places_of_them)
 
 
 def _value(facts: RankFacts, name: str) -> str | None:
@@ -117,7 +118,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
-    """The reason and advice for variables that a log reports as set; None without any."""
+    """The reason and cure for variables that a log reports as set; None without any."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
         values.setdefault(name, {})[value] = None
@@ -125,9 +126,9 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
-    advice = f"{unset(*values)}. If it is still set, look in NCCL's files: {files}"
+    cure = Cure((*unset(*values).commands, files), "If it is still set, the second command finds it in NCCL's files.")
     verb = "are" if shown[1:] else "is"
-    return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", advice)
+    return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
 
 
 def _p2p(run: Circumstances) -> Found:
@@ -183,7 +184,9 @@ def _shm(run: Circumstances) -> Found:
             yield blame(run, {SHM_DISABLE: run.values(SHM_DISABLE)}, Confidence.PROVEN, None)
 
 
-_NO_LINK_LOST = "Nothing to repair: both ranks use one GPU. Unsetting NCCL_HOSTID makes them ranks of one host"
+_NO_LINK_LOST = Cure(
+    comment="Nothing to repair: both ranks use one GPU. Unsetting NCCL_HOSTID makes them ranks of one host."
+)
 
 
 def _hostid(run: Circumstances) -> Found:
@@ -259,7 +262,7 @@ def _log_hostid(staged: Staged) -> LoggedReason | None:
     reason = in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
     if reason is None or not staged.one_gpu:
         return reason
-    return reason._replace(advice=_NO_LINK_LOST, by_design=True)
+    return reason._replace(cure=_NO_LINK_LOST, by_design=True)
 
 
 def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -290,25 +293,27 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     if hidden is not None:
         return LoggedReason(
             f"{seen}; {hidden} is set and hides NCCL's messages about these GPUs",
-            f"unset {hidden}. Then run the job again with {ASK_FOR_MORE}",
+            Cure.of(f"unset {hidden}", comment=f"Then run the job again with {ASK_FOR_MORE}."),
             is_proven=False,
         )
     if limits:
         return LoggedReason(
             f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL",
-            f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS",
+            Cure.of(f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
             is_proven=False,
         )
     if staged.virtual:
         return LoggedReason(
             f"{seen}; a virtual machine may not show the real path",
-            "gpubench p2p. If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access",
+            Cure.of("gpubench p2p", comment="If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access."),
             is_proven=False,
         )
     return LoggedReason(
         seen,
-        "Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster or slower; "
-        "`gpubench p2p` shows whether its data are right",
+        Cure(
+            comment="Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster "
+            "or slower; `gpubench p2p` shows whether its data are right."
+        ),
     )
 
 
@@ -322,7 +327,10 @@ def _what_lies_between(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         "both GPUs use peer access to other GPUs but not to each other, as across PCIe switches or sockets",
-        f"gpubench topo. Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path",
+        Cure.of(
+            "gpubench topo",
+            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path.",
+        ),
         is_proven=False,
     )
 
@@ -345,7 +353,7 @@ def _variable(
         detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
         "/etc/nccl.conf; `set by environment to` in NCCL's log",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=f"{unset(*names.split())}. If a file sets it, remove it there",
+        cure=unset(*names.split(), comment="If a file sets it, remove it there."),
         look=look,
         in_log=log,
         implies=implies,
@@ -383,8 +391,11 @@ NCCL_SETTINGS = Family.of(
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
         detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
         settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
-        cure=f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G. There is nothing to repair; "
-        "keep this setting if the run is faster than without it and its data are right",
+        cure=Cure.of(
+            f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
+            comment="There is nothing to repair; keep this setting if the run is faster than without it and "
+            "its data are right.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1817",
         look=_policy,
         in_log=_log_policy,
@@ -395,8 +406,10 @@ NCCL_SETTINGS = Family.of(
         title="NCCL uses NET inside one node although no setting asks for it",
         detection="`via NET/` between ranks of one node that neither a variable nor /dev/shm explains",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
-        cure="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce. Keep the setting if this run is faster and its data are "
-        "right",
+        cure=Cure.of(
+            "NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
+            comment="Keep the setting if this run is faster and its data are right.",
+        ),
         look=_network_taken,
         general=True,
     ),
@@ -596,7 +609,9 @@ def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
             having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
             if having:
                 file = _library(having[0].libraries, name)
-                cure = f"export {'NCCL_TUNER_PLUGIN' if name == 'libnccl-tuner' else 'NCCL_PROFILER_PLUGIN'}=none"
+                cure = Cure.of(
+                    f"export {'NCCL_TUNER_PLUGIN' if name == 'libnccl-tuner' else 'NCCL_PROFILER_PLUGIN'}=none"
+                )
                 yield of_ranks(run, having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
 
 
@@ -605,7 +620,7 @@ def _library(loaded: Mapping[str, str], name: str) -> str:
 
 
 _PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf"
-_UNSET = "{}. If a file sets it, remove it there; NCCL then chooses for each size"
+_UNSET = "If a file sets it, remove it there. NCCL then chooses for each size."
 
 
 def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
@@ -615,7 +630,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condi
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=_UNSET.format(unset(*names.split())),
+        cure=unset(*names.split(), comment=_UNSET),
         look=look,
         aliases=("nccl-slow-settings",),
     )

@@ -34,6 +34,7 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, RemarkKind
 from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.terms.verdict import Cure
 
 _IB_HCA = "NCCL_IB_HCA"
 _NET_LINES = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV gpubench allreduce"
@@ -70,7 +71,7 @@ def _part_of_port(run: Circumstances) -> Found:
                 used = joined([nic.name for nic in taken])
                 seen = f"{_IB_HCA}={value} selects {used}, but not {joined(left)}, which uses the same port"
                 both = ",".join(nic.name for nic in nics if nic.port in ports)
-                yield of_node(run, number, seen, cure=f"export {_IB_HCA}={both}")
+                yield of_node(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -164,7 +165,8 @@ def _no_nic(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in run.across if bare & {run.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
         hosts = joined([run.on(number) for number in sorted(bare)])
-        yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs)
+        places = tuple(place for number in sorted(bare) for place in run.places(number))
+        yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs, places=places)
 
 
 def _despite(run: Circumstances) -> Found:
@@ -193,7 +195,7 @@ def _log_filtered(staged: Staged) -> LoggedReason | None:
 
 _log_no_verbs = remark_in_log(
     RemarkKind.NO_VERBS_LIBRARY,
-    "apt install libibverbs1 ibverbs-providers. Install it where the ranks run",
+    Cure.of("apt install libibverbs1 ibverbs-providers", comment="Install it where the ranks run."),
     by_sockets,
     "sockets between nodes: {.text}",
 )
@@ -223,8 +225,11 @@ def _log_no_nic(staged: Staged) -> LoggedReason | None:
         return None
     return LoggedReason(
         "sockets between nodes without an RDMA device, or in containers without /dev/infiniband",
-        "ls /sys/class/infiniband. If it is empty on the nodes, there is nothing to repair; otherwise give the "
-        "container /dev/infiniband",
+        Cure.of(
+            "ls /sys/class/infiniband",
+            comment="If it is empty on the nodes, there is nothing to repair; otherwise give the container "
+            "/dev/infiniband.",
+        ),
         is_proven=False,
     )
 
@@ -236,13 +241,19 @@ def _log_despite(staged: Staged) -> LoggedReason | None:
     if sign is not None:
         return LoggedReason(
             f"sockets between nodes, although {sign}",
-            f"{_NET_LINES}. The log shows why NCCL does not use it: /dev/infiniband in the container, libibverbs, or "
-            "the network's plugin may be missing",
+            Cure.of(
+                _NET_LINES,
+                comment="The log shows why NCCL does not use it: /dev/infiniband in the container, libibverbs, "
+                "or the network's plugin may be missing.",
+            ),
         )
     if staged.rdma:
         return LoggedReason(
             "sockets between nodes without an RDMA device, although other nodes of the job have one",
-            "gpubench topo. Check that the ports of these nodes are up and that their containers have /dev/infiniband",
+            Cure.of(
+                "gpubench topo",
+                comment="Check that the ports of these nodes are up and that their containers have /dev/infiniband.",
+            ),
         )
     return None
 
@@ -268,7 +279,7 @@ NETWORK = Family.of(
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
         detection="NCCL_IB_HCA (^ excludes, = is exact, otherwise prefixes) against the RDMA devices of every node",
         settles="ibdev2netdev; ls /sys/class/infiniband",
-        cure="unset NCCL_IB_HCA. Or set it to devices of this node (ls /sys/class/infiniband)",
+        cure=Cure.of("unset NCCL_IB_HCA", comment="Or set it to devices of this node (ls /sys/class/infiniband)."),
         look=_filtered,
         in_log=_log_filtered,
         implies=("sockets-despite-rdma",),
@@ -278,7 +289,7 @@ NETWORK = Family.of(
         title="NCCL_IB_HCA selects one of two devices of a port: half of the port's rate (12 to 13 GB/s on DGX Spark)",
         detection="NCCL_IB_HCA against the RDMA devices that share a physical port (sys_image_guid, phys_port_name)",
         settles="ibdev2netdev; gpubench allreduce with both devices and with one",
-        cure="ibdev2netdev. Name both devices of the port in NCCL_IB_HCA",
+        cure=Cure.of("ibdev2netdev", comment="Name both devices of the port in NCCL_IB_HCA."),
         link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
         look=_part_of_port,
     ),
@@ -287,8 +298,10 @@ NETWORK = Family.of(
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
         detection="whether the loader finds libibverbs.so.1, for every rank on a node with RDMA NICs; NCCL's log",
         settles="ldconfig -p | grep libibverbs inside the container",
-        cure="apt install libibverbs1 ibverbs-providers. Install it where the ranks run; on RPM systems: dnf install "
-        "rdma-core",
+        cure=Cure.of(
+            "apt install libibverbs1 ibverbs-providers",
+            comment="Install it where the ranks run; on RPM systems: dnf install rdma-core.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/489",
         look=_no_verbs,
         in_log=_log_no_verbs,
@@ -300,7 +313,7 @@ NETWORK = Family.of(
         seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
         detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
         settles="ibv_devices inside the container",
-        cure="apt install ibverbs-providers. Install it where the ranks run",
+        cure=Cure.of("apt install ibverbs-providers", comment="Install it where the ranks run."),
         link="https://github.com/NVIDIA/nccl/issues/465",
         look=_no_provider,
         implies=("sockets-despite-rdma",),
@@ -311,7 +324,10 @@ NETWORK = Family.of(
         seen_as=("NET/IB : No device found.", "Using network Socket"),
         detection="the device file of every active port against the files that a rank has and may open",
         settles="ls -l /dev/infiniband inside the container",
-        cure="docker run --device=/dev/infiniband --ulimit memlock=-1. In Kubernetes use the RDMA device plugin",
+        cure=Cure(
+            comment="Start the container with `docker run --device=/dev/infiniband --ulimit memlock=-1`. In "
+            "Kubernetes use the RDMA device plugin."
+        ),
         link=_AREAL,
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
@@ -325,7 +341,9 @@ NETWORK = Family.of(
         check="ranks_alike",
         expected="device files that every rank may open",
         likely="the file's mode, or the device list of the container or control group",
-        cure="ls -l /dev/infiniband. Give the container all of /dev/infiniband; with Slurm, check cgroup.conf",
+        cure=Cure.of(
+            "ls -l /dev/infiniband", comment="Give the container all of /dev/infiniband; with Slurm, check cgroup.conf."
+        ),
         link=_AREAL,
         look=_some_denied,
     ),
@@ -334,8 +352,10 @@ NETWORK = Family.of(
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
         detection="EFA devices, but no libnccl-net.so that the loader finds",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
-        cure="FI_PROVIDER=efa gpubench allreduce. Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run "
-        "verifies the data",
+        cure=Cure.of(
+            "FI_PROVIDER=efa gpubench allreduce",
+            comment="Install aws-ofi-nccl and add it to LD_LIBRARY_PATH; the run verifies the data.",
+        ),
         link="https://github.com/aws/aws-ofi-nccl",
         look=_efa,
         implies=("sockets-despite-rdma",),
@@ -345,8 +365,11 @@ NETWORK = Family.of(
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
         detection="no active RDMA device on one of several nodes; `NET/IB : No device found` on both in NCCL's log",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
-        cure="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
-        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and without them",
+        cure=Cure(
+            comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
+            "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4: compare gpubench allreduce with and "
+            "without them."
+        ),
         look=_no_nic,
         in_log=_log_no_nic,
         by_design=True,
@@ -356,7 +379,7 @@ NETWORK = Family.of(
         title="NCCL uses network Socket although there are RDMA devices",
         detection="`via NET/Socket` between nodes whose RDMA NICs are up, or listed in NCCL's log",
         settles=_NET_LINES,
-        cure=f"{_NET_LINES}. The log shows why: libibverbs or /dev/infiniband may be missing",
+        cure=Cure.of(_NET_LINES, comment="The log shows why: libibverbs or /dev/infiniband may be missing."),
         link=_AREAL,
         look=_despite,
         in_log=_log_despite,

@@ -25,24 +25,25 @@ from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
 _KERNEL_LOG = "dmesg | grep -i -E 'NVRM|Xid'"
 
-_BROKEN: Mapping[str, tuple[str, str]] = {
-    "sysfs": ("/sys or /proc is not mounted, or a bug in gpubench", "ls /sys/bus/pci/devices /proc/driver"),
-    "nvml": ("libnvidia-ml crashed, belongs to another driver, or may not open /dev/nvidia*", ""),
+_BROKEN: Mapping[str, tuple[str, Cure]] = {
+    "sysfs": ("/sys or /proc is not mounted, or a bug in gpubench", Cure.of("ls /sys/bus/pci/devices /proc/driver")),
+    "nvml": ("libnvidia-ml crashed, belongs to another driver, or may not open /dev/nvidia*", NO_CURE),
     "cuda": (
         "libcuda crashed, belongs to another driver, or is missing (NVIDIA_DRIVER_CAPABILITIES=utility hides it)",
-        f"ldconfig -p | grep libcuda. Then look at the kernel log: {_KERNEL_LOG}",
+        Cure.of("ldconfig -p | grep libcuda", _KERNEL_LOG, comment="The second command shows the kernel log."),
     ),
 }
 """The likely reason why a source of facts failed, and the next command if it is a special one."""
 
 _OUT_OF_REACH = "a container without GPUs, or a user who may not open /dev/nvidia*"
-_REACHED_AGAIN = "ls -l /dev/nvidia*. For a container: docker run --gpus all"
+_REACHED_AGAIN = Cure.of("ls -l /dev/nvidia*", comment="Start a container with `docker run --gpus all`.")
 
 
 def _missing(node: Topology) -> str:
@@ -74,9 +75,9 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
     for number, node in run.nodes.items():
         for failure in node.snapshot.failures:
             if holds(failure, node.snapshot):
-                likely, cure = _BROKEN.get(failure.stage, ("a bug in gpubench", ""))
+                likely, cure = _BROKEN.get(failure.stage, ("a bug in gpubench", NO_CURE))
                 if failure.error.endswith(WAITED_FOR_CPU):
-                    likely, cure = "programs that use all CPUs of the node", "uptime"
+                    likely, cure = "programs that use all CPUs of the node", Cure.of("uptime")
                 names = (f"{run.named(number)}, {failure.stage}",)
                 sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
@@ -114,7 +115,7 @@ DRIVER = Family.of(
         check="driver",
         expected="an answer within the time-out",
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
-        cure=f"{_KERNEL_LOG}. Running nvidia-smi may hang the same way",
+        cure=Cure.of(_KERNEL_LOG, comment="Running nvidia-smi may hang the same way."),
         link=_XID,
         look=_silent,
     ),
@@ -125,7 +126,7 @@ DRIVER = Family.of(
         check="driver",
         expected="CUDA on every GPU that NVML lists",
         likely="the fabric manager is not running, or its version differs from the driver's",
-        cure=f"systemctl status nvidia-fabricmanager. Then look at the kernel log: {_KERNEL_LOG}",
+        cure=Cure.of("systemctl status nvidia-fabricmanager", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=_cuda_refuses,
         in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
@@ -136,7 +137,7 @@ DRIVER = Family.of(
         detection="the exit of the process that reads them",
         check="driver",
         expected="readable facts",
-        cure=f"nvidia-smi. Then look at the kernel log: {_KERNEL_LOG}",
+        cure=Cure.of("nvidia-smi", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link=_XID,
         look=_broken,
     ),
@@ -147,7 +148,7 @@ DRIVER = Family.of(
         check="driver",
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
-        cure="modprobe nvidia && nvidia-smi. For a container: docker run --gpus all",
+        cure=Cure.of("modprobe nvidia && nvidia-smi", comment="For a container: docker run --gpus all."),
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=of_every_node(_missing),
     ),
@@ -158,7 +159,7 @@ DRIVER = Family.of(
         check="driver",
         expected="a row for each device of the header",
         likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
-        cure="nvidia-smi topo -m > topo.txt",
+        cure=Cure.of("nvidia-smi topo -m > topo.txt"),
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
         look=of_every_node(_completed),
     ),
@@ -250,6 +251,7 @@ def _node_differs(run: Circumstances) -> Found:
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
                 heading=f"kind {kind.name}: {compress_names(hosts)}",
                 names=hosts,
+                places=tuple(map(DevicePlace, hosts)),
                 seen="; ".join(condense(kind.differs)),
                 expected=f"{others}, which have the same GPUs",
             )
@@ -275,6 +277,7 @@ def _undecided(
         subject=compress_names(hosts),
         heading=compress_names(hosts),
         names=hosts,
+        places=tuple(map(DevicePlace, hosts)),
         seen=f"{where} {'; '.join(condense(differs, others=usual))}",
         expected="equal nodes; the facts do not show which of them is right",
         gpus=frozenset(gpu for number in (*some, *others) for gpu in run.gpus_of(number)),
@@ -292,7 +295,8 @@ def _network_down(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)
-            yield of_node(run, number, "every network interface is down", names=names, severity=severity)
+            places = run.places(number, *node.nics)
+            yield of_node(run, number, "every network interface is down", names=names, severity=severity, places=places)
 
 
 def _settings_differ(run: Circumstances) -> Found:
@@ -312,11 +316,15 @@ def _settings_differ(run: Circumstances) -> Found:
             shown = [f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items()]
             shown += [f"in {joined(files)}"] if files else []
             odd = dict.fromkeys(rank.host for value, who in values.items() if value != usual for rank in who)
-            cure = f"mpirun -x {name} PROGRAM. With Slurm: srun --export=ALL"
-            cure = (
-                f"grep -n {name} {' '.join(files)}. Run it on every node, and make the files alike" if files else cure
+            cure = Cure(comment=f"Export {name} to all ranks, with `mpirun -x {name}` or `srun --export=ALL`.")
+            if files:
+                cure = Cure.of(
+                    f"grep -n {name} {' '.join(files)}", comment="Run it on every node. Make the files alike."
+                )
+            places = tuple(map(DevicePlace, odd))
+            yield Sighting(
+                subject=name, heading=name, names=tuple(odd), places=places, seen="; ".join(shown), cure=cure
             )
-            yield Sighting(subject=name, heading=name, names=tuple(odd), seen="; ".join(shown), cure=cure)
 
 
 def _rank_on(rank: RankFacts) -> str:
@@ -326,15 +334,17 @@ def _rank_on(rank: RankFacts) -> str:
 def _driver_differs(run: Circumstances) -> Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
-        yield Sighting(subject=host, seen=f"driver {version}", expected=f"driver {usual}, as on the other nodes")
+        expected = f"driver {usual}, as on the other nodes"
+        yield Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
 
 
 def _library_differs(run: Circumstances) -> Found:
     """Without the driver's own libraries, which the driver's version covers."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
-        files = {_rank_on(rank): rank.libraries[name] for rank in run.facts if name in rank.libraries}
-        for where, file, usual in _odd(files):
-            yield Sighting(subject=where, seen=f"{name} is {file}", expected=f"{usual}, as on the other ranks")
+        having = {_rank_on(rank): rank for rank in run.facts if name in rank.libraries}
+        for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
+            seen, expected = f"{name} is {file}", f"{usual}, as on the other ranks"
+            yield Sighting(subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]]))
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -357,7 +367,7 @@ _differs = partial(
     Condition,
     check="versions",
     likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
-    cure="nvidia-smi --version; ldconfig -p | grep nccl. Run it on both nodes and compare",
+    cure=Cure.of("nvidia-smi --version; ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
     link=_COMPARE,
 )
 
@@ -370,7 +380,7 @@ NODE = Family.of(
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
         detection="/proc/version names Microsoft, or /dev/dxg exists",
         settles="uname -r",
-        cure="Nothing to repair under WSL. For P2P, boot Linux on the machine itself",
+        cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=of_every_node(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
@@ -381,8 +391,11 @@ NODE = Family.of(
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
         detection="a virtual machine with all GPUs and RDMA NICs on one host bridge, without NCCL_TOPO_FILE",
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
-        cure="ls /opt/microsoft/*.xml. Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, "
-        "aws-ofi-nccl includes it)",
+        cure=Cure.of(
+            "ls /opt/microsoft/*.xml",
+            comment="Set NCCL_TOPO_FILE to the cloud provider's file (this is Azure's; on AWS, aws-ofi-nccl "
+            "includes it).",
+        ),
         link="https://github.com/NVIDIA/nccl-tests/issues/86",
         look=_flat,
         implies=("gpudirect-too-far",),
@@ -392,7 +405,7 @@ NODE = Family.of(
         title="NCCL_TOPO_FILE describes another machine, or cannot be read",
         detection="bus ids in the file against those of the node's GPUs and NICs",
         settles="gpubench topo --from FILE against gpubench topo",
-        cure="unset NCCL_TOPO_FILE. Or use the file for this machine type",
+        cure=Cure.of("unset NCCL_TOPO_FILE", comment="Or use the file for this machine type."),
         link="https://github.com/NVIDIA/nccl/issues/749",
         look=_topology_file,
     ),
@@ -402,7 +415,10 @@ NODE = Family.of(
         detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; for p2p in one process, "
         "against the CPUs of every GPU's NUMA node",
         settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind on each node: compare host memory to GPU",
-        cure="mpirun --bind-to numa --map-by numa PROGRAM. With Slurm: srun --cpu-bind with the GPU's CPUs",
+        cure=Cure(
+            comment="Start the job with `mpirun --bind-to numa --map-by numa`. With Slurm, use `srun "
+            "--cpu-bind` with the GPU's CPUs."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1674",
         look=_numa,
     ),
@@ -412,7 +428,7 @@ NODE = Family.of(
         detection="devices, links, settings and versions of nodes with the same GPUs",
         check="nodes_alike",
         likely="a fault, or a different image, firmware or setting",
-        cure="gpubench topo. Run it on this node alone",
+        cure=Cure.of("gpubench topo", comment="Run it on this node alone."),
         link=_COMPARE,
         look=_node_differs,
     ),
@@ -423,7 +439,7 @@ NODE = Family.of(
         check="nic_state",
         expected="an interface that is up",
         likely="a cable, switch port or driver; normal for a machine that works alone",
-        cure="ip link",
+        cure=Cure.of("ip link"),
         link=_COMPARE,
         look=_network_down,
     ),
@@ -434,7 +450,7 @@ NODE = Family.of(
         check="ranks_alike",
         expected="the same value on every rank",
         likely="the launcher does not pass the variable on, or a host's shell profile sets it",
-        cure="mpirun -x NAME PROGRAM. With Slurm: srun --export=ALL",
+        cure=Cure(comment="Export the variable to all ranks, with `mpirun -x` or `srun --export=ALL`."),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_settings_differ,
     ),

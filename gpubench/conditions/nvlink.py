@@ -37,7 +37,7 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.units import counted, percent, ranges_of
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
 _FABRIC_MANAGER = "nv-fabricmanager"
@@ -297,7 +297,10 @@ def _of(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
     return {
         "expected": f"NV{max(lost.values())}, as between its siblings",
         "severity": None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN,
-        "cure": "nvidia-smi nvlink -s. It shows links that are down; `nvidia-smi -L` shows whether the models differ",
+        "cure": Cure.of(
+            "nvidia-smi nvlink -s",
+            comment="It shows links that are down; `nvidia-smi -L` shows whether the models differ.",
+        ),
         "effects": (Effect.SLOW,),
     }
 
@@ -340,11 +343,14 @@ def _errors(run: Circumstances) -> Found:
 
 _log_nvlink_refused = remark_in_log(
     RemarkKind.NVLINK_REFUSED,
-    "systemctl status nvidia-fabricmanager. NVLinks without peer access are a fault; `gpubench topo` shows the state",
+    Cure.of(
+        "systemctl status nvidia-fabricmanager",
+        comment="NVLinks without peer access are a fault; `gpubench topo` shows the state.",
+    ),
 )
 
 RESTART_FABRIC = (
-    "Restart it while no job uses the GPUs, as that ends all of them: systemctl restart nvidia-fabricmanager"
+    "`systemctl restart nvidia-fabricmanager` ends all jobs that use the GPUs: run it while there are none."
 )
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
@@ -358,8 +364,11 @@ NVLINK = Family.of(
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
         detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="grep -i nvlink /etc/modprobe.d/*. Remove the setting from the file and reboot. Before any job, verify "
-        "the data with `gpubench p2p`: the links may be off because they failed",
+        cure=Cure.of(
+            "grep -i nvlink /etc/modprobe.d/*",
+            comment="Remove the setting from the file and reboot. Before any job, verify the data with "
+            "`gpubench p2p`: the links may be off because they failed.",
+        ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
@@ -376,7 +385,9 @@ NVLINK = Family.of(
         settles="systemctl status nvidia-fabricmanager",
         check="fabric",
         expected="a running fabric manager: without it the next reset or job fails",
-        cure="systemctl enable --now nvidia-fabricmanager. Its version must be the driver's version",
+        cure=Cure.of(
+            "systemctl enable --now nvidia-fabricmanager", comment="Its version must be the driver's version."
+        ),
         link=_DSTACK,
         look=partial(_manager, stopped=True),
         implies=_FOLLOWS,
@@ -388,8 +399,10 @@ NVLINK = Family.of(
         settles="nv-fabricmanager --version; nvidia-smi",
         check="fabric",
         expected="the driver's version: with another one the next reset or job fails",
-        cure="nv-fabricmanager --version. Install the fabric manager of the driver's version, and restart it while "
-        "no job uses the GPUs",
+        cure=Cure.of(
+            "nv-fabricmanager --version",
+            comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
+        ),
         link=_DSTACK,
         look=partial(_manager, stopped=False),
         implies=_FOLLOWS,
@@ -403,7 +416,7 @@ NVLINK = Family.of(
         check="fabric",
         expected="state completed, status success",
         likely="the fabric manager is not running, or its version differs from the driver's",
-        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}",
+        cure=Cure.of("systemctl status nvidia-fabricmanager", comment=RESTART_FABRIC),
         link=_AZURE,
         look=_not_ready,
         in_log=_log_nvlink_refused,
@@ -417,8 +430,11 @@ NVLINK = Family.of(
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
-        cure="fmpm -l. It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager while the "
-        "GPUs are idle",
+        cure=Cure.of(
+            "fmpm -l",
+            comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
+            "while the GPUs are idle.",
+        ),
         link=_AZURE,
         look=_domains_differ,
         implies=_FOLLOWS[1:],
@@ -431,8 +447,11 @@ NVLINK = Family.of(
         likely="a fault of the board (Xid 74), or a driver setting (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         aliases=(_DOWN,),
         settles="nvidia-smi nvlink -s; grep -i nvlink /proc/driver/nvidia/params; dmesg | grep 'Xid.*74'",
-        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Then reset the GPU (nvidia-smi --gpu-reset); "
-        "if the links stay down, have the board serviced",
+        cure=Cure.of(
+            "systemctl status nvidia-fabricmanager",
+            comment=f"{RESTART_FABRIC} Then reset the GPU with `nvidia-smi --gpu-reset`. If the links stay down, have "
+            "the board serviced.",
+        ),
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_all_down,
         implies=(_DOWN, *_FOLLOWS),
@@ -446,7 +465,9 @@ NVLINK = Family.of(
         likely="a bridge or board that is not seated, a failed link (Xid 74), or a driver setting "
         "(NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         settles="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep 'Xid.*74'",
-        cure="nvidia-smi --gpu-reset -i GPU. If a link stays down, reseat or replace the board or bridge",
+        cure=Cure.of(
+            "nvidia-smi --gpu-reset -i GPU", comment="If a link stays down, reseat or replace the board or bridge."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_down,
     ),
@@ -458,7 +479,10 @@ NVLINK = Family.of(
         check="nvlink_active",
         expected="the same answer from every source",
         likely="a link that is about to fail, or a driver that lost track of it",
-        cure="nvidia-smi nvlink -s. Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right",
+        cure=Cure.of(
+            "nvidia-smi nvlink -s",
+            comment="Compare it with `nvidia-smi topo -p2p n`; `gpubench p2p` shows which one is right.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_contradicted,
     ),
@@ -470,7 +494,9 @@ NVLINK = Family.of(
         check="nvlink_active",
         expected="full bandwidth on every GPU",
         likely="a setting of the driver, to save power",
-        cure="grep -i nvlink /etc/modprobe.d/*. Remove NVreg_RmNvlinkBandwidth from the file and reboot",
+        cure=Cure.of(
+            "grep -i nvlink /etc/modprobe.d/*", comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot."
+        ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
         implies=(_DOWN,),
@@ -485,7 +511,10 @@ NVLINK = Family.of(
         expected="a health mask without a fault",
         likely="failed links, switches or routes of the fabric",
         aliases=(_NOT_READY,),
-        cure=f"systemctl status nvidia-fabricmanager. {RESTART_FABRIC}. Then replace the parts that its log names",
+        cure=Cure.of(
+            "systemctl status nvidia-fabricmanager",
+            comment=f"{RESTART_FABRIC} Then replace the parts that its log names.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2186",
         look=_unhealthy,
         implies=(_DOWN,),
@@ -497,7 +526,10 @@ NVLINK = Family.of(
         "only once, large totals (weak evidence)",
         settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
         check="nvlink_errors",
-        cure="nvidia-smi nvlink -e. Run it again after `gpubench p2p`; reseat or replace a link whose counters grow",
+        cure=Cure.of(
+            "nvidia-smi nvlink -e",
+            comment="Run it again after `gpubench p2p`; reseat or replace a link whose counters grow.",
+        ),
         link="https://github.com/NVIDIA/DCGM/issues/198",
         look=_errors,
     ),

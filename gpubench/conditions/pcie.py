@@ -6,7 +6,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -34,8 +34,9 @@ from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind
 from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, pcie_ceiling_gb_s, rests
 from gpubench.model.paths.transport import Confidence, Pair
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import percent
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 from gpubench.records import dataclass
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
@@ -192,6 +193,7 @@ def _uplink(run: Circumstances) -> Found:
                     f"PCIe trained to generation {now[0]} x{now[1]} of {most[0]} x{most[1]}",
                     Confidence.PROVEN if narrow else Confidence.LIKELY,
                     f"{own_ends} {bus_id}",
+                    places=(DevicePlace(run.nodes[number].snapshot.host, f"{own_ends.split()[-1]} {bus_id}", bus_id),),
                     gpus=gpus or run.gpus_of(number),
                     **_limited(severity),
                     expected_percent=lane.percent,
@@ -298,8 +300,10 @@ _link = partial(
     check="pcie_link",
     expected="the width and generation that both ends of the link support",
     likely="a riser or slot with fewer lanes, a card that is not seated, a BIOS setting, or dirty contacts",
-    cure="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'. Reseat the card or riser; check the slot's lanes and "
-    "generation in the BIOS and the board's manual",
+    cure=Cure.of(
+        "lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta'",
+        comment="Reseat the card or riser; check the slot's lanes and generation in the BIOS and the board's manual.",
+    ),
 )
 
 
@@ -343,8 +347,10 @@ PCIE = Family.of(
         settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
         check="pcie_errors",
         likely="a riser or slot, dirty contacts, or a card that is not seated",
-        cure="dmesg | grep AER. Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in "
-        "the BIOS",
+        cure=Cure.of(
+            "dmesg | grep AER",
+            comment="Reseat the card, riser or cable; if errors continue, set a lower PCIe generation in the BIOS.",
+        ),
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_errors,
     ),
@@ -355,8 +361,11 @@ PCIE = Family.of(
         detection="gpubench p2p's patterns: reads more than twice as fast as writes, for the same simultaneous copies "
         "over PCIe",
         settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
-        cure="NCCL_P2P_READ_ENABLE=1 gpubench alltoall. Keep the setting if this run is faster and its data are "
-        "right; otherwise spread the cards over root complexes",
+        cure=Cure.of(
+            "NCCL_P2P_READ_ENABLE=1 gpubench alltoall",
+            comment="Keep the setting if this run is faster and its data are right; otherwise spread the "
+            "cards over root complexes.",
+        ),
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
@@ -365,7 +374,9 @@ PCIE = Family.of(
         title="Through host memory, pairs below one PCIe switch are slower than pairs below two",
         detection="host-staged pairs below one switch that have no P2P by design",
         settles="gpubench p2p: PIX pairs slower than SYS pairs",
-        cure="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches",
+        cure=Cure(
+            comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1086",
         look=_shared_uplink,
         by_design=True,
@@ -439,14 +450,10 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
     if redirected:
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
         seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
-        cures = [
-            "gpubench p2p",
-            *(f"setpci -s {bridge} ECAP_ACS+0x6.w=0000" for bridge in bridges_seen),
-            "gpubench p2p",
-        ]
-        yield _of_couples(
-            redirected, seen, Confidence.PROVEN, " && ".join(cures) if len(bridges_seen) <= _MOST_CURED else ""
-        )
+        switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
+        commands = _ACS_CURE.commands[0], f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
+        cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_CURE.comment}")
+        yield _of_couples(redirected, seen, Confidence.PROVEN, cure)
     if split:
         groups_seen = joined(group for each in split.values() for group in each)
         yield _of_couples(
@@ -460,7 +467,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
 
 
 def _of_couples(
-    couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: str = ""
+    couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: Cure = NO_CURE
 ) -> Sighting:
     """A sighting on couples of devices, given by name and GPU positions; two GPUs are a pair in both directions."""
     names = tuple(name for name, _ in couples)
@@ -530,13 +537,12 @@ def _translating(run: Circumstances) -> Found:
             yield of_gpu(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
 
 
-_MOST_CURED = 4
 _UNREAD = "its access control was not read"
 _TROUBLESHOOTING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_ACS_CURE = (
-    "gpubench p2p; lspci -vvv | grep -i acsctl. Switch ACS off in the BIOS, or as root with setpci -s BRIDGE "
-    "ECAP_ACS+0x6.w=0000 for these bridges, but not on a host of virtual machines: ACS keeps their devices apart. Run "
-    "`gpubench p2p` again before any job, which verifies the data"
+_ACS_CURE = Cure.of(
+    "sudo lspci -vvv | grep -i acsctl",
+    comment="Switch ACS off in the BIOS, but not on a host of virtual machines: ACS keeps their devices apart. Before "
+    "any job, verify the data with `gpubench p2p`.",
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
@@ -567,7 +573,7 @@ REDIRECTION = Family.of(
         expected="ACS redirection off at the switches between GPUs and NICs",
         likely=_ACS_LIKELY,
         aliases=("acs-redirects",),
-        cure=f"{_ACS_CURE}. In a virtual machine, switch on ATS for NIC and GPU",
+        cure=_ACS_CURE.then("In a virtual machine, switch on ATS for NIC and GPU."),
         link="https://github.com/NVIDIA/nccl/issues/949",
         look=_acs_nic,
     ),
@@ -581,8 +587,11 @@ REDIRECTION = Family.of(
         likely="the kernel's default; peer copies may be slow or corrupted",
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
-        cure="gpubench p2p; cat /proc/cmdline. If copies are slow or wrong, boot with iommu=pt or switch the IOMMU "
-        "off in the BIOS. Before any job, verify the data with `gpubench p2p` again",
+        cure=Cure.of(
+            "gpubench p2p; cat /proc/cmdline",
+            comment="If copies are slow or wrong, boot with iommu=pt or switch the IOMMU off in the BIOS. "
+            "Before any job, verify the data with `gpubench p2p` again.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/606",
         look=_translating,
     ),

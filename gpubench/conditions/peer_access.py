@@ -29,7 +29,7 @@ from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
 from gpubench.model.paths.transport import Confidence, Pair
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _REFUSED = "peer-access-refused"
 _MIB = 2**20
@@ -150,17 +150,17 @@ def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
         granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
         never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
         seen = f"{models}: no peer access over PCIe"
-        return LoggedReason(seen, "Nothing to repair") if never and not granted else None
+        return LoggedReason(seen, Cure(comment="Nothing to repair.")) if never and not granted else None
     known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
     seen = f"the driver refuses peer access between these GPUs: {refused[0].gist}"
     if known and not staged.virtual:
-        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", "Nothing to repair")
+        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", Cure(comment="Nothing to repair."))
     unknown = (
         "in a virtual machine the hypervisor may be the reason" if staged.virtual else "for other GPUs this is a fault"
     )
     return LoggedReason(
         f"{seen}; GeForce GPUs have no peer access over PCIe; {unknown}",
-        "gpubench topo. It shows the GPUs' model and the driver's reason",
+        Cure.of("gpubench topo", comment="It shows the GPUs' model and the driver's reason."),
         is_proven=False,
     )
 
@@ -178,8 +178,12 @@ PEER_ACCESS = Family.of(
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
-        cure="nvidia-smi mig -lgi -i GPU. It lists the instances; if they are intended, there is nothing to repair. "
-        "Otherwise `nvidia-smi -mig 0` removes them and restores peer access, which `gpubench p2p` verifies",
+        cure=Cure.of(
+            "nvidia-smi mig -lgi -i GPU",
+            comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise "
+            "`nvidia-smi -mig 0` removes them and restores peer access, which `gpubench p2p` "
+            "verifies.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1716",
         look=_mig,
         implies=("cuda-nvml-disagree", _REFUSED),
@@ -190,11 +194,17 @@ PEER_ACCESS = Family.of(
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
         detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
-        cure="nvidia-smi conf-compute -f. If nothing confidential runs here, switch CC off; else use protected PCIe "
-        "mode (PPCIE), with all GPUs of the board in one confidential VM. Then verify the data with `gpubench p2p`",
+        cure=Cure.of(
+            "nvidia-smi conf-compute -f",
+            comment="If nothing confidential runs here, switch CC off; else use protected PCIe mode (PPCIE), "
+            "with all GPUs of the board in one confidential VM. Then verify the data with `gpubench "
+            "p2p`.",
+        ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
-        in_log=remark_in_log(RemarkKind.CONFIDENTIAL, "confidential computing encrypts transfers through host memory"),
+        in_log=remark_in_log(
+            RemarkKind.CONFIDENTIAL, Cure(comment="Confidential computing encrypts transfers through host memory.")
+        ),
         implies=(_REFUSED,),
     ),
     Condition(
@@ -204,8 +214,10 @@ PEER_ACCESS = Family.of(
         detection="nvmlDeviceGetP2PStatus reports GNS (GPU not supported) for all GPUs of these models without "
         "NVLinks; or NCCL's log has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
-        cure="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run `gpubench p2p` "
-        "before and after to compare speed and to verify the data",
+        cure=Cure(
+            comment="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run "
+            "`gpubench p2p` before and after to compare speed and to verify the data."
+        ),
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
         look=_of_refusal(_GNS, lambda each: each.status == "GNS" and _over_pcie(each) and not each.odd),
         in_log=_log_without_nvlinks,
@@ -219,7 +231,10 @@ PEER_ACCESS = Family.of(
         detection="nvmlDeviceGetP2PStatus reports GNS for GPUs without NVLinks, and OK for others of the same models",
         settles="nvidia-smi topo -p2p r; nvidia-smi -q of both: VBIOS, virtualization mode, MIG",
         likely="a GPU with a different VBIOS or setting than its siblings, or a failing GPU",
-        cure="nvidia-smi -q | grep -iE 'VBIOS Version|Virtualization Mode'. If the GPUs are alike, reboot the node",
+        cure=Cure.of(
+            "nvidia-smi -q | grep -iE 'VBIOS Version|Virtualization Mode'",
+            comment="If the GPUs are alike, reboot the node.",
+        ),
         link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
         look=_of_refusal(
             f"{_GNS}; other GPUs of the same models have P2P",
@@ -232,8 +247,10 @@ PEER_ACCESS = Family.of(
         title="TNS between GPUs whose NVLinks lead to other GPUs (DGX-1, hybrid cube mesh): no direct path",
         detection="nvmlDeviceGetP2PStatus reports TNS, and both GPUs have active NVLinks to other GPUs",
         settles="nvidia-smi topo -m",
-        cure="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run `gpubench alltoall` "
-        "with and without NCCL_NVB_DISABLE=1",
+        cure=Cure(
+            comment="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run "
+            "`gpubench alltoall` with and without NCCL_NVB_DISABLE=1."
+        ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_of_refusal(
             "NVML reports TNS, and the NVLinks of both GPUs lead to other GPUs",
@@ -247,8 +264,11 @@ PEER_ACCESS = Family.of(
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
         detection="nvmlDeviceGetP2PStatus reports DR; RegistryDwords in /proc/driver/nvidia/params",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
-        cure="grep RegistryDwords /etc/modprobe.d/*. Remove the key from the file and reboot. Before any job, verify "
-        "the data with `gpubench p2p`: the key may be there because peer copies were wrong",
+        cure=Cure.of(
+            "grep RegistryDwords /etc/modprobe.d/*",
+            comment="Remove the key from the file and reboot. Before any job, verify the data with `gpubench "
+            "p2p`: the key may be there because peer copies were wrong.",
+        ),
         link="https://github.com/noonghunna/club-3090/pull/926",
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
@@ -259,8 +279,11 @@ PEER_ACCESS = Family.of(
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
         detection="nvmlDeviceGetP2PStatus reports CNS, and the CPU has the hypervisor flag",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
-        cure="nvidia-smi topo -p2p r. In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe "
-        "switch on the host. Before any job, verify the data with `gpubench p2p`",
+        cure=Cure.of(
+            "nvidia-smi topo -p2p r",
+            comment="In QEMU, set x-nv-gpudirect-clique=0 on each vfio-pci GPU that shares a PCIe switch on "
+            "the host. Before any job, verify the data with `gpubench p2p`.",
+        ),
         link="https://github.com/cloud-hypervisor/cloud-hypervisor/pull/6235",
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -271,8 +294,11 @@ PEER_ACCESS = Family.of(
         seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
         detection="nvmlDeviceGetP2PStatus reports CNS on bare metal",
         settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
-        cure="lspci -tv. Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
-        "Then verify the data with `gpubench p2p`",
+        cure=Cure.of(
+            "lspci -tv",
+            comment="Move the GPUs below one PCIe switch, or into slots of one CPU that the driver supports. "
+            "Then verify the data with `gpubench p2p`.",
+        ),
         link=_WAIVED,
         look=_status("CNS", virtual=False),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -282,7 +308,10 @@ PEER_ACCESS = Family.of(
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
         detection="nvmlDeviceGetP2PStatus reports TNS for GPUs without NVLinks",
         settles="nvidia-smi topo -m: SYS between them",
-        cure="nvidia-smi topo -m. Move the cards to slots of one socket, then verify the data with `gpubench p2p`",
+        cure=Cure.of(
+            "nvidia-smi topo -m",
+            comment="Move the cards to slots of one socket, then verify the data with `gpubench p2p`.",
+        ),
         link="https://github.com/NVIDIA/nvbandwidth/issues/45",
         look=_status("TNS"),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
@@ -292,7 +321,7 @@ PEER_ACCESS = Family.of(
         title="No P2P between GPUs of different models or generations",
         detection="peer access is refused between GPUs of different models and granted between GPUs of the same model",
         settles="nvidia-smi topo -p2p r",
-        cure="nvidia-smi -L. Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES",
+        cure=Cure.of("nvidia-smi -L", comment="Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES."),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_mixed,
         implies=("bar1-small", _REFUSED),
@@ -303,8 +332,11 @@ PEER_ACCESS = Family.of(
         detection="the size of BAR 1 (NVML, or /sys resource) against memory, for GPUs whose P2P over PCIe is refused; "
         "resource1_resize shows how large it could be",
         settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
-        cure="nvidia-smi -q | grep -A 3 BAR1. Switch on Resizable BAR and Above 4G Decoding in the BIOS. "
-        "Before any job, verify the data with `gpubench p2p`",
+        cure=Cure.of(
+            "nvidia-smi -q | grep -A 3 BAR1",
+            comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
+            "data with `gpubench p2p`.",
+        ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
         look=_bar1,
         implies=(_REFUSED,),
@@ -312,7 +344,7 @@ PEER_ACCESS = Family.of(
 )
 
 _CUDA_REFUSES = "0"
-_SHOWS_REASON = "gpubench topo. It shows the driver's reason"
+_SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason.")
 
 
 @in_each_node
@@ -341,15 +373,16 @@ def _despite_grant(run: Circumstances) -> Found:
             yield of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
 
 
-def _cure_by_wiring(run: Circumstances, pair: Pair) -> str:
+def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
     """The cure for a pair joined by NVLinks; empty for a PCIe pair, which uses the condition's own cure."""
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
-        return ""
+        return NO_CURE
     if not is_switched(node, gpu):
-        return "nvidia-smi nvlink -s. Look for Xid errors in dmesg too"
+        return Cure.of("nvidia-smi nvlink -s", comment="Look for Xid errors in dmesg too.")
     where = "" if node.snapshot.nvswitches else " on the machine that manages the switches (the virtual machine's host)"
-    return f"systemctl status nvidia-fabricmanager. Run it{where}, and look for Xid errors in dmesg. {RESTART_FABRIC}"
+    comment = f"Run it{where}, and look for Xid errors in dmesg. {RESTART_FABRIC}"
+    return Cure.of("systemctl status nvidia-fabricmanager", comment=comment)
 
 
 @in_each_node
@@ -382,7 +415,7 @@ def _any_refusal(run: Circumstances) -> Found:
             else Verdict.WARN,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
-            cure=with_ids(why.cure, [name for each in seen[why] for name in each.names]) if why else "",
+            cure=with_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
         )
 
 
@@ -401,7 +434,7 @@ def _log_refused(staged: Staged) -> LoggedReason | None:
         if note.about[1] == _CUDA_REFUSES:
             return LoggedReason(
                 f"CUDA refuses peer access between GPUs of the node: {note.text}",
-                "gpubench topo. It shows which GPUs, and the driver's reason",
+                Cure.of("gpubench topo", comment="It shows which GPUs, and the driver's reason."),
             )
     return None
 
@@ -421,7 +454,9 @@ DISPUTED_ACCESS = Family.of(
         likely="a container or virtual machine with a different topology than the driver's, a fabric that is not "
         "ready, MIG, or a driver bug",
         aliases=("peer-access-contradiction",),
-        cure="gpubench p2p. It shows which answer is right. If the driver was updated, restart the container",
+        cure=Cure.of(
+            "gpubench p2p", comment="It shows which answer is right. If the driver was updated, restart the container."
+        ),
         link="https://github.com/pytorch/pytorch/issues/84803",
         look=_disagree,
         implies=(_REFUSED,),
@@ -432,9 +467,12 @@ DISPUTED_ACCESS = Family.of(
         seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
         detection="data received over peer access differ from data sent",
         settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
-        cure="export NCCL_P2P_DISABLE=1. Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection "
-        "off, or correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for llama.cpp, "
-        "unset GGML_CUDA_P2P (0 switches it on)",
+        cure=Cure.of(
+            "export NCCL_P2P_DISABLE=1",
+            comment="Remove it after booting with iommu=pt or no IOMMU, switching ACS redirection off, or "
+            "correcting the hypervisor's P2P clique, once `gpubench p2p` finds the data right; for "
+            "llama.cpp, unset GGML_CUDA_P2P (0 switches it on).",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
@@ -453,13 +491,18 @@ DISPUTED_ACCESS = Family.of(
         likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
         "CUDA_VISIBLE_DEVICES hides one from the other",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
-        cure=f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE. Otherwise use a newer NCCL, start containers with "
-        "--ipc=host, and make all GPUs visible to every rank",
+        cure=Cure.of(
+            f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
+            comment="Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs visible "
+            "to every rank.",
+        ),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=nothing_in_facts,
         in_log=remark_in_log(
             RemarkKind.LEGACY_IPC_REFUSED,
-            f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE. A newer NCCL does not need legacy CUDA IPC",
+            Cure.of(
+                f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE", comment="A newer NCCL does not need legacy CUDA IPC."
+            ),
         ),
         in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),
@@ -468,7 +511,9 @@ DISPUTED_ACCESS = Family.of(
         title="cudaMemcpyPeer is as slow as without P2P although peer access is granted",
         detection="NVLink counters that do not move, or the same bandwidth and latency with and without peer access",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
-        cure="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'. Then, as root, lspci -vvv | grep -i acsctl",
+        cure=Cure.of(
+            "dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'", comment="Then, as root, lspci -vvv | grep -i acsctl."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/814",
         look=_despite_grant,
         general=True,
@@ -486,7 +531,10 @@ DISPUTED_ACCESS = Family.of(
         settles="nvidia-smi topo -p2p r",
         check="peer_access",
         likely="the driver does not support peer access between these GPUs, or gives no reason",
-        cure="nvidia-smi topo -p2p r. It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state",
+        cure=Cure.of(
+            "nvidia-smi topo -p2p r",
+            comment="It shows the driver's reason; `nvidia-smi -q` shows MIG and the fabric's state.",
+        ),
         link=_WAIVED,
         look=_any_refusal,
         in_log=_log_refused,

@@ -22,6 +22,7 @@ from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.units import ranges_of
+from gpubench.model.terms.verdict import NO_CURE, Cure
 
 _SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
 _SMALLEST_MEMLOCK_BYTES = 64 * 2**20  # Less than any RDMA library registers; logins usually have ≤ 8 MiB
@@ -77,7 +78,10 @@ def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
     several = "" if staged.one_node else "; NCCL treats them as ranks of several hosts"
     return LoggedReason(
         f"ranks of one host use the network, as in containers with separate /dev/shm{several}",
-        "docker run --ipc=host. Or run all ranks of a host in one container",
+        Cure(
+            comment="Start the container with `docker run --ipc=host` (Kubernetes: `hostIPC: true`), or run "
+            "all ranks of a host in one container."
+        ),
     )
 
 
@@ -184,7 +188,10 @@ CONTAINER = Family.of(
         check="ranks_alike",
         expected="one /dev/shm for all ranks of a host",
         likely="a separate container for each rank",
-        cure="docker run --ipc=host. In Kubernetes set hostIPC: true; or run all ranks of a host in one container",
+        cure=Cure(
+            comment="Start the container with `docker run --ipc=host` (Kubernetes: `hostIPC: true`), or run "
+            "all ranks of a host in one container."
+        ),
         link="https://github.com/NVIDIA/nccl/pull/248",
         look=_shm_not_shared,
         in_log=_log_shm_not_shared,
@@ -204,7 +211,10 @@ CONTAINER = Family.of(
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
         expected="space for NCCL's segments, up to 33 MB each",
         likely="Docker's default of 64 MB for /dev/shm, or segments of ended jobs that fill it",
-        cure="docker run --shm-size=1g --ulimit memlock=-1. Or use --ipc=host; `df -h /dev/shm` shows the free space",
+        cure=Cure.of(
+            "df -h /dev/shm",
+            comment="Start the container with `docker run --shm-size=1g --ulimit memlock=-1`, or with `--ipc=host`.",
+        ),
         link=_DATA_SHARING,
         look=_shm_small,
         in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
@@ -214,7 +224,9 @@ CONTAINER = Family.of(
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
         detection="device files /dev/nvidiaN differ between ranks of one host",
         settles="ls /dev/nvidia* in every rank",
-        cure="docker run --gpus all. Give every rank all GPUs of the host and select one by local rank",
+        cure=Cure(
+            comment="Give every rank all GPUs of the host (`docker run --gpus all`), and select one by local rank."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/1647",
         look=_gpus_hidden,
     ),
@@ -224,7 +236,10 @@ CONTAINER = Family.of(
         seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
         detection="access(2) on the device files of every rank",
         settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
-        cure="docker run --gpus all. With Slurm, check ConstrainDevices in cgroup.conf",
+        cure=Cure(
+            comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in "
+            "cgroup.conf."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/324",
         look=_denied,
     ),
@@ -234,7 +249,10 @@ CONTAINER = Family.of(
         seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
         detection="RLIMIT_MEMLOCK below 64 MiB without CAP_IPC_LOCK, for ranks on nodes with RDMA NICs",
         settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
-        cure="ulimit -l unlimited. Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1",
+        cure=Cure.of(
+            "ulimit -l unlimited",
+            comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1.",
+        ),
         link=_DATA_SHARING,
         look=_memlock,
     ),
@@ -243,7 +261,9 @@ CONTAINER = Family.of(
         title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
         detection="/proc/self/ns/pid and ipc of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
-        cure="docker run --pid=host --ipc=host. Or use one container for each host",
+        cure=Cure(
+            comment="Start the container with `docker run --pid=host --ipc=host`, or use one container per host."
+        ),
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_namespaces,
     ),
@@ -253,7 +273,7 @@ CONTAINER = Family.of(
         detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, and CapEff, if expandable_segments "
         "is requested",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
-        cure="sysctl kernel.yama.ptrace_scope=0. For a container: docker run --cap-add SYS_PTRACE",
+        cure=Cure.of("sysctl kernel.yama.ptrace_scope=0", comment="For a container: docker run --cap-add SYS_PTRACE."),
         link="https://github.com/pytorch/pytorch/issues/130890",
         look=_ptrace,
     ),
@@ -262,7 +282,10 @@ CONTAINER = Family.of(
         title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
         detection="CUDA_VISIBLE_DEVICES of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
-        cure="unset CUDA_VISIBLE_DEVICES. Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank",
+        cure=Cure.of(
+            "unset CUDA_VISIBLE_DEVICES",
+            comment="Set CUDA_DEVICE_ORDER=PCI_BUS_ID and select each rank's GPU by local rank.",
+        ),
         link="https://github.com/openucx/ucx/issues/5022",
         look=_visible,
     ),
@@ -272,9 +295,9 @@ _WAITED_SHARE, _SURELY_WAITED_SHARE = 0.1, 0.3
 """Share of its time that a rank was ready to run and waited for a CPU: below 1 % if each rank has a free CPU, 75 % with
 three busy loops on each rank's CPU."""
 
-_WIDER = (
-    "mpirun --bind-to none. Start the job without taskset, numactl -C and --cpuset-cpus; with Slurm: "
-    "srun --cpus-per-task=8"
+_WIDER = Cure(
+    comment="Start the job with `mpirun --bind-to none`, without taskset, `numactl -C` and "
+    "`--cpuset-cpus`. With Slurm, use `srun --cpus-per-task=8`."
 )
 _CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL and MPI
 
@@ -287,7 +310,9 @@ def _shared(run: Circumstances) -> Found:
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.ranks_of(node))
-            yield of_ranks(run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else "")
+            yield of_ranks(
+                run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
+            )
         for each in run.ranks_of(node):
             yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
 
@@ -321,8 +346,9 @@ def _quota(run: Circumstances) -> Found:
         cpus = min(each.cpu_quota.cpus for each in ranks if each.cpu_quota is not None)
         if cpus < len(ranks):
             count, enough = len(ranks), _CPUS_A_RANK * len(ranks)
-            cure = (
-                f"docker run --cpus={enough}. In Kubernetes set limits.cpu: {enough}; in systemd CPUQuota={enough}00%"
+            cure = Cure(
+                comment=f"Start the container with `docker run --cpus={enough}`. In Kubernetes set `limits.cpu: "
+                f"{enough}`, in systemd `CPUQuota={enough}00%`."
             )
             seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
             yield of_ranks(run, ranks, seen, cure=cure)
@@ -350,8 +376,10 @@ CORES = Family.of(
         title="Ranks share CPU cores: several are bound to the same cores (mpirun --bind-to core, taskset, cpuset)",
         detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks",
         settles=f"{_LATENCY}with mpirun --bind-to none",
-        cure="mpirun --bind-to none. Or mpirun --bind-to numa --map-by numa; with Slurm: srun --cpus-per-task=8 "
-        "--cpu-bind=cores",
+        cure=Cure(
+            comment="Start the job with `mpirun --bind-to none`, or with `--bind-to numa --map-by numa`. "
+            "With Slurm, use `srun --cpus-per-task=8 --cpu-bind=cores`."
+        ),
         link=_BINDING,
         look=_shared,
         implies=("cpu-oversubscribed",),
@@ -362,8 +390,10 @@ CORES = Family.of(
         seen_as=("nr_throttled",),
         detection="cpu.max of the control groups of every rank, or cpu.cfs_quota_us over cpu.cfs_period_us",
         settles="grep throttled /sys/fs/cgroup/cpu.stat before and after a run",
-        cure="cat /sys/fs/cgroup/cpu.max. Grant at least two CPUs for each rank (docker run --cpus, or "
-        "resources.limits.cpu of the pod)",
+        cure=Cure.of(
+            "cat /sys/fs/cgroup/cpu.max",
+            comment="Grant at least two CPUs for each rank (docker run --cpus, or resources.limits.cpu of the pod).",
+        ),
         link=_CONTROL_GROUPS,
         look=_quota,
         implies=("cpu-oversubscribed",),
@@ -373,7 +403,10 @@ CORES = Family.of(
         title="Ranks wait for a CPU: other programs use the same cores (oversubscription)",
         detection=f"/proc/self/schedstat of every rank before and after: {_WAITED_SHARE:.0%} of its time without a CPU",
         settles=f"{_LATENCY}while no other program runs",
-        cure="ps -eo pid,psr,pcpu,comm --sort=-pcpu | head. End the other programs, or move them to other cores",
+        cure=Cure.of(
+            "ps -eo pid,psr,pcpu,comm --sort=-pcpu | head",
+            comment="End the other programs, or move them to other cores.",
+        ),
         link=_BINDING,
         look=_oversubscribed,
     ),
@@ -394,7 +427,7 @@ def _connections(run: Circumstances) -> Found:
     few = [value for value in run.values(_CONNECTIONS) if nccl_number(value) == 1]
     if few:
         found = blame(run, {_CONNECTIONS: few}, Confidence.WEAK, None)
-        yield replace(found, cure=f"{found.cure}. Keep it if the framework needs 1, as Megatron does")
+        yield replace(found, cure=found.cure.then("Keep it if the framework needs 1, as Megatron does."))
 
 
 def _attached(run: Circumstances) -> Found:
@@ -415,14 +448,16 @@ def _tracers(run: Circumstances) -> Iterator[Sighting]:
         if traced:
             tracers = list(dict.fromkeys(each.tracer or "" for each in traced))
             pids = ",".join(each.partition(" ")[0] for each in tracers)
-            cure = f"ps -o pid,args -p {pids}. Detach this process, or run without it"
+            cure = Cure.of(f"ps -o pid,args -p {pids}", comment="Detach this process, or run without it.")
             yield of_ranks(run, traced, f"traced by process {joined(tracers)}", cure=cure)
 
 
 def _tools(run: Circumstances) -> Iterator[Sighting]:
     for node in sorted({each.node for each in run.facts}):
         for (name, file), ranks in _by_tool(run.ranks_of(node)).items():
-            yield of_ranks(run, ranks, f"{name} is loaded into the process: {file}", cure=f"run without {name}")
+            yield of_ranks(
+                run, ranks, f"{name} is loaded into the process: {file}", cure=Cure(comment=f"Run without {name}.")
+            )
 
 
 def _by_tool(ranks: Sequence[RankFacts]) -> dict[tuple[str, str], list[RankFacts]]:
@@ -443,7 +478,7 @@ PROCESS = Family.of(
         detection="TracerPid in /proc/self/status; libraries of tools in /proc/self/maps; CUDA_INJECTION64_PATH or "
         "NVTX_INJECTION64_PATH, which load a tool",
         settles="grep TracerPid /proc/self/status; env | grep INJECTION64; a run without the tool",
-        cure="unset CUDA_INJECTION64_PATH NVTX_INJECTION64_PATH. Run without the tool",
+        cure=Cure.of("unset CUDA_INJECTION64_PATH NVTX_INJECTION64_PATH", comment="Run without the tool."),
         link="https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/index.html",
         look=_attached,
     ),
@@ -452,7 +487,7 @@ PROCESS = Family.of(
         title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
         detection="CUDA_LAUNCH_BLOCKING in the environment of every rank; small sizes take longer",
         settles="gpubench allreduce against env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
-        cure="unset CUDA_LAUNCH_BLOCKING",
+        cure=Cure.of("unset CUDA_LAUNCH_BLOCKING"),
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_blocking,
     ),
@@ -463,7 +498,7 @@ PROCESS = Family.of(
         "that runs alone; a waiting kernel of another stream delays all kernels behind it. Megatron sets it on "
         "purpose, to order computation and communication",
         settles="gpubench overlap against env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
-        cure="unset CUDA_DEVICE_MAX_CONNECTIONS. Keep it if the framework needs 1",
+        cure=Cure.of("unset CUDA_DEVICE_MAX_CONNECTIONS", comment="Keep it if the framework needs 1."),
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_connections,
     ),

@@ -22,7 +22,7 @@ from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer,
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
 @in_each_node
@@ -65,7 +65,7 @@ def _leads_nowhere(link: NvLink, here: Collection[str | None]) -> bool:
     return link.active is False or (link.active is True and elsewhere)
 
 
-_NOTHING = "Nothing to repair: the slot or board carries no more. `gpubench topo` shows the limit"
+_NOTHING = Cure(comment="Nothing to repair: the slot or board carries no more. `gpubench topo` shows the limit.")
 _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
@@ -247,7 +247,7 @@ def _nics_below(run: Circumstances) -> Found:
         seen = counted(len(nics), "RDMA port" if has_rdma else "network interface")
         seen += f" of {_rates(have)}" if have else ""
         expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
-        cure = "" if has_rdma else "ip link"
+        cure = NO_CURE if has_rdma else Cure.of("ip link")
         yield of_node(run, number, seen, expected=expected, cure=cure)
 
 
@@ -266,7 +266,7 @@ _MODEL = Condition(
     detection="models of siblings; number and model against --expect-gpus and a requested profile",
     check="gpu_model",
     likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
-    cure="nvidia-smi -L. `gpubench profiles match` shows the machine's profile",
+    cure=Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
     look=_model,
 )
 SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
@@ -282,7 +282,10 @@ PROFILE = Family.of(
         "nodes have some",
         check="gpu_present",
         likely="a GPU that no longer trains its PCIe link, or a GPU that was removed",
-        cure="lspci -d 10de: | grep -c 3D. Power-cycle the node, then look at the server's log (ipmitool sel list)",
+        cure=Cure.of(
+            "lspci -d 10de: | grep -c 3D",
+            comment="Power-cycle the node, then look at the server's log (ipmitool sel list).",
+        ),
         look=_missing,
         implies=("below-profile", "peer-access-refused"),
     ),
@@ -294,7 +297,7 @@ PROFILE = Family.of(
         "of one model; the models of two GPUs",
         check="gpu_model",
         likely="a GPU replaced by another variant, or a GPU with disabled parts",
-        cure="nvidia-smi -q -i GPU. Have the GPU replaced",
+        cure=Cure.of("nvidia-smi -q -i GPU", comment="Have the GPU replaced."),
         look=_differs,
     ),
     Condition(
@@ -303,7 +306,10 @@ PROFILE = Family.of(
         detection="the GPU models against those of all profiles",
         check="gpu_model",
         expected="a profile of this machine; without one it is judged only against siblings and shares of the limits",
-        cure="gpubench profiles learn RESULT.... Use results of healthy machines, then run check --profile FILE",
+        cure=Cure(
+            comment="Make a profile from results of healthy machines with `gpubench profiles learn`, and "
+            "name it with `--profile`."
+        ),
         look=_unknown,
     ),
     Condition(
@@ -314,7 +320,7 @@ PROFILE = Family.of(
         check="profile",
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or a machine that differs from the profile's",
-        cure="grep -i nvlink /proc/driver/nvidia/params. `nvidia-smi nvlink -s` shows the links",
+        cure=Cure.of("grep -i nvlink /proc/driver/nvidia/params", comment="`nvidia-smi nvlink -s` shows the links."),
         look=_below,
     ),
     Condition(
@@ -324,7 +330,7 @@ PROFILE = Family.of(
         "other NICs)",
         check="nic_state",
         likely="NIC drivers that are not loaded, NICs missing from the bus, or a machine without these NICs",
-        cure="lspci -d 15b3:. If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg",
+        cure=Cure.of("lspci -d 15b3:", comment="If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg."),
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_all_gone,
         implies=("nics-differ",),
@@ -335,7 +341,7 @@ PROFILE = Family.of(
         detection="the rates of RDMA ports against a requested profile; of Ethernet if the profile has no RDMA NIC",
         check="nic_profile",
         likely="a missing NIC, a cable with a lower rate, or a machine that differs from the profile's",
-        cure="ibstat. `lspci -d 15b3:` lists the NICs on the bus",
+        cure=Cure.of("ibstat", comment="`lspci -d 15b3:` lists the NICs on the bus."),
         look=_nics_below,
     ),
     link=_PROFILES,

@@ -10,6 +10,7 @@ from gpubench.conditions.definition.condition import (
     Condition,
     Sighting,
     Unread,
+    filled_in,
     joined,
     joined_seen,
     with_ids,
@@ -19,16 +20,21 @@ from gpubench.model.paths.transport import Confidence, Pair, Transport, Transpor
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, joined_cures, overall
 from gpubench.records import dataclass
 
 UNKNOWN = Explanation(
     "unknown",
     "no known cause was found",
-    "gpubench topo --causes. It shows facts that could not be read; NCCL_DEBUG=INFO makes NCCL log its choices",
+    Cure.of(
+        "gpubench topo --causes",
+        comment="It shows facts that could not be read. NCCL_DEBUG=INFO makes NCCL log its choices.",
+    ),
 )
 """The explanation if no cause was found: no cause is reported without evidence."""
 
+_MOST_CURES = 3  # Of different sightings of one cause
 MOST_TIMES = 2.0
 """A collective reaches at least half the share of its slowest path: 8 H100s with one host-staged pair reach 6 % where
 the pair reaches 10 %. A cause that leaves more than twice the measured share does not explain it."""
@@ -93,9 +99,10 @@ class Named:
         return joined([each.subject for each in self.sightings])
 
     @property
-    def cure(self) -> str:
-        """The command or setting that removes it."""
-        return joined_seen([each.cure for each in self.sightings]) or self.cause.cure
+    def cure(self) -> Cure:
+        """What removes it, with the ids of the affected devices."""
+        own = dict.fromkeys(each.cure for each in self.sightings if each.cure)
+        return with_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
     @property
     def names(self) -> list[str]:
@@ -107,9 +114,15 @@ class Named:
         sightings = (replace(each, severity=each.severity or self.gravity, quiet=False) for each in self.sightings)
         return self.cause.findings_of(sightings)
 
-    def with_ids(self, command: str) -> str:
-        """A command filled with the ids of the affected devices."""
-        return with_ids(command, self.names)
+    @property
+    def settles(self) -> str:
+        """What would settle a doubt, with the ids of the affected devices."""
+        return filled_in(self.cause.settles, self.places)
+
+    @property
+    def places(self) -> tuple[DevicePlace, ...]:
+        """The nodes and devices where it was seen."""
+        return tuple(dict.fromkeys(place for each in self.sightings for place in each.places))
 
     @property
     def explanation(self) -> Explanation:
@@ -163,9 +176,9 @@ class Diagnosis:
         return tuple(named for named, *_ in ranked)
 
     def with_ids(self, explanation: Explanation) -> Explanation:
-        """The explanation, with the ids of all affected devices in its advice."""
+        """The explanation, with the ids of all affected devices in its cure."""
         found = (named for named in self.named if named.cause.id == explanation.id)
-        return next((replace(explanation, advice=each.with_ids(explanation.advice)) for each in found), explanation)
+        return next((replace(explanation, cure=with_ids(explanation.cure, each.places)) for each in found), explanation)
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
         """The causes with one of these effects."""
@@ -257,7 +270,7 @@ def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
             return Explanation(
                 cause.id,
                 reason.evidence,
-                reason.advice,
+                reason.cure,
                 by_design=(cause.by_design or reason.by_design) and reason.is_proven,
                 in_doubt=cause.by_design and not reason.is_proven,
             )

@@ -29,7 +29,7 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.report import Effect
 from gpubench.model.results.speed import is_slow
 from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
 _ROCE_V2 = "RoCE v2"
@@ -120,7 +120,10 @@ def _roce_mtu(run: Circumstances) -> Found:
             if size is not None and size < RDMA_MTUS[-1]:
                 seen = f"interface MTU {nic.mtu} limits the RoCE MTU to {size} of {RDMA_MTUS[-1]} bytes"
                 interface = next(iter(nic.interfaces), f"$(ls /sys/class/infiniband/{nic.name}/device/net)")
-                cure = f"ip link set {interface} mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200"
+                cure = Cure.of(
+                    f"ip link set {interface} mtu 9000",
+                    comment="Set it on switches too; RoCE MTU 4096 needs at least 4200.",
+                )
                 yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
@@ -271,7 +274,10 @@ RDMA_PORTS = Family.of(
         likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
         aliases=("nic-down",),
         settles="ibstat; the switch's log",
-        cure="mlxlink -d DEVICE. Check the cable, transceiver and switch port; in state INIT, start a subnet manager",
+        cure=Cure.of(
+            "mlxlink -d DEVICE",
+            comment="Check the cable, transceiver and switch port; in state INIT, start a subnet manager.",
+        ),
         link="https://github.com/areal-project/AReaL/issues/639",
         look=_ports_down,
         in_job=replace(
@@ -292,7 +298,10 @@ RDMA_PORTS = Family.of(
         expected="active, if it is used",
         likely="a port without a cable, which is normal for an unused port",
         settles="ibstat",
-        cure="ibstat. If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port",
+        cure=Cure.of(
+            "ibstat",
+            comment="If the port is unused, NCCL_IB_HCA=^NAME keeps NCCL off it; else check cable and switch port.",
+        ),
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_ports_unused,
     ),
@@ -304,7 +313,7 @@ RDMA_PORTS = Family.of(
         check="nic_state",
         likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
         settles="ibstat; mlxlink -d DEVICE",
-        cure="mlxlink -d DEVICE. It shows the rates that card, cable and switch port support",
+        cure=Cure.of("mlxlink -d DEVICE", comment="It shows the rates that card, cable and switch port support."),
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_below_card,
     ),
@@ -317,7 +326,9 @@ RDMA_PORTS = Family.of(
         likely="the cable, transceiver or switch port",
         aliases=("nic-rate",),
         settles="ibstat; mlxlink -d DEVICE",
-        cure="mlxlink -d DEVICE. Check the cable, the transceiver and the switch port's configured speed",
+        cure=Cure.of(
+            "mlxlink -d DEVICE", comment="Check the cable, the transceiver and the switch port's configured speed."
+        ),
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_ports_slow,
     ),
@@ -329,7 +340,7 @@ RDMA_PORTS = Family.of(
         check="nic_state",
         likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
         settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
-        cure="lspci -d 15b3:. If the NIC is missing, look at dmesg, then reseat or replace it",
+        cure=Cure.of("lspci -d 15b3:", comment="If the NIC is missing, look at dmesg, then reseat or replace it."),
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_absent,
         implies=("nics-differ",),
@@ -343,8 +354,11 @@ RDMA_PORTS = Family.of(
         check="nic_errors",
         likely="the cable, transceiver or switch port",
         aliases=("nic-errors",),
-        cure="perfquery -x. Run it again after some traffic; clean or replace cable and transceiver of a port whose "
-        "counters grow",
+        cure=Cure.of(
+            "perfquery -x",
+            comment="Run it again after some traffic; clean or replace cable and transceiver of a port whose "
+            "counters grow.",
+        ),
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_port_errors,
     ),
@@ -353,7 +367,9 @@ RDMA_PORTS = Family.of(
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
         detection="the MTU of a RoCE port's interface: RoCE uses the largest of 256 to 4096 that fits with headers",
         settles="ibv_devinfo | grep active_mtu",
-        cure="ip link set INTERFACE mtu 9000. Set it on switches too; RoCE MTU 4096 needs at least 4200",
+        cure=Cure(
+            comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs at least 4200."
+        ),
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_roce_mtu,
     ),
@@ -363,7 +379,7 @@ RDMA_PORTS = Family.of(
         seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
         detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
         settles="show_gids",
-        cure="unset NCCL_IB_GID_INDEX. NCCL 2.21 and later finds the address",
+        cure=Cure.of("unset NCCL_IB_GID_INDEX", comment="NCCL 2.21 and later finds the address."),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
         look=_roce_gid,
     ),
@@ -376,8 +392,11 @@ RDMA_PORTS = Family.of(
         expected="the same NICs as on most nodes of the job",
         likely="NICs that are missing from the bus or have no driver loaded",
         settles="mpirun gpubench topo names the odd node",
-        cure="ibstat. Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports are up and "
-        "alike",
+        cure=Cure.of(
+            "ibstat",
+            comment="Run it and `lspci -d 15b3:` on the node; remove the node from the job until its ports "
+            "are up and alike.",
+        ),
         link="https://github.com/NVIDIA/nccl/issues/349",
         look=_nics_differ,
     ),

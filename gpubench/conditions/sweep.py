@@ -12,7 +12,7 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import SLOW_RANGE, TOO_NOISY, is_lost_in_noise
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_size, format_time, grouped
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 
 def _noisy(run: Circumstances) -> Found:
@@ -31,7 +31,7 @@ def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
             subject=f"{COLLECTIVE_NAMES.get(worst.collective, worst.collective)} of {size}{more}",
             seen=_seen_noise(worst),
             likely="more ranks than CPUs" if shares_cpus else "",
-            cure=f"gpubench {worst.command} --sizes {size} {again}",
+            cure=Cure.of(f"gpubench {worst.command} --sizes {size} {again}"),
         )
 
 
@@ -53,7 +53,10 @@ def _slow_range(run: Circumstances) -> Found:
             yield Sighting(
                 subject=f"{worst.collective} of {format_size(first.size_bytes)} to {format_size(last.size_bytes)}",
                 seen=seen,
-                cure=f"gpubench {worst.command} --sizes {size} --evidence. It shows the algorithm and the paths",
+                cure=Cure.of(
+                    f"gpubench {worst.command} --sizes {size} --evidence",
+                    comment="It shows the algorithm and the paths.",
+                ),
             )
 
 
@@ -68,7 +71,7 @@ SWEEP = Family.of(
         check="collective_bandwidth",
         expected="a 95 % interval far below the time, and a time that fits those of neighbouring sizes",
         likely="other programs on the same cores or links, or too few operations",
-        cure="gpubench allreduce --budget 2. Run it on an idle machine",
+        cure=Cure.of("gpubench allreduce --budget 2", comment="Run it on an idle machine."),
         look=_noisy,
     ),
     Condition(
@@ -79,7 +82,7 @@ SWEEP = Family.of(
         check="collective_bandwidth",
         expected="a time between those of smaller and larger sizes",
         likely="an algorithm or protocol that does not fit these sizes, a setting of NCCL, or other work at that time",
-        cure="gpubench allreduce --evidence. It shows the algorithm and the paths",
+        cure=Cure.of("gpubench allreduce --evidence", comment="It shows the algorithm and the paths."),
         look=_slow_range,
     ),
     link="reading.md",

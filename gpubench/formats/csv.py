@@ -8,7 +8,6 @@ from typing import Any, TextIO
 
 from gpubench.formats.registry import Style, Target
 from gpubench.model.results.report import (
-    FINDING_COLUMNS,
     FINDINGS_SECTION,
     Matrix,
     Metadata,
@@ -18,6 +17,7 @@ from gpubench.model.results.report import (
     Table,
 )
 from gpubench.model.results.result_file import WIDE_COLUMNS, marked_text, wide_cells
+from gpubench.model.terms.verdict import FINDING_COLUMNS
 
 
 class CsvWriter:

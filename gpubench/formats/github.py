@@ -43,9 +43,9 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
 
     findings = run.report.findings
     for finding in findings:
-        words = (finding.seen, f"expected: {finding.expected}", f"likely: {finding.cause}", finding.next_command)
-        explained = (f"explains: {line}" for label, line in finding.details if label == "explains")
-        lines = [each for each in (*words, *explained) if each and not each.endswith(": ")]
+        lines = [f"{label}: {text}" for label, text, _ in finding.details if label not in ("seen", "try")]
+        explained = [line for line in lines if line.startswith("explains: ")]
+        lines = [finding.seen, *lines[: len(lines) - len(explained)], *finding.cure.told, *explained]
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
     if not findings or not run.report.complete:
         yield from (case for case in cases(run.metadata, run.rows, run.report) if case.group != FINDINGS_SECTION)

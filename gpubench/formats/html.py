@@ -20,7 +20,6 @@ from gpubench.formats.machine_picture import machine_figure as picture_of
 from gpubench.formats.registry import Style, Target
 from gpubench.formats.table import fallback_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points
-from gpubench.model.results.ending import first_command
 from gpubench.model.results.history import DatedName, Trend, TrendPoint, headline_figures, trends
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
@@ -453,19 +452,18 @@ def _has_colours(grid: Grid) -> bool:
 def _finding(finding: Finding) -> Iterator[str]:
     yield f'<section class="finding {finding.severity}"><strong>{finding.severity} {html_text(finding.id)}</strong> '
     yield f"<span>{html_text(finding.subject)}</span><dl>"
-    for label, words in finding.details:
-        if words:
-            shown = _advice(words) if label == "try" else html_text(words)
-            yield f"<dt>{label}</dt><dd>{shown}</dd>"
+    before = ""
+    for label, words, is_command in finding.details:
+        shown = f"<code>{html_text(words)}</code>" if is_command else _with_code(words)
+        yield f"<dt>{'' if label == before else label}</dt><dd>{shown}</dd>"
+        before = label
     yield "</dl></section>\n"
 
 
-def _advice(words: str) -> str:
-    """The command that an advice begins with, and those in its sentences, as code; a click selects one."""
-    command = first_command(words)
-    pieces = words[len(command) :].split("`")
-    parts = [f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in enumerate(pieces)]
-    return (f"<code>{html_text(command)}</code>" if command else "") + "".join(parts)
+def _with_code(words: str) -> str:
+    """A sentence; what stands between backquotes is code, which a click selects."""
+    pieces = enumerate(words.split("`"))
+    return "".join(f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in pieces)
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -47,10 +47,11 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 def _finding(finding: Finding) -> Iterator[str]:
     yield f"\n**{finding.severity} {_text(finding.id)}**: {_text(finding.subject)}\n"
-    for label, words in finding.details:
-        if words:
-            shown = f"`{printable_line(words).replace('`', '')}`" if label == "try" else _text(words)
-            yield f"- {label}: {shown}\n"
+    before = ""
+    for label, words, is_command in finding.details:
+        shown = f"`{printable_line(words).replace('`', '')}`" if is_command else _text(words)
+        yield f"- {shown}\n" if label == before == "try" else f"- {label}: {shown}\n"
+        before = label
 
 
 def _lines(grid: "Grid") -> Iterator[Sequence[str]]:

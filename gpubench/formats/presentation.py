@@ -101,6 +101,11 @@ def slurm_line(code: int, text: str) -> str:
     return f"{_DECISIONS[code]}: {_cut(words.encode('ascii', 'replace').decode('ascii'), MOST_BYTES_OF_REASON)}\n"
 
 
+def is_inert(text: str) -> bool:
+    """True if monitoring passes a text on as it is."""
+    return text.isascii() and _inert(text) == text
+
+
 def _inert(text: str) -> str:
     """A text that monitoring passes on: no figure begins in it, and no shell, macro or printf takes it for more."""
     return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())

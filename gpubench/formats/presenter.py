@@ -276,9 +276,9 @@ class Presenter:
 
                 self.note(f"baseline {output.path.stem} {fate(report)}")
         if not self._is_table:
-            from gpubench.formats.table import fallback_lines
+            from gpubench.formats.table import fallback_notes
 
-            for line in fallback_lines(report):
+            for line in fallback_notes(report):
                 self.note(line)
 
     def cut_short(self) -> None:

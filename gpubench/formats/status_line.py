@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpubench.formats.json import DocumentRun, documents
-from gpubench.formats.presentation import STATES, ExitStyle, nagios_line, npd_line, slurm_line
+from gpubench.formats.presentation import (
+    MOST_CHARACTERS,
+    STATES,
+    ExitStyle,
+    is_inert,
+    nagios_line,
+    npd_line,
+    slurm_line,
+)
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
@@ -37,13 +45,15 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
     from gpubench.formats.blocks import title
 
     figures = " ".join(map(str, _figures(run)))
-    text = summary(run).removeprefix("(simulated) ")  # the title says it
+    text = _summary(_sentence(run), run.report).removeprefix("(simulated) ")  # the title says it
     yield nagios_line(title(run.metadata), STATES[run.report.verdict], text, figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
+    """The longest sentence whose line fits: signs of several bytes in ASCII make it longer than its characters."""
     if run.report.complete:
-        yield npd_line(run.report.sentence)
+        lines = (npd_line(_sentence(run, most)) for most in range(MOST_CHARACTERS, MOST_CHARACTERS // 2, -1))
+        yield next((line for line in lines if not line.endswith("...\n")), npd_line(run.report.sentence))
 
 
 def _slurm(run: DocumentRun) -> Iterator[str]:
@@ -55,16 +65,27 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
         return
     at_fault = worst([finding for finding in run.report.findings if drains(finding)])
     code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
-    text = summary(run)
+    text = _summary(run.report.sentence, run.report)
     if at_fault is not None and at_fault != worst(run.report.findings):
         text = f"{at_fault.subject}: {at_fault.seen}"
     yield slurm_line(code, text)
 
 
-def summary(run: DocumentRun) -> str:
-    """The report's sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
-    head, _, said = run.report.sentence.partition(": ")
-    return f"{head.removeprefix(run.report.verdict)} {said}".strip()
+def _summary(sentence: str, report: Report) -> str:
+    """The sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
+    head, _, said = sentence.partition(": ")
+    return f"{head.removeprefix(report.verdict)} {said}".strip()
+
+
+def _sentence(run: DocumentRun, most: int | None = None) -> str:
+    """The report's sentence, without a command that monitoring would change."""
+    from gpubench.model.results.figures import SpeedFigures
+    from gpubench.model.results.sentence import sentence
+
+    figures = SpeedFigures()
+    for row in (*run.rows, *run.report.rows(PairRow), *run.report.rows(CollectiveRow)):
+        figures.add(row)
+    return sentence(run.metadata, run.report, figures, most=most, passes=is_inert)
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:

@@ -23,9 +23,19 @@ from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
 from gpubench.model.results.fallback import shown, slowdown
-from gpubench.model.results.report import CauseRow, Effect, EvidenceRow, FallbackRow, Metadata, Report, Row, UnreadRow
+from gpubench.model.results.report import (
+    CauseRow,
+    Effect,
+    EvidenceRow,
+    FallbackRow,
+    Metadata,
+    Report,
+    Row,
+    UnreadRow,
+    cure_of,
+)
 from gpubench.model.terms.units import compress_names, printable_line, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Detail, Finding, Origin, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +53,7 @@ class CauseText(NamedTuple):
     id: str
     verdict: Verdict
     line: str
-    details: tuple[tuple[str, str], ...]
+    details: tuple[Detail, ...]
 
 
 def named_causes(report: Report) -> frozenset[str]:
@@ -81,12 +91,12 @@ def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     verdict = Verdict(row.verdict)
     sure = f"by design, {row.confidence}" if verdict is Verdict.SKIP else row.confidence
     implied = [each.id for each in report.rows(CauseRow) if each.implied_by == row.id]
-    details = [("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
-    details += [("on", row.subject)] if whole else []
-    details += [("implies", ", ".join(implied))] if implied else []
-    details += [("cure", row.advice)]
-    details += [("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
-    details += [("see", row.link)] if whole else []
+    details = [Detail("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
+    details += [Detail("on", row.subject)] if whole else []
+    details += [Detail("implies", ", ".join(implied))] if implied else []
+    details += cure_of(row).details
+    details += [Detail("settle", row.settles)] if whole or row.confidence != Confidence.PROVEN else []
+    details += [Detail("see", row.link)] if whole else []
     return CauseText(row.id, verdict, f"cause {row.id} ({sure}): {row.evidence}", tuple(details))
 
 
@@ -114,12 +124,12 @@ def lead(origin: str) -> str:
     return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
 
 
-def prospect_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    """The pairs of GPUs and the nodes that would fall back, with causes; of those in `said` no cure is told."""
+def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
+    """The pairs of GPUs and the nodes that would fall back, with causes."""
     rows = report.rows(FallbackRow)
-    between = list(_lines_between_nodes(report, said))
+    between = list(_lines_between_nodes(report))
     is_only = len(rows) == 1
-    return [*((Verdict(row.verdict), _line(row, said, is_only=is_only, nodes=bool(between))) for row in rows), *between]
+    return [*((Verdict(row.verdict), _line(row, is_only=is_only, nodes=bool(between))) for row in rows), *between]
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
@@ -132,15 +142,14 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
             yield Verdict(row.verdict), f"{row.subject} {maybe} {row.evidence} ({row.id})"
 
 
-def _line(row: FallbackRow, said: Collection[str], *, is_only: bool, nodes: bool) -> str:
+def _line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
     """A line of pairs inside nodes. `is_only` is whether it is of all of them; `nodes` whether others are between."""
     pairs = f"all {row.count} pairs" if is_only and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
         case Conclusion.IMPOSSIBLE:
             kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
-            cure = "" if row.verdict == Verdict.SKIP or row.cause in said or not row.advice else f". Try: {row.advice}"
-            return f"{begin}{pairs} would fall back, because {row.cause_seen}: {kind}, {row.cause} ({row.how}){cure}"
+            return f"{begin}{pairs} would fall back, because {row.cause_seen}: {kind}, {row.cause} ({row.how})"
         case Conclusion.POSSIBLE:
             none = f"no pair {'inside a node ' if nodes else ''}would fall back: " if is_only else ""
             where = pairs if is_only else "all others"
@@ -157,19 +166,18 @@ def _named(row: FallbackRow) -> str:
     return shown(row, _MOST_PAIRS)
 
 
-def _lines_between_nodes(report: Report, said: Collection[str]) -> Iterator[tuple[Verdict, str]]:
+def _lines_between_nodes(report: Report) -> Iterator[tuple[Verdict, str]]:
     origin = next((row.origin for row in report.rows(FallbackRow)), "")
     for row in _causes(report):
         effects = [effect for effect in row.effects if effect in _BETWEEN_NODES]
         if row.effects[0] not in _BETWEEN_NODES:
             continue
         kind = "by design" if row.verdict == Verdict.SKIP else " or ".join(effects)
-        cure = "" if row.verdict == Verdict.SKIP or row.id in said else f". Try: {row.advice}"
         would = "might" if row.confidence == Confidence.WEAK else "would"
         hosts = compress_names(row.hosts)
         yield (
             Verdict(row.verdict),
-            f"{lead(origin)}{hosts} → other nodes {would} fall back, because {row.evidence}: {kind}, {row.id}{cure}",
+            f"{lead(origin)}{hosts} → other nodes {would} fall back, because {row.evidence}: {kind}, {row.id}",
         )
 
 
@@ -186,9 +194,17 @@ def fallback_lines(report: Report) -> list[str]:
     return [line for _, line in _judged_lines(report)]
 
 
+def fallback_notes(report: Report) -> Iterator[str]:
+    """The same with cures, for a run whose findings nobody reads."""
+    yield from fallback_lines(report)
+    for row in report.rows(FallbackRow):
+        if row.verdict != Verdict.SKIP:
+            yield from cure_of(row).told
+
+
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
     if was_looked_at(report):
-        return prospect_lines(report, said)
+        return prospect_lines(report)
     rows = report.rows(FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):
         return [(Verdict.PASS, _none(rows))]
@@ -210,8 +226,7 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
     begin = lead(row.origin)
     over = f" over {row.transport}" if row.transport else ""
     kind = "by design" if row.verdict == Verdict.SKIP else "HOST-STAGED"
-    advice = "" if row.verdict == Verdict.SKIP or not row.advice else f". Try: {row.advice}"
-    why = str(row.cause) if row.cause in said else f"{row.cause_seen}{advice}"
+    why = str(row.cause if row.cause in said else row.cause_seen)
     match Conclusion(row.conclusion):
         case Conclusion.DIRECT:
             return f"{begin}not for {pairs}, direct{over} ({row.confidence})"
@@ -438,8 +453,7 @@ class Page:
     def _causes(self, causes: Iterable[CauseText]) -> None:
         for cause in causes:
             self.wrap(cause.line, style=_VERDICT_STYLES.get(cause.verdict, ""))
-            for label, text in cause.details:
-                self._labelled(f"{INDENT}{label + ':':<{_LABEL_WIDTH - len(INDENT)}}", text)
+            self._details(cause.details)
 
     def close(self) -> None:
         """Close a file of our own."""
@@ -448,10 +462,18 @@ class Page:
 
     def _finding(self, finding: Finding) -> None:
         self._labelled(f"{finding.severity} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
+        self._details(finding.details)
+
+    def _details(self, details: Iterable[Detail]) -> None:
+        """Parts of a finding or a cause; a command stays in one line, so that it can be copied."""
         before = ""
-        for label, text in finding.details:
+        for label, text, is_command in details:
             shown = "" if label == before else f"{label}:"
-            self._labelled(f"{INDENT}{shown:<{_LABEL_WIDTH - len(INDENT)}}", text)
+            line = f"{INDENT}{shown:<{_LABEL_WIDTH - len(INDENT)}}{text}"
+            if is_command:
+                self.print(line)
+            else:
+                self.wrap(line, _LABEL_WIDTH)
             before = label
 
     def _labelled(self, label: str, text: str, style: str = "") -> None:

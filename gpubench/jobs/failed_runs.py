@@ -11,7 +11,7 @@ from gpubench.jobs.plans import ReportPlan
 from gpubench.measure.explain.report import failures_of
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Report
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict, overall
 from gpubench.readers.nccl_log.endings import may_be_of_any_job
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.pasted import is_prose
@@ -52,7 +52,7 @@ def _below_minimum(text: str) -> Iterator[Finding]:
             seen=f"Avg bus bandwidth {found[1]} GB/s FAILED",
             expected="at least the minimum in NCCL_TESTS_MIN_BW",
             cause="nccl-tests compares its mean over all sizes with this variable",
-            next_command="gpubench p2p. It finds a slow pair",
+            cure=Cure.of("gpubench p2p", comment="It finds a slow pair."),
         )
 
 

@@ -65,7 +65,7 @@ from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemor
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
 from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
 from gpubench.readers.registry import results_in
@@ -165,7 +165,7 @@ class ReadCopies:
                     seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
                     expected="copies of every GPU",
                     cause="the text was cut, or these GPUs took no part",
-                    next_command="nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce",
+                    cure=Cure.of("nvbandwidth -t host_to_device_memcpy_ce device_to_host_memcpy_ce"),
                 )
 
     def request(self) -> _ReadRequest:

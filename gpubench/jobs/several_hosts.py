@@ -33,8 +33,9 @@ from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import CheckPlan
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.results.report import Report, Table, VerdictRow
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 from gpubench.readers.results.gpubench_json import StoredRun, stored_of
 
 if TYPE_CHECKING:
@@ -166,8 +167,9 @@ def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Findi
             seen=seen,
             expected=expected,
             cause=first.cause,
-            next_command=first.command,
+            cure=Cure.of(first.command),
             subjects=tuple(hosts),
+            places=tuple(map(DevicePlace, hosts)),
         )
 
 

@@ -16,8 +16,9 @@ from gpubench.model.facts.process import (
 )
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report, Table
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import grouped, some_of
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 from gpubench.records import dataclass
 
 SECTIONS = (LibraryRow.section, "findings")
@@ -193,6 +194,7 @@ def _version_difference(facts: LibrariesFacts) -> Iterator[Finding]:
         severity=Verdict.WARN,
         subject=f"NCCL {' and '.join(versions)} on {facts.host}",
         subjects=tuple(copy.path for copy in copies),
+        places=(DevicePlace(facts.host),),
         seen=f"NCCL {'; '.join(map(str, copies))}",
         expected="one NCCL version",
         cause="a wheel, the system and a framework each install one: "
@@ -201,7 +203,7 @@ def _version_difference(facts: LibrariesFacts) -> Iterator[Finding]:
             if split
             else "the program decides which one is loaded"
         ),
-        next_command=f"gpubench allreduce --nccl-library {other}" if other else "pip list | grep -i nccl",
+        cure=Cure.of(f"gpubench allreduce --nccl-library {other}" if other else "pip list | grep -i nccl"),
     )
 
 
@@ -219,10 +221,11 @@ def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
                 severity=Verdict.FAIL,
                 subject=some_of(few, _MOST_SUBJECTS),
                 subjects=tuple(few),
+                places=tuple(map(DevicePlace, few)),
                 seen="; ".join(f"{name} loads {version} on {some_of(on, 4)}" for version, on in versions.items()),
                 expected="the same version on every host: two NCCL versions do not connect",
                 cause="environments installed at different times, or different images",
-                next_command="Use the same environment or image on every host",
+                cure=Cure(comment="Use the same environment or image on every host."),
             )
 
 
@@ -235,10 +238,11 @@ def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
             severity=Verdict.WARN,
             subject=some_of([name for name, _ in broken], _MOST_SUBJECTS),
             subjects=tuple(name for name, _ in broken),
+            places=(DevicePlace(facts.host),),
             seen=broken[0][1],
             expected="a library that loads and reports its version",
             cause="a library that it needs is missing or has another version",
-            next_command=f"ldd {broken[0][0]}" if broken[0][0].startswith("/") else "pip check",
+            cure=Cure.of(f"ldd {broken[0][0]}" if broken[0][0].startswith("/") else "pip check"),
         )
     if facts.failures:
         names = sorted(facts.failures)
@@ -247,8 +251,11 @@ def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
             severity=Verdict.ERROR,
             subject=f"{', '.join(names)} on {facts.host}",
             subjects=tuple(names),
+            places=(DevicePlace(facts.host),),
             seen=facts.failures[names[0]],
             expected="an answer from every part within the time-out",
             cause="an import that hangs or crashes, or a file system that does not answer",
-            next_command="python -X importtime -c 'import cupy'. It shows where the import waits; or use --timeout 60",
+            cure=Cure.of(
+                "python -X importtime -c 'import cupy'", comment="It shows where the import waits; or use --timeout 60."
+            ),
         )

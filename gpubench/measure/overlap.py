@@ -42,7 +42,7 @@ from gpubench.model.terms.overlap import (
 )
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
 from gpubench.records import dataclass
@@ -286,7 +286,7 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
             seen=f"{sum(row.wrong or 0 for row in bad)} wrong elements",
             expected="no wrong element, under any load",
             cause="GPU memory, a link or a library that fails under load",
-            next_command=f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}",
+            cure=Cure.of(f"gpubench {bad[0].collective} --sizes {sizes.split(',')[0]}"),
         )
 
 

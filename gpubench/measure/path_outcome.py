@@ -26,7 +26,7 @@ def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
     """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
-    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows))
+    return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows, paths))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:

@@ -21,6 +21,7 @@ from gpubench.model.results.report import (
     CollectiveRow,
     Effect,
     UnreadRow,
+    cure_columns,
 )
 from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.ports.backend import LibraryLog
@@ -291,7 +292,7 @@ class Explained:
         return CauseRow(
             id=cause.id,
             evidence=named.seen,
-            advice=named.with_ids(named.cure),
+            **cure_columns(named.cure),
             paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
             verdict=named.gravity,
             hosts=self._hosts(named),
@@ -300,7 +301,7 @@ class Explained:
             effects=named.effects,
             subject=named.subject,
             implied_by=None,
-            settles=named.with_ids(cause.settles),
+            settles=named.settles,
             link=cause.link,
         )
 

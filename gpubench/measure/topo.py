@@ -31,6 +31,8 @@ from gpubench.model.results.report import (
     Section,
     Table,
     UnreadRow,
+    cure_columns,
+    cure_of,
 )
 from gpubench.model.results.report import Matrix as MatrixSection
 from gpubench.model.results.topo import (
@@ -143,7 +145,7 @@ def prospect_findings(
                 seen=str(row.cause_seen),
                 expected=f"a direct path: {row.how}",
                 cause="NCCL uses host memory or sockets instead, without a warning",
-                next_command=str(row.advice),
+                cure=cure_of(row),
                 subjects=row.pairs,
             )
     several = len(explained.circumstances.nodes) > 1
@@ -158,7 +160,8 @@ def prospect_findings(
                 seen=named.seen,
                 expected=healthy or "RDMA from GPU to GPU",
                 cause=f"NCCL uses {' or '.join(named.effects)} instead, without a warning",
-                next_command=named.with_ids(named.cure),
+                cure=named.cure,
+                places=named.places,
                 subjects=tuple(named.names),
             )
 
@@ -222,13 +225,9 @@ def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, expl
         origin=origin,
         count=len(pairs),
         pairs=tuple(map(str, pairs[:_MOST_NAMED])),
-        transport=None,
-        bandwidth_gb_s=None,
-        limit_gb_s=None,
-        times_slower=None,
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
-        advice=None if cause is None else cause.advice,
+        **cure_columns(None if cause is None else cause.cure),
         how=f"{paths}; peer access {access}",
     )
 

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from gpubench.errors import UsageError
+from gpubench.model.terms.verdict import Cure
 
 
 class Program(NamedTuple):
@@ -14,7 +15,7 @@ class Program(NamedTuple):
 
     name: str
     output: str
-    instead: str
+    instead: Cure
     sign: re.Pattern[str]
 
     def refusal(self, file: str, expected: str) -> UsageError:
@@ -23,11 +24,11 @@ class Program(NamedTuple):
             f"{file} is {self.name}'s output: {self.output}",
             expected=expected,
             reason=f"gpubench does not read {self.name}",
-            next_step=self.instead,
+            next_step=self.instead.text,
         )
 
 
-def _program(name: str, output: str, instead: str, *signs: str) -> Program:
+def _program(name: str, output: str, instead: Cure, *signs: str) -> Program:
     return Program(name, output, instead, re.compile("|".join(signs), re.MULTILINE))
 
 
@@ -36,10 +37,16 @@ def _command(name: str) -> str:
     return rf"(?:^|[$#] )\s*(?:[\w./~-]{{1,200}}/)?{name}(?: -|\s*$)"
 
 
-_COPIES = "gpubench p2p. It measures the same copies and judges them; `gpubench report` reads nvbandwidth's matrices"
-_NETWORK = "mpirun --hostfile HOSTS gpubench scan. It measures GPUs over their NICs, and names a slow NIC or node"
-_UCX = "gpubench p2p. It measures copies between GPUs, and names the path of each pair"
-_AMD = "gpubench report rccl.txt. Of AMD GPUs gpubench reads only the tables of rccl-tests"
+_COPIES = Cure.of(
+    "gpubench p2p",
+    comment="It measures the same copies and judges them; `gpubench report` reads nvbandwidth's matrices.",
+)
+_NETWORK = Cure(
+    comment="`gpubench scan`, started by mpirun on all hosts, measures GPUs over their NICs and "
+    "names a slow NIC or node."
+)
+_UCX = Cure.of("gpubench p2p", comment="It measures copies between GPUs, and names the path of each pair.")
+_AMD = Cure.of("gpubench report rccl.txt", comment="Of AMD GPUs gpubench reads only the tables of rccl-tests.")
 
 PROGRAMS = (
     _program(
@@ -104,7 +111,7 @@ PROGRAMS = (
     _program(
         "ibstat",
         "the ports of InfiniBand NICs",
-        "gpubench topo. Run it on that machine: it reads NICs, their ports and rates",
+        Cure.of("gpubench topo", comment="Run it on that machine: it reads NICs, their ports and rates."),
         r"^CA '\w+'$",
         r"^hca_id:\s",
         r"\bPhysical state: \w+",
@@ -112,7 +119,7 @@ PROGRAMS = (
     _program(
         "dcgmi diag",
         "DCGM's tests of a node",
-        "gpubench check. Run it on that machine: it judges links, copies and NCCL",
+        Cure.of("gpubench check", comment="Run it on that machine: it judges links, copies and NCCL."),
         r"Successfully ran diagnostic for group",
         r"\bDCGM Diagnostic\b|\+-+ +Deployment +-+\+",
     ),

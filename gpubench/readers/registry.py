@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gpubench.errors import NotSaidError, UsageError, advising
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
+from gpubench.model.terms.verdict import Cure
 from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
 from gpubench.readers.pasted import is_markdown, is_prose
@@ -129,11 +130,11 @@ PROSE = "prose"
 
 
 class OtherText(NamedTuple):
-    """A text without a line of NCCL: what it is, and the command or sentence that helps."""
+    """A text without a line of NCCL: what it is, and what to do instead."""
 
     name: str
     what: str
-    next_step: str
+    cure: Cure
 
 
 def other_text(text: str, name: str) -> OtherText | None:
@@ -142,13 +143,19 @@ def other_text(text: str, name: str) -> OtherText | None:
     if not text.strip():
         return None
     if any(kind.recognises(text) for kind in RESULT_READERS):
-        return OtherText(name, "a table of results", f"gpubench report {file}. It judges the results")
+        return OtherText(
+            name, "a table of results", Cure.of(f"gpubench report {file}", comment="It judges the results.")
+        )
     if is_markdown(text.splitlines()):
-        return OtherText(name, "a Markdown document", "gpubench explain LOG. Give the output of the job itself")
+        return OtherText(
+            name, "a Markdown document", Cure(comment="Give `gpubench explain` the output of the job itself.")
+        )
     if program := program_of(text):
         return OtherText(name, f"{program.name}'s output: {program.output}", program.instead)
     if kind := next((kind for kind in READERS if kind.recognises(text)), None):
-        return OtherText(name, kind.summary, f"gpubench topo --from {file}. It shows and judges the machine")
+        return OtherText(
+            name, kind.summary, Cure.of(f"gpubench topo --from {file}", comment="It shows and judges the machine.")
+        )
     if is_prose(text.splitlines()):
-        return OtherText(name, PROSE, "gpubench explain LOG. Give the output of the job itself")
+        return OtherText(name, PROSE, Cure(comment="Give `gpubench explain` the output of the job itself."))
     return None

@@ -19,8 +19,8 @@ from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.sources import Simulated, simulation_of
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
-from gpubench.model.results.report import FINDING_COLUMNS
 from gpubench.model.terms.units import grouped
+from gpubench.model.terms.verdict import FINDING_COLUMNS
 from tests.cli.running import environment, gpubench, planned, without_gpus
 from tests.formats.schema import validate
 from tests.mpi import kept

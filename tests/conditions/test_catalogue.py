@@ -29,7 +29,7 @@ def test_an_entry_is_whole(condition: Condition) -> None:
     assert condition.check or condition.effects or condition.in_job, "needs a check, or a row of _ROWS in policy.py"
     assert bool(condition.effects) == bool(condition.settles), "what _ROWS of policy.py lists has `settles`"
     assert not condition.check or condition.check in {check.name for check in CHECKS}
-    assert not condition.by_design or "nothing to repair" in condition.cure.lower()
+    assert not condition.by_design or "nothing to repair" in condition.cure.comment.lower()
 
 
 def test_ids_are_stable_names_and_what_is_implied_exists() -> None:
@@ -80,7 +80,7 @@ _VERIFIED = r"gpubench (?:p2p|allreduce|alltoall)"
 @together("condition", CONDITIONS, ids=lambda each: each.id)
 def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(condition: Condition) -> None:
     """The driver grants peer access on machines that corrupt data (open-gpu-kernel-modules#1257, unsloth#10613)."""
-    cure = condition.cure
+    cure = condition.cure.text
     if _AFTER_A_RESTART.search(cure):
         assert re.search(_VERIFIED, cure), "what a restart switches on is verified before any job"
     elif _SWITCHES_ON.search(_SWITCHES_OFF.sub("", cure)):
@@ -90,12 +90,13 @@ def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(conditi
 @together("condition", CONDITIONS, ids=lambda each: each.id)
 def test_no_cure_begins_with_what_ends_the_jobs_of_others(condition: Condition) -> None:
     """A fabric manager that ends aborts what runs on the GPUs; MIG mode off removes the instances of others."""
-    assert not re.match(r"systemctl (?:re)?st(?:art|op)|.*-mig 0|for b in|setpci|reboot", condition.cure.split(". ")[0])
+    for command in condition.cure.commands:
+        assert not re.match(r"systemctl (?:restart|stop)|.*-mig 0|for b|setpci|reboot", command)
 
 
 @together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_is_advised_for_a_planted_machine_verifies_first_too(plant: Plant) -> None:
-    advice = [each.next_command for each in plant.findings] + [each.cure for each in plant.diagnosis.named]
-    for each in advice:
+    cures = [each.cure for each in plant.findings] + [each.cure for each in plant.diagnosis.named]
+    for each in (cure.text for cure in cures if cure.commands):
         if _SWITCHES_ON.search(_SWITCHES_OFF.sub("", each)) and not _AFTER_A_RESTART.search(each):
             assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b|grep -nE ", each), each

@@ -250,7 +250,7 @@ def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> No
     ends = "GPU1 (0000:0b:00.0) → GPU2 (0000:0c:00.0)", "GPU2 (0000:0c:00.0) → GPU1 (0000:0b:00.0)"
     pair = next(each for each in examined(lost) if each.id == "nvlink-down" and "→" in each.subject)
     assert (pair.severity, pair.subjects) == (Verdict.FAIL, ends)
-    assert "-i 0000:0b:00.0,0000:0c:00.0." in pair.next_command
+    assert pair.next_command.endswith("-i 0000:0b:00.0,0000:0c:00.0")
     node = Topology(lost[0])
     assert not nccl_keeps_off(node, node.gpus[1], node.gpus[2])
     healthy = Topology(machine("dgx-1-v100")[0])
@@ -694,7 +694,7 @@ def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
         "settings-differ",
         "unset on rank 0 on n0; 106 on rank 1 on n1; in /etc/nccl.conf",
     )
-    assert found.next_command.startswith("grep -n NCCL_IB_TC /etc/nccl.conf.")
+    assert found.next_command == "grep -n NCCL_IB_TC /etc/nccl.conf"
     assert algo.subjects == debug.subjects == ("n1",)
 
 
@@ -736,7 +736,7 @@ def test_checks_have_names_of_their_own_and_say_what_they_look_for() -> None:
 )
 def test_every_finding_says_all_that_a_person_needs(fault: str) -> None:
     for finding in examined(machine("hgx-h100-8*3", fault)):
-        assert all((finding.subject, finding.seen, finding.expected, finding.cause, finding.next_command))
+        assert all((finding.subject, finding.seen, finding.expected, finding.cause, finding.cure))
 
 
 def test_a_bridged_pair_has_links_and_peers() -> None:

@@ -10,6 +10,7 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.transport import Confidence
+from gpubench.model.terms.verdict import Cure
 from tests.fakes.planted import simulated, with_nodes
 from tests.formats.sample import ROW
 
@@ -31,13 +32,13 @@ def test_a_process_that_computes_is_proven_to_be_in_the_way() -> None:
     assert (cause.cause.id, cause.confidence) == ("gpu-in-use", Confidence.PROVEN)
     who = "process 8342 (python) in docker 3f2a91bc04de, 12.0 GiB"
     assert cause.seen == f"GPU0 is in use by {who}: 100 % busy while this job is idle"
-    assert cause.cure == f"ps -o pid,user,args -p 8342. End {who}, or measure after it has ended"
+    assert cause.cure == Cure.of("ps -o pid,user,args -p 8342", comment=f"End {who}, or measure after it has ended.")
 
 
 def test_a_gpu_that_computes_for_nobody_who_is_shown_is_in_use_too() -> None:
     (cause,) = named(around(IdleGpu(), IdleGpu(use=GpuUse(utilization_percent=97))))
     assert cause.seen.startswith("GPU1 is in use by a process that is not visible here: 97 % busy")
-    assert cause.cure == "fuser -v /dev/nvidia*"
+    assert cause.cure == Cure.of("fuser -v /dev/nvidia*")
 
 
 def test_a_process_that_sleeps_is_a_weak_cause() -> None:

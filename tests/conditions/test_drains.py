@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.conditions.definition.policy import SEVERITIES, drains
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
 
 FAIL, ERROR, WARN = Verdict.FAIL, Verdict.ERROR, Verdict.WARN
 
@@ -58,7 +58,7 @@ NODE_STAYS = (
 
 
 def found(id_: str, severity: Verdict) -> Finding:
-    return Finding(id_, severity, "node0", seen="", expected="", cause="", next_command="")
+    return Finding(id_, severity, "node0", seen="", expected="", cause="", cure=NO_CURE)
 
 
 @pytest.mark.parametrize(("id_", "severity"), NODE_AT_FAULT)

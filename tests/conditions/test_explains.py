@@ -13,6 +13,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import parse_transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import Effect
+from gpubench.model.terms.verdict import Cure
 from tests.fakes.planted import PLANTS, Plant, simulated
 from tests.together import together
 
@@ -29,7 +30,7 @@ def test_every_cause_has_a_row_and_every_row_a_cause() -> None:
 def test_a_cause_is_named_for_the_paths_of_its_row_alone(cause: Condition) -> None:
     """Whatever else is proven: by what facts show, and by what a log shows."""
     found = Diagnosis((Named(cause, (Sighting(subject="here", seen="it is there"),)),), {})
-    logged = replace(cause, in_log=lambda _staged: LoggedReason("it is there", "repair it"))
+    logged = replace(cause, in_log=lambda _staged: LoggedReason("it is there", Cure(comment="Repair it.")))
     for kind in KINDS:
         assert [each.cause for each in found.explaining({(0, 1): kind})] == [cause] * (kind in EXPLAINS[cause.id].paths)
     for staged in logs():

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from gpubench.conditions.folding import folded
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
 from tests.together import together
 
 FAIL, WARN = Verdict.FAIL, Verdict.WARN
 
 
 def finding(id_: str, severity: Verdict, *subjects: str) -> Finding:
-    return Finding(id_, severity, ", ".join(subjects), f"{id_} seen", "", "", "", subjects)
+    return Finding(id_, severity, ", ".join(subjects), f"{id_} seen", "", "", NO_CURE, subjects)
 
 
 NO_P2P = finding("nccl-p2p-disabled", FAIL, "GPU0 → GPU1", "GPU1 → GPU0")

@@ -20,7 +20,7 @@ from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Ne
 from gpubench.model.results.report import CheckRow, PairRow, Report, Table, VerdictRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, exit_code
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, exit_code
 from tests.conditions.test_checks import machine
 from tests.fakes.measured_rows import host_copies, pair, row
 
@@ -405,7 +405,7 @@ def test_wrong_data_fail_however_fast_they_were() -> None:
 
 
 def finding(name: str, severity: Verdict) -> Finding:
-    return Finding(name, severity, "GPU0 → GPU1", "seen", "expected", "cause", "next")
+    return Finding(name, severity, "GPU0 → GPU1", "seen", "expected", "cause", Cure.of("next"))
 
 
 def test_what_measuring_found_out_is_said_by_the_check_it_belongs_to() -> None:

@@ -173,7 +173,7 @@ def test_the_first_cause(staged: Staged, cause: str) -> None:
     assert found is not None
     assert found.id == cause
     assert found.evidence
-    assert found.advice
+    assert found.cure
     assert (found.by_design or found.in_doubt) == next(each.by_design for each in CAUSES if each.id == cause)
 
 
@@ -224,4 +224,4 @@ def test_what_was_seen_and_what_to_do_are_named() -> None:
     found = explain(CAUSES, inside(process=told(NCCL_P2P_DISABLE="1", NCCL_P2P_LEVEL="LOC")))
     assert found is not None
     assert found.evidence == "NCCL_P2P_DISABLE=1, NCCL_P2P_LEVEL=LOC are set in the environment"
-    assert found.advice.startswith("gpubench p2p && unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL.")
+    assert found.cure.commands[0] == "gpubench p2p && unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL"

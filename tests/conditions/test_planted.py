@@ -16,7 +16,8 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import group, topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import CauseRow
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.verdict import Cure, Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
 from tests.together import together
@@ -69,7 +70,7 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
     subjects = [subject for each in found for subject in each.subjects]
     assert len(subjects) == len(set(subjects))
     for each in found:
-        assert all((each.subject, each.seen, each.expected, each.cause, each.next_command))
+        assert all((each.subject, each.seen, each.expected, each.cause, each.cure))
 
 
 @together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
@@ -91,32 +92,32 @@ PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
 
 @together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_commands_have_real_ids(plant: Plant) -> None:
-    commands = [each.next_command for each in (*plant.findings, *plant.report.findings)]
-    commands += [text for row in plant.report.rows(CauseRow) for text in (row.advice, row.settles)]
+    commands = [command for each in (*plant.findings, *plant.report.findings) for command in each.commands]
+    commands += [text for row in plant.report.rows(CauseRow) for text in (*row.commands, row.settles)]
     assert [each for each in commands if PLACEHOLDER.search(each)] == []
 
 
-BOTH = "a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0"
-ON_TWO = "a -i 0000:1b:00.0,0000:3b:00.0. Run this on n1, and with their own device ids on n2"
+GPU3, GPU4 = DevicePlace("n1", "GPU3", "0000:1b:00.0"), DevicePlace("n1", "GPU4", "0000:2b:00.0")
+ELSEWHERE, NIC = DevicePlace("n2", "GPU3", "0000:3b:00.0"), DevicePlace("n1", "mlx5_0", "0000:18:00.0")
+BOTH = Cure.of("a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0")
+ON_TWO = Cure.of("a -i 0000:1b:00.0", comment="Then b. Run this on n1, and with their own device ids on n2.")
 
 
 @together(
-    "command, subjects, filled",
+    "cure, places, filled",
     [
-        ("nvidia-smi -i GPU", ["GPU3 (0000:1b:00.0)"], "nvidia-smi -i 0000:1b:00.0"),
-        ("a -i GPU -s BUS_ID", ["GPU3 (0000:1b:00.0)", "GPU4 (0000:2b:00.0)"], BOTH),
-        ("mlxlink -d DEVICE: cable", ["node1 mlx5_0 (0000:18:00.0)"], "mlxlink -d mlx5_0: cable"),
-        ("lspci -s BUS_ID", ["the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
-        ("lspci -s BUS_ID", ["node1 the uplink of switch 0000:97:00.0"], "lspci -s 0000:97:00.0"),
-        ("a -i GPU", ["n1 GPU3 (0000:1b:00.0)", "n2 GPU4 (0000:2b:00.0)", "n1 GPU5 (0000:3b:00.0)"], ON_TWO),
-        ("nvidia-smi -i GPU", ["GPU3"], "nvidia-smi -i 3"),
-        ("lspci -s BUS_ID", ["GPU3"], "lspci -s BUS_ID"),
-        ("nvidia-smi -i GPU", ["node1"], "nvidia-smi -i GPU"),
-        ("the GPU", ["GPU3 (0000:1b:00.0)"], "the GPU"),
+        (Cure.of("nvidia-smi -i GPU"), [GPU3], Cure.of("nvidia-smi -i 0000:1b:00.0")),
+        (Cure.of("a -i GPU -s BUS_ID"), [GPU3, GPU4], BOTH),
+        (Cure.of("mlxlink -d DEVICE"), [NIC], Cure.of("mlxlink -d mlx5_0")),
+        (Cure.of("a -i GPU", comment="Then b."), [GPU3, ELSEWHERE], ON_TWO),
+        (Cure.of("nvidia-smi -i GPU"), [DevicePlace("n1", "GPU3")], Cure.of("nvidia-smi -i 3")),
+        (Cure.of("lspci -s BUS_ID"), [DevicePlace("n1", "GPU3")], Cure.of("lspci -s BUS_ID")),
+        (Cure.of("nvidia-smi -i GPU"), [DevicePlace("n1")], Cure.of("nvidia-smi -i GPU")),
+        (Cure(comment="Replace the GPU."), [GPU3], Cure(comment="Replace the GPU.")),
     ],
 )
-def test_ids_are_those_of_the_subjects(command: str, subjects: list[str], filled: str) -> None:
-    assert with_ids(command, subjects) == filled
+def test_ids_are_those_of_the_places(cure: Cure, places: list[DevicePlace], filled: Cure) -> None:
+    assert with_ids(cure, places) == filled
 
 
 def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:

@@ -14,13 +14,13 @@ def said(plant: Plant) -> list[str]:
     """Findings, causes of the ranks' paths and of the machines, and what could not be looked at."""
     lines = [
         f"finding {each.id} {each.severity}: {each.subject} | {each.seen} | {each.expected} | {each.cause} | "
-        f"{each.next_command} | {', '.join(each.subjects)}"
+        f"{each.cure.text} | {', '.join(each.subjects)}"
         for each in plant.findings
     ]
     named = plant.diagnosis.named
     lines += [
         f"cause {each.cause.id} {each.gravity} {each.confidence}, {'; '.join(each.effects)}: "
-        f"{each.subject} | {each.seen} | {each.with_ids(each.cure)}"
+        f"{each.subject} | {each.seen} | {each.cure.text}"
         for top in named
         for each in (top, *top.implied)
     ]

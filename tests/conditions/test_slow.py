@@ -103,7 +103,7 @@ def test_a_variable_slows_down_or_does_not(variables: dict[str, str], found: dic
     assert named(job) == found
     for each in slow(job):
         assert "in the environment" in each.seen
-        assert "unset" in each.cure
+        assert "unset" in each.cure.commands[0]
 
 
 def test_over_pcie_nccl_has_fewer_channels_and_threads_of_its_own() -> None:
@@ -120,9 +120,9 @@ def test_where_cuda_copies_nccls_variables_mean_nothing() -> None:
 def test_a_file_is_named_with_what_it_sets() -> None:
     job = with_ranks(board(), lambda each: replace(each, nccl_files={"/etc/nccl.conf": {"NCCL_MAX_NCHANNELS": "1"}}))
     (cause,) = slow(job)
-    assert (cause.seen, cause.cure) == (
+    assert (cause.seen, cause.cure.text) == (
         "NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
-        "grep -nE 'NCCL_MAX_NCHANNELS' /etc/nccl.conf. Remove NCCL_MAX_NCHANNELS from /etc/nccl.conf",
+        "grep -nE 'NCCL_MAX_NCHANNELS' /etc/nccl.conf. Remove NCCL_MAX_NCHANNELS from /etc/nccl.conf.",
     )
 
 

@@ -2,11 +2,9 @@
 
 import re
 
-from gpubench.model.results.ending import MOST_CHARACTERS, first_command
+from gpubench.model.results.ending import MOST_CHARACTERS
 
 LINE = re.compile(r"(PASS|WARN|FAIL|SKIP|ERROR|INCONCLUSIVE)( \(simulated\))?: \S")
-AGAIN = "Measure again, add --new AGAIN.json"
-"""The one advice that is no command: of a comparison, which needs a run that is still to be made."""
 _PROSE = re.compile(r", | (a|after|again|an|and|as|because|before|if|it|of|or|the|then|to|which|with)( |$)")
 """What no command has outside of its quotes."""
 
@@ -15,6 +13,11 @@ def is_well_formed(line: str) -> bool:
     """One line, short enough, with a verdict in front, nothing glued on, and a whole command at its end or none."""
     said, _, command = line.partition(". Try: ")
     bare = re.sub(r"'[^']*'", "", command)
-    whole = not command or command == AGAIN or (first_command(command) == command and not _PROSE.search(bare))
+    whole = not command or not (_PROSE.search(bare) or (command[0].isupper() and "=" not in command.split()[0]))
     glued = "; " in said or "Try:" in said
     return line.isprintable() and len(line) <= MOST_CHARACTERS and bool(LINE.match(line)) and whole and not glued
+
+
+def is_command(line: str) -> bool:
+    """True of a line of a table that is a command or goes on with one: it is not broken, so that it can be copied."""
+    return line.startswith(("  try:      ", " " * 12))

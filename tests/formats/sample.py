@@ -6,7 +6,7 @@ from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 _NAMED = {each.name: each for each in FORMATS}
 JSON, JSONL, JUNIT = _NAMED["json"], _NAMED["jsonl"], _NAMED["junit"]
@@ -108,6 +108,6 @@ FINDING = Finding(
     seen="3 wrong elements in 1 rows",
     expected="every element as computed",
     cause="data damaged on the way",
-    next_command="gpubench allreduce",
+    cure=Cure.of("gpubench allreduce"),
 )
 REPORT = Report(verdict=Verdict.FAIL, complete=True, findings=(FINDING,))

@@ -41,7 +41,7 @@ def test_which_pairs_how_slow_and_why() -> None:
     assert staged == (
         "fallback: HOST-STAGED: ranks 0 → 1, 0 → 2, 0 → 3, 0 → 4, 0 → 5, 0 → 6, 0 → 7, 0 → 8 and 2 more through host "
         "memory over SHM/direct: 28.9 of 450 GB/s, 15.6 times slower than the limit; NCCL_P2P_DISABLE=1 in "
-        "the environment. Try: unset NCCL_P2P_DISABLE"
+        "the environment"
     )
     assert direct == "fallback: not for ranks 1 → 0, direct over P2P/CUMEM (proven)"
 
@@ -70,7 +70,6 @@ def test_what_was_only_looked_at_is_to_be_expected() -> None:
         "fallback (simulated): all 2 pairs would fall back, because NVML reports CNS: chipset not supp"
     )
     assert "HOST-STAGED, p2p-virtual-machine (PHB; peer access chipset not supported)" in line
-    assert "x-nv-gpudirect-clique=0" in line
 
 
 def test_what_is_simulated_or_wrong_is_said_so() -> None:

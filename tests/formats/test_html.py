@@ -169,11 +169,11 @@ def test_a_machine_of_staged_pairs_looks_like_none_that_is_healthy() -> None:
 
 def test_advice_is_code_where_it_can_be_pasted_and_words_where_not() -> None:
     text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-6:staged=yes", "--format", "html").stdout
-    assert "<code>systemctl status nvidia-fabricmanager</code>. Run it, and look for" in text
+    assert "<dd><code>systemctl status nvidia-fabricmanager</code></dd><dt></dt><dd>Run it, and look for" in text
     text = gpubench(
         "scan", "--simulate", "hgx-h100-8*4", "--fault", "node1.nic2:bandwidth=0.4", "--format", "html"
     ).stdout
-    assert "<code>ssh node1 ibstat</code>. <code>gpubench topo</code> on the node shows its links" in text
+    assert "<code>ssh node1 ibstat</code></dd><dt></dt><dd><code>gpubench topo</code> on the node shows" in text
 
 
 def test_contents_lead_to_every_heading() -> None:

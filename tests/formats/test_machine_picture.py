@@ -10,7 +10,7 @@ from gpubench.formats.json import DocumentRun
 from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines
 from gpubench.model.results.report import PairRow, Record, Report, Row, Table
 from gpubench.model.results.topo import TreeRow
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import METADATA
 
@@ -84,7 +84,7 @@ def finding(*subjects: str, severity: Verdict = Verdict.FAIL) -> Finding:
         seen="",
         expected="",
         cause="",
-        next_command="",
+        cure=NO_CURE,
     )
 
 

@@ -135,7 +135,7 @@ def test_explain_names_what_a_text_without_nccl_is(text: str, what: str, next_st
     found = other_text(text, "standard input")
     assert found is not None
     assert what in found.what
-    assert next_step in found.next_step
+    assert next_step in found.cure.text
 
 
 def test_explain_names_nothing_that_it_does_not_know() -> None:

@@ -18,8 +18,9 @@ from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, Measurements
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import format_size
+from gpubench.model.terms.verdict import NO_CURE, Cure
 from gpubench.records import dataclass
 
 _OFF = ("", "0")
@@ -137,6 +138,15 @@ class Circumstances:
         names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
         return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
 
+    def places(self, node: int, *devices: Device) -> tuple[DevicePlace, ...]:
+        """The places of devices of a node; without devices, the node."""
+        host = self.nodes[node].snapshot.host
+        return tuple(DevicePlace(host, each.device, each.bus_id) for each in devices) or (DevicePlace(host),)
+
+    def places_of_gpus(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
+        """The places of GPUs by position."""
+        return tuple(map(self.wiring.place, dict.fromkeys(gpus)))
+
     def named_pair(self, pair: Pair) -> str:
         """Two GPUs of a node as findings name them."""
         known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
@@ -171,11 +181,20 @@ class Circumstances:
 
     def gpus_of_rank(self, facts: RankFacts) -> frozenset[int]:
         """The rank's GPU if each rank has one, else the GPUs of its node."""
-        position = facts.rank
-        known = self.wiring.gpus[position] if position < len(self.wiring.gpus) else None
-        if isinstance(known, RankIdentity) and known.rank == facts.rank:
-            return frozenset((position,))
-        return self.gpus_of(facts.node)
+        return frozenset((facts.rank,)) if self._has_own_gpu(facts) else self.gpus_of(facts.node)
+
+    def _has_own_gpu(self, facts: RankFacts) -> bool:
+        known = self.wiring.gpus[facts.rank] if facts.rank < len(self.wiring.gpus) else None
+        return isinstance(known, RankIdentity) and known.rank == facts.rank
+
+    def places_of_ranks(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
+        """The GPUs of ranks that have one each, else the nodes of the ranks."""
+        found = (self.wiring.place(each.rank) if self._has_own_gpu(each) else self._node_of(each) for each in ranks)
+        return tuple(dict.fromkeys(found))
+
+    def _node_of(self, facts: RankFacts) -> DevicePlace:
+        node = self.nodes.get(facts.node)
+        return DevicePlace(facts.host if node is None else node.snapshot.host)
 
     def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
         """Every GPU with known facts: its position, its node, and the facts."""
@@ -266,13 +285,13 @@ def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
     return list(found) or [ENVIRONMENT]
 
 
-def removal(names: Collection[str], places: Sequence[str]) -> str:
+def removal(names: Collection[str], places: Sequence[str]) -> Cure:
     """The command that removes variables, or finds them in files."""
     files = [place for place in places if place != ENVIRONMENT]
     removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
     if ENVIRONMENT in places:
-        return unset(*names) + (f". {removed} too" if files else "")
-    return f"{tried(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}. {removed}"
+        return Cure(unset(*names).commands, f"{removed} too." if files else "")
+    return Cure.of(f"{tried(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}", comment=f"{removed}.")
 
 
 VERIFIED_COPIES = "gpubench p2p"  # Exit code 1 if data arrive wrong
@@ -285,9 +304,9 @@ _KEEP_OFF_OTHERS = (
 )
 
 
-def unset(*names: str) -> str:
+def unset(*names: str, comment: str = "") -> Cure:
     """The command that removes variables; those that keep data off a path, only if data arrive right over it."""
-    return f"{tried(names)}unset {' '.join(names)}"
+    return Cure.of(f"{tried(names)}unset {' '.join(names)}", comment=comment)
 
 
 def tried(names: Collection[str]) -> str:
@@ -394,10 +413,10 @@ class Staged:
 
 
 class LoggedReason(NamedTuple):
-    """Evidence and advice from a log; whether the log proves the condition, and whether it is by design here."""
+    """Evidence and cure from a log; whether the log proves the condition, and whether it is by design here."""
 
     evidence: str
-    advice: str
+    cure: Cure = NO_CURE
     is_proven: bool = True
     by_design: bool = False
 
@@ -417,12 +436,12 @@ def by_rdma(staged: Staged) -> bool:
 
 
 def remark_in_log(
-    kind: RemarkKind, advice: str, where: Callable[[Staged], bool] = _through_shm, said: str = "NCCL's log: {.gist}"
+    kind: RemarkKind, cure: Cure, where: Callable[[Staged], bool] = _through_shm, said: str = "NCCL's log: {.gist}"
 ) -> Callable[[Staged], LoggedReason | None]:
     """Find a remark in NCCL's log about two GPUs, where `where` holds."""
 
     def find(staged: Staged) -> LoggedReason | None:
         found = staged.found(kind) if where(staged) else ()
-        return LoggedReason(said.format(found[0]), advice) if found else None
+        return LoggedReason(said.format(found[0]), cure) if found else None
 
     return find

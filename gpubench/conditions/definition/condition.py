@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
@@ -14,7 +15,8 @@ from gpubench.model.paths.nccl_log import Complaint, FailedCall, LogFacts
 from gpubench.model.paths.topology import Device, Topology
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.verdict import NO_CURE, Cure, Finding, Verdict
 from gpubench.records import dataclass
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
@@ -28,9 +30,10 @@ class Sighting:
     """A condition as it was detected in one place.
 
     `gpus` are the positions of the GPUs whose paths it affects, None for all GPUs of the run; `pairs` are the ordered
-    pairs it affects, for conditions of pairs. `names` are the subjects as findings name them, `heading` stands for all
-    of them. Severity, cure and the other texts are empty where the condition's own apply. `expected_percent` is the
-    share of the expected speed that is left, if it is known. A `quiet` sighting explains paths and is not a finding.
+    pairs it affects, for conditions of pairs. `names` are the subjects as findings name them, `places` their nodes and
+    devices, `heading` stands for all of them. Severity, cure and the other texts are empty where the condition's own
+    apply. `expected_percent` is the share of the expected speed that is left, if it is known. A `quiet` sighting
+    explains paths and is not a finding.
     """
 
     subject: str
@@ -39,12 +42,13 @@ class Sighting:
     gpus: frozenset[int] | None = None
     pairs: frozenset[Pair] | None = None
     names: tuple[str, ...] = ()
+    places: tuple[DevicePlace, ...] = ()
     heading: str = ""
     effects: tuple[Effect, ...] = ()
     severity: Verdict | None = None
     expected: str = ""
     likely: str = ""
-    cure: str = ""
+    cure: Cure = NO_CURE
     expected_percent: float | None = None
     quiet: bool = False
 
@@ -86,8 +90,7 @@ class Condition:
     """One thing that can be wrong with a machine, a setting or a job.
 
     `title` uses the words that people search for; `seen_as` is the output of programs when it holds; `detection` says
-    what `look` examines; `cure` is one command, followed by an explanation in a second sentence where one is needed;
-    `link` is the source. `aliases` are earlier ids.
+    what `look` examines; `cure` has the commands and a comment; `link` is the source. `aliases` are earlier ids.
 
     As a check: `check` names the check that reports it, `expected` the healthy state and `likely` the likely reason.
     Its severity is in the policy table. A condition without a check is reported where it affects a path.
@@ -101,7 +104,7 @@ class Condition:
     id: str
     title: str
     detection: str
-    cure: str
+    cure: Cure
     look: Look
     link: str = ""
     check: str = ""
@@ -158,9 +161,10 @@ class Condition:
                     seen=each.seen,
                     expected=each.expected or self.expected,
                     cause=each.likely or self.likely or self.title,
-                    next_command=each.cure or self.cure,
+                    cure=each.cure or self.cure,
                     subjects=each.names or (each.subject,),
                     expected_percent=each.expected_percent,
+                    places=each.places,
                 )
 
 
@@ -185,33 +189,26 @@ class Family:
 
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
-_NAMED = re.compile(
-    r"(?:(?P<host>\S+) )?(?:GPU(?P<index>\d+)|(?P<device>\S+|the uplink of switch) "
-    r"\(?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\)?)"
-)
 
 
-def with_ids(command: str, subjects: Iterable[str]) -> str:
-    """Fill a command's placeholders with device ids: all GPUs of one node, or one device if it takes only one."""
-    if not _PLACEHOLDER.search(command):
-        return command
-    devices = [named for each in subjects for end in _ends(each) if (named := _NAMED.fullmatch(end))]
-    if not devices:
-        return command
-    hosts = list(dict.fromkeys(each["host"] for each in devices))
-    gpus = ",".join(dict.fromkeys(each["bus_id"] or each["index"] for each in devices if each["host"] == hosts[0]))
-    ids = {"GPU": gpus, "DEVICE": devices[0]["device"], "BUS_ID": devices[0]["bus_id"]}
-    filled = _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], command)
-    if len(hosts) == 1:
+def with_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
+    """Fill the placeholders of a cure's commands, and say where its ids apply if there are several nodes."""
+    filled = Cure(tuple(filled_in(each, places) for each in cure.commands), cure.comment)
+    hosts = list(dict.fromkeys(each.node for each in places if each.device))
+    if filled == cure or len(hosts) == 1:
         return filled
-    return f"{filled}. Run this on {hosts[0]}, and with their own device ids on {joined(filter(None, hosts[1:]))}"
+    return filled.then(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
 
 
-def _ends(subject: str) -> list[str]:
-    """Both GPUs of a pair, each with the pair's host; for other subjects, the subject itself."""
-    first, *others = subject.split(" → ")
-    host = first.rpartition(" GPU")[0]
-    return [first, *(f"{host} {each}".strip() for each in others)]
+def filled_in(text: str, places: Sequence[DevicePlace]) -> str:
+    """Fill the placeholders of a command with ids: all GPUs of the first node, or its first device."""
+    devices = [each for each in places if each.device]
+    if not devices or not _PLACEHOLDER.search(text):
+        return text
+    here = [each for each in devices if each.node == devices[0].node]
+    gpus = dict.fromkeys(each.bus_id or str(each.device).removeprefix("GPU") for each in here)
+    ids = {"GPU": ",".join(gpus), "DEVICE": here[0].device, "BUS_ID": here[0].bus_id}
+    return _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], text)
 
 
 def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:
@@ -245,7 +242,8 @@ def of_node(
     **more: Any,
 ) -> Sighting:
     """A sighting on a node, which affects the paths of all its GPUs; `words` name the part of the node."""
-    more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), **more}
+    places = run.places(number, *(nic for nic in run.nodes[number].nics if nic.name in words))
+    more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), "places": places, **more}
     return Sighting(subject=run.on(number, *words), seen=seen, confidence=confidence, **more)
 
 
@@ -255,8 +253,8 @@ def of_gpu(
     """A sighting on one GPU."""
     known, node = run.wiring.gpu(position), run.wiring.gpus[position].node
     names = () if known is None else (run.named(node, known),)
-    here = frozenset((position,))
-    return Sighting(subject=run.name(position), seen=seen, confidence=confidence, gpus=here, **{"names": names, **more})
+    more = {"gpus": frozenset((position,)), "names": names, "places": run.places_of_gpus((position,)), **more}
+    return Sighting(subject=run.name(position), seen=seen, confidence=confidence, **more)
 
 
 def of_every_node(
@@ -305,9 +303,8 @@ def of_device(
     gpus = run.gpus_of(number)
     if isinstance(device, GpuFacts):
         gpus = frozenset(each for each in gpus if run.wiring.gpu(each) is device)
-    names = (run.named(number, device),)
-    subject = run.on(number, device.device)
-    return Sighting(subject=subject, seen=seen, confidence=confidence, gpus=gpus, **{"names": names, **more})
+    more = {"gpus": gpus, "names": (run.named(number, device),), "places": run.places(number, device), **more}
+    return Sighting(subject=run.on(number, device.device), seen=seen, confidence=confidence, **more)
 
 
 def of_pairs(
@@ -319,9 +316,8 @@ def of_pairs(
 ) -> Sighting:
     """A sighting on ordered pairs of GPUs."""
     names = tuple(map(run.pair_name, sorted(pairs)))
-    return Sighting(
-        subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **{"names": names, **more}
-    )
+    more = {"names": names, "places": run.places_of_gpus(chain.from_iterable(sorted(pairs))), **more}
+    return Sighting(subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **more)
 
 
 def of_ranks(
@@ -333,8 +329,8 @@ def of_ranks(
 ) -> Sighting:
     """A sighting on ranks of one node."""
     gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
-    subject = run.on(ranks[0].node, rank_names(ranks))
-    return Sighting(subject=subject, seen=seen, confidence=confidence, **{"gpus": gpus, **more})
+    more = {"gpus": gpus, "places": run.places_of_ranks(ranks), **more}
+    return Sighting(subject=run.on(ranks[0].node, rank_names(ranks)), seen=seen, confidence=confidence, **more)
 
 
 def rank_names(ranks: Sequence[RankFacts]) -> str:
@@ -456,7 +452,7 @@ def complaint(
     id_: str,
     title: str,
     pattern: str,
-    cure: str,
+    cure: Cure,
     *,
     likely: str,
     expected: str,

@@ -154,7 +154,10 @@ class BriefView(ReportView):
             self._line("problems", "none found")
         for each in bad[:_MOST_FINDINGS]:
             self._line(f"{each.severity}", f"{each.id}: {each.subject}: {each.seen}", each.severity)
-            self._line("  try", each.next_command)
+            for number, command in enumerate(each.commands):
+                self._page.print(f"{'' if number else '  try':<{_LABEL_WIDTH}} {command}")
+            if not each.commands:
+                self._line("  try", each.comment)
         if len(bad) > _MOST_FINDINGS:
             self._line("", f"and {len(bad) - _MOST_FINDINGS} more: gpubench check")
 

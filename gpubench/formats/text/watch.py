@@ -18,10 +18,10 @@ from gpubench.formats.lines import INDENT, heading, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.hangs import hang_columns, print_hangs
 from gpubench.model.results.fallback import HangRow
-from gpubench.model.results.report import Metadata, Report, Row
+from gpubench.model.results.report import Metadata, Report, Row, cure_of
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Detail, Verdict
 from gpubench.records import dataclass
 
 StyledLine = tuple[str, str]
@@ -180,11 +180,16 @@ def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
     yield f"{lead}{_job_line(job)}", style
     below = []
     if job.cause is not None:
-        below = [f"{INDENT}because: {job.cause_seen}", f"{INDENT}try:     {job.advice}"]
+        below = [Detail("because", job.cause_seen or ""), *cure_of(job).details]
     elif job.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR):
-        below = [f"{INDENT}{job.seen.partition(': ')[2]}"]
-    for text in below:
-        yield from ((line, style) for line in wrapped(text, width, " " * _CAUSE_COLUMNS))
+        below = [Detail("", job.seen.partition(": ")[2])]
+    before = ""
+    for label, words, is_command in below:
+        shown = "" if label in ("", before) else f"{label}:"
+        text = f"{INDENT}{shown:<9}{words}" if label else f"{INDENT}{words}"
+        lines = [text] if is_command else wrapped(text, width, " " * _CAUSE_COLUMNS)
+        yield from ((line, style) for line in lines)
+        before = label
 
 
 def _job_line(job: JobRow) -> str:

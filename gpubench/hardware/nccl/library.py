@@ -21,7 +21,7 @@ from gpubench.hardware.launch import die_with_parent, module_command, with_packa
 from gpubench.hardware.timing import CallFailedError
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.terms.operation import nccl_version
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from gpubench.ports.backend import Launch
 
 _RESET_LOG = "ncclResetDebugInit"
@@ -168,7 +168,7 @@ def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
             seen="the loaded NCCL does not name it among its variables, or does not tell them",
             expected="a variable that something is known to read",
             cause="it belongs to a plugin or another library, or is misspelt: equal times then mean nothing",
-            next_command="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads",
+            cure=Cure.of("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads"),
         ),
     )
 

@@ -21,7 +21,7 @@ from gpubench.model.terms.overlap import OverlapAsked, operation_words
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, grouped
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 
 if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
@@ -41,7 +41,7 @@ def nothing_measured() -> Report:
         seen="no row: the operation does not work on GPU memory, and was not begun in this job",
         expected="rows",
         cause="the trial of MPI above",
-        next_command="gpubench allreduce --backend nccl. --backend host measures MPI on CPU buffers",
+        cure=Cure.of("gpubench allreduce --backend nccl", comment="--backend host measures MPI on CPU buffers."),
     )
     return Report(verdict=Verdict.ERROR, complete=True, findings=(finding,))
 

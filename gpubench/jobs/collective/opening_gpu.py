@@ -279,7 +279,7 @@ class PathWatch:
             return None
         pair = int(found.about[0]), int(found.about[1])
         cause = first_cause({pair: ()}, self._circumstances(self._nodes or {}))
-        return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.advice)
+        return no_path(" → ".join(f"rank {rank}" for rank in pair), found.text, cause.evidence, cause.cure.text)
 
     def _look_around(self) -> Circumstances | None:
         self._read_again()

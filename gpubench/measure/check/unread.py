@@ -11,17 +11,18 @@ from gpubench.conditions.definition.subjects import NOT_THERE
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need, host_rows, memory_row, peer_rows
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from gpubench.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedFact:
-    """A kind of unreadable fact of a `scope` (None: all): the words, the likely reason, the next command."""
+    """A kind of unreadable fact of a `scope` (None: all): the words, the likely reason, the cure."""
 
     words: tuple[str, ...]
     likely: str
-    next_command: str
+    cure: Cure
     scope: str | None = None
 
 
@@ -34,55 +35,63 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
         _NO_RIGHT,
         "this user, or this container, may not read all of /sys",
-        "ls -l /sys/class/infiniband/*/ports/1. To see whether root may read it: sudo gpubench check --quick",
+        Cure.of(
+            "ls -l /sys/class/infiniband/*/ports/1",
+            comment="To see whether root may read it: sudo gpubench check --quick.",
+        ),
         scope="nic",
     ),
     RefusedFact(
         _NO_RIGHT,
         "this user, or this container, may not read it",
-        "sudo nvidia-smi -q -i GPU. It shows whether root may read it; in a container set "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        Cure.of(
+            "sudo nvidia-smi -q -i GPU",
+            comment="It shows whether root may read it; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+        ),
     ),
     RefusedFact(
         ("that CUDA_VISIBLE_DEVICES names",),
         "CUDA_VISIBLE_DEVICES names an unknown GPU, names a GPU twice, or names a GPU that CUDA cannot start",
-        "unset CUDA_VISIBLE_DEVICES. Then run gpubench check; `nvidia-smi -L` lists the GPUs",
+        Cure.of("unset CUDA_VISIBLE_DEVICES", comment="Then run gpubench check; `nvidia-smi -L` lists the GPUs."),
     ),
     RefusedFact(
         ("CUDA does not list it",),
         "the GPU has no device file, is split into MIG instances, or is too old for this CUDA",
-        "ls -l /dev/nvidia[0-9]*. `nvidia-smi -L` lists GPUs and MIG instances",
+        Cure.of("ls -l /dev/nvidia[0-9]*", comment="`nvidia-smi -L` lists GPUs and MIG instances."),
     ),
     RefusedFact(
         ("CUDA was not asked",),
         "the facts were read without CUDA",
-        "gpubench check. Run it on the machine itself",
+        Cure.of("gpubench check", comment="Run it on the machine itself."),
     ),
     RefusedFact(
         ("requires restart",),
         "the GPU needs a reset after an error",
-        f"nvidia-smi --gpu-reset -i GPU. Run it while the GPU is idle; the kernel log shows the error: {_KERNEL_LOG}",
+        Cure.of(
+            "nvidia-smi --gpu-reset -i GPU",
+            comment=f"Run it while the GPU is idle; the kernel log shows the error: {_KERNEL_LOG}.",
+        ),
     ),
     RefusedFact(
         ("version mismatch",),
         "a new driver was installed while the old kernel module is still loaded",
-        "cat /proc/driver/nvidia/version; modinfo -F version nvidia. Reboot to load the new module",
+        Cure.of("cat /proc/driver/nvidia/version; modinfo -F version nvidia", comment="Reboot to load the new module."),
     ),
     RefusedFact(
         ("infoROM",),
         "the GPU's infoROM is corrupted",
-        "nvidia-smi -q -i GPU. Have the vendor replace the GPU",
+        Cure.of("nvidia-smi -q -i GPU", comment="Have the vendor replace the GPU."),
     ),
     RefusedFact(
         ("",),
         "a fault of the NIC's driver or firmware, or an incomplete /sys",
-        "rdma link. Then look at the kernel log: dmesg | grep -i -E 'mlx|infiniband|rdma'",
+        Cure.of("rdma link", comment="Then look at the kernel log: dmesg | grep -i -E 'mlx|infiniband|rdma'."),
         scope="nic",
     ),
     RefusedFact(
         ("",),
         "a fault of the driver, or a GPU that is about to fail",
-        f"nvidia-smi -q -i GPU. Then look at the kernel log: {_KERNEL_LOG}",
+        Cure.of("nvidia-smi -q -i GPU", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
     ),
 )
 """The first match counts; the last two match everything else."""
@@ -108,6 +117,7 @@ class _Subject:
     name: str
     facts: object | None
     unknown: Mapping[str, str]
+    places: tuple[DevicePlace, ...] = ()
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
@@ -134,7 +144,7 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
                         for name, each in reasons.items()
                         if each not in errors and not _is_not_there(name, each, subject, node)
                     }
-                    yield from _findings(scope, subject.name, refused)
+                    yield from _findings(scope, subject, refused)
 
 
 _NVLINKS = "nvlinks.active"
@@ -165,8 +175,12 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
                     seen=f"{what} has neither a value nor a reason",
                     expected="an answer or a reason, as for its siblings",
                     cause="a truncated or edited recording",
-                    next_command="gpubench topo --record DIRECTORY. Run it on the machine itself",
+                    cure=Cure.of(
+                        "gpubench topo --record here",
+                        comment="Run it on the machine itself. It writes a new recording into the folder `here`.",
+                    ),
                     subjects=(subject.name,),
+                    places=subject.places,
                 )
 
 
@@ -273,11 +287,12 @@ def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> It
     alive = [gpu for gpu in node.gpus if gpu.lost is None]
     match scope:
         case "gpu":
-            return [_Subject(run.named(number, gpu), gpu, gpu.unknown) for gpu in alive]
+            return [_Subject(run.named(number, gpu), gpu, gpu.unknown, run.places(number, gpu)) for gpu in alive]
         case "pair":
             return _pairs(run, number, node, alive)
         case "nic":
-            return [_Subject(run.named(number, nic), nic, nic.unknown) for nic in node.nics if nic.rdma]
+            nics = [nic for nic in node.nics if nic.rdma]
+            return [_Subject(run.named(number, nic), nic, nic.unknown, run.places(number, nic)) for nic in nics]
         case "port":
             ports = {each.nic: each for each in node.snapshot.rdma_ports}
             nics = [nic for nic in node.nics if nic.rdma]
@@ -292,9 +307,10 @@ def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> It
 
 def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFacts]) -> Iterator[_Subject]:
     known = {(each.source, each.destination): each for each in node.snapshot.pairs}
-    for one, other in permutations((gpu.device for gpu in gpus), 2):
-        pair = known.get((one, other))
-        yield _Subject(run.on(number, f"{one} → {other}"), pair, {} if pair is None else pair.unknown)
+    for one, other in permutations(gpus, 2):
+        pair = known.get((one.device, other.device))
+        name, unknown = run.on(number, f"{one.device} → {other.device}"), {} if pair is None else pair.unknown
+        yield _Subject(name, pair, unknown, run.places(number, one, other))
 
 
 def _tells(facts: Any, name: str) -> bool:
@@ -368,17 +384,18 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
     return all(name in each.unknown for each in siblings)
 
 
-def _findings(scope: str, subject: str, reasons: Mapping[str, str]) -> Iterator[Finding]:
+def _findings(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Iterator[Finding]:
     """One finding for all unreadable facts of a device; the first reason's cure stands for all."""
     if reasons:
         refused = _refused_fact(scope, next(iter(reasons.values())))
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=Verdict.ERROR,
-            subject=subject,
+            subject=subject.name,
+            places=subject.places,
             seen="not read: " + "; ".join(f"{name} ({reason})" for name, reason in reasons.items()),
             expected="readable facts, as on other devices",
             cause=refused.likely,
-            next_command=refused.next_command,
-            subjects=(subject,),
+            cure=refused.cure,
+            subjects=(subject.name,),
         )

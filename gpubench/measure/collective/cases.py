@@ -34,7 +34,7 @@ from gpubench.model.terms.statistics import (
     straggler,
 )
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_size, spans
-from gpubench.model.terms.verdict import STRAGGLER, Finding, Origin, Verdict
+from gpubench.model.terms.verdict import STRAGGLER, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
 from gpubench.records import dataclass
@@ -448,9 +448,12 @@ class RankTimings:
             + "".join(f"; {remark}" for remark in self._remarks(late)),
             expected=f"{usual:.0%} of them, like any other rank (probability by chance: at most {found.chance:.0e})",
             cause="a slower CPU, GPU or host, or other work on them",
-            next_command="gpubench topo. Run it on that host to see throttling, errors and other users of its "
-            "GPU; then run top",
+            cure=Cure.of(
+                "gpubench topo",
+                comment="Run it on that host to see throttling, errors and other users of its GPU; then run top.",
+            ),
             subjects=tuple(map(str, late)),
+            places=tuple(each.place for each in late),
         )
 
     def _remarks(self, late: Sequence[RankIdentity]) -> Iterator[str]:

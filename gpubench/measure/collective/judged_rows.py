@@ -17,7 +17,16 @@ from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_re
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
-from gpubench.model.terms.verdict import HOST_STAGED, WRONG_DATA, Finding, Origin, Verdict, overall, overall_of_rows
+from gpubench.model.terms.verdict import (
+    HOST_STAGED,
+    WRONG_DATA,
+    Cure,
+    Finding,
+    Origin,
+    Verdict,
+    overall,
+    overall_of_rows,
+)
 from gpubench.ports.group import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -37,7 +46,9 @@ _LIKELY = {
 
 _INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
 
-_LOGGING = "export NCCL_DEBUG=INFO. Run that job again with it, then gpubench explain its log"
+_LOGGING = Cure.of(
+    "export NCCL_DEBUG=INFO", comment="Run that job again with it, and give its log to `gpubench explain`."
+)
 
 _MOST_OF_LIMIT = 2.5
 
@@ -150,7 +161,7 @@ def _advised(found: Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -
         likely = _INSIDE_A_NODE
     elif found.severity is Verdict.WARN and found.expected.endswith("assumed"):
         likely = "another algorithm than assumed, or a slow NIC"
-    return replace(found, cause=likely, next_command=_LOGGING)
+    return replace(found, cause=likely, cure=_LOGGING)
 
 
 def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
@@ -164,7 +175,7 @@ def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[R
         seen=f"through host memory ({row.transport})",
         expected="GPUDirect RDMA between nodes, peer access inside one",
         cause=f"data go through host memory ({row.transport})",
-        next_command=f"gpubench explain {name}",
+        cure=Cure.of(f"gpubench explain {name}"),
     )
 
 
@@ -180,8 +191,10 @@ def _wrong_in_all(file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequen
         seen=f"Out of bounds values: {wrong}, in the last lines of the run",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        next_command=f"gpubench {rows[0].command}. "
-        "Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault",
+        cure=Cure.of(
+            f"gpubench {rows[0].command}",
+            comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
+        ),
     )
 
 
@@ -195,7 +208,7 @@ def left_out_findings(file: ResultFile) -> list[Finding]:
             seen=left_out_remark(file.left_out),
             expected="rows that are whole, with times and bandwidths above 0",
             cause="the text was cut or edited, or other output stands among its rows",
-            next_command=f"less -N {file.name}",
+            cure=Cure.of(f"less -N {file.name}"),
         )
         for _ in file.left_out[:1]
     ]
@@ -211,7 +224,7 @@ def _unfinished(file: ResultFile) -> Iterator[Finding]:
         seen="; ".join(file.remarks) or "the run did not finish",
         expected=f"the last line of {file.circumstances.tool}, # Out of bounds values",
         cause="the run ended early, or the text is truncated",
-        next_command=f"tail {file.name}",
+        cure=Cure.of(f"tail {file.name}"),
     )
 
 
@@ -227,6 +240,6 @@ def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> 
             seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
             expected="every GPU of the machine",
             cause="a GPU is lost or hidden, the text is cut, or only these took part",
-            next_command=command or "nvidia-smi -L",
+            cure=Cure.of(command or "nvidia-smi -L"),
         )
     ]

@@ -36,8 +36,9 @@ from gpubench.model.results.fallback import End, Explanation, KnownPath, fallbac
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import AGAIN, taken_name
-from gpubench.model.terms.verdict import Origin
+from gpubench.model.terms.verdict import Cure, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
@@ -195,7 +196,7 @@ def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
 
 _Kind = tuple[bool, bool, bool | None]  # True if a path is inside a node, over NVLinks, host-staged
 _MOST_NODES = 64  # Of a simulated machine, that are read to find why it is slow
-_ANOTHER_BACKEND = "Use --backend nccl or torch:nccl, which goes from GPU to GPU"
+_ANOTHER_BACKEND = Cure(comment="Use `--backend nccl` or `torch:nccl`, which copy from GPU to GPU.")
 
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
@@ -462,7 +463,8 @@ def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
 
 
 def _end(rank: int, gpu: Located) -> End:
-    return End(f"rank {rank}", str(rank), gpu.host, gpu.gpu_bus_id)
+    device = gpu.place.device if isinstance(gpu, RankIdentity) else None
+    return End(f"rank {rank}", str(rank), gpu.host, gpu.gpu_bus_id, device)
 
 
 class PathJudge:

@@ -38,7 +38,7 @@ from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import RankTimes, RowTimes
 from gpubench.model.terms.units import MOST_SIZES, counted
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, overall, overall_of_rows
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall, overall_of_rows
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
 from gpubench.readers.documents import check_version, leaves, read_json_line
@@ -600,7 +600,7 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         seen=f"{counted(len(rows), 'row')}, {last}, without a final line",
         expected="a finished run",
         cause="the run ended early (a rank failed or hung, or Ctrl-C), or the copy of the recording is incomplete",
-        next_command=f"gpubench {collective.name} --record DIR. Record it again",
+        cure=Cure.of(f"gpubench {collective.name} --record DIR", comment="Record it again."),
     )
     verdict = overall([report.verdict, Verdict.ERROR])
     return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))

@@ -25,7 +25,7 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, composed
 from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
-from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, Phase, Progress, RankIdentity
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace, Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
 from gpubench.model.terms.verdict import (
@@ -33,6 +33,7 @@ from gpubench.model.terms.verdict import (
     SLOW_UNEXPLAINED,
     STRAGGLER,
     WRONG_DATA,
+    Cure,
     Finding,
     Verdict,
     overall,
@@ -208,7 +209,8 @@ class SpeedJudge:
         """The findings on the cause of slow rows, the first of which names them; without a cause, that on the rows."""
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
         why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
-        slow = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts))
+        places = tuple(map(DevicePlace, self.hosts))
+        slow = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts), places=places)
         cause = None if explained is None else _first_cause(explained, slowness)
         return (slow,) if cause is None else _cause_findings(cause, slow, slowness)
 
@@ -225,9 +227,10 @@ def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[
 
 
 _NOT_LOOKED_AT = "unknown: neither paths nor settings were examined"
-_ADVICE = (
-    "gpubench p2p. It finds a slow pair; `gpubench check` reads clocks, links and errors; with NCCL_DEBUG=INFO "
-    "NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL logs its choices"
+_ADVICE = Cure.of(
+    "gpubench p2p",
+    comment="It finds a slow pair; `gpubench check` reads clocks, links and errors; with "
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING NCCL logs its choices.",
 )
 
 
@@ -240,7 +243,7 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
         seen=slowness.seen,
         expected=slowness.expected,
         cause=why,
-        next_command=_ADVICE,
+        cure=_ADVICE,
         expected_percent=slowness.percent,
     )
 
@@ -409,7 +412,8 @@ class RowCollector:
 def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
     """The finding on rows with wrong elements, each with how many every rank has; none where that is not known."""
     row, wrong_by_rank = failures[0]
-    ranks = [str(identities[rank]) for rank, wrong in enumerate(wrong_by_rank) if wrong]
+    having = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
+    ranks = list(map(str, having))
     total = sum(failure.wrong or 0 for failure, _ in failures)
     wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
     return Finding(
@@ -420,6 +424,9 @@ def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identiti
         f"{row.placement}: {first}",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        next_command=f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}. "
-        "Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault",
+        cure=Cure.of(
+            f"gpubench {row.command} --sizes {row.size_bytes} --dtype {row.dtype}",
+            comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
+        ),
+        places=tuple(each.place for each in having or identities),
     )

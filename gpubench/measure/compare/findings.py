@@ -29,7 +29,17 @@ from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, SLOW_UNEXPLAINED, Finding, Origin, Verdict, gravity, overall
+from gpubench.model.terms.verdict import (
+    HOST_STAGED,
+    NO_CURE,
+    SLOW_UNEXPLAINED,
+    Cure,
+    Finding,
+    Origin,
+    Verdict,
+    gravity,
+    overall,
+)
 
 TOPOLOGY = "topology"
 
@@ -147,40 +157,60 @@ def _libraries(each: FileCircumstances) -> Texts:
 
 
 _MOST_NAMED = 4
-_ADVICE: Mapping[str, tuple[str, str, str]] = {
+_ADVICE: Mapping[str, tuple[str, str, Cure]] = {
     WRONG: (
         "every element correct",
         "data corrupted on the way",
-        "gpubench p2p. It shows the faulty pair",
+        Cure.of("gpubench p2p", comment="It shows the faulty pair."),
     ),
     ABOVE_LIMIT: (
         "bandwidth within the links' limit",
         "a link reported narrower than it is, a link that was not found, or a wrong time",
-        "gpubench topo. Check the links of that machine, then measure again",
+        Cure.of("gpubench topo", comment="Check the links of that machine, then measure again."),
     ),
     STAGED: (
         "a direct path, as before",
         "a setting, driver, container or GPU that refuses peer access",
-        "gpubench topo. `gpubench explain` on NCCL's log shows the reason too",
+        Cure.of("gpubench topo", comment="`gpubench explain` on NCCL's log shows the reason too."),
     ),
-    NARROWER: ("the same limit as before", "links that are down or slower", "gpubench topo. It shows the links"),
+    NARROWER: (
+        "the same limit as before",
+        "links that are down or slower",
+        Cure.of("gpubench topo", comment="It shows the links."),
+    ),
     WORSE: (
         "the same verdict as before",
         "the reasons in the new results",
-        "gpubench compare --format csv. It shows every row with its reason",
+        Cure(comment="`gpubench compare --format csv` shows every row with its reason."),
     ),
     SLOWER: (
         "the same times as before, within noise",
         "one of the changed circumstances, or a fault",
-        "Measure again and add it: --new AGAIN.json",
+        Cure(comment="Measure again, and add the result to this comparison with `--new`."),
     ),
-    LOST: ("a measurement, as before", "the run was cut short, or a device is missing", "gpubench report NEW.json"),
-    PATH: ("the same path as before", "NCCL, a setting or the wiring changed", "gpubench topo"),
-    UNVERIFIED: ("verified data, as before", "verification was switched off", "Measure again without --no-check"),
-    MISSING: ("every row of the old results", "fewer rows were requested, or the run ended early", "Measure them too"),
-    UNSURE: ("less noise", "single runs of short operations vary", "Add more runs: --base FILE --new FILE"),
+    LOST: (
+        "a measurement, as before",
+        "the run was cut short, or a device is missing",
+        Cure(comment="`gpubench report` shows the new result."),
+    ),
+    PATH: ("the same path as before", "NCCL, a setting or the wiring changed", Cure.of("gpubench topo")),
+    UNVERIFIED: (
+        "verified data, as before",
+        "verification was switched off",
+        Cure(comment="Measure again without `--no-check`."),
+    ),
+    MISSING: (
+        "every row of the old results",
+        "fewer rows were requested, or the run ended early",
+        Cure(comment="Measure them too."),
+    ),
+    UNSURE: (
+        "less noise",
+        "single runs of short operations vary",
+        Cure(comment="Add more runs with `--base` and `--new`."),
+    ),
 }
-"""By finding: expected, likely cause, next command; in the order in which findings are shown."""
+"""By finding: expected, likely cause, cure; in the order in which findings are shown."""
 
 
 def findings_of(
@@ -211,19 +241,19 @@ def findings_of(
             seen=f"fingerprint {row.new}",
             expected=f"{row.base}, as before",
             cause="a device or link changed, or the system shows them differently",
-            next_command=_COMPARE_WIRING,
+            cure=_COMPARE_WIRING,
         )
         for row in (() if explained else wiring)
     ]
     return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
 
 
-_COMPARE_WIRING = "gpubench topo. Compare its output on both machines"
+_COMPARE_WIRING = Cure.of("gpubench topo", comment="Compare its output on both machines.")
 _GPUDIRECT = "/GDRDMA"  # As NCCL's log ends the name of a network with GPUDirect RDMA
 _WITHOUT_GPUDIRECT = (
     "a direct path, as before",
     "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs",
-    "gpubench topo --causes. `gpubench explain` on NCCL's log shows the reason too",
+    Cure.of("gpubench topo --causes", comment="`gpubench explain` on NCCL's log shows the reason too."),
 )
 _BY_WIRING = (SLOWER, NARROWER)
 """The findings that a changed wiring explains."""
@@ -237,7 +267,7 @@ def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
     if finding.id not in _BY_WIRING or not wiring:
         return finding
     changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"
-    return replace(finding, cause=changed, next_command=_COMPARE_WIRING)
+    return replace(finding, cause=changed, cure=_COMPARE_WIRING)
 
 
 def _is_below(finding: Finding, kind: str, roots: list[Finding], hosts: Sequence[str]) -> bool:
@@ -282,7 +312,7 @@ class _Causes:
     def _cause(self, kind: str, ends: str, percent: int | None, over: str) -> int | None:
         if kind == MISSING:
             return next((number for number, each in enumerate(self._known) if each.id in _GONE), None)
-        figure = Finding(kind, Verdict.FAIL, ends, "", "", "", "", expected_percent=percent)
+        figure = Finding(kind, Verdict.FAIL, ends, "", "", "", NO_CURE, expected_percent=percent)
         return _cause_of(figure, self._known, self._hosts, nvlinked=over.startswith("NV"))
 
 
@@ -403,7 +433,7 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
             seen=f"{conclusion} by all evidence",
             expected="direct, as before",
             cause=_ADVICE[STAGED][1],
-            next_command=_ADVICE[STAGED][2],
+            cure=_ADVICE[STAGED][2],
             subjects=tuple(paths),
         )
 
@@ -425,7 +455,7 @@ def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> I
             seen="direct by all evidence before; no evidence of the path now",
             expected="evidence of the path, as before",
             cause="evidence that was switched off, or a different library",
-            next_command="gpubench p2p. Use the options of the old run, also for gpubench allreduce",
+            cure=Cure.of("gpubench p2p", comment="Use the options of the old run, also for gpubench allreduce."),
             subjects=tuple(paths),
         )
 
@@ -447,7 +477,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
                 seen="; ".join(file.remarks) or "the run was cut short",
                 expected="results of a finished run",
                 cause="a time-out, a crash, a full disk, or a truncated file",
-                next_command="Measure again",
+                cure=Cure(comment="Measure again."),
             )
     for file in new:
         wrong = file.circumstances.wrong_elements
@@ -469,7 +499,7 @@ def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], others: 
             seen=f"the new result's own verdict is {worst.verdict}",
             expected="a verdict at least as good as that of the old results",
             cause="findings of the new result that the compared rows do not show",
-            next_command=f"gpubench report {worst.name}",
+            cure=Cure.of(f"gpubench report {worst.name}"),
         )
 
 
@@ -487,7 +517,7 @@ def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
         seen="; ".join(differ) or "the two sides have no row in common",
         expected="at least one common row",
         cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
-        next_command="Measure the new side with the options of the old one",
+        cure=Cure(comment="Measure the new side with the options of the old one."),
     )
 
 

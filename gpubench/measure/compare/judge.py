@@ -35,7 +35,7 @@ from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
 from gpubench.records import dataclass
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
@@ -403,5 +403,5 @@ def _finding(found: Range) -> Finding:
         f"(noise {bandwidth_lost(100 * math.expm1(found.bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
-        next_command="Measure again and add it: --new AGAIN.json",
+        cure=Cure(comment="Measure again and add it: --new AGAIN.json."),
     )

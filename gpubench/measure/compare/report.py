@@ -49,7 +49,7 @@ from gpubench.model.results.report import FINDINGS_SECTION, PairRow, Report, Tab
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.units import grouped, some_of
-from gpubench.model.terms.verdict import Finding, Verdict, gravity, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import Kept, read_head
 from gpubench.records import dataclass
@@ -191,7 +191,7 @@ def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, M
         seen=f"nothing in common: {listed[0]}, not {listed[1]}",
         expected="the same collective, type and reduction on both machines",
         cause="other commands or options were run" if before and after else "one side has no figures",
-        next_command="Measure the new side with the options of the old one",
+        cure=Cure(comment="Measure the new side with the options of the old one."),
     )
 
 
@@ -298,7 +298,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
             seen="missing from the new results",
             expected="every GPU and NIC of the old results",
             cause="a device fell off the bus (Xid 79), is hidden from this process, or was removed",
-            next_command="dmesg | grep Xid. Check `lspci` and CUDA_VISIBLE_DEVICES too",
+            cure=Cure.of("dmesg | grep Xid", comment="Check `lspci` and CUDA_VISIBLE_DEVICES too."),
             subjects=tuple(gone),
         )
 
@@ -328,7 +328,7 @@ def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Ite
             seen="checked before, but not now; their old findings may still hold",
             expected="every check of the old results",
             cause="--quick, another launcher, or a measurement that is no longer possible",
-            next_command="gpubench check. Use the options of the old run",
+            cure=Cure.of("gpubench check", comment="Use the options of the old run."),
             subjects=tuple(lost),
         )
 
@@ -608,12 +608,8 @@ def _labelled(reports: Mapping[str, Report], folder: Path) -> Iterator[Finding]:
     for name, report in reports.items():
         for finding in report.findings:
             subject = f"{name}: {finding.subject}" if len(reports) > 1 else finding.subject
-            command = (
-                f"Run the same command again with --output {folder}/"
-                if "--new " in finding.next_command
-                else finding.next_command
-            )
-            yield replace(finding, subject=subject, next_command=command)
+            again = Cure(comment=f"Run the same command again with `--output {folder}/`.")
+            yield replace(finding, subject=subject, cure=again if "`--new`" in finding.comment else finding.cure)
 
 
 def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
@@ -625,7 +621,7 @@ def _doubts(chosen: HistorySelection) -> Iterator[Finding]:
             seen=reason,
             expected="a complete result with the same GPUs and options as those before it",
             cause="the run was killed or is still running, or had other options",
-            next_command="Run the command again as before, and look at this file",
+            cure=Cure(comment="Run the command again as before, and look at this file."),
         )
 
 
@@ -639,7 +635,7 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
         else "no results: the folder is empty",
         expected="a newest result and one before it",
         cause="this is the first run, or runs have different options; the section history shows each run",
-        next_command="Run the same command again, with the same --output",
+        cure=Cure(comment="Run the same command again, with the same --output."),
     )
 
 

@@ -21,7 +21,7 @@ from gpubench.model.paths.nccl_log import (
 )
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
-from gpubench.model.terms.verdict import Verdict
+from gpubench.model.terms.verdict import Cure, Verdict, joined_cures
 from gpubench.records import dataclass
 
 UNKNOWN = "unknown"
@@ -257,7 +257,7 @@ def _anywhere(staged: Staged) -> Explanation | None:
     if across is None or across.by_design or across.in_doubt:
         return None
     evidence = " and ".join(dict.fromkeys((inside.evidence, across.evidence)))
-    return replace(inside, evidence=evidence, advice="; ".join(dict.fromkeys((inside.advice, across.advice))))
+    return replace(inside, evidence=evidence, cure=joined_cures((inside.cure, across.cure)))
 
 
 def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
@@ -271,13 +271,17 @@ def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
 
 
 def _no_explanation(staged: Staged) -> Explanation:
-    more = f"Run it again with {ASK_FOR_MORE}"
+    export = f"export {ASK_FOR_MORE}"
     if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
-        return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows the paths")
+        return Explanation(
+            UNKNOWN, seen, Cure.of(export, comment="Run the job again with it. `gpubench topo` shows the paths.")
+        )
     seen = "nothing in the log explains it"
     shows = "paths and peer access" if staged.inside else "the NICs of a node"
-    return Explanation(UNKNOWN, seen, f"{more}; gpubench topo shows {shows}")
+    return Explanation(
+        UNKNOWN, seen, Cure.of(export, comment=f"Run the job again with it. `gpubench topo` shows {shows}.")
+    )
 
 
 def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:

@@ -31,9 +31,9 @@ from gpubench.model.results.fallback import (
     TransportRow,
     either,
 )
-from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, cure_columns, made_of
 from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict, gravity, overall
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, overall
 from gpubench.readers.registry import OtherText
 
 
@@ -100,7 +100,7 @@ def _finding(id_: str, severity: Verdict, subjects: Sequence[str], seen: str, ex
         seen=seen,
         expected=expected,
         cause=condition.title,
-        next_command=condition.cure,
+        cure=condition.cure,
     )
 
 
@@ -111,12 +111,12 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _LAZY_SINCE = (2, 22)
 _MOST_SUBJECTS = 4
 _MOST_NUMBERS = 12
-_TO_READ_THEM = (
-    "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log. Run the job again with this in every rank's environment, then: gpubench "
-    "explain /tmp/nccl.*.log"
+_TO_FILES = "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log"
+_AFTER_THE_RUN = "Between the two commands, run the job again with these variables in every rank's environment."
+_LOGS_OF_ALL, _CONNECTIONS_TOO = (
+    Cure.of(f"export NCCL_DEBUG=INFO {more}{_TO_FILES}", "gpubench explain /tmp/nccl.*.log", comment=_AFTER_THE_RUN)
+    for more in ("", "NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING ")
 )
-_LOGS_OF_ALL = f"export NCCL_DEBUG=INFO {_TO_READ_THEM}"
-_CONNECTIONS_TOO = f"export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING {_TO_READ_THEM}"
 _DIRECT_BY_SCOPE = {
     Scope.INSIDE: "peer access (P2P)",
     Scope.ACROSS: "RDMA into GPU memory (GDRDMA)",
@@ -149,7 +149,7 @@ def _unread_findings(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
             f"{limit.seen}{times}: the report covers the text before it",
             f"at most {limit.most}",
             "logs of several jobs in one file, a damaged log, or a log made to slow down its reader",
-            "gpubench explain LOG. Give the logs of one job only, or of fewer ranks",
+            Cure(comment="Give `gpubench explain` the logs of one job only, or of fewer ranks."),
         )
 
 
@@ -167,7 +167,7 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
         seen=f"{way} ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
         expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
-        next_command=explanation.advice,
+        cure=explanation.cure,
         subjects=tuple(subjects),
     )
 
@@ -195,7 +195,7 @@ def _not_known(
                 f"the dump of rank {facts.records[0].rank} alone",
                 "a dump of every rank",
                 "the other ranks write theirs on their own nodes, or died before",
-                "gpubench explain FOLDER. Collect the dumps of all ranks in one folder",
+                Cure(comment="Collect the dumps of all ranks in one folder, and give it to `gpubench explain`."),
             )
     else:
         yield from _unknown_transports(summary.parts)
@@ -217,7 +217,7 @@ def _not_known(
             f"Ray left out {counted(facts.left_out, 'line')} as repetitions, including lines of other ranks",
             "every rank's lines",
             "Ray's log collector shows only one of several lines that differ only by numbers",
-            "export RAY_DEDUP_LOGS=0. Set it for the Ray driver and run the job again",
+            Cure.of("export RAY_DEDUP_LOGS=0", comment="Set it for the Ray driver and run the job again."),
         )
     if facts.cut_files:
         yield _doubt(
@@ -226,7 +226,7 @@ def _not_known(
             "a truncated gzip file",
             "a complete gzip file",
             "the file was truncated while it was written or copied",
-            f"gzip -t {facts.cut_files[0]}",
+            Cure.of(f"gzip -t {facts.cut_files[0]}"),
         )
 
 
@@ -239,7 +239,7 @@ def _of_others(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
         f"{first.what} in {counted(facts.lines, 'line')}, without NCCL lines",
         "NCCL's log, with lines of connections: ... via P2P/CUMEM",
         "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
-        first.next_step,
+        first.cure,
     )
 
 
@@ -257,7 +257,7 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
             seen=f"{counted(len(facts.communicators), 'communicator')} of one rank each",
             expected="two or more ranks",
             cause="a single rank has no connections",
-            next_command="gpubench allreduce. It measures all GPUs of a node",
+            cure=Cure.of("gpubench allreduce", comment="It measures all GPUs of a node."),
         )
     else:
         seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
@@ -279,7 +279,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
             f"unknown transport {name!r}",
             "a transport of NCCL 2.10 to 2.32",
             "a newer NCCL, or a damaged line",
-            "gpubench p2p. Compare its paths, and report this line to gpubench",
+            Cure.of("gpubench p2p", comment="Compare its paths, and report this line to gpubench."),
         )
     if len(names) > _MOST_SUBJECTS:
         yield _error(
@@ -288,7 +288,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
             f"{len(names) - _MOST_SUBJECTS} more unknown transports",
             "transports of NCCL 2.10 to 2.32",
             "a newer NCCL, or damaged lines",
-            "gpubench explain --format csv --section transports LOG. It lists them",
+            Cure(comment="`gpubench explain --format csv --section transports` lists them."),
         )
 
 
@@ -378,7 +378,7 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
             "communicator",
             expected="the log from its beginning",
             cause="an excerpt of a log, or NCCL_DEBUG_SUBSYS without INIT; the result covers only the pairs in it",
-            next_command=_LOGS_OF_ALL,
+            cure=_LOGS_OF_ALL,
             subjects=tuple(seen),
         )
     else:
@@ -395,8 +395,8 @@ def _merged_finding(id_: str, seen_by_subject: Mapping[str, str], expected: str,
         yield replace(doubt, subjects=tuple(subjects))
 
 
-def _error(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
-    return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, next_command)
+def _error(id_: str, subject: str, seen: str, expected: str, cause: str, cure: Cure) -> Finding:
+    return Finding(id_, Verdict.ERROR, subject, seen, expected, cause, cure)
 
 
 def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
@@ -409,7 +409,7 @@ def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
             f"sends or receives that did not end: {sum(each.unfinished_sends for each in facts.records)}",
             "sends and receives that end",
             "a pipeline stage that waits for another one, or a dump of a running job; only collectives are judged here",
-            "py-spy dump --pid PID. Run it on these ranks: it shows the lines where they are",
+            Cure(comment="`py-spy dump` with the process ids of these ranks shows the lines where they are."),
         )
     empty = [f"rank {each.rank}" for each in facts.records if not each.calls and not each.unfinished_sends]
     if empty:
@@ -419,12 +419,15 @@ def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
             "dumps without a collective",
             "the collectives of every rank",
             "the recorder was off, or the rank had called none yet",
-            "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000. Run the job again with this in every rank's environment",
+            Cure.of(
+                "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+                comment="Run the job again with this in every rank's environment.",
+            ),
         )
 
 
-def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, next_command: str) -> Finding:
-    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, next_command)
+def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, cure: Cure) -> Finding:
+    return Finding(id_, Verdict.WARN, subject, seen, expected, cause, cure)
 
 
 def name_of(communicator: Communicator) -> str:
@@ -547,7 +550,7 @@ def _cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
         yield CauseRow(
             id=explanation.id,
             evidence=explanation.evidence,
-            advice=explanation.advice,
+            **cure_columns(explanation.cure),
             paths=staged.paths,
             verdict=staged.verdict.value,
             hosts=tuple(staged.hosts),

@@ -1,6 +1,6 @@
 """Findings on measured copies: wrong data, failed copies, slow GPUs and pairs, and misplaced managed memory."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from gpubench.measure.p2p.request import CopyMachine, ManagedCopy, P2pRequest
@@ -16,8 +16,9 @@ from gpubench.model.paths.p2p import (
 )
 from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 _MOST_PAIRS = 4
 
@@ -34,16 +35,18 @@ def findings_of(
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]] = (),
     path_of: Callable[[Pair], str] = lambda _: "",
+    places: Sequence[DevicePlace] = (),
 ) -> tuple[Finding, ...]:
     """Findings except slow copies, whose rows conditions judge, and host-staged paths, which follow from all evidence.
 
-    `wrong_with_host` are GPUs with wrong data to or from host memory; `others` are copies outside the matrices.
+    `wrong_with_host` are GPUs with wrong data to or from host memory; `others` are copies outside the matrices;
+    `places` are where the GPUs are.
     """
     return (
-        *_wrong(matrices, gpus, wrong_with_host, others),
-        *_errors(matrices, gpus, others),
-        *_unprofitable(matrices, gpus, path_of),
-        *_noisy(matrices, gpus),
+        *_wrong(matrices, gpus, wrong_with_host, others, places),
+        *_errors(matrices, gpus, others, places),
+        *_unprofitable(matrices, gpus, path_of, places),
+        *_noisy(matrices, gpus, places),
     )
 
 
@@ -52,6 +55,7 @@ def _wrong(
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
     others: Sequence[tuple[str, Cell]],
+    places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
     cells = [
         (cell.wrong, pair, matrix.series.name)
@@ -70,35 +74,42 @@ def _wrong(
         yield Finding(
             id=WRONG_DATA,
             severity=Verdict.FAIL,
-            **_subjects(subjects),
+            **_subjects(
+                subjects, [*found, *((gpu,) for gpu, each in enumerate(gpus) if each.device in wrong_with_host)], places
+            ),
             seen=f"wrong data arrived: {counted(most, 'wrong element')}, {where}" if found else "wrong data arrived",
             expected="the destination reads exactly what the source sent",
             cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access without supporting it, or a "
             "faulty link or memory",
-            next_command="dmesg | grep -i -E 'Xid|IO_PAGE_FAULT'. Until it is repaired, run with NCCL_P2P_DISABLE=1",
+            cure=Cure.of(
+                "dmesg | grep -i -E 'Xid|IO_PAGE_FAULT'", comment="Until it is repaired, run with NCCL_P2P_DISABLE=1."
+            ),
         )
 
 
 def _errors(
-    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], others: Sequence[tuple[str, Cell]]
+    matrices: Sequence[CopyMatrix],
+    gpus: Sequence[CopyGpu],
+    others: Sequence[tuple[str, Cell]],
+    places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
-    by_error: dict[str, dict[str, None]] = {}
+    by_error: dict[str, dict[str, Collection[int]]] = {}
     for matrix in matrices:
         for pair, cell in matrix.cells.items():
             if cell.error:
-                by_error.setdefault(cell.error, {})[_pair(pair, gpus)] = None
+                by_error.setdefault(cell.error, {})[_pair(pair, gpus)] = pair
     for name, cell in others:
         if cell.error:
-            by_error.setdefault(cell.error, {})[name] = None
+            by_error.setdefault(cell.error, {})[name] = ()
     for error, subjects in by_error.items():
         yield Finding(
             id="copy-failed",
             severity=Verdict.ERROR,
-            **_subjects(list(subjects)),
+            **_subjects(list(subjects), subjects.values(), places),
             seen=error,
             expected="a copy without errors",
             cause="GPU memory used by other jobs, or peer access that is granted but fails",
-            next_command="nvidia-smi. `gpubench topo` shows the driver's facts about these GPUs",
+            cure=Cure.of("nvidia-smi", comment="`gpubench topo` shows the driver's facts about these GPUs."),
         )
 
 
@@ -141,7 +152,10 @@ def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, C
 
 
 def _unprofitable(
-    matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], path_of: Callable[[Pair], str]
+    matrices: Sequence[CopyMatrix],
+    gpus: Sequence[CopyGpu],
+    path_of: Callable[[Pair], str],
+    places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
     """Pairs of one socket to which host memory is the faster way; NCCL does not use peer access across sockets."""
     off = _written_cells(matrices, peer=False)
@@ -159,31 +173,33 @@ def _unprofitable(
             yield Finding(
                 id="p2p-slower-than-staging",
                 severity=Verdict.WARN,
-                **_subjects([_pair(pair, gpus) for pair in slower]),
+                **_subjects([_pair(pair, gpus) for pair in slower], slower, places),
                 seen=f"{matrix.gb_s[worst]:.4g} GB/s with peer access, "
                 f"{off[size_bytes].gb_s[worst]:.4g} through host memory",
                 expected="peer access at least as fast as host memory",
                 cause="ACS redirects peer traffic to the root port, or the path has a narrow hop",
-                next_command="sudo lspci -vvv | grep -i acsctl. NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs",
+                cure=Cure.of(
+                    "sudo lspci -vvv | grep -i acsctl", comment="NCCL_P2P_LEVEL=PIX keeps NCCL off such pairs."
+                ),
             )
 
 
-def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu]) -> Iterator[Finding]:
-    noisy = [
-        _pair(pair, gpus)
+def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], places: Sequence[DevicePlace]) -> Iterator[Finding]:
+    noisy = {
+        pair: None
         for matrix in matrices
         for pair, (verdict, _) in matrix.verdicts.items()
         if verdict is Verdict.INCONCLUSIVE and matrix.series.direction is not Direction.BOTH
-    ]
+    }
     if noisy:
         yield Finding(
             id="p2p-noisy",
             severity=Verdict.INCONCLUSIVE,
-            **_subjects(list(dict.fromkeys(noisy))),
+            **_subjects([_pair(pair, gpus) for pair in noisy], noisy, places),
             seen="samples differ by more than 10 %, close to a threshold",
             expected="samples within a few percent",
             cause="traffic of other jobs, or changing clocks",
-            next_command="gpubench p2p. Run it again while the machine is idle",
+            cure=Cure.of("gpubench p2p", comment="Run it again while the machine is idle."),
         )
 
 
@@ -194,10 +210,13 @@ def _pair(pair: Pair, gpus: Sequence[CopyGpu]) -> str:
 class _Subjects(TypedDict):
     subject: str
     subjects: tuple[str, ...]
+    places: tuple[DevicePlace, ...]
 
 
-def _subjects(named: Sequence[str]) -> _Subjects:
-    return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named)}
+def _subjects(named: Sequence[str], gpus: Iterable[Collection[int]], places: Sequence[DevicePlace]) -> _Subjects:
+    """The names of some copies, and the places of the GPUs that took part in each."""
+    at = tuple(dict.fromkeys(places[gpu] for each in gpus for gpu in each)) if places else ()
+    return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named), "places": at}
 
 
 _MOST_SUBJECTS = 4
@@ -238,7 +257,7 @@ class _Observed:
                 expected="concurrentManagedAccess 1, as on Linux with GPUs since Pascal",
                 cause="Windows or WSL, a vGPU without unified memory, or an older GPU: whole allocations move at every "
                 "kernel launch, and the host must not use them meanwhile",
-                next_command="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here",
+                cure=Cure(comment="Use cudaMemcpy between plain allocations: prefetch and advice have no effect here."),
             )
 
     def ignored_prefetch(self) -> Iterator[Finding]:
@@ -257,7 +276,7 @@ class _Observed:
                 seen=f"the driver accepted the prefetch, but a kernel then needed {next(iter(found.values()))}",
                 expected="pages on the GPU after the prefetch",
                 cause="full GPU memory, or a driver that pins the pages elsewhere",
-                next_command="nvidia-smi. Or query cudaMemRangeAttributeLastPrefetchLocation in a program",
+                cure=Cure.of("nvidia-smi", comment="Or query cudaMemRangeAttributeLastPrefetchLocation in a program."),
             )
 
     def moved_anyway(self) -> Iterator[Finding]:
@@ -274,7 +293,9 @@ class _Observed:
                 seen=f"faster than the link between them: {next(iter(found.values()))}",
                 expected="pages that stay at their preferred location, as fast as plain memory there",
                 cause="the driver migrates frequently used pages (access counters) in spite of the advice",
-                next_command="modinfo nvidia-uvm | grep access_counter. Use plain memory where pages must stay",
+                cure=Cure.of(
+                    "modinfo nvidia-uvm | grep access_counter", comment="Use plain memory where pages must stay."
+                ),
             )
 
     def through_host(self) -> Iterator[Finding]:
@@ -296,7 +317,9 @@ class _Observed:
                 seen=next(iter(found.values())),
                 expected="pages over NVLink, like plain copies between these GPUs",
                 cause="the driver migrates pages between GPUs through host memory",
-                next_command="Use cudaMemcpyPeer between plain allocations, or prefetch through the host on purpose",
+                cure=Cure(
+                    comment="Use cudaMemcpyPeer between plain allocations, or prefetch through the host on purpose."
+                ),
             )
 
     def _plain_seconds(self, copy: ManagedCopy) -> float | None:
@@ -315,7 +338,7 @@ class _Observed:
         return " → ".join(ends)
 
     def _finding(
-        self, name: str, subjects: Sequence[str], *, seen: str, expected: str, cause: str, next_command: str
+        self, name: str, subjects: Sequence[str], *, seen: str, expected: str, cause: str, cure: Cure
     ) -> Finding:
         return Finding(
             id=name,
@@ -325,5 +348,5 @@ class _Observed:
             seen=seen,
             expected=expected,
             cause=cause,
-            next_command=next_command,
+            cure=cure,
         )

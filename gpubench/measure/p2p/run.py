@@ -132,7 +132,8 @@ class _PairObservations:
 
     def _end(self, gpu: int) -> End:
         machine = self._machine
-        return End(machine.gpus[gpu].device, machine.label(gpu), machine.host(gpu), machine.gpus[gpu].bus_id)
+        known = machine.gpus[gpu]
+        return End(known.device, machine.label(gpu), machine.host(gpu), known.bus_id, known.device)
 
     def _by_design(self, pair: Pair) -> str:
         """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
@@ -406,7 +407,8 @@ class P2pRun:
         others = [(copy.label, cell) for copy, cell in self._host_cells]
         others += [(str(copy).replace("_", " "), cell) for copy, cell in self._patterns.items()]
         others += [(str(copy), cell) for copy, cell in self._managed.items()]
-        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, machine.wiring.path)
+        places = list(map(machine.wiring.place, range(len(machine.gpus))))
+        findings = findings_of(self._matrices, machine.gpus, self._wrong_with_host, others, machine.wiring.path, places)
         findings += managed_findings(self._request, self._managed, machine, self._matrices)
         patterns = [pattern_row(machine, self._request, *each, self._matrices) for each in self._patterns.items()]
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))

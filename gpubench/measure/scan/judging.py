@@ -32,9 +32,10 @@ from gpubench.model.results.scan import (
     ScanPhase,
     login_name,
 )
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 from gpubench.records import dataclass
 
 LEAST_CELLS = 16
@@ -420,6 +421,7 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
     found = {each.place: each for each in figures if each.failure.startswith(WRONG_DATA_ARRIVED)}
     for each in found.values():
         host = fabric.hosts[each.node]
+        gpus = () if each.partner is None else (f"GPU{each.gpu}", f"GPU{each.partner}")
         yield Finding(
             WRONG_DATA,
             Verdict.FAIL,
@@ -427,8 +429,9 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
             f"{each.quantity.value}: {each.failure}",
             "every element correct",
             "data corrupted by a GPU, a link, or ACS and IOMMU between peers",
-            f"ssh {login_name(host)} gpubench check",
+            Cure.of(f"ssh {login_name(host)} gpubench check"),
             subjects=(host,),
+            places=tuple(DevicePlace(host, gpu) for gpu in gpus) or (DevicePlace(host),),
         )
 
 
@@ -455,8 +458,12 @@ def not_measured_inside(
             f"{quantity.value}: {failure}" + ("" if severity is Verdict.ERROR else ", in one of two attempts"),
             "a measurement of every GPU, every GPU pair and the node's all-reduce",
             "NCCL needs more time to connect than the deadline, the GPU memory is in use, or a shared part hangs",
-            f"ssh {login_name(names[0])} gpubench check. Or scan again with a longer deadline: --timeout 60",
+            Cure.of(
+                f"ssh {login_name(names[0])} gpubench check",
+                comment="Or scan again with a longer deadline: --timeout 60.",
+            ),
             subjects=tuple(names),
+            places=tuple(map(DevicePlace, names)),
         )
 
 
@@ -519,6 +526,7 @@ def below_profile(
             f"{quantity.value}: {seen}, on {fabric.hosts[worst]}",
             wanted,
             "a cause shared by these nodes: an NCCL setting, driver, firmware, clocks, or other jobs",
-            f"ssh {login_name(fabric.hosts[worst])} gpubench check",
+            Cure.of(f"ssh {login_name(fabric.hosts[worst])} gpubench check"),
             subjects=tuple(names),
+            places=tuple(map(DevicePlace, names)),
         )

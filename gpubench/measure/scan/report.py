@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby
 
@@ -39,8 +39,9 @@ from gpubench.model.results.scan import (
     Tool,
     login_name,
 )
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, hosts_in_trouble, overall
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, hosts_in_trouble, overall
 from gpubench.records import dataclass
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
@@ -89,72 +90,72 @@ _MOST_SURE_LOSS_PERCENT = 50.0
 
 _OTHERS = "the same bandwidth as on the other nodes"
 
-_ADVICE: dict[PartKind, tuple[str, str, str, str]] = {
+_ADVICE: dict[PartKind, tuple[str, str, str, Cure]] = {
     PartKind.NODE_GONE: (
         "node-gone",
         "a node that answers until the end",
         "the node lost power or its network, its kernel crashed, or the job was ended there",
-        "ping -c 3 {host}. If it answers, look at its kernel log: ssh {host} dmesg -T",
+        Cure.of("ping -c 3 {host}", "ssh {host} dmesg -T", comment="If it answers, its kernel log shows why."),
     ),
     PartKind.NODE_HANGS: (
         "node-hangs",
         "every round finished within the deadline",
         "a hanging GPU or driver (Xid in the kernel's log), or a stopped process",
-        "ssh {host} gpubench check --quick",
+        Cure.of("ssh {host} gpubench check --quick"),
     ),
     PartKind.RAIL_HANGS: (
         "rail-hangs",
         "every round finished within the deadline",
         "the GPU of this rail, or its NIC's port",
-        "ssh {host} gpubench check --quick",
+        Cure.of("ssh {host} gpubench check --quick"),
     ),
     PartKind.NODE: (
         "node-slow",
         _OTHERS,
         "a cause shared by all its rails: CPU clock, memory, a PCIe switch, the IOMMU, another job, or its only NIC",
-        "ssh {host} gpubench check",
+        Cure.of("ssh {host} gpubench check"),
     ),
     PartKind.GPU: (
         "gpu-slow",
         _OTHERS,
         "lost PCIe lanes or NVLinks, low clocks, or another job on this GPU",
-        "ssh {host} gpubench check",
+        Cure.of("ssh {host} gpubench check"),
     ),
     PartKind.GPU_PAIR: (
         "gpu-pair-slow",
         _OTHERS,
         "copies go through host memory because peer access is refused, or links are lost",
-        "ssh {host} gpubench p2p",
+        Cure.of("ssh {host} gpubench p2p"),
     ),
     PartKind.NIC: (
         "nic-slow",
         _OTHERS,
         "the cable, transceiver, NIC or switch port of this rail: the GPU itself is as fast as the others",
-        "ssh {host} ibstat. `gpubench topo` on the node shows its links",
+        Cure.of("ssh {host} ibstat", comment="`gpubench topo` on the node shows its links."),
     ),
     PartKind.RAIL: (
         "rail-slow",
         "the same bandwidth as on the other rails",
         "the switches of this rail, or a setting of its NICs",
-        "ibdiagnet. Look at the NIC too: ssh {host} ibstat",
+        Cure.of("ibdiagnet", comment="Look at the NIC too: ssh {host} ibstat."),
     ),
     PartKind.LEAF: (
         "leaf-slow",
         "the same bandwidth as on other leaves",
         "the leaf switch: all traffic through it is slow, inside the leaf and across",
-        "ibdiagnet. Look at the switch's counters",
+        Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
     PartKind.LEAF_RAIL: (
         "leaf-slow",
         "the same bandwidth as on other leaves on this rail",
         "the leaf switch of this rail: all traffic through it is slow, inside the leaf and across",
-        "ibdiagnet. Look at the switch's counters",
+        Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
     PartKind.UPLINK: (
         "uplink-slow",
         "the same outgoing bandwidth as other leaves",
         "an uplink or spine port: traffic inside the leaf is fast, traffic that leaves it is slow",
-        "ibdiagnet. Look at the counters of the leaf's uplinks",
+        Cure.of("ibdiagnet", comment="Look at the counters of the leaf's uplinks."),
     ),
 }
 """Id, expected, likely reason, next command."""
@@ -201,7 +202,8 @@ def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[
     for part in parts:
         if WRONG_DATA_ARRIVED in part.seen:
             continue
-        id_, expected, likely, command = _ADVICE[part.kind]
+        id_, expected, likely, cure = _ADVICE[part.kind]
+        host = login_name(fabric.hosts[part.nodes[0]])
         yield Finding(
             id_,
             severity_of(course, part),
@@ -209,9 +211,20 @@ def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[
             _part_seen(fabric, part),
             expected,
             likely,
-            command.format(host=login_name(fabric.hosts[part.nodes[0]])),
+            Cure(tuple(each.format(host=host) for each in cure.commands), cure.comment.format(host=host)),
+            places=_part_places(fabric, part),
             subjects=tuple(fabric.hosts[node] for node in part.nodes) if part.leaf is not None else (),
         )
+
+
+def _part_places(fabric: ScanFabric, part: FaultyPart) -> tuple[DevicePlace, ...]:
+    """The GPUs or the NIC of a bad node, or the node; of a leaf all nodes that it slows; of a rail none."""
+    if part.kind not in OF_ONE_NODE and part.leaf is None:
+        return ()
+    nic = fabric.nic(part.rail) if part.kind is PartKind.NIC and part.rail is not None else None
+    gpus = [f"GPU{gpu}" for gpu in (part.gpu, part.partner) if gpu is not None]
+    devices: Sequence[str | None] = gpus or [nic]
+    return tuple(DevicePlace(fabric.hosts[node], device) for node in part.nodes for device in devices)
 
 
 def _doubt_findings(
@@ -230,8 +243,9 @@ def _doubt_findings(
             f"{counted(len(names), 'suspect')}: slower than others in three rounds",
             "confirmation in five rounds with healthy nodes",
             why,
-            "gpubench scan" if course.is_quick else "gpubench scan. Run it with more healthy nodes",
+            Cure.of("gpubench scan", comment="" if course.is_quick else "Run it with more healthy nodes."),
             subjects=tuple(names),
+            places=_nodes_of(course.fabric, suspects),
         )
     if unjudged:
         names = _names(course.fabric, unjudged)
@@ -242,9 +256,14 @@ def _doubt_findings(
             f"{counted(len(names), 'rail')} without any measurement",
             "at least one measured round for every rail",
             "the job ended too early, or all partners of the rail were gone",
-            "gpubench scan",
+            Cure.of("gpubench scan"),
             subjects=tuple(names),
+            places=_nodes_of(course.fabric, unjudged),
         )
+
+
+def _nodes_of(fabric: ScanFabric, cells: Iterable[NodeRail]) -> tuple[DevicePlace, ...]:
+    return tuple(DevicePlace(fabric.hosts[node]) for node in sorted({cell.node for cell in cells}))
 
 
 def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
@@ -263,8 +282,9 @@ def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLev
             f"{min(level.share for level in own.values()):.0%} of the other leaves' bandwidth",
             "a difference that is larger than the noise of a leaf's level",
             "the leaf switch, or these nodes: the loss is too small for so few nodes to tell",
-            "gpubench scan. Repeat it with another --seed",
+            Cure.of("gpubench scan", comment="Repeat it with another --seed."),
             subjects=(leaf,),
+            places=_nodes_of(fabric, own),
         )
 
 
@@ -284,8 +304,9 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
             seen,
             "every element correct",
             "data corrupted by a GPU, a link, a NIC, or ACS and IOMMU between peers",
-            f"ssh {login_name(hosts[first])} gpubench check. Run it on {hosts[second]} too",
+            Cure.of(f"ssh {login_name(hosts[first])} gpubench check", comment=f"Run it on {hosts[second]} too."),
             subjects=(hosts[first], hosts[second]),
+            places=(DevicePlace(hosts[first]), DevicePlace(hosts[second])),
         )
 
 
@@ -312,8 +333,9 @@ def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
             f"{failure} in round {number}; {later}",
             "every round finished within the deadline",
             "one of the two nodes, or the path between them",
-            "gpubench scan",
+            Cure.of("gpubench scan"),
             subjects=(hosts[first], hosts[second]),
+            places=(DevicePlace(hosts[first]), DevicePlace(hosts[second])),
         )
 
 
@@ -331,7 +353,7 @@ def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
             f"measurements vary too much: only a slowdown of {min(sure_loss_percent, 100):.0f} % or more is detected",
             f"a slowdown of {_MOST_SURE_LOSS_PERCENT:.0f} % is detected",
             "other jobs on the nodes or the network, cores shared by ranks, or too few nodes to estimate the noise",
-            "gpubench scan. Run it with more nodes, on a quiet network",
+            Cure.of("gpubench scan", comment="Run it with more nodes, on a quiet network."),
         )
 
 
@@ -345,7 +367,8 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
             f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the first node's",
             "clocks that agree within a second",
             "NTP or chrony is not running there or reaches no server; no measurement here depends on it",
-            f"ssh {login_name(fabric.hosts[node])} chronyc tracking",
+            Cure.of(f"ssh {login_name(fabric.hosts[node])} chronyc tracking"),
+            places=(DevicePlace(fabric.hosts[node]),),
         )
 
 
@@ -367,7 +390,7 @@ def _collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]
         "; ".join(reached),
         f"{whole.least_share:.0%} of the bandwidth that the slowest part allows",
         f"a fault that pairs do not show: {where}",
-        "gpubench allreduce. Run it on these nodes",
+        Cure.of("gpubench allreduce", comment="Run it on these nodes."),
     )
 
 

@@ -16,7 +16,7 @@ from gpubench.model.results.scan import PartKind as PartKind
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from gpubench.records import dataclass
 
 _ACTIVE = "active"
@@ -218,7 +218,10 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
         f"{faster}: up to {share:.0%} of the usual bandwidth",
         "no bandwidth far above the usual one: disturbances only lower it",
         "a third or more of the other nodes are slow, or there are two kinds of nodes or NICs",
-        "gpubench scan. Scan more nodes, or nodes of one kind; compare `gpubench allreduce` with the NICs' rate",
+        Cure.of(
+            "gpubench scan",
+            comment="Scan more nodes, or nodes of one kind; compare `gpubench allreduce` with the NICs' rate.",
+        ),
     )
 
 
@@ -234,7 +237,7 @@ def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
         f"on {rail_names(rails, fabric.rails)}",
         "the same bandwidth on most leaves, or on all of them a known share of the NICs' rate",
         "slow leaf switches, or faster ones on the other leaves: neither are most of all",
-        "ibdiagnet. Look at the counters of these switches",
+        Cure.of("ibdiagnet", comment="Look at the counters of these switches."),
         subjects=tuple(leaves),
     )
 
@@ -324,8 +327,10 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
             f"at least {share:.0%} of {carried:.4g} GB/s in both directions, the rate of the NICs and their slots",
             "a cause shared by all nodes: sockets instead of RDMA, no GPUDirect RDMA, an NCCL setting, switches, other "
             "jobs",
-            "gpubench allreduce --sizes 256M. Run it on two of these nodes; it shows each pair's transport and "
-            "GPUDirect RDMA",
+            Cure.of(
+                "gpubench allreduce --sizes 256M",
+                comment="Run it on two of these nodes; it shows each pair's transport and GPUDirect RDMA.",
+            ),
         )
 
 
@@ -339,7 +344,10 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
         f"{most.best * carried:.4g} GB/s in both directions, {most.best:.1f} times the limit",
         f"at most {carried:.4g} GB/s in both directions, the rate of the NICs and their slots reported by the driver",
         "NICs that were not found, a wrong port rate, or NVLinks between these nodes",
-        "gpubench allreduce --evidence. It shows the paths; `gpubench topo` on one of these nodes shows its NICs",
+        Cure.of(
+            "gpubench allreduce --evidence",
+            comment="It shows the paths; `gpubench topo` on one of these nodes shows its NICs.",
+        ),
     )
 
 
@@ -651,7 +659,7 @@ def between_leaves(course: ScanCourse) -> Iterator[Finding]:
             f"{median(shares):.0%} of the bandwidth inside a leaf",
             f"at least {_ACROSS_SHARE:.0%}, if leaves have as many uplinks as ports",
             "fewer uplinks by design, or a leaf with slow uplinks (with two leaves, figures cannot show which)",
-            "ibdiagnet. Look at the counters of the leaves' uplinks",
+            Cure.of("ibdiagnet", comment="Look at the counters of the leaves' uplinks."),
         )
 
 
@@ -681,7 +689,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
             f"{min(slow.values()) / most[0]:.0%} of the bandwidth between {best[0]} and {best[1]}",
             f"at least {_LEAF_PAIR_SHARE:.0%} between any two leaves",
             f"slow uplinks of {' or '.join(sorted(common)) if common else 'one leaf'}, or fewer uplinks by design",
-            "ibdiagnet. Look at the counters of the leaves' uplinks",
+            Cure.of("ibdiagnet", comment="Look at the counters of the leaves' uplinks."),
             subjects=tuple(pairs),
         )
 

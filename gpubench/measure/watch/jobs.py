@@ -15,6 +15,7 @@ from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.watch import Way
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import spans
+from gpubench.model.terms.verdict import Cure
 from gpubench.records import dataclass
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
@@ -228,7 +229,9 @@ _TRANSPORTS = {Way.STAGED: parse_transport("SHM/direct/direct"), Way.SOCKETS: pa
 _WITHOUT_NCCL = Explanation(
     UNKNOWN.id,
     "NCCL has no communicator in this process: it copies without peer access, which may be its wish",
-    "gpubench p2p. It compares both ways on this machine; call cudaDeviceEnablePeerAccess in the program",
+    Cure.of(
+        "gpubench p2p", comment="It compares both ways on this machine; call cudaDeviceEnablePeerAccess in the program."
+    ),
 )
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
@@ -243,7 +246,11 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
     found = first_cause(_pairs(job, way, ends), _circumstances(job, node))
     unread = next((task.unread for task in job.tasks if task.facts is None and task.unread), "")
     if found.id == UNKNOWN.id and unread:
-        return replace(found, evidence=_UNREAD.format(unread), advice="sudo gpubench watch. Or run it as that user")
+        return replace(
+            found,
+            evidence=_UNREAD.format(unread),
+            cure=Cure.of("sudo gpubench watch", comment="Or run it as that user."),
+        )
     return found
 
 

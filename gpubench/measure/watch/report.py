@@ -11,10 +11,11 @@ from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
 from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation
-from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table
+from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table, cure_columns
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, Way
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict, overall
 from gpubench.ports.traffic import TrafficReader
 from gpubench.records import dataclass
 
@@ -396,7 +397,9 @@ _CANNOT_COUNT = "the counters do not show it, or may not be read"
 _MOST_JOBS = 3
 _GPU_LOST = next(each for each in GPU.conditions if each.id == "gpu-lost")
 
-_LOOK_CLOSER = "gpubench topo --causes. Or set NCCL_DEBUG=INFO in the job and run `gpubench explain` on its log"
+_LOOK_CLOSER = Cure.of(
+    "gpubench topo --causes", comment="Or set NCCL_DEBUG=INFO in the job and run `gpubench explain` on its log."
+)
 
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
@@ -440,7 +443,7 @@ def _row(
         seen=figures(stretch),
         cause=None if explanation is None else explanation.id,
         cause_seen=None if explanation is None else explanation.evidence,
-        advice=None if explanation is None else explanation.advice,
+        **cure_columns(None if explanation is None else explanation.cure),
     )
 
 
@@ -483,10 +486,10 @@ def _findings(course: Course) -> Iterator[Finding]:
         observed = each.main.last
         make = _FINDINGS.get(each.main.way) if each.main.is_steady else _unknown
         if observed is not None and make is not None:
-            found = make(each, observed.job)
+            found = replace(make(each, observed.job), places=_places(each.node, observed.job.gpus))
             if each.main.way is Way.NOT_TOLD and each.name in direct:
                 cause = f"on {direct[each.name]} the same job is direct"
-                found = replace(found, severity=Verdict.ERROR, cause=cause, next_command=_LOOK_CLOSER)
+                found = replace(found, severity=Verdict.ERROR, cause=cause, cure=_LOOK_CLOSER)
             made.append((each, found))
     for alike in grouped(made, _reason).values():
         _, first = alike[0]
@@ -499,27 +502,35 @@ def _findings(course: Course) -> Iterator[Finding]:
         if len(nodes) < len(alike):
             others = f"for {counted(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
         seen = f"on {nodes[0]}, {first.seen}; the same {others}"
-        yield replace(first, subject=some_of(_together(alike), _MOST_JOBS), subjects=tuple(subjects), seen=seen)
+        together = some_of(_together(alike), _MOST_JOBS)
+        places = tuple(dict.fromkeys(place for _, each in alike for place in each.places))
+        yield replace(first, subject=together, subjects=tuple(subjects), seen=seen, places=places)
     for (host, device), reason in course.lost.items():
         yield Finding(
             id=_GPU_LOST.id,
             severity=_GPU_LOST.severity or Verdict.FAIL,
             subject=f"{host} {device}",
+            places=(DevicePlace(host, device),),
             seen=reason,
             expected=_GPU_LOST.expected,
             cause=_GPU_LOST.likely,
-            next_command=_GPU_LOST.cure,
+            cure=_GPU_LOST.cure,
         )
     for host, reason in course.silences.items():
         yield Finding(
             id=DRIVER_SILENT,
             severity=Verdict.ERROR,
             subject=host,
+            places=(DevicePlace(host),),
             seen=reason,
             expected="GPU counters at every interval",
             cause="the driver hangs, a GPU fell off the bus, or the driver is busy for longer than an interval",
-            next_command="dmesg | grep -i -e xid -e nvrm. Then run `gpubench check --quick`",
+            cure=Cure.of("dmesg | grep -i -e xid -e nvrm", comment="Then run `gpubench check --quick`."),
         )
+
+
+def _places(host: str, gpus: Sequence[GpuRates]) -> tuple[DevicePlace, ...]:
+    return tuple(DevicePlace(host, gpu.device, gpu.bus_id) for gpu in gpus) or (DevicePlace(host),)
 
 
 def _reason(made: tuple[JobCourse, Finding]) -> tuple[object, ...]:
@@ -544,7 +555,7 @@ def _not_found(asked: str) -> Finding:
         seen="none of its processes used a GPU on any watched node",
         expected="a running job on these nodes",
         cause="the job has ended, has not started, or runs on other nodes; in a container, pids may differ",
-        next_command="gpubench watch --for 3s. It shows every process that uses a GPU",
+        cure=Cure.of("gpubench watch --for 3s", comment="It shows every process that uses a GPU."),
     )
 
 
@@ -559,7 +570,7 @@ def _staged(course: JobCourse, job: RunningJob) -> Finding:
         seen=f"sends its GPU traffic through {by} for {course.main.seconds:.0f} s: {figures(course.main)}",
         expected=f"traffic {hop} over NVLink" if hop else _expected(job, course.main.way),
         cause="no known cause was found" if found is None else found.evidence,
-        next_command=_LOOK_CLOSER if found is None else found.advice,
+        cure=_LOOK_CLOSER if found is None else found.cure,
         subjects=tuple(gpu.device for gpu in job.gpus if not hop or gpu.device in hop.replace(",", "").split()),
     )
 
@@ -578,7 +589,7 @@ def _unbalanced(course: JobCourse, job: RunningJob) -> Finding:
         seen=figures(course.main),
         expected="the same traffic on all rails, within 30 %",
         cause="a NIC, cable or switch port of the odd rail, or a job that does not use all NICs",
-        next_command="gpubench check. To find the bad rail of several nodes, run `gpubench scan`",
+        cure=Cure.of("gpubench check", comment="To find the bad rail of several nodes, run `gpubench scan`."),
     )
 
 
@@ -590,7 +601,9 @@ def _waiting(course: JobCourse, job: RunningJob) -> Finding:
         seen=f"for {course.main.seconds:.0f} s: {figures(course.main)}",
         expected="all GPUs of a job work or wait together",
         cause="the process of the idle GPU waits for data, for the CPU or for a file, has ended, or hangs",
-        next_command="nvidia-smi. Find the process on the idle GPU; `py-spy dump --pid PID` shows where it waits",
+        cure=Cure.of(
+            "nvidia-smi", comment="Find the process on the idle GPU; `py-spy dump --pid PID` shows where it waits."
+        ),
     )
 
 
@@ -604,7 +617,7 @@ def _unknown(course: JobCourse, job: RunningJob) -> Finding:
         cause=_CANNOT_COUNT
         if course.main.is_steady
         else f"{course.main.way} for {course.main.seconds:.0f} s is too short to be sure",
-        next_command=_LOOK_CLOSER,
+        cure=_LOOK_CLOSER,
     )
 
 
@@ -612,7 +625,7 @@ def _not_told(course: JobCourse, job: RunningJob) -> Finding:
     return replace(
         _unknown(course, job),
         cause="a healthy job looks the same: the counters do not show which path its traffic takes",
-        next_command="gpubench p2p. Run it, and `gpubench allreduce`, while no job runs",
+        cure=Cure.of("gpubench p2p", comment="Run it, and `gpubench allreduce`, while no job runs."),
     )
 
 

@@ -20,7 +20,7 @@ from gpubench.model.paths.topology import (
     refusal_of,
 )
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
-from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity, why_not_judged
+from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity, why_not_judged
 from gpubench.records import dataclass
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
@@ -76,6 +76,15 @@ class Wiring:
         """The name of a GPU's node: of two that call themselves alike, what the second was renamed to."""
         node = self.nodes.get(self.gpus[gpu].node)
         return self.gpus[gpu].host if node is None else node.snapshot.host
+
+    def place(self, gpu: int) -> DevicePlace:
+        """The node of a GPU with its name and bus id, as far as they are known."""
+        known, located = self.gpu(gpu), self.gpus[gpu]
+        if known is not None:
+            return DevicePlace(self.host(gpu), known.device, known.bus_id)
+        if isinstance(located, RankIdentity):
+            return located.place
+        return DevicePlace(self.host(gpu), bus_id=located.gpu_bus_id)
 
     def gpu(self, gpu: int) -> GpuFacts | None:
         """The facts of a GPU."""

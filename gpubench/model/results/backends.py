@@ -25,7 +25,7 @@ from gpubench.model.terms.settings import (
 )
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import counted, format_size, grouped
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Origin, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict
 from gpubench.records import dataclass
 
 
@@ -128,7 +128,7 @@ def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
                     f"{worst.first}, which takes {worst.first_transport}",
                     expected=f"the path that {worst.first} takes in the same process",
                     cause="settings that came between the two communicators, or another libnccl",
-                    next_command=f"gpubench {worst.collective.removesuffix('v')} --backend {backend} --evidence",
+                    cure=Cure.of(f"gpubench {worst.collective.removesuffix('v')} --backend {backend} --evidence"),
                 )
             )
     return tuple(found)
@@ -147,8 +147,10 @@ def framework_slower(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
         seen=f"{_percent(slow)} of the speed of {worst.first} {_span(slow)}, {_placements(slow)}",
         expected=f"{_SLOWER_PERCENT:g} % of the slower of the two times of {worst.first}, at the least",
         cause="work on the GPU that torch adds around NCCL's call, such as a copy",
-        next_command=f"gpubench {worst.collective.removesuffix('v')} --backend {worst.first},{worst.backend} "
-        f"--sizes {format_size(worst.size_bytes)}",
+        cure=Cure.of(
+            f"gpubench {worst.collective.removesuffix('v')} --backend {worst.first},{worst.backend} "
+            f"--sizes {format_size(worst.size_bytes)}"
+        ),
     )
     return (finding,)
 
@@ -548,7 +550,7 @@ def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
                     seen=f"{name}: NCCL took {_taken(way)}, by its own choice {_taken(own)}",
                     expected="another algorithm, kernel or number of channels at one size at least",
                     cause=reason,
-                    next_command=f"leave --{request.partition(' ')[0]} out",
+                    cure=Cure.of(f"leave --{request.partition(' ')[0]} out"),
                 )
             )
     return tuple(found)

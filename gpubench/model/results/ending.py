@@ -1,6 +1,5 @@
 """How a run ends: its exit code, which follows from verdict, command and --strict, and its last line."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -94,51 +93,35 @@ def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
     return LinePart(tuple(filter(None, clean)), importance)
 
 
-def last_line(verdict: Verdict, origin: str, parts: Sequence[LinePart], command: str = "") -> str:
+def last_line(
+    verdict: Verdict, origin: str, parts: Sequence[LinePart], ends: Sequence[str] = (), most: int | None = None
+) -> str:
     """The line of these parts, in their order.
 
     A part has its fullest wording that fits, the most important part first. What does not fit is left out: no part and
-    no command is cut, except a first part that is too long by itself, which ends after a word.
+    no command is cut, except a first part that is too long by itself, which ends after a word. `ends` say what to do:
+    the line has the first one that fits.
     """
     head = f"{verdict} (simulated)" if origin == Origin.SIMULATED else str(verdict)
     parts = [each for each in parts if each.wordings]
     chosen = {index: each.wordings[-1] for index, each in enumerate(parts) if each.importance == ALWAYS}
 
-    def line(chosen: dict[int, str]) -> str:
+    def line(chosen: dict[int, str], action: str) -> str:
         said = ", ".join(chosen[index] for index in sorted(chosen))
         end = "" if said.endswith("…") else "."
-        return f"{head}: {said}" + (f"{end} Try: {command}" if command else "") if said else head
+        return f"{head}: {said}" + (f"{end} {action}" if action else "") if said else head
 
-    if len(line(chosen)) > MOST_CHARACTERS:
-        command = ""
+    most = most or MOST_CHARACTERS
+    action = next((each for each in ends if each and len(line(chosen, each)) <= most), "")
     for index in sorted(range(len(parts)), key=lambda each: parts[each].importance):
         for wording in parts[index].wordings:
-            if len(line({**chosen, index: wording})) <= MOST_CHARACTERS:
+            if len(line({**chosen, index: wording}, action)) <= most:
                 chosen[index] = wording
                 break
-    return _shortened(line(chosen))
+    return _shortened(line(chosen, action), most)
 
 
-def _shortened(line: str) -> str:
-    if len(line) <= MOST_CHARACTERS:
+def _shortened(line: str, most: int) -> str:
+    if len(line) <= most:
         return line
-    return line[: MOST_CHARACTERS - 1].rpartition(" ")[0].rstrip(",:") + " …"
-
-
-_PLACEHOLDER = re.compile(
-    r"\b(PID|BUSID|BUS_ID|GPU|DEVICE|INTERFACE|DIR|DIRECTORY|FILE|HOST|NAME|PROGRAM|RESULT|LOG|OLD|NEW|I-J\S*)(?![-\w])"
-    r"|\.\.\.|…"
-)
-_PROSE = re.compile(r"[A-Z](?![A-Z0-9_]*=)")
-_NEXT_SENTENCE = re.compile(r"\. (?=[^a-z])")
-
-
-def first_command(advice: str) -> str:
-    """The command that an advice begins with; empty where it has none, or one that nobody can type as it stands.
-
-    Advice is a command, or a command and sentences after it, or sentences alone: those begin with a capital letter.
-    """
-    if _PROSE.match(advice):
-        return ""
-    command = _NEXT_SENTENCE.split(advice, maxsplit=1)[0].rstrip(".")
-    return "" if _PLACEHOLDER.search(command) else command
+    return line[: most - 1].rpartition(" ")[0].rstrip(",:") + " …"

@@ -1,6 +1,7 @@
 """The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from gpubench.model.paths.transport import (
@@ -18,10 +19,13 @@ from gpubench.model.results.report import (
     EvidenceRow,
     FallbackRow,
     Record,
+    cure_columns,
+    cure_of,
     made_of,
 )
+from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import grouped, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Finding, Verdict
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
 from gpubench.records import dataclass
 
 
@@ -31,7 +35,7 @@ class Explanation:
 
     id: str
     evidence: str
-    advice: str
+    cure: Cure
     by_design: bool = False
     in_doubt: bool = False
 
@@ -54,6 +58,12 @@ class End:
     short: str
     node: str
     bus_id: str | None
+    device: str | None = None
+
+    @property
+    def place(self) -> DevicePlace:
+        """The GPU of this end."""
+        return DevicePlace(self.node, self.device, self.bus_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +166,7 @@ def _row(
         times_slower=limit / slowest if limit and slowest else None,
         cause=None if cause is None else cause.id,
         cause_seen=None if cause is None else cause.evidence,
-        advice=None if cause is None else cause.advice,
+        **cure_columns(None if cause is None else cause.cure),
         how=_how(first, not_observed if judgement.conclusion is Conclusion.UNKNOWN or not first.transports else ""),
     )
 
@@ -172,18 +182,26 @@ def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow
     return made_of(FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why)
 
 
-def findings(rows: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+def findings(rows: Sequence[FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
     """The findings on fallback; wrong data have a finding of their own."""
-    found = []
-    for row in rows:
-        conclusion = Conclusion(row.conclusion)
-        if conclusion is Conclusion.STAGED:
-            found.append(_staged(row))
-        elif conclusion is Conclusion.DISPUTED:
-            found.append(_finding(PATH_DISPUTED, row, "evidence that agrees", "a counter, a driver or a log is wrong"))
-        elif conclusion is Conclusion.UNKNOWN:
-            found.append(_finding(PATH_UNKNOWN, row, "to know which way the bytes go", "what is needed was not said"))
-    return tuple(found)
+    by_pair = {path.pair: path for path in paths}
+    members = ([by_pair[pair] for pair in row.pairs if pair in by_pair] for row in rows)
+    places = (
+        tuple(dict.fromkeys(end.place for path in own for end in (path.source, path.destination))) for own in members
+    )
+    return tuple(replace(each, places=at) for row, at in zip(rows, places, strict=True) for each in _findings_of(row))
+
+
+def _findings_of(row: FallbackRow) -> tuple[Finding, ...]:
+    match Conclusion(row.conclusion):
+        case Conclusion.STAGED:
+            return (_staged(row),)
+        case Conclusion.DISPUTED:
+            return (_finding(PATH_DISPUTED, row, "evidence that agrees", "a counter, a driver or a log is wrong"),)
+        case Conclusion.UNKNOWN:
+            return (_finding(PATH_UNKNOWN, row, "to know which way the bytes go", "what is needed was not said"),)
+        case _:
+            return ()
 
 
 def _staged(row: FallbackRow) -> Finding:
@@ -194,7 +212,7 @@ def _staged(row: FallbackRow) -> Finding:
         seen=f"{row.transport or 'data go'} through host memory{slowdown(row)}",
         expected="paths from GPU to GPU" if row.verdict != Verdict.SKIP else "host memory, by design",
         cause=row.cause_seen or "not known",
-        next_command=row.advice or "gpubench topo",
+        cure=cure_of(row) or Cure.of("gpubench topo"),
         subjects=row.pairs,
         expected_percent=100 / row.times_slower if row.times_slower else None,
     )
@@ -208,7 +226,7 @@ def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
         seen=row.how,
         expected=expected,
         cause=cause,
-        next_command="gpubench p2p. It proves each pair by itself; --evidence shows all that is known",
+        cure=Cure.of("gpubench p2p", comment="It proves each pair by itself; --evidence shows all that is known."),
         subjects=row.pairs,
     )
 

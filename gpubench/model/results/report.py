@@ -18,10 +18,11 @@ from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
 from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
+from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from gpubench.records import dataclass
 
 R = TypeVar("R", bound="Record")
@@ -31,7 +32,6 @@ SCHEMA_VERSION = 1
 FINDINGS_SECTION = "findings"
 TRAFFIC_SECTION = "traffic"
 OVERLAP_SECTION = OVERLAP
-FINDING_COLUMNS = tuple(each.name for each in fields(Finding))
 BACKENDS = ROW_BACKENDS
 
 SIGNED = "signed"  # Beside the type of a column: it may be negative. All other numbers are 0 or more.
@@ -476,24 +476,16 @@ class Report:
             "complete": self.complete,
             "sentence": self.sentence,
             "duration_s": self.duration_s,
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.to_record() for finding in self.findings],
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Report":
         """The inverse of `to_record`."""
-        findings = tuple(
-            Finding(
-                **each
-                | {"severity": Verdict(each["severity"])}
-                | {name: tuple(each.get(name, ())) for name in ("subjects", "consequences")}
-            )
-            for each in record["findings"]
-        )
         return cls(
             verdict=Verdict(record["verdict"]),
             complete=record["complete"],
-            findings=findings,
+            findings=tuple(from_plain(Finding, each) for each in record["findings"]),
             sentence=record.get("sentence", ""),
             duration_s=record.get("duration_s"),
         )
@@ -572,10 +564,37 @@ class EvidenceRow(Record, section="evidence", on_page=_EVIDENCE_ON_PAGE):
     meaning: str  #: the rule of docs/evidence.md
 
 
+class Cured(Protocol):
+    """A row that says what to do."""
+
+    @property
+    def advice(self) -> str | None:
+        """All of it in one text."""
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Commands, each as a user pastes it."""
+
+    @property
+    def comment(self) -> str | None:
+        """What to know about them."""
+
+
+def cure_of(row: Cured) -> Cure:
+    """What a row says to do; rows of earlier versions have `advice` alone."""
+    is_told = row.commands or row.comment
+    return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
+
+
+def cure_columns(cure: Cure | None) -> dict[str, Any]:
+    """The columns of a row that say what to do."""
+    return {} if cure is None else {"advice": cure.text, "commands": cure.commands, "comment": cure.comment or None}
+
+
 _FALLBACK_ON_PAGE = OnPage(
     columns=(
         *("conclusion", "verdict", "confidence", "count", "pairs", "transport", "bandwidth_gb_s", "limit_gb_s"),
-        *("cause_seen", "advice", "how"),
+        *("cause_seen", "commands", "comment", "how"),
     )
 )
 
@@ -596,7 +615,9 @@ class FallbackRow(Record, section="fallback", on_page=_FALLBACK_ON_PAGE):
     times_slower: float | None = None  #: limit over what was delivered
     cause: str | None = None  #: stable id of the first known cause
     cause_seen: str | None = None  #: what shows it
-    advice: str | None = None  #: what to do
+    advice: str | None = None  #: what to do: commands and comment in one text
+    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
+    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
     how: str  #: how all this is known
 
 
@@ -618,7 +639,9 @@ class CauseRow(Record, section="causes"):
 
     id: str  #: stable
     evidence: str  #: what shows it
-    advice: str  #: what to do
+    advice: str  #: what to do: commands and comment in one text
+    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
+    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
     paths: int  #: how many it explains
     verdict: Annotated[str, Verdict]  #: SKIP: by design; WARN: it only slows down; ERROR: not known
     hosts: tuple[str, ...]  #: where it was seen

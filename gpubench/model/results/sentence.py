@@ -17,7 +17,6 @@ from gpubench.model.results.ending import (
     NOTHING_TO_CONNECT,
     SOON,
     LinePart,
-    first_command,
     last_line,
     part,
 )
@@ -46,10 +45,9 @@ from gpubench.model.terms.operation import NCCL_ALONE, TORCH, TORCH_NCCL, HostMe
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_bandwidth, format_size, format_time, some_of
-from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Finding, Verdict, exit_code, gravity
+from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Cure, Finding, Verdict, exit_code, gravity
 from gpubench.records import dataclass
 
-_AGAIN = "Measure again, add --new AGAIN.json"
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
 _WITH_BUS_ID = re.compile(r"(?<=\w) \([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\)")
@@ -62,19 +60,24 @@ _GOOD = (Verdict.PASS, Verdict.SKIP)
 _VENDOR = "NVIDIA "
 
 
-def sentence(metadata: Metadata, report: Report, figures: SpeedFigures) -> str:
-    """The sentence of a report."""
+def sentence(
+    metadata: Metadata,
+    report: Report,
+    figures: SpeedFigures,
+    *,
+    most: int | None = None,
+    passes: Callable[[str], bool] = bool,
+) -> str:
+    """The sentence of a report, of at most `most` characters.
+
+    `passes` says whether a command may stand in the line.
+    """
     if not report.complete:
         return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)])
     parts, root = list(_said(metadata, report, figures)), worst(report.findings)
-    command = "" if root is None or report.verdict in _GOOD else _command(metadata, root)
-    return last_line(report.verdict, metadata.origin, parts, command)
-
-
-def _command(metadata: Metadata, root: Finding) -> str:
-    return (
-        _AGAIN if metadata.subject == "compare" and "--new " in root.next_command else first_command(root.next_command)
-    )
+    command = "" if root is None or report.verdict in _GOOD else root.next_command
+    ends = (f"Try: {command}" if passes(command) else "", f"See {root.id}" if root and command else "")
+    return last_line(report.verdict, metadata.origin, parts, ends, most)
 
 
 def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
@@ -439,8 +442,7 @@ def _of_report(report: Report) -> Iterator[JudgedCase]:
         if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
             yield from _of_rows(name, (row.to_record() for row in section.rows()))
     for finding in report.findings:
-        lines = [f"{label}: {words}" for label, words in finding.details if words and label != "explains"]
-        lines += [f"explains: {line}" for line in finding.consequences]
+        lines = list(finding.lines)
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
 
 
@@ -455,7 +457,8 @@ def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCa
             continue  # `topo` judges none
         verdict = Verdict.SKIP if record["verdict"] is None else Verdict(record["verdict"])
         seen = _seen(record) or ("" if record["verdict"] else _NOT_JUDGED)
-        yield JudgedCase(group, _name(record), verdict, [seen] if seen else [])
+        cure = Cure(tuple(record.get("commands") or ()), record.get("comment") or "")
+        yield JudgedCase(group, _name(record), verdict, [*filter(None, (seen,)), *cure.told])
 
 
 def _name(record: Mapping[str, Any]) -> str:
@@ -499,9 +502,7 @@ def _seen(record: Mapping[str, Any]) -> str:
         words.append(", ".join(map(str, record["findings"])))
     if record.get("wrong"):
         words.append(f"{record['wrong']} wrong elements")
-    remarks = (
-        str(record[name]) for name in ("how", "seen", "cause_seen", "advice", "note", "meaning") if record.get(name)
-    )
+    remarks = (str(record[name]) for name in ("how", "seen", "cause_seen", "note", "meaning") if record.get(name))
     return "; ".join(filter(None, (*words, *remarks)))
 
 

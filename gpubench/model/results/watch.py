@@ -84,7 +84,9 @@ class JobRow(Record, section="jobs"):
     seen: str  #: the figures that say so
     cause: str | None = None  #: id of the condition that explains it
     cause_seen: str | None = None  #: its evidence
-    advice: str | None = None  #: its cure
+    advice: str | None = None  #: its cure: commands and comment in one text
+    commands: tuple[str, ...] = ()  #: commands to run, in this order; each can be pasted as it stands
+    comment: str | None = None  #: what to know about the commands, or what to do if there is no command
 
 
 _MOST_ALIKE = 2

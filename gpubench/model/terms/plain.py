@@ -139,6 +139,7 @@ def _read_whole_number(plain: int, where: str) -> float:
 
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(dict, plain, where)
+    plain = kind.fields_of(plain) if hasattr(kind, "fields_of") else plain
     hints, (names, required) = _hints(kind), field_names(kind)
     if not plain.keys() <= names:
         unknown = next(name for name in plain if name not in names)

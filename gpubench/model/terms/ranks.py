@@ -16,6 +16,15 @@ HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host ov
 GPUS_ARE_SPLIT = "MIG splits the GPUs"  # Instances reach each other through host memory alone
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlace:
+    """Where something is: a node, or one of its devices by name and PCI bus id."""
+
+    node: str  #: host name
+    device: str | None = None  #: name as in the tables, such as GPU5 or mlx5_0; null: the node itself
+    bus_id: str | None = None  #: PCI bus id of the device; null if it is not known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIdentity:
     """One rank: where it runs and what it drives. GPU fields are None on the host backend.
@@ -40,6 +49,11 @@ class RankIdentity:
         if self.gpu_bus_id is None:
             return f"rank {self.rank} on {self.host}"
         return f"rank {self.rank} on {self.host} (GPU {self.gpu_index}, {self.gpu_bus_id})"
+
+    @property
+    def place(self) -> DevicePlace:
+        """The GPU of this rank, or its host."""
+        return DevicePlace(self.host, None if self.gpu_index is None else f"GPU{self.gpu_index}", self.gpu_bus_id)
 
     @property
     def device(self) -> tuple[int, str] | None:

@@ -1,11 +1,13 @@
 """Verdicts and findings, the exit code they lead to, and the origin of figures."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from enum import StrEnum
+from typing import Any, NamedTuple
 
 from gpubench import errors
-from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
+from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace
 from gpubench.records import dataclass
 
 
@@ -71,6 +73,64 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Cure:
+    """What to do: commands, each of which can be pasted as it stands, and one or two sentences about them.
+
+    Several commands are run in this order. A cure that needs no command, as of a broken cable, has a comment alone.
+    """
+
+    commands: tuple[str, ...] = ()
+    comment: str = ""
+
+    @classmethod
+    def of(cls, *commands: str, comment: str = "") -> "Cure":
+        """Return the cure of these commands."""
+        return cls(commands, comment)
+
+    @property
+    def details(self) -> "tuple[Detail, ...]":
+        """The commands and the comment, one per line."""
+        commands = (Detail("try", each, is_command=True) for each in self.commands)
+        return (*commands, *(Detail("try", each) for each in (self.comment,) if each))
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The same as text: every command ends its line, and the first line begins with `try:`."""
+        return tuple(each.text if number else f"try: {each.text}" for number, each in enumerate(self.details))
+
+    @property
+    def text(self) -> str:
+        """Commands and comment in one text, for columns that have no place for both."""
+        return ". ".join(filter(None, ("; ".join(self.commands), self.comment)))
+
+    def then(self, comment: str) -> "Cure":
+        """Return this cure with one more sentence."""
+        return Cure(self.commands, f"{self.comment} {comment}".strip())
+
+    def __bool__(self) -> bool:
+        return bool(self.commands or self.comment)
+
+
+NO_CURE = Cure()
+
+
+def joined_cures(cures: Iterable[Cure]) -> Cure:
+    """All different commands and comments as one cure."""
+    cures = tuple(cures)
+    commands = dict.fromkeys(command for each in cures for command in each.commands)
+    comments = dict.fromkeys(each.comment for each in cures if each.comment)
+    return Cure(tuple(commands), " ".join(comments))
+
+
+class Detail(NamedTuple):
+    """A line below the first one of a finding, with the label that people read."""
+
+    label: str
+    text: str
+    is_command: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something a person should know: on what, what was seen and expected, the likely cause, what to do next."""
 
@@ -80,27 +140,82 @@ class Finding:
     seen: str  #: what was seen
     expected: str  #: what was expected
     cause: str  #: the likely reason
-    next_command: str  #: what to type next
+    cure: Cure
     subjects: tuple[str, ...] = ()  #: all that the finding is about, where `subject` shortens them
     consequences: tuple[str, ...] = ()  #: what follows from it, a line each
     expected_percent: float | None = None  #: the share of the expected speed that is left, at worst; null if not known
+    places: tuple[DevicePlace, ...] = ()  #: nodes and devices that it is about
 
     def __repr__(self) -> str:
         return f"<{self.severity} {self.id}: {self.subject}: {self.seen}>"
 
     @property
-    def details(self) -> tuple[tuple[str, str], ...]:
-        """The parts below its first line, each with the label that people read; of many consequences a few."""
+    def commands(self) -> tuple[str, ...]:
+        """Commands to run, in this order; each can be pasted as it stands."""
+        return self.cure.commands
+
+    @property
+    def comment(self) -> str:
+        """What to know about the commands, or what to do if there is no command."""
+        return self.cure.comment
+
+    @property
+    def next_command(self) -> str:
+        """The first of `commands`; empty if there is none."""
+        return self.commands[0] if self.commands else ""
+
+    @property
+    def node(self) -> str | None:
+        """Host name of the node; null if the finding is about several nodes or about none."""
+        nodes = {each.node for each in self.places}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices, such as GPU5; two of a pair; `places` has their bus ids."""
+        return tuple(dict.fromkeys(each.device for each in self.places if each.device))
+
+    @property
+    def details(self) -> tuple[Detail, ...]:
+        """The parts below its first line; of many consequences a few."""
+        parts = (("seen", self.seen), ("expected", self.expected), ("likely", self.cause))
         return (
-            *(("seen", self.seen), ("expected", self.expected), ("likely", self.cause), ("try", self.next_command)),
-            *(("explains", line) for line in _shortened(self.consequences)),
+            *(Detail(label, text) for label, text in parts if text),
+            *self.cure.details,
+            *(Detail("explains", line) for line in _shortened(self.consequences)),
         )
+
+    @property
+    def lines(self) -> list[str]:
+        """All parts below its first line, as text."""
+        told = [f"{each.label}: {each.text}" for each in self.details if each.label not in ("try", "explains")]
+        return [*told, *self.cure.told, *(f"explains: {line}" for line in self.consequences)]
+
+    def to_record(self) -> dict[str, Any]:
+        """The finding as plain data, in the columns of FINDING_COLUMNS."""
+        record = {name: getattr(self, name) for name in FINDING_COLUMNS} | {"places": map(asdict, self.places)}
+        return {name: list(value) if isinstance(value, (tuple, map)) else value for name, value in record.items()}
+
+    @staticmethod
+    def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a finding from a record; earlier versions had one text in place of commands and comment."""
+        kept = {name: value for name, value in record.items() if name not in _DERIVED}
+        if "cure" in record:
+            return kept
+        cure = {name: record[name] for name in ("commands", "comment") if name in record}
+        return kept | {"cure": cure or {"comment": record.get("next_command", "")}}
+
+
+_DERIVED = ("next_command", "commands", "comment", "node", "devices")
+FINDING_COLUMNS = (
+    *("id", "severity", "subject", "seen", "expected", "cause", "next_command", "subjects", "consequences"),
+    *("commands", "comment", "node", "devices", "places", "expected_percent"),
+)
 
 
 def hosts_in_trouble(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
     """The hosts that a FAIL or an ERROR names."""
-    named = (subject for each in findings if each.severity in _GRAVE for subject in each.subjects or (each.subject,))
-    return {subject.partition(" ")[0].rstrip(",") for subject in named} & {*hosts}
+    return {place.node for each in findings if each.severity in _GRAVE for place in each.places} & {*hosts}
 
 
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:

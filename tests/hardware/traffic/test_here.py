@@ -18,6 +18,7 @@ from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.watch import Way
 from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.verdict import Cure
 from tests.fakes.sysfs import Tree
 from tests.hardware.traffic.test_tasks import LIBRARY, Processes
 
@@ -73,10 +74,10 @@ def test_a_staged_job_is_named_after_two_intervals_with_its_own_settings(traffic
     assert ways == [Way.STAGED] * 3
     (job,) = course.jobs.values()
     assert job.explanation is not None
-    assert (job.name, job.explanation.id, job.explanation.advice) == (
+    assert (job.name, job.explanation.id, job.explanation.cure) == (
         "python3 (torch h:1)",
         "nccl-p2p-disabled",
-        "gpubench p2p && unset NCCL_P2P_DISABLE",
+        Cure.of("gpubench p2p && unset NCCL_P2P_DISABLE"),
     )
     assert (job.main.way, job.main.is_steady) == (Way.STAGED, True)
 

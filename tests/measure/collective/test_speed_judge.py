@@ -19,7 +19,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Finding, Verdict
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
 from tests.together import together
@@ -185,7 +185,7 @@ def test_a_cause_without_a_check_expects_what_the_rows_do() -> None:
 
 
 def test_host_staged_paths_explain_slow_rows() -> None:
-    staged = Finding("host-staged", Verdict.FAIL, "0 → 1", "SHM", "P2P", "NCCL_P2P_DISABLE=1", "unset it")
+    staged = Finding("host-staged", Verdict.FAIL, "0 → 1", "SHM", "P2P", "NCCL_P2P_DISABLE=1", Cure.of("unset it"))
     (found,) = findings(explained(), SLOW, found=(staged,))
     assert found.id == "host-staged"
     assert found.consequences == ("allreduce: 24.93 GB/s (7 % of what is expected) at 256M",)

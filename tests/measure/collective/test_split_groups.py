@@ -11,14 +11,14 @@ from gpubench.measure.collective.variants import GroupRows, InStep
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW
 from tests.measure.collective.test_sweep import ReceivedRows
 
 FIVE = [RankIdentity(rank=rank, host="n", node=0, local_rank=rank, pid=1) for rank in range(5)]
 PARTS = groups_of("3", FIVE)
-WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause", "next")
+WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause", Cure.of("next"))
 
 
 def test_groups_keep_in_step_and_talk_among_themselves() -> None:

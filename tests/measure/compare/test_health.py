@@ -14,7 +14,7 @@ from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import FindingChangeRow
 from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from tests.together import together
 
 ECC = Finding(
@@ -24,7 +24,7 @@ ECC = Finding(
     seen="ECC is off",
     expected="on",
     cause="somebody switched it off",
-    next_command="nvidia-smi -e 1",
+    cure=Cure.of("nvidia-smi -e 1"),
 )
 HOT = replace(ECC, id="gpu-hot", severity=Verdict.WARN, seen="85 °C")
 

@@ -17,10 +17,10 @@ from gpubench.model.results.fallback import (
     findings,
     shown,
 )
-from gpubench.model.terms.verdict import HOST_STAGED, Verdict, overall
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Verdict, overall
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
-CAUSE = Explanation("environment", "NCCL_P2P_DISABLE=1 in the environment", "unset NCCL_P2P_DISABLE")
+CAUSE = Explanation("environment", "NCCL_P2P_DISABLE=1 in the environment", Cure.of("unset NCCL_P2P_DISABLE"))
 YES, NO = State.PRESENT, State.CONTRADICTING
 
 DIRECT = PathEvidence(
@@ -73,7 +73,7 @@ def test_staged_paths_come_first_with_how_slow_and_why() -> None:
     assert staged.pairs == ("1 → 0", "2 → 0")
     assert (staged.bandwidth_gb_s, staged.limit_gb_s) == (28.9, 450.0)
     assert staged.times_slower == pytest.approx(15.57, abs=0.01)
-    assert (staged.cause, staged.cause_seen, staged.advice) == (CAUSE.id, CAUSE.evidence, CAUSE.advice)
+    assert (staged.cause, staged.cause_seen, staged.advice) == (CAUSE.id, CAUSE.evidence, CAUSE.cure.text)
     (finding,) = findings([staged, direct])
     assert (finding.id, finding.severity, finding.subjects) == (HOST_STAGED, Verdict.FAIL, staged.pairs)
     assert "28.9 of 450 GB/s, 15.6 times slower" in finding.seen

@@ -12,7 +12,7 @@ from gpubench.model.results.report import FallbackRow, Table
 from gpubench.model.results.sentence import sentence
 from gpubench.model.results.speed import TOO_NOISY
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.verdict import Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
 from tests.together import together
@@ -38,7 +38,9 @@ def test_noise_that_nobody_judges_is_not_judged_in_a_gate(
 ) -> None:
     figures = SpeedFigures()
     figures.add(ROW)
-    noise = Finding(TOO_NOISY, Verdict.INCONCLUSIVE, "all-reduce of 1K", "23 ms ±416 %", "", "", "gpubench allreduce")
+    noise = Finding(
+        TOO_NOISY, Verdict.INCONCLUSIVE, "all-reduce of 1K", "23 ms ±416 %", "", "", Cure.of("gpubench allreduce")
+    )
     asked = replace(METADATA, options=options)
     seen = gated(asked, report(Verdict.INCONCLUSIVE, noise), figures, exit_style=False)
     assert (seen.verdict, exit_code_of(asked, seen)) == told

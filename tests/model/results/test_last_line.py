@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.model.results.ending import LAST, LATER, MOST_CHARACTERS, SOON, first_command, last_line, part
+from gpubench.model.results.ending import LAST, LATER, MOST_CHARACTERS, SOON, last_line, part
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
 from gpubench.model.results.sentence import sentence
@@ -18,42 +18,19 @@ from tests.together import together
 
 def test_what_is_important_stays() -> None:
     parts = [part("a" * 60), part("b" * 60, importance=LATER), part("c" * 60, "c", importance=SOON), part("d" * 20)]
-    assert last_line(Verdict.FAIL, "simulated", parts, "gpubench topo") == (
+    assert last_line(Verdict.FAIL, "simulated", parts, ["Try: gpubench topo"]) == (
         f"FAIL (simulated): {'a' * 60}, c, {'d' * 20}. Try: gpubench topo"
     )
 
 
 def test_a_command_is_whole_or_not_there() -> None:
-    assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], "x" * 90) == f"FAIL: {'a' * 60}"
-    assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], "x" * 80) == f"FAIL: {'a' * 60}. Try: {'x' * 80}"
+    for most, line in ((90, f"FAIL: {'a' * 60}. See it"), (80, f"FAIL: {'a' * 60}. Try: {'x' * 80}")):
+        assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], [f"Try: {'x' * most}", "See it"]) == line
 
 
 def test_a_first_part_that_is_too_long_ends_after_a_word() -> None:
     line = last_line(Verdict.FAIL, "measured", [part("word " * 50), part("more", importance=LAST)])
     assert (len(line) <= MOST_CHARACTERS, line[-6:]) == (True, "word …")
-
-
-@together(
-    "advice, command",
-    [
-        ("unset NCCL_P2P_DISABLE", "unset NCCL_P2P_DISABLE"),
-        (
-            "nvidia-smi --gpu-reset -i 0000:1b:00.0. Run it while the GPU is idle",
-            "nvidia-smi --gpu-reset -i 0000:1b:00.0",
-        ),
-        ("ls -l /dev/nvidia[0-9]*. `nvidia-smi -L` lists GPUs", "ls -l /dev/nvidia[0-9]*"),
-        ("NCCL_DEBUG=INFO gpubench allreduce. Then: gpubench explain", "NCCL_DEBUG=INFO gpubench allreduce"),
-        ("ping -c 3 10.0.0.7. If it answers, look at its log", "ping -c 3 10.0.0.7"),
-        ("Take the key out of the file, then rmmod nvidia", ""),
-        ("NVLinks are down. Reboot", ""),
-        ("py-spy dump --pid PID. Run it where ranks wait", ""),
-        ("nvidia-smi -q -i BUSID", ""),
-        ("gpubench profiles learn RESULT.... Use results of healthy machines", ""),
-        ("", ""),
-    ],
-)
-def test_advice_is_a_command_and_sentences_or_sentences_alone(advice: str, command: str) -> None:
-    assert first_command(advice) == command
 
 
 def line_of(found: Finding) -> str:

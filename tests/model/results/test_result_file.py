@@ -2,10 +2,10 @@
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.operation import DataType, NumberKind
-from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Finding, Verdict, exit_code, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, overall
 from tests.together import together
 
 DESIGN_COLUMNS = """
@@ -70,6 +70,10 @@ def test_metadata_and_reports_travel_as_plain_data() -> None:
         dropped_sizes=(DroppedSize(16, "why"),),
     )
     assert Metadata.from_record(metadata.to_record()) == metadata
-    finding = Finding("id", Verdict.FAIL, "subject", "seen", "expected", "cause", "next", ("subject", "other"))
+    places = DevicePlace("b", "GPU0", "0000:1b:00.0"), DevicePlace("b", "GPU1")
+    cure = Cure.of("first", "second", comment="Then look.")
+    finding = Finding(
+        "id", Verdict.FAIL, "subject", "seen", "expected", "cause", cure, ("subject", "other"), ("x",), places=places
+    )
     report = Report(verdict=Verdict.FAIL, complete=True, findings=(finding,))
     assert Report.from_record(report.to_record()) == report

@@ -6,7 +6,7 @@ from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from tests.formats.sample import METADATA as SAMPLE
 from tests.formats.sample import ROW
 
@@ -23,7 +23,7 @@ CHANNELS = Finding(
     seen="NCCL_MAX_NCHANNELS=1 in /etc/nccl.conf",
     expected="none",
     cause="few channels",
-    next_command="unset NCCL_MAX_NCHANNELS. Or raise it",
+    cure=Cure.of("unset NCCL_MAX_NCHANNELS", comment="Or raise it."),
     consequences=("allreduce: 25 GB/s",),
 )
 
