@@ -111,9 +111,7 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     return replace(
         sighting,
         likely="the network or a GPU: by NCCL's RAS in the same text all ranks have launched the operation",
-        cure=Cure.of(
-            "gpubench check", comment="Run it on the nodes of the job; mpirun gpubench scan names a bad node or link."
-        ),
+        cure=Cure.of("gpubench check", "mpirun gpubench scan", comment="Run them on the nodes of the job."),
     )
 
 
@@ -609,9 +607,7 @@ NCCL_TRANSFERS = Family.of(
         r"|nccl\w+Error|NcclError|NCCL:",
         expected="calls that succeed",
         likely="the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
-        cure=Cure.of(
-            "export NCCL_DEBUG=INFO", comment="Set it on all ranks; the first warning of any rank is the reason."
-        ),
+        cure=Cure.of("export NCCL_DEBUG=INFO", comment="Set it on all ranks. The first warning is the reason."),
         link=_RESULTS,
         seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
         detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
@@ -699,59 +695,5 @@ NCCL_TRANSFERS = Family.of(
         look=nothing_in_facts,
         in_job=_unknown_warnings,
         general=True,
-    ),
-)
-
-
-_DIAG = r"^NCCL DIAG \[INFO\] "
-_reported = partial(
-    complaint,
-    link="https://github.com/NVIDIA/nccl",
-    seen_as=("NCCL DIAG [INFO]",),
-    detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
-)
-
-NCCL_DIAGNOSTICS = Family.of(
-    "nccl_diagnostics",
-    "What NCCL's own checks report",
-    _reported(
-        "nccl-diag-p2p",
-        "NCCL's P2P check: peer access between GPUs does not work, or data arrive wrong",
-        rf"{_DIAG}p2p: (?:only \d|read mismatch|write mismatch|peer-memory import failed|launch/check failed"
-        r"|topology check failed|destination buffer unavailable|local CUDA setup failed)",
-        expected="every peer access passes verification",
-        likely="a link, an IOMMU, ACS redirection, a fabric that is not ready, or a container that separates the GPUs",
-        cure=Cure.of(
-            "gpubench p2p",
-            comment="It verifies every byte on these GPUs; `gpubench topo --causes` looks for the reason.",
-        ),
-    ),
-    _reported(
-        "nccl-diag-hardware",
-        "NCCL's RAS check: ECC errors, or NVLinks that are not active",
-        rf"{_DIAG}(?:ECC|NVLink): (?!.*(?:unavailable|incomplete|not supported))",
-        expected="no uncorrected errors, all links active",
-        likely="a GPU or link that is about to fail",
-        cure=Cure.of(
-            "gpubench check", comment="Run it on that node; nvidia-smi -q -d ECC and nvidia-smi nvlink -s show details."
-        ),
-    ),
-    _reported(
-        "nccl-diag-network",
-        "NCCL's network check: ranks whose bandwidth is more than 30 % off the median, or runs that failed",
-        rf"{_DIAG}net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)",
-        expected="all ranks within 30 % of the median",
-        likely="a slow NIC, port or cable; for failed runs, perftest that is not installed",
-        cure=Cure(
-            comment="Test the path between these nodes with `ib_write_bw`, or run `mpirun gpubench p2p` on them."
-        ),
-    ),
-    _reported(
-        "nccl-diag-ranks-differ",
-        "NCCL's RAS check: GPUs, drivers or NCCL_* variables differ between ranks",
-        rf"{_DIAG}(?:GPU inventory|CUDA driver version|NCCL environment): ",
-        expected="the same on all ranks",
-        likely="different images, drivers or launcher environments on the nodes",
-        cure=Cure(comment="Make these ranks equal to the others: image, driver and environment."),
     ),
 )

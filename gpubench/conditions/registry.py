@@ -1,7 +1,7 @@
 """Every condition: a new family is one module and one line here, equally sure ones in order: machine, then settings."""
 
 from gpubench.conditions.definition.condition import Condition, Family
-from gpubench.conditions.failures import NCCL_DIAGNOSTICS, NCCL_START, NCCL_TRANSFERS
+from gpubench.conditions.failures import NCCL_START, NCCL_TRANSFERS
 from gpubench.conditions.gpu import CONTENTION, GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
 from gpubench.conditions.hangs import HANGS
@@ -9,6 +9,7 @@ from gpubench.conditions.hardware_errors import HARDWARE_ERRORS
 from gpubench.conditions.measured import MEASURED
 from gpubench.conditions.mnnvl import MNNVL
 from gpubench.conditions.mpi import MPI
+from gpubench.conditions.nccl_diagnostics import NCCL_DIAGNOSTICS
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS, NCCL_TUNING
 from gpubench.conditions.network import NETWORK
 from gpubench.conditions.node import DRIVER, NODE

@@ -22,7 +22,7 @@ from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
-from gpubench.model.results.fallback import shown, slowdown
+from gpubench.model.results.fallback import cure_of, shown, slowdown
 from gpubench.model.results.report import (
     CauseRow,
     Effect,
@@ -32,7 +32,6 @@ from gpubench.model.results.report import (
     Report,
     Row,
     UnreadRow,
-    cure_of,
 )
 from gpubench.model.terms.units import compress_names, printable_line, some_of
 from gpubench.model.terms.verdict import Detail, Finding, Origin, Verdict

@@ -15,13 +15,12 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
-from gpubench.model.results.fallback import Explanation
+from gpubench.model.results.fallback import Explanation, cure_columns
 from gpubench.model.results.report import (
     CauseRow,
     CollectiveRow,
     Effect,
     UnreadRow,
-    cure_columns,
 )
 from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.ports.backend import LibraryLog

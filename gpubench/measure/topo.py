@@ -20,7 +20,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Conclusion, Confidence, Pair
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.fallback import Explanation, shown
+from gpubench.model.results.fallback import Explanation, cure_columns, cure_of, shown
 from gpubench.model.results.report import (
     CauseRow,
     Effect,
@@ -31,8 +31,6 @@ from gpubench.model.results.report import (
     Section,
     Table,
     UnreadRow,
-    cure_columns,
-    cure_of,
 )
 from gpubench.model.results.report import Matrix as MatrixSection
 from gpubench.model.results.topo import (

@@ -41,9 +41,9 @@ _COPIES = Cure.of(
     "gpubench p2p",
     comment="It measures the same copies and judges them; `gpubench report` reads nvbandwidth's matrices.",
 )
-_NETWORK = Cure(
-    comment="`gpubench scan`, started by mpirun on all hosts, measures GPUs over their NICs and "
-    "names a slow NIC or node."
+_NETWORK = Cure.of(
+    "mpirun gpubench scan",
+    comment="Start it on all hosts, with --hostfile. It measures GPUs over their NICs, and names a slow NIC or node.",
 )
 _UCX = Cure.of("gpubench p2p", comment="It measures copies between GPUs, and names the path of each pair.")
 _AMD = Cure.of("gpubench report rccl.txt", comment="Of AMD GPUs gpubench reads only the tables of rccl-tests.")

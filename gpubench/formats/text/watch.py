@@ -17,8 +17,8 @@ from gpubench.formats.delivery import say
 from gpubench.formats.lines import INDENT, heading, wrapped
 from gpubench.formats.table import Page, ReportView
 from gpubench.formats.text.hangs import hang_columns, print_hangs
-from gpubench.model.results.fallback import HangRow
-from gpubench.model.results.report import Metadata, Report, Row, cure_of
+from gpubench.model.results.fallback import HangRow, cure_of
+from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
 from gpubench.model.terms.verdict import Detail, Verdict

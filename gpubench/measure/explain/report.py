@@ -29,9 +29,10 @@ from gpubench.model.results.fallback import (
     OperationRow,
     PathRow,
     TransportRow,
+    cure_columns,
     either,
 )
-from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, cure_columns, made_of
+from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, overall
 from gpubench.readers.registry import OtherText

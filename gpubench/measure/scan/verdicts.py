@@ -218,10 +218,7 @@ def _finding(subject: str, faster: str, share: float) -> Finding:
         f"{faster}: up to {share:.0%} of the usual bandwidth",
         "no bandwidth far above the usual one: disturbances only lower it",
         "a third or more of the other nodes are slow, or there are two kinds of nodes or NICs",
-        Cure.of(
-            "gpubench scan",
-            comment="Scan more nodes, or nodes of one kind; compare `gpubench allreduce` with the NICs' rate.",
-        ),
+        Cure.of("gpubench scan", comment="Scan more nodes, or nodes of one kind."),
     )
 
 
@@ -328,8 +325,7 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
             "a cause shared by all nodes: sockets instead of RDMA, no GPUDirect RDMA, an NCCL setting, switches, other "
             "jobs",
             Cure.of(
-                "gpubench allreduce --sizes 256M",
-                comment="Run it on two of these nodes; it shows each pair's transport and GPUDirect RDMA.",
+                "gpubench allreduce --sizes 256M", comment="Run it on two of these nodes. It shows the transports."
             ),
         )
 
@@ -344,10 +340,7 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
         f"{most.best * carried:.4g} GB/s in both directions, {most.best:.1f} times the limit",
         f"at most {carried:.4g} GB/s in both directions, the rate of the NICs and their slots reported by the driver",
         "NICs that were not found, a wrong port rate, or NVLinks between these nodes",
-        Cure.of(
-            "gpubench allreduce --evidence",
-            comment="It shows the paths; `gpubench topo` on one of these nodes shows its NICs.",
-        ),
+        Cure.of("gpubench allreduce --evidence", "gpubench topo", comment="They show the paths and the NICs."),
     )
 
 

@@ -10,8 +10,8 @@ from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Si
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
-from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation
-from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table, cure_columns
+from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation, cure_columns
+from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, Way
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of

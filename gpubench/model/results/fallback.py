@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from gpubench.model.paths.transport import (
     Conclusion,
@@ -19,8 +19,6 @@ from gpubench.model.results.report import (
     EvidenceRow,
     FallbackRow,
     Record,
-    cure_columns,
-    cure_of,
     made_of,
 )
 from gpubench.model.terms.ranks import DevicePlace
@@ -38,6 +36,17 @@ class Explanation:
     cure: Cure
     by_design: bool = False
     in_doubt: bool = False
+
+
+def cure_of(row: Any) -> Cure:
+    """What a row with `advice`, `commands` and `comment` says to do; those of earlier versions have `advice` alone."""
+    is_told = row.commands or row.comment
+    return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
+
+
+def cure_columns(cure: Cure | None) -> dict[str, Any]:
+    """The columns of a row that say what to do."""
+    return {} if cure is None else {"advice": cure.text, "commands": cure.commands, "comment": cure.comment or None}
 
 
 PATH_UNKNOWN = "path-unknown"

@@ -22,7 +22,7 @@ from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
+from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.records import dataclass
 
 R = TypeVar("R", bound="Record")
@@ -562,33 +562,6 @@ class EvidenceRow(Record, section="evidence", on_page=_EVIDENCE_ON_PAGE):
     confidence: Annotated[str, Confidence]  #: proven, likely, weak or none
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
     meaning: str  #: the rule of docs/evidence.md
-
-
-class Cured(Protocol):
-    """A row that says what to do."""
-
-    @property
-    def advice(self) -> str | None:
-        """All of it in one text."""
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """Commands, each as a user pastes it."""
-
-    @property
-    def comment(self) -> str | None:
-        """What to know about them."""
-
-
-def cure_of(row: Cured) -> Cure:
-    """What a row says to do; rows of earlier versions have `advice` alone."""
-    is_told = row.commands or row.comment
-    return Cure(row.commands, row.comment or "") if is_told else Cure(comment=row.advice or "")
-
-
-def cure_columns(cure: Cure | None) -> dict[str, Any]:
-    """The columns of a row that say what to do."""
-    return {} if cure is None else {"advice": cure.text, "commands": cure.commands, "comment": cure.comment or None}
 
 
 _FALLBACK_ON_PAGE = OnPage(

@@ -218,7 +218,7 @@ def refused(reason: str) -> Report:
 def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
     (found,) = refused(reason).findings
     assert (found.id, found.severity) == (NOT_LOOKED_AT, Verdict.ERROR)
-    assert cure in found.next_command
+    assert cure in found.cure.text
 
 
 @together(
@@ -235,7 +235,7 @@ def test_of_pairs_too(reason: str, cure: str) -> None:
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=pairs)
     report = judge(Facts([Topology(node)], (), job_of(node).ranks, [None], QUICK, False))
     (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
-    assert cure in found.next_command
+    assert cure in found.cure.text
     hidden = replace(node, pairs=tuple(replace(pair, unknown={"cuda": HIDDEN}) for pair in pairs))
     row = check_row(hidden, "peer_access")
     assert (row.verdict, row.note) == (Verdict.SKIP, f"peer access by CUDA could not be read ({HIDDEN})")
@@ -248,8 +248,8 @@ def test_a_nic_is_not_nvidia_smi_s_to_tell() -> None:
         nics = (replace(nic, unknown={"state": reason}),)
         report = judge(Facts([Topology(replace(node, nics=nics))], (), (), [None], QUICK, False))
         (found,) = [each for each in report.findings if each.id == NOT_LOOKED_AT]
-        assert "infiniband" in found.next_command
-        assert "nvidia" not in found.next_command
+        assert "infiniband" in found.cure.text
+        assert "nvidia" not in found.cure.text
     down = replace(nic, state="down", unknown={"rate_gbit_s": "the port is down"})
     report = judge(Facts([Topology(replace(node, nics=(down,)))], (), (), [None], QUICK, False))
     assert NOT_LOOKED_AT not in {each.id for each in report.findings}

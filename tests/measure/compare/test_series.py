@@ -182,7 +182,7 @@ def test_a_slow_newest_result_fails_and_says_of_which_machine(tmp_path: Path) ->
     assert report.verdict is Verdict.FAIL
     assert report.findings[0].id == "slower"
     assert report.findings[0].subject.startswith("2026-11-03T080000Z-allreduce-n2: 1 row")
-    assert report.findings[0].next_command == f"Run the same command again with --output {tmp_path}/"
+    assert report.findings[0].comment == f"Run the same command again with `--output {tmp_path}/`."
     section = report.sections[HistoryRow.section]
     assert isinstance(section, Table)
     assert {row.use for row in section.rows() if isinstance(row, HistoryRow)} == {Use.NEW, Use.BASE}

@@ -276,7 +276,7 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     assert (ids(report)[0], len(report.findings)) == (id_, 1)
     assert report.verdict is (Verdict.WARN if id_ in DOUBTS else Verdict.FAIL)
     finding = report.findings[0]
-    assert all((finding.seen, finding.cause, finding.expected, finding.next_command, finding.subject))
+    assert all((finding.seen, finding.cause, finding.expected, finding.cure, finding.subject))
 
 
 @together("name", ELEMENT_TYPES)

@@ -274,9 +274,9 @@ def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
     across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
     report = report_of(*replace(across, notes_of={1: ["NCCL_HOSTID set by environment to b"]}).logs())
     assert [row["id"] for row in rows(report, "causes")] == ["unknown"]
-    assert report.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+    assert report.findings[0].comment.endswith("`gpubench topo` shows the NICs of a node.")
     one_log = report_of(across.log(0))
-    assert one_log.findings[0].next_command.endswith("gpubench topo shows the NICs of a node")
+    assert one_log.findings[0].comment.endswith("`gpubench topo` shows the NICs of a node.")
 
 
 def test_pairs_of_one_host_are_judged_each_by_its_own_path() -> None:
@@ -502,7 +502,7 @@ def test_a_switch_that_reduces_is_between_nodes() -> None:
     assert (row["src"], row["dst"], row["scope"], row["cause"]) == (0, 0, "network", "unknown")
     named = f"{job.head(0)}NCCL_HOSTID set by environment to a\n"
     (finding,) = report_of(*job.logs(), named, more).findings
-    assert finding.next_command.endswith("gpubench topo shows the NICs of a node")
+    assert finding.comment.endswith("`gpubench topo` shows the NICs of a node.")
 
 
 def test_nccl_that_gave_up() -> None:

@@ -78,14 +78,14 @@ def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() ->
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in /etc/nccl.conf"
     assert (
         row.advice
-        == "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf"
+        == "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf."
     )
     (row,) = rows(looked_at(h200s(), facts({"NCCL_P2P_DISABLE": "0"}, conf={"NCCL_P2P_DISABLE": "1"})))
     assert row.conclusion == "direct possible"
     ranks = facts({"NCCL_P2P_DISABLE": "1"}), facts(rank=1, conf={"NCCL_P2P_DISABLE": "1"})
     (row,) = rows(looked_at(h200s(), *ranks))
     assert row.cause_seen == "NCCL_P2P_DISABLE=1 in the environment and /etc/nccl.conf"
-    assert row.advice == "gpubench p2p && unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too"
+    assert row.advice == "gpubench p2p && unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too."
 
 
 @together("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])

@@ -119,7 +119,7 @@ def test_the_cause_is_in_a_file_of_nccl_s() -> None:
     row = rows(watched([replace(rates, tasks=tasks)] * 2))[0]
     assert (row.cause, row.advice) == (
         "nccl-p2p-disabled",
-        "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf",
+        "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf.",
     )
 
 
