@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named_with_its_cure_and_no_line_is_too_wide(width: int
     assert "7 PASS, 1 FAIL" in told
     assert re.search(r"67 % of 374 expected", told)
     *lines, sentence = result.stdout.splitlines()
-    assert max(map(len, lines)) <= width
+    assert all(len(line) <= width or line.startswith("  try") for line in lines), "a command is not broken"
     assert sentence.startswith(
         "FAIL (simulated): node0 GPU5: 6 of 18 NVLinks down (links 12-17), all-reduce reaches 252 of 374 GB/s (67 %)"
     )
