@@ -25,10 +25,11 @@ def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
     for alike in grouped(noisy, lambda row: row.collective).values():
         worst = max(alike, key=lambda row: (row.ci95_percent or 0.0, row.time_us))
         size, more = format_size(worst.size_bytes), f", and {len(alike) - 1} more" if len(alike) > 1 else ""
+        placement = worst.placement.replace("_", " ")
         shares_cpus = SHARE in (worst.note or "")
         again = "--np 2. Start at most one rank per CPU" if shares_cpus else "--budget 2. Run it on an idle machine"
         yield Sighting(
-            subject=f"{COLLECTIVE_NAMES.get(worst.collective, worst.collective)} of {size}{more}",
+            subject=f"{COLLECTIVE_NAMES.get(worst.collective, worst.collective)} of {size} {placement}{more}",
             seen=_seen_noise(worst),
             likely="more ranks than CPUs" if shares_cpus else "",
             cure=Cure.of(f"gpubench {worst.command} --sizes {size} {again}"),

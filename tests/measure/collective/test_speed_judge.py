@@ -129,6 +129,14 @@ def test_a_row_that_noise_hides_passes_nothing_and_is_measured_again(
     assert judging.wants_another([row]) == hidden
 
 
+def test_the_noisiest_row_is_named_with_its_placement() -> None:
+    judging = judge()
+    for each in (NOISY, replace(NOISY, placement="in_place", ci95_percent=500.0), replace(NOISY, size_bytes=2**21)):
+        judging.row(each)
+    (found,) = judging.findings((), None)
+    assert (found.subject, found.seen) == ("all-reduce of 1M in place, and 2 more", "18 µs ±500 %")
+
+
 def test_ranks_that_take_turns_on_few_cpus_measure_the_scheduler() -> None:
     crowded = replace(judge(), turns_on_cpus="64 ranks share 2 CPUs")
     host = replace(NOISY, backend="host", ci95_percent=40.0, time_us=23e3)
