@@ -197,7 +197,17 @@ def own_command(arguments: argparse.Namespace, block: Block, way: Way) -> list[s
     if block.graph:
         # In a graph, buffers that NCCL allocated, as the peer's are, take another path than plain ones.
         options += ["--graph", str(block.graph), "--allocator", "nccl"]
-    return [arguments.mpirun, "-n", str(block.ranks), sys.executable, "-m", "gpubench", block.collective, *options]
+    return [
+        arguments.mpirun,
+        "-n",
+        str(block.ranks),
+        sys.executable,
+        "-m",
+        "gpubench",
+        block.collective,
+        "--exit-zero",
+        *options,
+    ]
 
 
 def peer_command(arguments: argparse.Namespace, block: Block) -> list[str]:

@@ -71,7 +71,7 @@ def sweep(arguments: argparse.Namespace, name: str) -> Run:
     launch = [arguments.mpirun, "-n", str(arguments.ranks)]
     if name == OURS:
         own = [arguments.collective, "--sizes", f"{arguments.first}:{arguments.last}", "--iters", "auto"]
-        command = [*launch, sys.executable, "-m", "gpubench", *own, "--format", "jsonl"]
+        command = [*launch, sys.executable, "-m", "gpubench", *own, "--exit-zero", "--format", "jsonl"]
         return stamped(
             command, is_head=lambda line: "gpubench_version" in line, is_row=lambda line: '"kind": "row"' in line
         )

@@ -71,7 +71,7 @@ def sweep(arguments: argparse.Namespace, option: str) -> tuple[list[tuple[Key, f
     """Microseconds by size and placement of one sweep, and its seconds from start to end."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.csv"
-        asked = ["--sizes", arguments.sizes, "--iters", "20", option]
+        asked = ["--sizes", arguments.sizes, "--iters", "20", "--exit-zero", option]
         command = [sys.executable, "-m", "gpubench", arguments.collective, *asked]
         start = time.perf_counter()
         subprocess.run([*command, "--output", str(output)], check=True, stdout=subprocess.DEVNULL)

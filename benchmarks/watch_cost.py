@@ -93,7 +93,7 @@ class BesideWatch:
     """A watch of everything, once a second, that has shown its first interval; `SystemExit` where it does not go on."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "gpubench", "watch", "--interval", "1s"]
+        command = [sys.executable, "-m", "gpubench", "watch", "--exit-zero", "--interval", "1s"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._lines: list[str] = []
         self._listener = threading.Thread(target=self._listen, daemon=True)
