@@ -623,7 +623,7 @@ NCCL_TRANSFERS = Family.of(
         r"|Caught signal|Assertion|double free|^(?:free|malloc|realloc)\(\)"
         r"|munmap_chunk|stack smashing|^corrupted |floating point exception|illegal instruction|breakpoint trap"
         r"|bad system call|symbol lookup error|Execution of replica|DeepEP|nvshmem|non-?zero status: "
-        r"|SignalException|ProcessGroupNCCL|OutOfMemoryError|out of memory|NCCL",
+        r"|SignalException|ProcessGroupNCCL|Default process group has not been|OutOfMemoryError|out of memory|NCCL",
         expected="ranks that run until the end",
         likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
         cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),

@@ -240,7 +240,7 @@ def test_a_job_of_a_thousand_ranks_is_a_page(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) < 30
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
-    assert "1024 ranks on node000-127" in result.stdout
+    assert "1,024 ranks on node000-127" in result.stdout
     assert "sockets between nodes, although the log lists RDMA devices" in result.stdout.replace("\n            ", " ")
 
 

@@ -46,6 +46,7 @@ _OF_ERRORS = (
         b"WorkNCCL::",
         b"ink is down",
     ),
+    b"Default process group",
     *(b"DeadlineExceeded", b"BackoffLimit", b"not enough slots", b"Node failure", b"MPI_Abort", b"Abort(", b"abort"),
     *(
         b"assert (",
@@ -111,6 +112,7 @@ _PROGRAM_ERROR = re.compile(
     rb"|munmap_chunk\(\): .*|\*\*\* stack smashing detected .*|corrupted (?:size vs\. prev_size|double-linked list).*"
     rb"|(?:Floating point exception|Illegal instruction|Trace/breakpoint trap|Bad system call)(?: \(core|$).*"
     rb"|symbol lookup error: .*"
+    rb"|Default process group has not been initialized.*"
     rb"|MPI_ABORT was invoked.*|\*\*\* Process received"
     rb"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted|Segmentation fault|Bus error)(?: (?! *\w+: *\d).*)?$"
     rb"|NVRM: Xid .*|NVRM: .*fallen off the bus.*|\bSXid \(PCI.*"

@@ -67,12 +67,19 @@ _OF_STRIPPED = (
 """Messages of NCCL, to find them also behind a line's beginning if somebody cut off host, process and level."""
 
 
+_ESCAPED = b"-&gt;"  # The arrow of a connection in a log that was copied from the source of a web page
+_CHARACTERS = ((b"&gt;", b">"), (b"&lt;", b"<"), (b"&quot;", b'"'), (b"&#39;", b"'"), (b"&amp;", b"&"))
+
+
 def cleaned(block: bytes) -> bytes:
-    """Lines without carriage returns, colours and timestamps, and with the level where somebody cut it off."""
+    """Lines without carriage returns, colours, timestamps and HTML escapes, and with the level where it was cut off."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
         block = _COLOR.sub(b"", block)
+    if _ESCAPED in block:
+        for escaped, character in _CHARACTERS:
+            block = block.replace(escaped, character)
     if _STAMP.search(block, 0, _STAMPED_BYTES):
         block = _STAMP.sub(b"", block)
     is_stripped = any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED)

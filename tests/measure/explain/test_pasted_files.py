@@ -1,5 +1,6 @@
 """What people paste into one file, in any order: the worst part decides, and nothing is left unread."""
 
+import html
 import io
 import json
 from collections.abc import Callable
@@ -22,6 +23,14 @@ def report_of(text: str) -> Report:
     reader = NcclLogReader()
     reader.read(io.BytesIO(text.encode()))
     return explain(reader.facts(), ["log"])
+
+
+def test_a_log_from_the_source_of_a_web_page_is_read_as_it_was_printed() -> None:
+    for log in sorted((FILES.parent / "logs/h200x4-p2p-disabled").iterdir())[:1]:
+        text = log.read_text()
+        plain, escaped = report_of(text), report_of(html.escape(text))
+        assert (escaped.verdict, escaped.findings) == (plain.verdict, plain.findings)
+        assert [finding.id for finding in escaped.findings][:1] == ["host-staged"]
 
 
 def text_of(name: str) -> str:
