@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.cli.defaults import words_for
 from gpubench.errors import UsageError
 from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault, parse_faults
 from tests.together import together
@@ -136,3 +137,24 @@ def test_the_nearest_key_is_suggested_and_every_key_explained() -> None:
     assert all(key.effect and key.values for key in FAULT_KEYS)
     assert {key.key: key.values for key in FAULT_KEYS if key.subject is Subject.GPU}["rows"] == "pending|failure"
     assert len({(key.subject, key.key) for key in FAULT_KEYS}) == len(FAULT_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "words"),
+    [
+        ("gp", ["gpu0:"]),
+        ("gpu5:nv", ["gpu5:nvlink=9"]),
+        ("gpu5:nvlink=12,wid", [f"gpu5:nvlink=12,width={width}" for width in (1, 2, 4, 8, 16)]),
+        ("node3.gpu0:mi", ["node3.gpu0:missing=yes", "node3.gpu0:mig=on"]),
+        ("nic2:st", ["nic2:state=down", "nic2:state=init"]),
+        ("link0-3:st", ["link0-3:staged=yes"]),
+        ("node3:env", ["node3:env=NCCL_P2P_DISABLE=1"]),
+        ("leaf1.rail2:up", ["leaf1.rail2:uplink=0.5"]),
+        ("cpu0:", []),
+    ],
+)
+def test_a_shell_completes_parts_keys_and_values_of_a_fault(incomplete: str, words: list[str]) -> None:
+    assert words_for("fault", incomplete) == words
+    for word in words:
+        if not word.endswith(":"):
+            assert str(parse_fault(word)) == word
