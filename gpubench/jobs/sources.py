@@ -69,13 +69,15 @@ class Simulation:
 
     def without_variables(self) -> "Simulation":
         """The same for a command that models none of NCCL's variables. Raises UsageError for those of a fault."""
-        asked = next((each for each in self.faults if each.variables and str(each) in self.broken), None)
+        from gpubench.model.profiles.fault import ENV
+
+        asked = next((text for text in self.broken if f"{ENV}=NCCL_" in text), None)
         if asked is not None:
             raise UsageError(
                 f"--fault {asked} with scan",
                 expected="a fault that changes what it shows",
                 reason="what NCCL's variables do to a scan is not modelled; it would pass as healthy",
-                next_step=f"gpubench check {self.source}",
+                next_step=f"gpubench check --simulate {shlex.quote(self.text)} --fault {shlex.quote(asked)}",
             )
         hardware = tuple(each for each in self.faults if not each.variables)
         return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})

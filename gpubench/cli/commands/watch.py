@@ -1,5 +1,6 @@
 """`gpubench watch`: its help, what excludes what, and the run."""
 
+import shlex
 import sys
 from dataclasses import replace
 
@@ -82,7 +83,7 @@ def _checked(plan: WatchPlan) -> WatchPlan:
         raise UsageError(
             f"--fault {hanging} without --hang",
             expected="--hang with it: counters of links do not show which rank hangs",
-            next_step=f"gpubench watch --hang {plan.simulation.source}",
+            next_step=f"gpubench watch --hang --simulate {shlex.quote(plan.simulation.text)} --fault {hanging}",
         )
     if plan.gpus is not None:
         raise exclusive(("--simulate", "--gpus"), "one of them: all GPUs of a simulated machine are shown")

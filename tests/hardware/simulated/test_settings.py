@@ -177,3 +177,13 @@ def test_topo_names_only_the_node_whose_ranks_have_the_variable() -> None:
     (finding,) = (each for each in report.findings if each.id == "nccl-p2p-disabled")
     assert len(finding.subjects) == 56
     assert all(each.startswith("node3 ") for each in finding.subjects)
+
+
+@pytest.mark.parametrize("fault", ["node0:env=NCCL_P2P_DISABLE=1", "env=NCCL_MAX_CTAS=8"])
+def test_scan_refuses_variables_of_faults_and_names_those_of_the_environment(fault: str) -> None:
+    """What they do to a scan is not modelled: it would pass as healthy."""
+    with pytest.raises(UsageError, match="--fault .*env=NCCL_.* with scan"):
+        simulation_of("hgx-h100-8*4", [fault], 0).without_variables()
+    left = simulation_of("hgx-h100-8*4", ["gpu0:nvlink=9"], 0, {"NCCL_P2P_DISABLE": "1"}).without_variables()
+    assert left.note == "ignored in simulation: NCCL_P2P_DISABLE=1"
+    assert [str(each) for each in left.faults] == ["gpu0:nvlink=9"]
