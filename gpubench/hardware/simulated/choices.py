@@ -32,12 +32,19 @@ def is_known_choice(name: str, value: str) -> bool:
     return set(found) == {""} and not known.isdisjoint(found[""])
 
 
+def leaves_nvls(variables: Mapping[str, str]) -> bool:
+    """True if NCCL may still reduce in NVSwitches, which it does with protocol Simple alone."""
+    needed = {ALGORITHM_VARIABLE: "nvls", PROTOCOL_VARIABLE: "simple"}
+    left = {name: chosen(variables[name], _NAMES[name]).get("", ()) for name in needed if name in variables}
+    return all(needed[name] in names for name, names in left.items())
+
+
 def slower_by_choice(
     variables: Mapping[str, str], collective: Collective, size_bytes: int, ranks: int, gb_s: float
 ) -> float:
-    """How many times as long as NCCL's own choice its best choice under these variables takes.
+    """How many times as long as NCCL's best ring or tree its best one under these variables takes.
 
-    `gb_s` is the busbw of the own choice. Raises CouldNotMeasureError if NCCL has no such algorithm.
+    `gb_s` is the busbw of the best one. Raises CouldNotMeasureError if NCCL has no such algorithm.
     """
     if collective.point_to_point or variables.keys().isdisjoint(_NAMES):
         return 1.0

@@ -20,7 +20,7 @@ from gpubench.collectives.expected import Inside, expected_between
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError, invalid_choice
-from gpubench.hardware.simulated.choices import slower_by_choice
+from gpubench.hardware.simulated.choices import leaves_nvls, slower_by_choice
 from gpubench.hardware.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.hardware.simulated.machine import SimulatedMachine, by_domains, check_nodes
 from gpubench.hardware.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
@@ -108,7 +108,7 @@ class CollectiveTimes:
         self._given = machine
         variables = distinct_variables(faults)
         self._choice = {name: value for each in variables for name, value in each.items() if name in PER_COMMUNICATOR}
-        self._nvls = not any(each.get(NVLS) == "0" for each in variables)
+        self._nvls = all(each.get(NVLS) != "0" and leaves_nvls(each) for each in variables)
         self._channels = min(filter(None, map(channel_cap, variables)), default=None)
         forbidden = any(pairs_without_peers(machine.profile, each) for each in variables)
         machine, faults = by_domains(machine, faults, joined=not forbidden)

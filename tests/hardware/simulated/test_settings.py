@@ -57,6 +57,9 @@ EFFECTS = [
     Effect("hgx-h200-4", "NCCL_MIN_NCHANNELS=4"),
     Effect("hgx-b200-8", "NCCL_NVLS_ENABLE=0", small=1.0, large=1.1),
     Effect("hgx-h200-4", "NCCL_NVLS_ENABLE=0"),
+    Effect("hgx-h200-4", "NCCL_ALGO=Ring"),
+    Effect("hgx-h200-4", "NCCL_PROTO=LL", large=2.27),
+    Effect("hgx-h100-8", "NCCL_ALGO=^nvls", large=1.055),
 ]
 
 
@@ -182,8 +185,18 @@ def test_topo_names_only_the_node_whose_ranks_have_the_variable() -> None:
 @pytest.mark.parametrize("fault", ["node0:env=NCCL_P2P_DISABLE=1", "env=NCCL_MAX_CTAS=8"])
 def test_scan_refuses_variables_of_faults_and_names_those_of_the_environment(fault: str) -> None:
     """What they do to a scan is not modelled: it would pass as healthy."""
-    with pytest.raises(UsageError, match="--fault .*env=NCCL_.* with scan"):
+    with pytest.raises(UsageError, match=r"--fault .*env=NCCL_.* with scan"):
         simulation_of("hgx-h100-8*4", [fault], 0).without_variables()
     left = simulation_of("hgx-h100-8*4", ["gpu0:nvlink=9"], 0, {"NCCL_P2P_DISABLE": "1"}).without_variables()
     assert left.note == "ignored in simulation: NCCL_P2P_DISABLE=1"
     assert [str(each) for each in left.faults] == ["gpu0:nvlink=9"]
+
+
+@pytest.mark.parametrize("variable", ["NCCL_NVLS_ENABLE", "NCCL_ALGO"])
+def test_rings_alone_do_not_reduce_in_switches(variable: str) -> None:
+    """From 1 GiB on eight H100s reduce in NVSwitches; a ring was as fast as they are."""
+    value = {"NCCL_NVLS_ENABLE": "0", "NCCL_ALGO": "ring"}[variable]
+    made = simulation_of("hgx-h100-8", (), 0, {variable: value})
+    found, own = (CollectiveTimes(made.machine, faults, noise=0.0) for faults in (made.faults, ()))
+    large = 4 * 2**30
+    assert found.seconds("allreduce", large, row=0)[0] / own.seconds("allreduce", large, row=0)[0] > 1.2
