@@ -17,6 +17,7 @@ COMMANDS = {
     "check": ("check",),
     "bare": (),
 }
+SCAN = {"scan": ("scan", "--quick")}  # Of three nodes or more
 CHECKS = ("quick", "check", "bare")  # Those that look at clocks, memory, NICs' redirection and versions too
 FACTS = ("topo", *CHECKS)
 JOBS = (*FACTS, "allreduce")
@@ -24,7 +25,7 @@ ALL = (*JOBS, "p2p")
 COPIES = ("p2p", "check", "bare")
 USED = ("p2p", *CHECKS)
 
-PART, PCIE, TWO = "hgx-h200-4", "l40s-8", "hgx-h100-4*2"
+PART, PCIE, TWO, THREE = "hgx-h200-4", "l40s-8", "hgx-h100-4*2", "hgx-h100-4*3"
 
 FAULTS = [
     (PART, "gpu2:nvlink=12", "nvlink-down", "FAIL", ALL),
@@ -70,13 +71,17 @@ FAULTS = [
     (TWO, "node1.nic1:state=down", "rdma-port-down", "FAIL", JOBS),
     (TWO, "node1:driver=550.54.15", "driver-differs", "FAIL", CHECKS),
     (TWO, "node1:driver_missing=yes", "driver-missing", "ERROR", FACTS),
+    (THREE, "node1.gpu2:nvlink=12", "nvlink-down", "FAIL", (*JOBS, "scan")),
+    (THREE, "node1.gpu2:rows=pending", "row-remap-pending", "FAIL", (*JOBS, "scan")),
+    (THREE, "node1.nic1:state=down", "rdma-port-down", "FAIL", (*JOBS, "scan")),
+    (THREE, "node1:driver_missing=yes", "driver-missing", "ERROR", (*FACTS, "scan")),
 ]
 """Machine, fault, the finding that names it with its severity, and the commands that can see it."""
 
 
 def report(command: str, machine: str, *faults: str) -> dict[str, Any]:
     planted = [word for fault in faults for word in ("--fault", fault)]
-    arguments = [*COMMANDS[command], "--simulate", machine, *planted, "--format", "json", "--no-progress"]
+    arguments = [*(COMMANDS | SCAN)[command], "--simulate", machine, *planted, "--format", "json", "--no-progress"]
     document: dict[str, Any] = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
     return document
 
