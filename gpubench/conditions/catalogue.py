@@ -13,9 +13,10 @@ _HEAD = """\
 Written by `python -m gpubench.conditions.catalogue`; `tests/test_docs.py` keeps it equal to the code.
 
 Every command uses the same list. A condition with a *check* is a finding of `gpubench check`, and some are findings of
-`gpubench topo` too. A condition that *explains* something is a cause: each command ends with the causes of the paths it
-saw, with id, confidence and cure. `--evidence` shows all causes, JSON has them in the section `causes`, and
-`gpubench topo --causes` predicts them before anything is measured. `gpubench explain` finds those marked *log*.
+`gpubench topo` too. `p2p` and collectives report what fails in `topo`. A condition that *explains* something is a
+cause: each command ends with the causes of the paths it saw, with id, confidence and cure. `--evidence` shows all
+causes, JSON has them in the section `causes`, and `gpubench topo --causes` predicts them before anything is measured.
+`gpubench explain` finds those marked *log*.
 A condition without a check that prevents a direct path is still a finding of `topo` and `check`.
 
 **Confidence.** *proven*: a setting, a refusal or a register shows it. *likely*: facts agree with it, and with little
