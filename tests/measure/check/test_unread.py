@@ -9,7 +9,7 @@ from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.hardware.node.gpus import read_node
 from gpubench.measure.check.health import judge
-from gpubench.measure.check.unread import NOT_LOOKED_AT
+from gpubench.measure.check.unread import FACT_NAMES, NOT_LOOKED_AT
 from gpubench.model.facts.health import HIDDEN
 from gpubench.model.facts.snapshot import (
     AccessControl,
@@ -300,3 +300,8 @@ def test_pairs_that_a_recording_lacks_are_an_error(kept: int) -> None:
 def judged(node: Snapshot) -> Report:
     nodes = [Topology(node)]
     return judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
+
+
+def test_every_fact_that_a_check_reads_has_a_name_for_people() -> None:
+    read = {name for check in CHECKS for each in check.reads for name in each.partition(".")[2].split("|")}
+    assert set(FACT_NAMES) == read
