@@ -61,7 +61,7 @@ def test_a_staged_link_is_said_to_be_simulated_and_fails() -> None:
     validate(document)
     assert (result.returncode, document["verdict"]) == (1, "FAIL")
     assert [(row["origin"], row["pairs"], row["cause"]) for row in document["fallback"]] == [
-        ("simulated", ["0 → 1", "1 → 0"], "simulated")
+        ("simulated", ["0 → 1", "1 → 0"], "staged-despite-grant")
     ]
     assert {row["origin"] for row in document["evidence"]} == {"simulated"}
     assert "fallback (simulated): HOST-STAGED: ranks 0 → 1, 1 → 0 through host memory" in result.stderr
