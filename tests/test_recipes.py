@@ -187,6 +187,14 @@ def test_a_gpubench_that_says_nothing_drains_no_node_unless_a_site_wants_it(
     assert ("Reason=gpubench: could not be judged: exit code" in (tmp_path / "calls").read_text()) == drained
 
 
+def test_the_gate_judges_all_gpus_and_not_those_of_the_job(tmp_path: Path) -> None:
+    shells.make_programs(tmp_path, {**STAND_INS, "gpubench": 'echo "drain: ${CUDA_VISIBLE_DEVICES-all GPUs}"; exit 1'})
+    variables = {"REASON": "", "SLURM_SCRIPT_CONTEXT": PROLOG, "CUDA_VISIBLE_DEVICES": "3"}
+    result = run(script("gate.sh", tmp_path, tmp_path), tmp_path, tmp_path, **variables)
+    assert result.returncode == 1
+    assert "Reason=gpubench: all GPUs" in (tmp_path / "calls").read_text()
+
+
 @pytest.mark.parametrize("fault", NO_ANSWER)
 def test_a_gpubench_that_says_nothing_is_no_problem_of_a_kubernetes_node(fault: str, tmp_path: Path) -> None:
     shells.make_programs(tmp_path, {"gpubench": NO_ANSWER[fault]})
