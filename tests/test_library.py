@@ -148,6 +148,16 @@ def test_rows_and_findings_print_what_is_known_of_them() -> None:
     assert len(repr(found.report)) < 2000
 
 
+def test_a_finding_has_its_commands_node_and_devices_as_fields() -> None:
+    pytest.importorskip("pandas")
+    result = check(simulate=NODE, fault=["gpu5:nvlink=12"], quick=True)
+    finding = result.findings[0]
+    assert (finding.node, finding.devices) == ("node0", ("GPU5",))
+    assert finding.commands == ("nvidia-smi --gpu-reset -i 0000:1b:00.0",)
+    (row,) = result.to_frame("findings").to_dict("records")
+    assert (row["node"], row["devices"], row["commands"]) == ("node0", ["GPU5"], list(finding.commands))
+
+
 def test_sections_are_listed_and_no_other_name_is_an_empty_table() -> None:
     pytest.importorskip("pandas")
     wired = topo(simulate=NODE)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
@@ -46,5 +45,4 @@ def frame_of(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame"
 
     if isinstance(section, Matrix):
         return pandas.DataFrame.from_dict(dict(section.cells), orient="index").convert_dtypes()
-    records = [row.to_record() if isinstance(row, Record) else asdict(row) for row in section]
-    return pandas.DataFrame(records).convert_dtypes()
+    return pandas.DataFrame([row.to_record() for row in section]).convert_dtypes()
