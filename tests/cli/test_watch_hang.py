@@ -64,7 +64,8 @@ def test_the_rank_that_hangs_is_named(form: object, changes: dict[str, object], 
     assert seen in done.stdout.replace("\n            ", " ")
     assert operation in done.stdout
     assert "rank 0 (" not in done.stdout
-    assert ("py-spy dump --pid 102. Run it on 10.0.0.1" in done.stdout) is (seen == "did not join")
+    advice = "py-spy dump --pid 102\n            Run it on 10.0.0.1. It shows the line where that rank is."
+    assert (advice in done.stdout) is (seen == "did not join")
 
 
 def test_ranks_that_run_ahead_of_each_other_are_not_behind() -> None:
