@@ -17,6 +17,7 @@ from gpubench.records import dataclass
 _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
+_NODE_DIFFERS = "node-differs"
 _OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
@@ -97,7 +98,38 @@ def fold(
     """Return the findings on these nodes, each with its consequences; see `folded`."""
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
-    return folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps)
+    return _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps))
+
+
+def _without_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, in which a difference between nodes that a condition names already stands below that condition."""
+    found = list(findings)
+    for place, finding in enumerate(findings):
+        if finding.id != _NODE_DIFFERS or len(finding.subjects) != 1:
+            continue
+        rest = []
+        for difference in finding.seen.split("; "):
+            number = _named_by(difference, finding.subjects[0], findings)
+            if number is None:
+                rest.append(difference)
+                continue
+            line = f"{_NODE_DIFFERS}: {difference}"
+            found[number] = replace(found[number], consequences=(*found[number].consequences, line))
+        found[place] = replace(finding, seen="; ".join(rest))
+    return tuple(each for each in found if each.seen or each.id != _NODE_DIFFERS)
+
+
+def _named_by(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
+    """The number of the first condition on a node that names what differs: the first word of the difference."""
+    word = re.compile(rf"\b{re.escape(difference.split(' ', 1)[0])}\b")
+    for number, each in enumerate(findings):
+        text = ", ".join((each.subject, *each.subjects))
+        is_condition = each.id not in (*FIGURES, _NODE_DIFFERS) and each.severity in _ROOT_VERDICTS
+        renumbers = each.id == "gpu-missing" and difference.startswith("GPU")
+        names_it = renumbers or word.search(f"{text}; {each.seen}")
+        if is_condition and names_it and host in re.split(r"[\s,]+", text):
+            return number
+    return None
 
 
 def folded(
@@ -252,7 +284,9 @@ def _fact_explains(id_: str, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     if effect.id == HOST_STAGED:
         of_nccl = family not in _NCCL_SETTINGS or _is_nccl_s(effect)
         return of_nccl and bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE})
-    slows = id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
+    # Another GPU model explains what its profile expects in vain.
+    of_model = id_ == "gpu-model" and "profile " in effect.expected
+    slows = of_model or id_ in _SLOWING or bool(effects & {Effect.STAGED, Effect.NETWORK_INSIDE, Effect.SLOW})
     if not slows or id_ in _WEAK:
         return False
     if family in _NCCL_SETTINGS:

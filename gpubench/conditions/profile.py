@@ -180,7 +180,8 @@ def _below(run: Circumstances) -> Found:
             continue
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
-            yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}")
+            more = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
+            yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more)
         slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
         reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
         if profile is not None and slot is not None and reaches is not None and reaches < slot:
@@ -256,6 +257,10 @@ def _rates(rates: list[float]) -> str:
 
 
 _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
+_OF_ANOTHER_MODEL = {
+    "likely": "GPUs of another model or variant than the profile's",
+    "cure": "nvidia-smi -L. `gpubench profiles match` shows the machine's profile",
+}
 _TWO = 2  # Of more GPUs, the model that most have is the usual one
 _AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
 _PROFILES = "profile-keys.md"
@@ -268,6 +273,7 @@ _MODEL = Condition(
     likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
     cure=Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
     look=_model,
+    implies=("below-profile", "nic-below-profile", "gpu-differs"),
 )
 SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
 

@@ -9,6 +9,7 @@ from gpubench.conditions.checks import WIRING, merged, run
 from gpubench.conditions.definition.circumstances import Circumstances, Facts, users_settings
 from gpubench.conditions.definition.condition import NONE_EXPECTED
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
+from gpubench.conditions.folding import fold
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES
@@ -246,6 +247,7 @@ def examine(
     findings = run(WIRING, facts)
     findings += merged(SURPLUS.findings(facts.circumstances))
     findings += tuple(prospect_findings(expected, explained, findings))
+    findings = fold(findings, nodes)
     judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
     verdict = overall([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
