@@ -319,7 +319,6 @@ RDMA_PORTS = Family.of(
     ),
     Condition(
         id="rdma-port-slow",
-        implies=("nic-below-card",),
         title="InfiniBand or RoCE port runs at a lower rate than its siblings",
         detection="/sys/class/infiniband/*/ports/*/rate against ports of the same model; not those of storage or a "
         "front end, without which every GPU has as many ports as its siblings",
