@@ -21,9 +21,9 @@ def test_what_a_check_says_of_facts_is_said_of_the_node() -> None:
     profiles = matched_profiles(healthy, {})
     assert None not in profiles
     assert fact_findings(healthy, profiles) == []
-    found = fact_findings(topologies(nodes("node2.gpu5:nvlink=12")), profiles)
-    assert {"nvlink-down", "node-differs"} <= {each.id for each in found}
-    assert all("node2" in each.subject for each in found)
+    (found,) = fact_findings(topologies(nodes("node2.gpu5:nvlink=12")), profiles)
+    assert (found.id, found.subject) == ("nvlink-down", "node2 GPU5 (0000:1b:00.0)")
+    assert "node-differs: GPU5 NVLinks active 12 (others 18)" in found.consequences
 
 
 def test_what_only_a_profile_tells_is_said_too() -> None:
