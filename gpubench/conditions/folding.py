@@ -80,8 +80,11 @@ class _NamedPlaces:
         return _NamedDevices(host, frozenset(_DEVICE.findall(text)), gpus)
 
     def names(self, subject: _NamedDevices) -> bool:
-        """True if it names the subject, or nothing in particular."""
-        return any(own.meets(subject) for own in self.subjects)
+        """True if it names the subject, or nothing in particular; several pairs of a GPU name that GPU."""
+        pairs = {
+            own.pair for own in self.subjects if own.pair and own.host == subject.host and subject.gpus <= own.pair
+        }
+        return (len(subject.gpus) == 1 and len(pairs) > 1) or any(own.meets(subject) for own in self.subjects)
 
     def covers(self, other: "_NamedPlaces") -> bool:
         """True if it names each subject of the other; of what slows a whole job, one part is enough."""

@@ -180,7 +180,7 @@ def _below(run: Circumstances) -> Found:
             continue
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
-            more = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
+            more: dict[str, Any] = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
             yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more)
         slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
         reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
@@ -257,9 +257,9 @@ def _rates(rates: list[float]) -> str:
 
 
 _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
-_OF_ANOTHER_MODEL = {
+_OF_ANOTHER_MODEL: dict[str, Any] = {
     "likely": "GPUs of another model or variant than the profile's",
-    "cure": "nvidia-smi -L. `gpubench profiles match` shows the machine's profile",
+    "cure": Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
 }
 _TWO = 2  # Of more GPUs, the model that most have is the usual one
 _AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates

@@ -183,6 +183,18 @@ def test_compare_reports_a_fault_once(
     assert tuple(_MORE.sub("", _BUS_ID.sub("", each["subject"])) for each in grave) == found
 
 
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("node3.gpu3:nvlink=9", one("nvlink-down", "node3 GPU3")),
+        ("node2.gpu1:p2p=NS", one(REFUSED, "node2 GPU0 → GPU1")),
+        ("node1.link0-6:staged=yes", one("gpu-pair-slow", "node1 GPU0 and GPU6")),
+    ],
+)
+def test_scan_names_a_part_of_a_node_once(fault: str, found: Found) -> None:
+    assert findings("scan", "hgx-h100-8*4", fault)[0] == found
+
+
 def test_the_profile_of_another_model_is_one_finding(tmp_path: Path) -> None:
     profile = tmp_path / "ours.toml"
     profile.write_text((ROOT / "profiles" / "hgx-h200-8.toml").read_text())

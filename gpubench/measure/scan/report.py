@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from itertools import groupby
 
 from gpubench.conditions.definition.policy import drains
+from gpubench.conditions.folding import cause_of
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
@@ -214,6 +215,7 @@ def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[
             Cure(tuple(each.format(host=host) for each in cure.commands), cure.comment.format(host=host)),
             places=_part_places(fabric, part),
             subjects=tuple(fabric.hosts[node] for node in part.nodes) if part.leaf is not None else (),
+            expected_percent=0.0 if part.kind in _SILENT else percent(part.share, 1.0),
         )
 
 
@@ -225,6 +227,24 @@ def _part_places(fabric: ScanFabric, part: FaultyPart) -> tuple[DevicePlace, ...
     gpus = [f"GPU{gpu}" for gpu in (part.gpu, part.partner) if gpu is not None]
     devices: Sequence[str | None] = gpus or [nic]
     return tuple(DevicePlace(fabric.hosts[node], device) for node in part.nodes for device in devices)
+
+
+def _below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
+    """The findings on parts and on facts, in which a slow GPU or pair stands below the fact that explains it."""
+    kept, roots = list[Finding](), list(facts)
+    for part in parts:
+        copies = replace(part, id="p2p-slow")
+        number = cause_of(copies, facts, hosts, nvlinked=True) if part.id in _INSIDE_A_NODE else None
+        if number is None:
+            kept.append(part)
+            continue
+        line = f"{part.id}: {part.subject}: {part.seen}"
+        roots[number] = replace(roots[number], consequences=(*roots[number].consequences, line))
+    return [*kept, *roots]
+
+
+_SILENT = (PartKind.NODE_GONE, PartKind.NODE_HANGS, PartKind.RAIL_HANGS)  # Nothing is left of their speed
+_INSIDE_A_NODE = ("gpu-slow", "gpu-pair-slow")
 
 
 def _doubt_findings(
@@ -500,7 +520,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
     findings = [
-        *_part_findings(course, result.parts),
+        *_below_facts(list(_part_findings(course, result.parts)), result.other_findings, course.fabric.hosts),
         *_doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
         *_wrong_data_findings(course),
         *_pair_findings(course),
@@ -511,7 +531,6 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         *_doubtful_leaf_findings(course.fabric, result.doubtful()),
         *rate_findings(course, result.rails_told()),
         *_collective_findings(course.fabric, result.collectives),
-        *result.other_findings,
     ]
     parts = [*(_part_row(result, part) for part in result.parts), *_suspect_rows(result, suspects)]
     cells = list(_cell_rows(result, set(suspects)))

@@ -111,7 +111,7 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     """The gravest finding: wrong data first, then root causes by what they cost, then other facts and figures."""
 
     def place(finding: Finding) -> tuple[object, ...]:
-        is_root, is_figure = bool(finding.consequences), finding.id in FIGURES
+        is_root, is_figure = bool(finding.consequences) or finding.expected_percent == 0, finding.id in FIGURES
         left = 100.0 if finding.expected_percent is None else finding.expected_percent
         cost = left if is_root or is_figure else 0.0
         return gravity(finding.severity), finding.id != WRONG_DATA, not is_root, is_figure and not is_root, cost
