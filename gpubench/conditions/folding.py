@@ -192,7 +192,9 @@ def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool)
 
 
 def _about(finding: Finding, subjects: Sequence[str]) -> Finding:
-    return replace(finding, subject=some_of(subjects), subjects=tuple(subjects))
+    named = frozenset(name for each in subjects for name in _DEVICE.findall(each))
+    places = tuple(each for each in finding.places if each.device is None or each.device in named)
+    return replace(finding, subject=some_of(subjects), subjects=tuple(subjects), places=places)
 
 
 def _topmost(number: int, roots: Sequence[int | None]) -> int:
