@@ -261,7 +261,7 @@ GPU = Family.of(
         settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
         likely="clocks set on purpose, for repeatable results or to save power",
-        cure=Cure.of("nvidia-smi -rac -i GPU; nvidia-smi -rgc -i GPU", comment="Run both as root."),
+        cure=Cure.of("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU", comment="Run both as root."),
         look=_clocks_held_down,
     ),
     Condition(

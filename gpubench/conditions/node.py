@@ -367,7 +367,7 @@ _differs = partial(
     Condition,
     check="versions",
     likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
-    cure=Cure.of("nvidia-smi --version; ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
+    cure=Cure.of("nvidia-smi --version", "ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
     link=_COMPARE,
 )
 

@@ -588,7 +588,8 @@ REDIRECTION = Family.of(
         aliases=("iommu-translates",),
         settles="cat /proc/cmdline; dmesg | grep -i 'IO_PAGE_FAULT\\|DMAR'",
         cure=Cure.of(
-            "gpubench p2p; cat /proc/cmdline",
+            "gpubench p2p",
+            "cat /proc/cmdline",
             comment="If copies are slow or wrong, boot with iommu=pt or switch the IOMMU off in the BIOS. "
             "Before any job, verify the data with `gpubench p2p` again.",
         ),

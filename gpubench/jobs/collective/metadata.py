@@ -41,7 +41,7 @@ def nothing_measured() -> Report:
         seen="no row: the operation does not work on GPU memory, and was not begun in this job",
         expected="rows",
         cause="the trial of MPI above",
-        cure=Cure.of("gpubench allreduce --backend nccl", comment="--backend host measures MPI on CPU buffers."),
+        cure=Cure.of("gpubench allreduce --backend nccl", comment="`--backend host` measures MPI on CPU buffers."),
     )
     return Report(verdict=Verdict.ERROR, complete=True, findings=(finding,))
 

@@ -75,7 +75,9 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
     RefusedFact(
         ("version mismatch",),
         "a new driver was installed while the old kernel module is still loaded",
-        Cure.of("cat /proc/driver/nvidia/version; modinfo -F version nvidia", comment="Reboot to load the new module."),
+        Cure.of(
+            "cat /proc/driver/nvidia/version", "modinfo -F version nvidia", comment="Reboot to load the new module."
+        ),
     ),
     RefusedFact(
         ("infoROM",),

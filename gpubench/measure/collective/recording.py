@@ -600,7 +600,7 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         seen=f"{counted(len(rows), 'row')}, {last}, without a final line",
         expected="a finished run",
         cause="the run ended early (a rank failed or hung, or Ctrl-C), or the copy of the recording is incomplete",
-        cure=Cure.of(f"gpubench {collective.name} --record DIR", comment="Record it again."),
+        cure=Cure(comment=f"Record it again with `gpubench {collective.name} --record`."),
     )
     verdict = overall([report.verdict, Verdict.ERROR])
     return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))
