@@ -155,6 +155,7 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
     """The report with what is wrong with the nodes, unless it is there already as the cause of slow rows."""
     from gpubench.conditions.checks import on_machine
     from gpubench.conditions.definition.circumstances import Facts
+    from gpubench.conditions.folding import fold
     from gpubench.model.paths.nodes import group
     from gpubench.profiles import profiles_for
 
@@ -165,7 +166,7 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
     known = {(each.id, each.subjects) for each in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
     verdict = overall([report.verdict, *(each.severity for each in more)])
-    return replace(report, verdict=verdict, findings=(*report.findings, *more))
+    return replace(report, verdict=verdict, findings=fold((*report.findings, *more), nodes))
 
 
 def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
