@@ -28,7 +28,7 @@ ANSWERS = [
     ("explain ../../README.md", 3, "a Markdown document in"),
     ("explain prose-mail.txt", 3, "prose-mail.txt: prose in 7 lines, without NCCL lines"),
     ("report prose-mail.txt", 2, "begins no kind of file that gpubench reads"),
-    ("explain prose-notes.rst", 3, "try: gpubench explain LOG"),
+    ("explain prose-notes.rst", 3, "try: Give `gpubench explain` the output of the job itself"),
     ("explain prose-and-an-ending.log", 1, "Segmentation fault (core dumped)"),
     ("explain openmpi-box.log", 1, "mpirun noticed that process rank 1"),
     ("topo --from topo-p2p-p.txt", 0, "over PCIe not supported (NS); nvidia-smi topo -p2p r and -p2p w decide"),
