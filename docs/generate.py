@@ -144,6 +144,11 @@ def fault_page() -> str:
         "unless another is named. Commas separate several keys of one part (`gpu5:nvlink=12,width=8`), and the option",
         "can be repeated. Written by `python docs/generate.py`.",
         "",
+        "A fault changes what it names and nothing else. A fault of a pair slows the collectives whose path uses that",
+        "pair: rings use neighbours (or every NVLink, if NVLinks join pairs), all-to-all uses all pairs, and a",
+        "reduction in NVSwitches uses none. Every command takes every fault without a command of its own. `p2p` and",
+        "the collectives name those that change nothing that they measure: `topo` and `check` show such facts.",
+        "",
     ]
     lines += [*_NCCL_VARIABLES.splitlines(), ""]
     for subject, (title, example) in _PARTS.items():
@@ -151,12 +156,12 @@ def fault_page() -> str:
         keys = [each for each in FAULT_KEYS if each.subject is subject]
         value = keys[0].example
         lines += [f"## {title}", f"`{grammar}:KEY=VALUE`, e.g. `--fault {example}:{keys[0].key}={value}`", ""]
-        lines += ["| key | values | effect | where |", "|---|---|---|---|"]
+        lines += ["| key | values | effect | changes | where |", "|---|---|---|---|---|"]
         for each in keys:
             values = ", ".join(f"`{word}`" for word in each.words) or f"{each.kind}: {each.form}, e.g. `{each.example}`"
             where = f"`{each.command}` only" if each.command else "every command"
-            where += f"; {' and '.join(each.unmodelled)} are simulated without it" if each.unmodelled else ""
-            lines.append(f"| `{each.key}` | {values} | {each.effect} | {where} |")
+            changes = f"what `{each.command}` measures" if each.command else ", ".join(each.changes)
+            lines.append(f"| `{each.key}` | {values} | {each.effect} | {changes} | {where} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.program import CommunicatorRanks, FaultSeconds
 from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
-from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject, parse_fault, parse_faults
+from gpubench.model.profiles.fault import Fault, Subject, parse_fault, parse_faults
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.scan import PartKind, ScanPartRow
 from gpubench.model.terms.verdict import HOST_STAGED, Finding
@@ -129,8 +129,6 @@ def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> st
     """Why nothing follows from a fault for the times of collectives, though on a machine something may; else empty."""
     if fault.command and fault.subject is not Subject.NIC:
         return f"only {fault.command} knows of it"
-    if key := fault.unmodelled(COLLECTIVES):
-        return f"what {key} does to {COLLECTIVES} is not modelled"
     keys = ", ".join(key for key, _ in fault.settings)
     if fault.subject is Subject.NIC and fault.get("bandwidth") and _has(fault, _OF_PORT):
         return f"what {keys} of one NIC do together is not modelled"

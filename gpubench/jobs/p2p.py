@@ -475,7 +475,7 @@ def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
         simulation, machines = plan.source.simulation, plan.source.machines()
         _check_first_node(simulation, machines.nodes[0])
         first = replace(machines, nodes=machines.nodes[:1])
-        simulation.check_effects(P2P_NAME, COPIES)
+        simulation.note_effects(COPIES)
         copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
         managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
         yield _setup(

@@ -201,7 +201,7 @@ def test_a_fault_that_no_collective_of_the_layout_meets_says_so(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("machine_name", "fault", "reason"),
     [
-        ("hgx-h200-2", "gpu0:throttle=sw_power_cap", "what throttle does to collectives is not modelled"),
+        ("hgx-h200-2", "gpu0:throttle=sw_power_cap", "no time of a collective follows from throttle"),
         ("hgx-h200-8", "gpu0:ecc=off", "no time of a collective follows from ecc"),
         ("hgx-h200-8*2", "gpu0:width=4", "its traffic between nodes is not modelled"),
         ("hgx-h200-8", "node0:dips=0.5", "only scan knows of it"),

@@ -15,8 +15,8 @@ from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
-from gpubench.model.profiles.fault import Fault, Subject
-from gpubench.model.profiles.profile import NicKindOfMachine, NvlinkKind, Profile
+from gpubench.model.profiles.fault import HALVE_CLOCKS, Fault, Subject
+from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, NvlinkKind, Profile
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
@@ -29,12 +29,17 @@ STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """One GPU: shares of its links' bandwidth and of that to host memory, and whether copies are host-staged."""
+    """One GPU: shares of its links' bandwidth, of that to host memory and of its clock, and its host-staged pairs.
+
+    `ring_share` is that of its NVLinks which NCCL's rings find active, if NVLinks join pairs.
+    """
 
     index: int
     share: float = 1.0
+    ring_share: float = 1.0
     host_share: float = 1.0
     staged_with: frozenset[int] = frozenset()
+    clock_share: float = 1.0
 
 
 Hop = tuple[int, int]  # Positions of two GPUs among those that are there
@@ -45,15 +50,19 @@ class NodeLinks:
     """The GPUs that are there, and GB/s of each NIC that is up: of RDMA NICs, or of the others where there is none.
 
     `pair_shares` are by GPU indices, of pairs with a fault between the two: their other pairs keep their bandwidth.
+    `links_left` are shares of the NVLinks of a pair, if some of a GPU's are down and NVLinks join pairs.
     """
 
     gpus: tuple[GpuLinks, ...]
     nics_gb_s: tuple[float, ...]
     pair_shares: Mapping[frozenset[int], float]
+    links_left: Mapping[frozenset[int], float]
 
     def share(self, one: int, other: int) -> float:
         """The share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
-        return min(self.gpus[one].share, self.gpus[other].share) * self.pair_share(one, other)
+        ends = self.gpus[one], self.gpus[other]
+        left = self.links_left.get(frozenset(end.index for end in ends), 1.0)
+        return min(end.share for end in ends) * left * self.pair_share(one, other)
 
     def pair_share(self, one: int, other: int) -> float:
         """The share that faults between the two, and not of either, leave."""
@@ -65,7 +74,7 @@ class NodeLinks:
         The collective uses all links of each GPU, and the path between the two ends of each of `hops` for `part` of
         its time.
         """
-        shares = [(gpu.share, position) for position, gpu in enumerate(self.gpus[:ranks])]
+        shares = [(gpu.share * gpu.ring_share, position) for position, gpu in enumerate(self.gpus[:ranks])]
         faulty = [hop for hop in hops if self.pair_share(*hop) < 1]
         shares += [(1 / (1 + part * (1 / self.share(*hop) - 1)), min(hop)) for hop in faulty]
         share, position = min(shares)
@@ -105,8 +114,25 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
     for fault in on_nics:
         _check_index(fault, fault.index, len(profile.nic), "NIC")
     gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
-    gpus = tuple(_gpu_links(profile, index, on_gpus) for index in range(profile.match.visible) if index not in gone)
-    return NodeLinks(gpus, _nics_gb_s(profile, on_nics), _pair_shares(profile, on_gpus))
+    left = _links_left(profile, on_gpus)
+    gpus = tuple(
+        _gpu_links(profile, index, on_gpus, left) for index in range(profile.match.visible) if index not in gone
+    )
+    return NodeLinks(gpus, _nics_gb_s(profile, on_nics), _pair_shares(profile, on_gpus), left)
+
+
+def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
+    """The share of each pair's NVLinks that are active: a GPU's last ones are down, and lead to its last peers."""
+    left: dict[frozenset[int], float] = {}
+    pairs = () if profile.nvlink is None else profile.nvlink.pairs
+    for fault in faults:
+        active = int(fault.get("nvlink") or 0)
+        for pair in pairs if fault.subject is Subject.GPU and fault.get("nvlink") is not None else ():
+            if fault.index in pair[:2]:
+                ends = frozenset(pair[:2])
+                left[ends] = min(left.get(ends, 1.0), min(active, pair[2]) / pair[2])
+                active = max(0, active - pair[2])
+    return left
 
 
 def _pair_shares(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
@@ -123,8 +149,10 @@ def _check_index(fault: Fault, index: int | None, count: int, part: str) -> None
         raise wrong_value(fault, f"there is no {part} {index}", f"an index below {count}")
 
 
-def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLinks:
-    share, host_share, staged_with = 1.0, 1.0, set[int]()
+def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapping[frozenset[int], float]) -> GpuLinks:
+    share, ring_share, host_share = 1.0, 1.0, 1.0
+    staged_with = {end for pair, links in left.items() if index in pair and not links for end in pair - {index}}
+    is_paired = profile.nvlink is not None and bool(profile.nvlink.pairs)
     others = set(range(profile.match.visible)) - {index}
     for fault in faults:
         if index not in (fault.index, fault.second):
@@ -132,12 +160,26 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault]) -> GpuLink
         ends = {fault.index, fault.second} - {index, None}
         partners = {end for end in ends if end is not None} if fault.subject is Subject.LINK else others
         remaining = _share(profile, fault)
-        if any(fault.get(key) for key in STAGING) or remaining == 0:
+        if any(fault.get(key) for key in STAGING) or (remaining == 0 and not (is_paired and partners is others)):
             staged_with |= partners
         if fault.subject is Subject.GPU:
-            share *= remaining or 1.0
+            own = float(fault.get("speed") or 1.0) if is_paired else remaining or 1.0
+            share *= own
+            ring_share *= (remaining or 1.0) / own
             host_share *= _host_share(profile, fault)
-    return GpuLinks(index, share, host_share, frozenset(staged_with))
+    throttled = any(fault.index == index and fault.get("throttle") in HALVE_CLOCKS for fault in faults)
+    staged = frozenset(other for other in staged_with if _have_peer_access(profile, frozenset((index, other))))
+    return GpuLinks(index, share, ring_share, host_share, staged, _HALF if throttled else 1.0)
+
+
+def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
+    """False of GPUs that reach each other through host memory by design: a fault cannot make them."""
+    access, nvlink = profile.peer_access, profile.nvlink
+    joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(each[:2]) for each in nvlink.pairs})
+    return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
+
+
+_HALF = 0.5
 
 
 def _share(profile: Profile, fault: Fault) -> float:
@@ -251,7 +293,8 @@ class SimulatedCopies:
         self._typical = cache(machine.profile.typical)
         self._spread = noise
         links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
-        self._noise = random.Random(f"{seed}/copies" + (f"/{node}" if node else ""))
+        self._seed = f"{seed}/copies" + (f"/{node}" if node else "")
+        self._noise: dict[tuple[object, ...], random.Random] = {}
         alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
         self.gpus = tuple(
             CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
@@ -264,7 +307,7 @@ class SimulatedCopies:
         self._indices = [each.index for each in links.gpus]
         self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
         self._enabled: set[tuple[int, int]] = set()
-        self._known: tuple[Sequence[CopyStream], float] = (), 0.0
+        self._known: tuple[Sequence[CopyStream], float, random.Random] = (), 0.0, random.Random()
         self._corrupted = {
             frozenset((fault.index, fault.second))
             for fault in faults
@@ -283,7 +326,7 @@ class SimulatedCopies:
     def enable(self, source: int, destination: int) -> None:
         """Copies between the two are direct from now on."""
         self._enabled.add((source, destination))
-        self._known = ((), 0.0)
+        self._known = (), 0.0, random.Random()
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
         """Memory without a limit, and without contents."""
@@ -292,8 +335,19 @@ class SimulatedCopies:
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
         """The time of the busiest link: of all streams that leave or enter a GPU by NVLink, or by PCIe, together."""
         if streams is not self._known[0]:  # what a copy is measured with is asked for once a sample
-            self._known = streams, self._busiest(streams)
-        return repeats * self._known[1] * (1 + abs(self._noise.gauss(0.0, self._spread)))
+            self._known = streams, self._busiest(streams), self._noise_of(streams)
+        return repeats * self._known[1] * (1 + abs(self._known[2].gauss(0.0, self._spread)))
+
+    def _noise_of(self, streams: Sequence[CopyStream]) -> random.Random:
+        """A source for each kind of sample, so that a fault of one pair leaves the noise of the others as it is."""
+        ends = [(each.by, _place(each.source), _place(each.destination), each) for each in streams]
+        kind = tuple((*map(self._index, places), each.engine, each.size_bytes) for *places, each in ends)
+        if kind not in self._noise:
+            self._noise[kind] = random.Random(f"{self._seed}/{kind}")
+        return self._noise[kind]
+
+    def _index(self, place: Place) -> Place:
+        return place if isinstance(place, HostMemory) else self._indices[place]
 
     def _busiest(self, streams: Sequence[CopyStream]) -> float:
         busy: dict[tuple[object, ...], float] = defaultdict(float)

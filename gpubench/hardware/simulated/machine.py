@@ -48,6 +48,8 @@ def _apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
         for key, value in fault.settings:
             if fault.subject is Subject.GPU:
                 gpu = gpus[_index(fault, fault.index, gpus, "GPU")]
+                if len(gpus) == 1 and key in ("p2p", "cuda_peer"):
+                    raise wrong_value(fault, "there is no other GPU", "a machine with several GPUs")
                 _change_pairs_of(pairs, gpu, key, value)
                 gpus[gpu.index] = _GPU_CHANGES[key](gpu, value, fault) if key in _GPU_CHANGES else gpu
             elif fault.subject is Subject.NIC:
@@ -129,6 +131,8 @@ def _deactivated(links: tuple[NvLink, ...], down: Iterable[NvLink]) -> tuple[NvL
 
 def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
     links = gpu.nvlinks or ()
+    if not links:
+        raise wrong_value(fault, "the GPU has no NVLinks", "a machine with NVLinks: --simulate hgx-h100-8")
     if int(value) > len(links):
         raise wrong_value(fault, f"the GPU has {len(links)} NVLinks", f"0 to {len(links)}")
     return replace(gpu, nvlinks=_deactivated(links, links[int(value) :]))
@@ -191,6 +195,8 @@ def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
         return replace(nic, state=value)
     if key == "rate":
         return replace(nic, rate_gbit_s=float(value))
+    if key == "errors" and not nic.rdma:
+        raise wrong_value(fault, "no RDMA port counts errors of this NIC", "an InfiniBand or RoCE NIC")
     return (
         nic if key in ("missing", "errors", "bandwidth") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
     )

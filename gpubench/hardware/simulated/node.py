@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import (
     AccessControl,
     ConfidentialComputing,
@@ -298,6 +299,9 @@ def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
     """The node with the faults of its surroundings, which it already has."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
+            if not any(each.access_control for each in node.pci_devices):
+                seen = f"--fault {str(fault)!r}: this virtual machine shows no PCIe bridge"
+                raise UsageError(seen, expected="a machine that does: --simulate hgx-h100-8")
             devices = (
                 replace(each, access_control=_REDIRECTS) if each.access_control is not None else each
                 for each in node.pci_devices

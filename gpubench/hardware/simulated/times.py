@@ -11,7 +11,7 @@ and 2 took 1.233, 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing are thos
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -118,6 +118,10 @@ class CollectiveTimes:
         self._noise = noise
         self._healthy = node_links(machine.profile, [fault for fault in shape if fault.node_number == 0])
         self._faulty = _links_by_node(machine.profile, faults)
+        self._corrupting: dict[int, list[frozenset[int]]] = {}
+        for fault in faults:
+            if fault.get("corrupts") and fault.index is not None and fault.second is not None:
+                self._corrupting.setdefault(fault.node_number, []).append(frozenset((fault.index, fault.second)))
 
     @property
     def gpus(self) -> int:
@@ -157,6 +161,10 @@ class CollectiveTimes:
             for destination, other in enumerate(links.gpus[:ranks_per_node])
             if source != destination and other.index in gpu.staged_with
         ]
+
+    def corrupted(self, name: str, ranks_per_node: int) -> list[int]:
+        """The ranks of a collective whose data a fault corrupts."""
+        return self._model(name, ranks_per_node).corrupted(self._corrupting)
 
     def _kinds_of_node(self) -> list[NodeLinks]:
         healthy = [self._healthy] if len(self._faulty) < self._machine.nodes else []
@@ -263,7 +271,15 @@ class _Model:
     def _own_seconds(self, size_bytes: int) -> float:
         slowest = max(self._inside(links, size_bytes) for links in self._kinds)
         across = self._across(self._kinds, size_bytes)
-        return max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
+        seconds = max(self._curve.latency + max(slowest, across), self.least_seconds(size_bytes))
+        return seconds * self._longer_by_clocks(size_bytes, seconds)
+
+    def _longer_by_clocks(self, size_bytes: int, seconds: float) -> float:
+        """How much longer it takes as a GPU's CTAs carry less at a lower clock: nothing where links are the limit."""
+        share = min(gpu.clock_share for links in self._kinds for gpu in links.gpus[: self._local])
+        reached = size_bytes * self._factor / seconds / BYTES_PER_GB / (own_ctas(self._profile) * _CTA_GB_S)
+        longer: float = (1 + (share**-_ROUNDNESS - 1) * reached**_ROUNDNESS) ** (1 / _ROUNDNESS)
+        return min(longer, 1 / share)
 
     def least_seconds(self, size_bytes: int) -> float:
         """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
@@ -283,22 +299,41 @@ class _Model:
         times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}
         worst = max(times, key=times.__getitem__, default=None)
         if worst is None or times[worst] <= healthy:
-            return None
+            gpus = [gpu for links in self._by_node() for gpu in links.gpus[: self._local]]
+            slow = min(range(self.ranks), key=lambda rank: gpus[rank].clock_share)
+            return slow if gpus[slow].clock_share < 1 else None
         links = self._faulty[worst]
         staged = links.staged(self._local)
         return worst * self._local + (self._slowest(links)[0] if staged is None else staged)
 
+    def _by_node(self) -> list[NodeLinks]:
+        healthy = node_links(self._profile, ())
+        return [self._faulty.get(number, healthy) for number in range(self._nodes)]
+
+    def corrupted(self, pairs: Mapping[int, Collection[frozenset[int]]]) -> list[int]:
+        """The ranks whose data arrive wrong, if the paths between these pairs of GPU indices corrupt them, by node."""
+        found: set[int] = set()
+        for number, links in enumerate(self._by_node()):
+            for hop in self._hops(links) if number in pairs else ():
+                if frozenset(links.gpus[end].index for end in hop) in pairs[number]:
+                    found |= {number * self._local + end for end in hop}
+        return sorted(found)
+
+    def _hops(self, links: NodeLinks) -> list[Hop]:
+        """The paths between two GPUs that it uses: none for a reduction in NVSwitches."""
+        if self._in_switches:
+            return []
+        exchanges = self._collective.point_to_point and self._collective.name != "sendrecv"
+        return self._exchanging() if exchanges else ring_hops(self._profile, links, self._local)
+
     def _slowest(self, links: NodeLinks) -> tuple[int, float]:
         """The GPU that the others wait for, and the share of its bandwidth that is left.
 
-        A reduction in NVSwitches uses no path between two GPUs. Those that are made of sends and receives have one
-        peer after another: a slow path makes that part of their time longer.
+        Those that are made of sends and receives have one peer after another: a slow path makes that part of their
+        time longer.
         """
-        if self._in_switches:
-            return links.slowest(self._local)
-        if not self._collective.point_to_point or self._collective.name == "sendrecv":
-            return links.slowest(self._local, ring_hops(self._profile, links, self._local))
-        return links.slowest(self._local, self._exchanging(), 1 / (self.ranks - 1))
+        in_turn = self._collective.point_to_point and self._collective.name != "sendrecv"
+        return links.slowest(self._local, self._hops(links), 1 / (self.ranks - 1) if in_turn else 1.0)
 
     def _exchanging(self) -> list[Hop]:
         hops = combinations(range(self._local), 2)
@@ -370,6 +405,11 @@ _SPREAD = 0.003
 _STEPS = 100
 
 
+def own_ctas(profile: Profile) -> int:
+    """NCCL's own number of CTAs, from its NVLinks."""
+    return max(_FEWEST_OWN_CTAS, round((profile.nvlink.links if profile.nvlink else 0) * _OWN_CTAS_A_LINK))
+
+
 class OverlapModel:
     """Steps on a simulated machine; equal arguments give equal times. Raises as `CollectiveTimes`."""
 
@@ -383,8 +423,7 @@ class OverlapModel:
     @property
     def own_ctas(self) -> int:
         """NCCL's own number of CTAs."""
-        nvlink = self._machine.profile.nvlink
-        return max(_FEWEST_OWN_CTAS, round((nvlink.links if nvlink else 0) * _OWN_CTAS_A_LINK))
+        return own_ctas(self._machine.profile)
 
     def operation_seconds(self, partner: Partner, gemm_side: int) -> float:
         """One operation of a partner, with nothing beside."""

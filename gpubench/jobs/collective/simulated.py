@@ -44,6 +44,7 @@ from gpubench.measure.collective.recording import (
     replay,
     simulate,
     simulated_cases,
+    wrong_elements,
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
@@ -58,7 +59,7 @@ from gpubench.model.profiles.fault import COLLECTIVES
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
+from gpubench.model.terms.overlap import OverlapAsked
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
@@ -139,6 +140,7 @@ class ModelledCollective:
     per_node: int
     described: DescribedCollective
     staged: Sequence[tuple[int, int]]
+    corrupted: Sequence[int]
     simulation: Simulation
     processes: Sequence[RankFacts]
     settings: SimulatedSettings
@@ -175,6 +177,8 @@ class ModelledCollective:
             keep,
             settings=list(self.settings.times),
             refused=self.settings.refused,
+            identities=self.identities,
+            corrupted=self.corrupted,
         )
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
         return with_gpu_count(with_machine(report, nodes, plan), working, plan)
@@ -183,7 +187,7 @@ class ModelledCollective:
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
     simulation = source.simulation
-    simulation.check_effects(plan.collective.name if plan.overlap is None else OVERLAP, COLLECTIVES)
+    simulation.note_effects(COLLECTIVES)
     request = plan.at_sizes_for("nccl")
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed, root=request.root)
     nodes = source.machines().snapshots
@@ -220,6 +224,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         per_node=per_node,
         described=described,
         staged=staged,
+        corrupted=times.corrupted(request.collective.name, per_node),
         simulation=simulation,
         settings=settings,
         groups=simulated_groups(parts, identities, simulation, simulation.seed),
@@ -243,12 +248,15 @@ def run_simulated(plan: CollectivePlan, source: Simulated, arguments: Sequence[s
 
 
 def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
-    described, request = found.described, found.request
-    with written(directory, RecordedCollective.of(described), Machines.of(found.nodes, found.processes)) as write:
-        every_case = simulated_cases(request, len(described.ranks), described.options.settings)
+    request, ranks = found.request, len(found.identities)
+    machines = Machines.of(found.nodes, found.processes)
+    with written(directory, RecordedCollective.of(found.described), machines) as write:
+        every_case = simulated_cases(request, ranks, found.described.options.settings)
         for case, seconds in zip(every_case, made, strict=True):
             own = OwnTimes(seconds[0], request.sampling.least_iterations)
-            sample = RowSample(own, tuple(Answer(each) for each in seconds))
+            wrong = wrong_elements(case, ranks, found.corrupted)
+            answers = tuple(Answer(each, wrong=lost) for each, lost in zip(seconds, wrong, strict=True))
+            sample = RowSample(own, answers)
             write(RecordingLine(row=RecordedRow(case, SIMULATED_BACKEND, sample)))
         write(RecordingLine(rows=len(made)))
 

@@ -383,6 +383,12 @@ def simulated_cases(request: SweepRequest, ranks: int, settings: Sequence[str]) 
     return (replace(case, setting=way) for case in cases(request, ranks) for way in ways)
 
 
+def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[int]:
+    """The wrong elements of every rank, if what one peer sends to the `corrupted` ones is lost."""
+    part = max(1, case.layout.count // ranks)
+    return [part if rank in corrupted else 0 for rank in range(ranks)]
+
+
 def simulate(
     request: SweepRequest,
     ranks: int,
@@ -396,11 +402,12 @@ def simulate(
     identities: Sequence[RankIdentity] = (),
     settings: Sequence[str] = (),
     refused: Sequence[RefusedRow] = (),
+    corrupted: Collection[int] = (),
 ) -> Report:
     """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row.
 
-    With `recorded_rows` no row can be measured again, and their wrong elements count. `refused` are settings that the
-    library refuses.
+    With `recorded_rows` no row can be measured again, and their wrong elements count; else `corrupted` ranks have some.
+    `refused` are settings that the library refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
@@ -410,8 +417,12 @@ def simulate(
     def measured(number: int, case: Case, attempt: int) -> tuple[CollectiveRow, Sequence[float]]:
         seconds = times(case, number, attempt)
         row_times = RowTimes(RankTimes.of(seconds), unchecked.sampling.least_iterations)
-        wrong = 0 if recorded_rows is None else sum(answer.wrong for answer in recorded_rows[number].answers)
-        return describe(unchecked, case, job, row_times, wrong), seconds
+        return describe(unchecked, case, job, row_times, sum(wrong_by_rank(number, case))), seconds
+
+    def wrong_by_rank(number: int, case: Case) -> Sequence[int]:
+        if recorded_rows is not None:
+            return [answer.wrong for answer in recorded_rows[number].answers]
+        return wrong_elements(case, ranks, corrupted)
 
     if speed is not None and recorded_rows is not None:
         numbered = enumerate(zip(every_case, recorded_rows, strict=False))
@@ -428,11 +439,7 @@ def simulate(
         rows.append(row if judge is None else judge.row(row))
         listener.row(rows[-1])
     findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)
-    wrong = [
-        (row, [answer.wrong for answer in sample.answers])
-        for row, sample in zip(rows, recorded_rows or (), strict=False)
-        if row.wrong
-    ]
+    wrong = [(row, wrong_by_rank(number, every_case[number])) for number, row in enumerate(rows) if row.wrong]
     findings = (wrong_data(wrong, identities), *findings) if wrong else findings
     judged = overall_of_rows(Verdict(row.verdict) for row in rows if row.verdict is not None)
     report = Report(

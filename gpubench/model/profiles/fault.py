@@ -75,8 +75,8 @@ _VALUE_TO_TRY = {
 class FaultKey:
     """One thing that can be broken: on which subject, by what values, with what effect.
 
-    `command` is the only one that knows what it does, empty where several do. `unmodelled` is what is measured as if
-    it were not there, though on a machine it would show.
+    `command` is the only one that knows what it does, empty where several do. `changes` is what it can change: facts,
+    copies, collectives.
     """
 
     subject: Subject
@@ -85,7 +85,7 @@ class FaultKey:
     kind: ValueKind = ValueKind.WORD
     words: tuple[str, ...] = ()
     command: str = ""
-    unmodelled: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ("facts",)
 
     @property
     def values(self) -> str:
@@ -140,26 +140,42 @@ def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKin
 
 
 ENV = "env"
-COPIES, COLLECTIVES = "copies", "collectives"  # What is measured of a simulated machine
+FACTS, COPIES, COLLECTIVES = "facts", "copies", "collectives"
+_MEASURED, _ALL = (COPIES, COLLECTIVES), (FACTS, COPIES, COLLECTIVES)
 TRAFFIC = ("training", "staged", "sockets", "loading", "checkpoint", "inference", "waiting", "idle")
 """Kinds of jobs that `gpubench watch` can have run on a simulated machine."""
 
+HALVE_CLOCKS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")
+"""They reduce "the core clocks by a factor of 2 or more" (nvidia-smi's manual). Copy engines have their own clocks."""
+
+_BETWEEN_NODES = (FACTS, COLLECTIVES)
+_WIDTH_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this width"
+_GENERATION_OF_GPU = "its PCIe link, over which it reaches host memory, is trained to this generation"
+
 FAULT_KEYS = (
-    FaultKey(Subject.GPU, "nvlink", "only N of its NVLinks are active", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "width", "its PCIe link is trained to this width", words=_WIDTHS),
-    FaultKey(Subject.GPU, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
-    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS),
-    FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",)),
-    FaultKey(Subject.GPU, "lost", "it fell off the bus: the driver lists it and cannot reach it", words=("yes",)),
-    FaultKey(Subject.GPU, "missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",)),
-    FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",)),
+    FaultKey(Subject.GPU, "nvlink", "only N of its NVLinks are active", ValueKind.COUNT, changes=_ALL),
+    FaultKey(Subject.GPU, "width", _WIDTH_OF_GPU, words=_WIDTHS, changes=_ALL),
+    FaultKey(Subject.GPU, "generation", _GENERATION_OF_GPU, words=_GENERATIONS, changes=_ALL),
+    FaultKey(Subject.GPU, "p2p", "NVML refuses peer access with every other GPU", words=_REFUSALS, changes=_ALL),
+    FaultKey(Subject.GPU, "cuda_peer", "CUDA refuses peer access while NVML says OK", words=("no",), changes=_ALL),
+    FaultKey(
+        Subject.GPU,
+        "lost",
+        "it fell off the bus: the driver lists it and cannot reach it",
+        words=("yes",),
+        changes=_ALL,
+    ),
+    FaultKey(
+        Subject.GPU, "missing", "it is missing, and the GPUs after it have lower numbers", words=("yes",), changes=_ALL
+    ),
+    FaultKey(Subject.GPU, "mig", "MIG is on, and so peer access is refused", words=("on",), changes=_ALL),
     FaultKey(Subject.GPU, "ecc", "ECC is off", words=("off",)),
     FaultKey(
         Subject.GPU,
         "throttle",
-        "its clocks are throttled for this reason",
+        "its clocks are throttled for this reason; those of hardware (`hw_`) halve them, which slows collectives",
         words=THROTTLE_REASONS,
-        unmodelled=(COPIES, COLLECTIVES),
+        changes=(FACTS, COLLECTIVES),
     ),
     FaultKey(
         Subject.GPU, "rows", "row remapping in its memory waits for a reset, or failed", words=("pending", "failure")
@@ -169,6 +185,7 @@ FAULT_KEYS = (
         "fabric",
         "it has not joined the NVLink fabric, and so peer access is refused",
         words=("not_started", "in_progress"),
+        changes=_ALL,
     ),
     FaultKey(Subject.GPU, "health", "the NVLink fabric reports this condition", words=HEALTH_CONDITIONS),
     FaultKey(
@@ -176,52 +193,83 @@ FAULT_KEYS = (
         "speed",
         "its links reach this share of their bandwidth (0 to 1), and no fact shows it",
         ValueKind.FACTOR,
+        changes=_MEASURED,
     ),
     FaultKey(Subject.GPU, "errors", "it has counted N uncorrectable memory errors", ValueKind.COUNT),
     FaultKey(Subject.GPU, "temperature", "its chip has N °C", ValueKind.COUNT),
     FaultKey(Subject.GPU, "replays", "its PCIe link has replayed N packets", ValueKind.COUNT),
-    FaultKey(Subject.GPU, "busy", "a process with the pid N uses it", ValueKind.COUNT, unmodelled=(COLLECTIVES,)),
+    FaultKey(Subject.GPU, "busy", "a process with the pid N has memory on it, and is idle", ValueKind.COUNT),
     FaultKey(Subject.GPU, "hang", "its rank hangs before an all-reduce; with --hang", words=("yes",), command="watch"),
-    FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init")),
-    FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE),
-    FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS),
-    FaultKey(Subject.NIC, "generation", "its PCIe link is trained to this generation", words=_GENERATIONS),
+    FaultKey(Subject.NIC, "state", "its port is not active", words=("down", "init"), changes=_BETWEEN_NODES),
+    FaultKey(Subject.NIC, "rate", "its port runs at this rate, in Gb/s", ValueKind.RATE, changes=_BETWEEN_NODES),
+    FaultKey(Subject.NIC, "width", "its PCIe link is trained to this width", words=_WIDTHS, changes=_BETWEEN_NODES),
+    FaultKey(
+        Subject.NIC,
+        "generation",
+        "its PCIe link is trained to this generation",
+        words=_GENERATIONS,
+        changes=_BETWEEN_NODES,
+    ),
     FaultKey(Subject.NIC, "errors", "its port has counted N symbol errors", ValueKind.COUNT),
-    FaultKey(Subject.NIC, "missing", "it is missing", words=("yes",)),
+    FaultKey(Subject.NIC, "missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
     _of_scan(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
-    FaultKey(Subject.LINK, "nvlink", "only N NVLinks join the two GPUs (not through a switch)", ValueKind.COUNT),
-    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS),
+    FaultKey(
+        Subject.LINK,
+        "nvlink",
+        "only N NVLinks join the two GPUs (not through a switch)",
+        ValueKind.COUNT,
+        changes=_ALL,
+    ),
+    FaultKey(Subject.LINK, "p2p", "NVML refuses peer access between the two", words=_REFUSALS, changes=_ALL),
     FaultKey(
         Subject.LINK,
         "staged",
         "copies between the two, and what NCCL sends between them, go through host memory, and no fact shows it",
         words=("yes",),
+        changes=_MEASURED,
     ),
     FaultKey(
         Subject.LINK,
         "corrupts",
         "data that the GPUs write to each other are corrupted, and no fact shows it",
         words=("yes",),
-        unmodelled=(COLLECTIVES,),
+        changes=_MEASURED,
     ),
     FaultKey(
         Subject.LINK,
         "speed",
         "copies between the two reach this share of their bandwidth (0 to 1), and no fact shows it",
         ValueKind.FACTOR,
+        changes=_MEASURED,
     ),
     FaultKey(Subject.NODE, "driver", "it has this version of the driver", ValueKind.VERSION),
     FaultKey(Subject.NODE, "cuda", "its driver supports CUDA up to this version", ValueKind.VERSION),
     FaultKey(Subject.NODE, "peermem", "the module nvidia-peermem is loaded, or not", words=("no", "yes")),
     FaultKey(Subject.NODE, "acs", "ACS sends traffic between GPUs up to the PCIe root and back", words=("on",)),
     FaultKey(Subject.NODE, "iommu", "the IOMMU translates addresses", words=("on",)),
-    FaultKey(Subject.NODE, "clique", "its GPUs are in this clique of the NVLink domain", ValueKind.COUNT),
-    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run", words=("down",)),
-    FaultKey(Subject.NODE, "mnnvl", "NCCL uses no NVLinks to other nodes, and no fact shows why", words=("off",)),
+    FaultKey(
+        Subject.NODE,
+        "clique",
+        "its GPUs are in this clique of the NVLink domain",
+        ValueKind.COUNT,
+        changes=_BETWEEN_NODES,
+    ),
+    FaultKey(Subject.NODE, "imex", "the service nvidia-imex does not run", words=("down",), changes=_BETWEEN_NODES),
+    FaultKey(
+        Subject.NODE,
+        "mnnvl",
+        "NCCL uses no NVLinks to other nodes, and no fact shows why",
+        words=("off",),
+        changes=(COLLECTIVES,),
+    ),
     FaultKey(Subject.NODE, "silent", "this source of facts never answers", words=("nvml", "cuda", "sysfs")),
     FaultKey(Subject.NODE, "driver_missing", "no NVIDIA driver is loaded", words=("yes",)),
     FaultKey(
-        Subject.NODE, ENV, "its ranks have this variable of NCCL; repeatable, and not for scan", ValueKind.VARIABLE
+        Subject.NODE,
+        ENV,
+        "its ranks have this variable of NCCL; repeatable, and not for scan",
+        ValueKind.VARIABLE,
+        changes=(COLLECTIVES,),
     ),
     FaultKey(
         Subject.NODE, "traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"
@@ -260,10 +308,12 @@ class Fault:
         known = {each.key: each.command for each in FAULT_KEYS if each.subject is self.subject and each.command}
         return next((known[key] for key, _ in self.settings if key in known), "")
 
-    def unmodelled(self, measured: str) -> str:
-        """Its first key that changes nothing of what is measured, though on a machine it would; empty where none is."""
-        known = {each.key for each in FAULT_KEYS if each.subject is self.subject and measured in each.unmodelled}
-        return next((key for key, _ in self.settings if key in known), "")
+    def changes(self, measured: str) -> bool:
+        """False if none of its keys changes copies, or collectives."""
+        keys = dict(self.settings)
+        if keys.get("throttle", HALVE_CLOCKS[0]) not in HALVE_CLOCKS and measured == COLLECTIVES:
+            del keys["throttle"]
+        return any(measured in each.changes for each in FAULT_KEYS if each.subject is self.subject and each.key in keys)
 
     def get(self, key: str) -> str | None:
         """The value of a key, None where the fault does not set it."""
