@@ -170,7 +170,7 @@ def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) ->
     best: dict[str, float] = {}
     for row, cells in section.cells.items():
         for column, value in cells.items():
-            if isinstance(value, float):
+            if isinstance(value, float) and name != "ratios":  # no ratio is good or bad
                 kind = kinds.get((row, column), column)
                 best[kind] = max(best.get(kind, 0.0), value)
     lines = {
@@ -372,7 +372,8 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
     ways = {key[1:] for key in series}
     pairs = {(row.source, row.destination) for row in between}
     if len(series) <= 2 * len(ways) and len(pairs) >= len(gpus) * (len(gpus) - 1):
-        yield from (_grid_of(members) for members in series.values() if len(members) > 1)
+        grids = sorted((members for members in series.values() if len(members) > 1), key=_tells_less)
+        yield from map(_grid_of, grids)
         listed = [row for row in rows if HOST in (row.source, row.destination)]
         listed += [row for members in series.values() if len(members) == 1 for row in members]
     else:
@@ -382,6 +383,21 @@ def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterato
         pair, *columns = copy_columns(shown)
         columns = [pair, Column("how", [copying_way(row) for row in shown]), *columns]
         yield _listing(_title(listed, "Copies"), columns, shown, more)
+
+
+def _four_digits(value: float | None) -> str:
+    """36.90 next to 36.91: numbers of a matrix keep their zeros."""
+    if value is None or value >= _DIGITS:
+        return spelled(value)
+    return f"{value:#.4g}".rstrip(".")
+
+
+_DIGITS = 1000.0
+
+
+def _tells_less(rows: Sequence[PairRow]) -> tuple[bool, bool]:
+    """Order matrices: direct copies first, then baselines with peer access off, then what could not be measured."""
+    return all(row.bandwidth_gb_s is None for row in rows), rows[0].peer == "off"
 
 
 def _grid_of(rows: Sequence[PairRow]) -> Grid:
@@ -396,7 +412,12 @@ def _grid_of(rows: Sequence[PairRow]) -> Grid:
         for row in members:
             value = values[row.source, row.destination]
             share = None if not value or not best else best / value if is_latency else value / best
-            cell = GridCell(spelled(value) or "ERROR", share and min(share, 1.0), verdict_of(row.verdict), not expected)
+            if row.verdict == Verdict.PASS and row.expected_percent is not None:
+                share = max(share or 0.0, row.expected_percent / 100)  # of one NVLink where others have two
+            if row.peer == "off" and row.verdict is None:
+                share = None  # a baseline: through host memory on purpose
+            shown = _four_digits(value) or ("–" if row.verdict == Verdict.SKIP else "ERROR")
+            cell = GridCell(shown, share and min(share, 1.0), verdict_of(row.verdict), not expected)
             lines.setdefault(row.source, {})[row.destination] = cell
     ordered = list(rows)
     if len(lines) > MOST_COLUMNS:  # what does not pass has its place on the page

@@ -476,7 +476,8 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _grid(grid: Grid) -> Iterator[str]:
-    yield f'<h2>{html_text(grid.title)}</h2><div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
+    yield f"<h2>{html_text(_capitalised(grid.title))}</h2>"
+    yield f'<div class="scroll"><table><tr><th>{html_text(grid.corner)}</th>'
     yield from (f"<th>{html_text(column)}</th>" for column in grid.columns)
     yield "</tr>\n"
     for name, cells in grid.lines.items():
@@ -487,6 +488,10 @@ def _grid(grid: Grid) -> Iterator[str]:
             yield f'<td class="own">{own}</td>' if cell is None else _cell(cell)
         yield "</tr>\n"
     yield "</table></div>\n"
+
+
+def _capitalised(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def _cell(cell: GridCell) -> str:
@@ -506,7 +511,7 @@ def _cell(cell: GridCell) -> str:
 
 def _listing(listing: Listing) -> Iterator[str]:
     """A table; where it folds, lines that pass are behind their number."""
-    yield f"<h2>{html_text(listing.title)}</h2>"
+    yield f"<h2>{html_text(_capitalised(listing.title))}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []
     others = [each for each in lines if each not in passed]

@@ -290,3 +290,23 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path) -> None:
     found = [int(number) for number in re.findall(r"overflow (-?\d+);", dumped)]
     assert len(found) == len(windows), dumped
     assert {window: wider for window, wider in zip(windows, found, strict=True) if wider > 0} == {}
+
+
+@pytest.mark.parametrize("name", ["hgx-h100-8", "dgx-1-v100", "l40s-8", "rtx-4090-2", "hgx-a100-4"])
+def test_a_healthy_machine_has_direct_copies_first_and_nothing_orange(name: str) -> None:
+    """The first map had peer access off, all orange with red frames, under a green PASS."""
+    text = gpubench("p2p", "--simulate", name, "--format", "html").stdout
+    maps = [part for part in text.split("<h2 ")[1:] if 'class="own"' in part]
+    first, title = maps[0], re.sub(r"<[^>]*>.*", "", maps[0].partition(">")[2], flags=re.DOTALL)
+    assert "peer access on" in title or name == "rtx-4090-2", title
+    assert "GB/s" in first
+    assert not [part[:80] for part in maps if re.search(r'<td class="h[^"]*(far|low|near)', part)]
+    assert not [part[:80] for part in maps if "ERROR" in part]
+    numbers = re.findall(r'<td class="h[^>]*>([\d.]+)', first)
+    assert {len(number.replace(".", "")) for number in numbers} == {4}, numbers
+
+
+def test_a_slow_pair_is_orange_in_the_first_map() -> None:
+    text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link2-5:speed=0.5", "--format", "html").stdout
+    first = next(part for part in text.split("<h2 ")[1:] if 'class="own"' in part)
+    assert len(re.findall(r'<td class="h far', first)) == 2
