@@ -350,7 +350,7 @@ class SimulatedMeasurer:
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
             patterns=tuple(report.rows(PatternRow)),
-            findings=findings_of_copies(report.findings, report.rows(FallbackRow)),
+            findings=findings_of_copies(report.findings, report.rows(FallbackRow), report.rows(EvidenceRow)),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief
             else {}

@@ -34,7 +34,7 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, RankIdentity
+from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity
 from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import (
     HOST_STAGED,
@@ -67,7 +67,7 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
     return Measurements(
         pairs=_rows(document, PairRow),
         evidence=_rows(document, EvidenceRow),
-        findings=findings_of_copies(_findings(document), _rows(document, FallbackRow)),
+        findings=findings_of_copies(_findings(document), _rows(document, FallbackRow), _rows(document, EvidenceRow)),
         patterns=_rows(document, PatternRow),
     )
 
@@ -159,10 +159,26 @@ def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
-def findings_of_copies(findings: Sequence[Finding], fallback: Sequence[FallbackRow]) -> tuple[Finding, ...]:
+def findings_of_copies(
+    findings: Sequence[Finding], fallback: Sequence[FallbackRow], evidence: Sequence[EvidenceRow]
+) -> tuple[Finding, ...]:
     """The findings of a p2p that checks do not make; those on paths may stand below their causes there."""
+    ends = {f"{row.source} → {row.destination}": row for row in evidence}
     others = (each for each in findings_beside_speed(findings) if each.id not in _OF_PATHS)
-    return (*others, *path_findings(fallback))
+    of_paths = (
+        replace(each, places=tuple(dict.fromkeys(place for pair in each.subjects for place in _places(ends.get(pair)))))
+        for each in path_findings(fallback)
+    )
+    return (*others, *of_paths)
+
+
+def _places(row: EvidenceRow | None) -> tuple[DevicePlace, ...]:
+    if row is None:
+        return ()
+    return (
+        DevicePlace(row.source_node, row.source, row.source_bus_id),
+        DevicePlace(row.destination_node, row.destination, row.destination_bus_id),
+    )
 
 
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
