@@ -5,7 +5,7 @@ import keyword
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gpubench.cli.app import typer_command
 from gpubench.cli.process import COMMANDS
@@ -33,7 +33,9 @@ TYPE_NAMES: dict[Any, str] = {
 }
 """Every type of a parameter, as gpubench/__init__.pyi writes it."""
 
-_NUMBERS: dict[Any, Any] = {int: int | None, float: float | None}
+_NUMBERS: dict[Any, Any] = dict.fromkeys((int, int | None), int | None) | dict.fromkeys(
+    (float, float | None), float | None
+)
 _RUNS = """\
 Runs `gpubench {}` in a separate process and returns its RunResult. Raises GpubenchError for a wrong option, if nothing
 could be measured, and if the command does not end within `deadline_s` seconds.\
@@ -57,20 +59,28 @@ def signature_of(command: str) -> inspect.Signature:
     """Return the parameters of a command's function: its files, `deadline_s`, and its options as keywords."""
     named = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("deadline_s", named, default=None, annotation=float | None)]
+    types = inspect.signature(_typed(command).callback).parameters
     for name, option in _parameters(command):
         if option.param_type_name == "argument":
             kind = inspect.Parameter.VAR_POSITIONAL
             parameters = [inspect.Parameter("files", kind, annotation=FileName), *parameters]
         else:
             default = None if option.multiple or option.default is False else option.default
-            parameters.append(inspect.Parameter(name, named, default=default, annotation=_type_of(option)))
+            parameters.append(
+                inspect.Parameter(
+                    name,
+                    named,
+                    default=default,
+                    annotation=_type_of(option, get_args(types[option.name].annotation)[0]),
+                )
+            )
     return inspect.Signature(parameters, return_annotation=RunResult)
 
 
 def _parameters(command: str) -> Iterator[tuple[str, Any]]:
     """The options and arguments that a program may give, by their names in Python; of several arguments the first."""
     arguments = 0
-    for option in typer_command(next(each for each in COMMANDS if each.name == command)).params:
+    for option in _typed(command).params:
         if option.param_type_name == "argument":
             arguments += 1
             if arguments == 1:
@@ -80,13 +90,16 @@ def _parameters(command: str) -> Iterator[tuple[str, Any]]:
             yield f"{name}_" if keyword.iskeyword(name) else name, option
 
 
-def _type_of(option: Any) -> Any:
-    kind = option.type_descriptor.annotation
+def _typed(command: str) -> Any:
+    return typer_command(next(each for each in COMMANDS if each.name == command))
+
+
+def _type_of(option: Any, annotation: Any) -> Any:
     if option.multiple:
         return Several
-    if kind is bool:
+    if annotation in (bool, bool | None):
         return bool | None if option.secondary_opts else Literal[True] | None
-    return _NUMBERS.get(kind, One | None)
+    return _NUMBERS.get(annotation, One | None)
 
 
 def _docstring(command: str) -> str:
