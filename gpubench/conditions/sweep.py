@@ -14,6 +14,8 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_size, format_time, grouped
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
+_ONE_PER_CPU, _IDLE = "Start at most one rank per CPU.", "Run it on an idle machine."
+
 
 def _noisy(run: Circumstances) -> Found:
     """Rows that somebody expects something of; a gate calls others not judged."""
@@ -27,12 +29,12 @@ def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
         size, more = format_size(worst.size_bytes), f", and {len(alike) - 1} more" if len(alike) > 1 else ""
         placement = worst.placement.replace("_", " ")
         shares_cpus = SHARE in (worst.note or "")
-        again = "--np 2. Start at most one rank per CPU" if shares_cpus else "--budget 2. Run it on an idle machine"
+        option, comment = ("--np 2", _ONE_PER_CPU) if shares_cpus else ("--budget 2", _IDLE)
         yield Sighting(
             subject=f"{COLLECTIVE_NAMES.get(worst.collective, worst.collective)} of {size} {placement}{more}",
             seen=_seen_noise(worst),
             likely="more ranks than CPUs" if shares_cpus else "",
-            cure=Cure.of(f"gpubench {worst.command} --sizes {size} {again}"),
+            cure=Cure.of(f"gpubench {worst.command} --sizes {size} {option}", comment=comment),
         )
 
 

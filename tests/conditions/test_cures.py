@@ -12,6 +12,7 @@ from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Cure
 from tests.cli.running import gpubench as run
 from tests.cli.test_help import understood
+from tests.fakes.planted import CHECKED, PLANTS, Plant
 from tests.together import together
 
 PACKAGE = Path(gpubench.__file__).parent
@@ -55,6 +56,13 @@ def test_every_command_can_be_pasted_as_it_stands(place: str, commands: tuple[st
         assert not PLACEHOLDER.search(bare), place
         assert not PROSE.search(re.sub(r"'[^']*'|; then\b", "", bare)), place
         assert subprocess.run(["bash", "-n", "-c", bare], capture_output=True, check=False).returncode == 0, place
+
+
+@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+def test_no_command_of_a_planted_machine_has_a_placeholder_or_prose(plant: Plant) -> None:
+    for command in (command for found in plant.findings for command in found.commands):
+        assert not PLACEHOLDER.search(command), command
+        assert not PROSE.search(re.sub(r"'[^']*'|; then\b", "", command)), command
 
 
 @together("place, commands, comment", CODE)
