@@ -94,8 +94,9 @@ class NodeLinks:
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
     """The pairs of neighbours in NCCL's rings over the first `ranks` GPUs of a node.
 
-    NCCL knows nothing of a slow path, and does not avoid it. Where every path is alike (NVSwitch, PCIe) all channels
-    have one ring, in order of the GPUs: 8 H100s log "0 7 6 5 4 3 2 1". Where NVLinks join pairs, rings use all NVLinks.
+    NCCL does not measure paths, so it does not avoid a slow one. If every path is alike (NVSwitch, PCIe), all channels
+    have one ring in order of the GPUs, as in the logs of four H200s in tests/logs; for eight GPUs this is assumed. If
+    NVLinks join pairs, the rings use all NVLinks.
     """
     pairs = set() if profile.nvlink is None else {frozenset(pair[:2]) for pair in profile.nvlink.pairs}
     if not pairs:
