@@ -135,6 +135,8 @@ def _no_device_files(run: Circumstances) -> Found:
 def _some_denied(run: Circumstances) -> Found:
     """Some of the files: the rank uses fewer NICs. A container may have few files by design, but it may open those."""
     for number, node, ranks in nodes_with_rdma(run):
+        if not any(rank.denied_device_files for rank in ranks):
+            continue
         up = {nic.name for nic in port_roles(node).of_gpus if nic.state == "active"}
         files = {port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up}
         by_files: dict[tuple[str, ...], list[RankFacts]] = {}

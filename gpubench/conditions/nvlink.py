@@ -389,7 +389,7 @@ NVLINK = Family.of(
             "systemctl enable --now nvidia-fabricmanager", comment="Its version must be the driver's version."
         ),
         link=_DSTACK,
-        look=partial(_manager, stopped=True),
+        look=in_each_node(partial(_manager, stopped=True)),
         implies=_FOLLOWS,
     ),
     Condition(
@@ -404,7 +404,7 @@ NVLINK = Family.of(
             comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
         ),
         link=_DSTACK,
-        look=partial(_manager, stopped=False),
+        look=in_each_node(partial(_manager, stopped=False)),
         implies=_FOLLOWS,
     ),
     Condition(

@@ -262,7 +262,7 @@ class SimulatedMeasurer:
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
         self._ranks = self._times.gpus * self._machine.nodes
-        self.why_alone = "one GPU: a collective needs two" if self._ranks < 2 else ""
+        self.why_alone = "" if self._ranks > 1 else f"{'one' if self._ranks else 'no'} GPU: a collective needs two"
         if not self._times.has_network:
             self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 

@@ -49,7 +49,7 @@ def test_the_copies_line_of_a_healthy_machine_has_the_slowest_large_copy_of_ever
     result = CliRunner().invoke(app, ["--simulate", name, "--no-progress", "--width", "200"], catch_exceptions=False)
     line = next(line for line in result.stdout.splitlines() if line.startswith("copies "))
     found = re.fullmatch(
-        r"copies +(?P<gb_s>[\d.]+) GB/s \((nothing is expected|(?P<percent>\d+) % of [\d.]+ expected)\): "
+        r"copies +(?P<gb_s>[\d.]+) GB/s \((no expected value|(?P<percent>\d+) % of [\d.]+ expected)\): "
         r"(\S+ → \S+, the slowest with host memory|the slowest of (?P<pairs>\d+) pairs, GPU\d+ → GPU\d+; .+)",
         line,
     )
@@ -137,7 +137,7 @@ def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
         pytest.skip("this machine has GPUs")
     assert result.returncode == 0
     assert result.stdout.splitlines()[1].startswith("machine   no GPU")
-    assert "GB/s at 1M (nothing is expected); 2 CPU ranks, by MPI" in result.stdout
+    assert "GB/s at 1M (no expected value); 2 CPU ranks, by MPI" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("SKIP: no GPU")
     assert gpubench("--quick", "--strict").returncode == 3
 
@@ -198,6 +198,10 @@ def test_it_is_not_one_of_the_commands_and_bad_options_are_refused() -> None:
     assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (2, "  try:      python -m gpubench --help")
     assert gpubench("chekc").returncode == 2
     assert "ten lines" in gpubench("--quick", "--help").stdout
+
+
+def test_a_machine_without_a_gpu_is_not_said_to_have_one() -> None:
+    assert "not measured: no GPU: a collective needs two" in gpubench("--simulate", "host").stdout
 
 
 def test_of_gpus_that_cuda_hides_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

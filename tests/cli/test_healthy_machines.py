@@ -4,6 +4,7 @@ In process, as there are hundreds of runs; what a process adds is tested with ea
 profile expects runs on every machine; the other commands, which judge a part of that, take turns.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,23 +46,32 @@ RARE = (
 )
 
 
+ODD = re.compile(
+    r"\b(nan|inf|None|nothing is expected|1 of 1|1 ranks|1 nodes|1 GPUs|(?P<word>[a-z]{2,}) (?P=word)|Traceback)\b"
+    r"|(?<![\d.])0 GB/s|\d\.\d{4,} GB/s"
+)
+"""What no text on a machine has: values that are not there, plurals of one, words twice, more digits than are known."""
+
+
 class Said(NamedTuple):
-    """What a command said of a machine."""
+    """What a command said of a machine; `odd` are the lines that nobody would write so."""
 
     machine: str
     command: str
     code: int
     sentence: str
+    odd: tuple[str, ...] = ()
 
 
 def said(machine: str, command: str) -> Said:
     arguments = [*command.split(), "--simulate", machine, "--no-progress"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    return Said(machine, command, result.exit_code, result.stdout.rstrip().rpartition("\n")[2])
+    odd = tuple(filter(ODD.search, (result.stdout + result.stderr).splitlines()))
+    return Said(machine, command, result.exit_code, result.stdout.rstrip().rpartition("\n")[2], odd)
 
 
 def called_ill(name: str, runs: Sequence[Said]) -> Iterator[Said]:
-    """The runs that end with another word than PASS.
+    """The runs that end with another word than PASS, or have an odd line.
 
     SKIP is right where the profile is the reason: of a kind that nobody named some speeds are not judged, and of GPUs
     without NVLinks counters do not show the way.
@@ -73,7 +83,8 @@ def called_ill(name: str, runs: Sequence[Said]) -> Iterator[Said]:
         unjudged = not expects and "not judged" in reason
         not_told = profile.nvlink is None and "counters do not show" in reason
         alone = profile.match.visible == 1 and each.command.startswith("watch")  # it sends nothing to any other
-        if (word, each.code) != ("PASS", DONE) and not (word == "SKIP" and (unjudged or not_told or alone)):
+        right = (word, each.code) == ("PASS", DONE) or (word == "SKIP" and (unjudged or not_told or alone))
+        if each.odd or not right:
             yield each
 
 

@@ -3,12 +3,18 @@
 import csv
 import io
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from gpubench.cli.app import typer_command
+from gpubench.cli.app import app, typer_command
 from gpubench.cli.process import COMMANDS
+from gpubench.conditions import nvlink
+from gpubench.model.paths import nodes
+from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.commands import Command
 from tests.cli.running import ROOT, environment, gpubench
 from tests.formats.schema import validate
@@ -19,6 +25,46 @@ def rows(*arguments: str) -> list[dict[str, str]]:
     result = gpubench(*arguments, "--format", "csv")
     assert result.returncode == ("--fault" in arguments), result.stderr
     return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "seen", "cure"),
+    [
+        ("host", "allreduce on host, which has no GPU", "--simulate hgx-h100-8"),
+        ("dgx-spark", "allreduce on one GPU of dgx-spark", "--simulate 'dgx-spark*2'"),
+    ],
+)
+def test_a_machine_with_too_few_gpus_is_refused_with_one_that_has_enough(machine: str, seen: str, cure: str) -> None:
+    result = gpubench("allreduce", "--simulate", machine)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[0].endswith(seen)
+    assert result.stderr.splitlines()[-1].endswith(cure)
+
+
+def test_the_facts_of_nodes_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective of 512 nodes took three times as long when each of them was judged again."""
+    counted: Counter[str] = Counter()
+    for owner, name in ((nodes, "node_traits"), (nvlink, "_denied"), (Wiring, "refusal")):
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name), counted, name))
+
+    def calls(*words: str) -> dict[str, int]:
+        counted.clear()
+        CliRunner().invoke(app, ["allreduce", "--sizes", "1G", "--no-progress", *words], catch_exceptions=False)
+        return dict(counted)
+
+    few, many = (calls("--simulate", f"hgx-h100-8*{number}") for number in (2, 32))
+    assert few == many
+    assert few["_denied"] == 8 * 7
+    odd = calls("--simulate", "hgx-h100-8*32", "--fault", "node20.gpu3:nvlink=12")
+    assert odd["_denied"] > 8 * 7, "and a node that is not like the others is judged by itself"
+
+
+def counting(function: Callable[..., object], counted: Counter[str], name: str) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        counted[name] += 1
+        return function(*arguments)
+
+    return call
 
 
 def test_every_row_says_that_it_is_simulated() -> None:

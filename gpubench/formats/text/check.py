@@ -315,7 +315,7 @@ def _of_expected_time(row: CollectiveRow) -> str:
 
 def _of_expected(expected: float | None, percent: float | None) -> str:
     if expected is None or percent is None:
-        return " (nothing is expected)"
+        return " (no expected value)"
     return f" ({percent:.0f} % of {expected:.3g} expected)"
 
 

@@ -140,8 +140,11 @@ def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
 
 def _trained(link: PcieLink, key: str, value: str, fault: Fault) -> PcieLink:
     most = link.max_width if key == "width" else link.max_generation
-    if most is None or int(value) > most:
-        raise wrong_value(fault, f"its PCIe {key} is {most} at most", "a value that it can be trained down to")
+    if most is None:
+        unknown = f"the profile of this machine does not say which PCIe {key} the device has"
+        raise wrong_value(fault, unknown, "a machine whose profile says it: --simulate hgx-h100-8")
+    if int(value) > most:
+        raise wrong_value(fault, f"its PCIe {key} is at most {most}", f"1 to {most}")
     return replace(link, width=int(value)) if key == "width" else replace(link, generation=int(value))
 
 

@@ -173,6 +173,12 @@ class CollectiveTimes:
     def _model(self, name: str, ranks_per_node: int | None) -> "_Model":
         if name not in SUMMARIES:
             raise invalid_choice("collective", name, tuple(SUMMARIES))
+        if not self.gpus:
+            raise UsageError(
+                f"{name} on {self._given}, which has no GPU",
+                expected="a machine with GPUs",
+                next_step="--simulate hgx-h100-8",
+            )
         collective = collective_named(name)
         local = self.gpus if ranks_per_node is None else ranks_per_node
         if not 1 <= local <= self.gpus:

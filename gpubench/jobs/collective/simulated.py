@@ -52,6 +52,7 @@ from gpubench.measure.overlap import overlap_cases, row_of, with_rows
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
+from gpubench.model.paths.nodes import topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
@@ -157,10 +158,10 @@ class ModelledCollective:
             number = row + attempt * MOST_SIMULATED_ROWS
             return times.seconds(name, case.size_bytes, row=number, ranks_per_node=self.per_node)
 
-        paths = simulated(self.staged, self.identities, lambda node: Topology(self.nodes[node]), self.processes)
+        nodes = topologies(self.nodes)
+        paths = simulated(self.staged, self.identities, nodes.__getitem__, self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
-        nodes = [Topology(node) for node in self.nodes]
         speed = judge_of_model(collective, self.times, nodes, self.per_node, judged_by)
         ranks = len(self.identities)
         if self.groups:

@@ -247,7 +247,7 @@ def slowdown(row: FallbackRow) -> str:
     if row.limit_gb_s is None or row.times_slower is None:
         return f": {row.bandwidth_gb_s:.3g} GB/s"
     slower = f", {row.times_slower:.1f} times slower than the limit" if row.times_slower > 1 else ""
-    return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:g} GB/s{slower}"
+    return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:.4g} GB/s{slower}"
 
 
 def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
