@@ -55,6 +55,7 @@ td.h { text-align: right; white-space: nowrap; } .h { background: rgba(var(--goo
 .h.near { background: rgba(var(--good), .12); } .h.far { background: rgba(var(--bad), calc(.75 - var(--s) * .7)); }
 .scale span { display: inline-block; width: 34px; height: 1.1em; border: 1px solid var(--line); }
 nav { columns: 18rem; font-size: .9rem; margin: 1rem 0; } nav ul { margin: 0; padding-left: 1.2rem; }
+nav li { break-inside: avoid; }
 nav a { color: var(--ink); } code { user-select: all; }
 td.low { outline: 2px dashed var(--fail); outline-offset: -2px; font-weight: 700; }
 td b { color: inherit; } td.own { color: var(--faint); text-align: center; }
@@ -498,7 +499,7 @@ def _cell(cell: GridCell) -> str:
     mark = "" if cell.verdict is None else _MARKS.get(cell.verdict, "")
     words = html_text(cell.text) + (f' <b title="{cell.verdict}">{mark}</b>' if mark else "")
     if cell.share is None:
-        return f"<td>{words}</td>"
+        return f'<td class="n">{words}</td>'
     if cell.share < _NEAR_SHARE:
         kind = " far"
     elif cell.is_relative:
@@ -541,7 +542,7 @@ def _table(heads: Sequence[str], lines: Sequence[tuple[Sequence[str], Verdict | 
 
 
 def _is_number(words: str) -> bool:
-    return words.rstrip("%KMGT").replace(".", "", 1).isdigit()
+    return words.rstrip("%KMGT!*~").replace(".", "", 1).isdigit()
 
 
 def writer(target: Target, style: Style) -> DocumentWriter:

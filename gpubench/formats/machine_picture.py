@@ -28,6 +28,8 @@ _MOST_MACHINES = 2
 _GOOD = (Verdict.PASS, Verdict.SKIP)
 _GPU = re.compile(r"GPU\d+", re.ASCII)
 _NVLINK = re.compile(r"NV\d+", re.ASCII)
+_MODEL = re.compile(r"(?:NVIDIA )?(?:Tesla |GeForce |Quadro |RTX (?=PRO ))?(.*?\d\w*)", re.ASCII)
+"""The model in a GPU's name, up to the word with its number: 'V100', 'RTX 4090', 'PRO 6000'."""
 _HOST = "host"
 _SWITCH = "PCIe switch"
 _LARGE_BYTES = 64 * 2**10
@@ -199,7 +201,7 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
         largest = max((row.size_bytes or 0 for row in measured), default=0)
         slowest = min(
             (row for row in measured if row.size_bytes == largest),
-            key=lambda row: row.bandwidth_gb_s or 0,
+            key=lambda row: (_is_good(row), row.bandwidth_gb_s or 0),
             default=None,
         )
         path = members[0].path_class or "?"
@@ -214,6 +216,11 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
         found = odd.get(ends)
         verdict = _worse(*filter(None, (verdict, None if found is None else found[0])))
         yield Wire(ends, path, reach, verdict, f"{path}; {title}")
+
+
+def _is_good(row: PairRow) -> bool:
+    """False if a row is judged to be slow: rows of one pair have different expectations."""
+    return row.verdict is None or Verdict(row.verdict) in _GOOD
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
@@ -253,9 +260,14 @@ _SOCKET_WIDTH, _DEVICE_WIDTH, _FABRIC_WIDTH = 68, 132, 34
 _SWITCH_GAP, _WIDEST_SWITCH, _NAMED_SWITCH = 8, 76, 54
 _ARCS = 394
 _MOST_ROWS = 64
-_MOST_WORDS = 17
+_MOST_WORDS = 15
 
-_SHARES = ((0.95, "s3", "95 % and more"), (0.9, "s2", "90 to 95 %"), (0.75, "s1", "75 to 90 %"), (0.0, "s0", "less"))
+_SHARES = (
+    (0.95, "s3", "95 % or more"),
+    (0.9, "s2", "90 to 95 %"),
+    (0.75, "s1", "75 to 90 %"),
+    (0.0, "s0", "below 75 %"),
+)
 """Classes of the style sheet by the share that is reached, the thresholds of the verdicts on copies among them."""
 
 _ORDER = ("s", *(kind for _, kind, _ in _SHARES))
@@ -435,12 +447,13 @@ def _detail(part: MachinePart) -> str:
     """The model of a GPU without its maker, the rate of a NIC; nothing that has no room."""
     if not part.is_device:
         return ""
-    words = part.what.partition(" ")[2].removeprefix("NVIDIA ")
-    room = _MOST_WORDS - len(part.name)
+    words = part.what.partition(" ")[2]
     if part.is_gpu:
-        return words.split(" ")[0][:room]
-    rate = words.partition(" ")[2] or words
-    return rate if len(rate) <= room else ""
+        model = _MODEL.match(words)
+        shown = words if model is None else model[1]
+    else:
+        shown = words.partition(" ")[2] or words
+    return shown if len(part.name) + len(shown) <= _MOST_WORDS else ""
 
 
 def _legend(machine: Machine) -> Iterator[str]:

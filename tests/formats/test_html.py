@@ -1,5 +1,6 @@
 """The html report: whole, self-contained, escaped; and looked at by a browser where there is one."""
 
+import html
 import io
 import json
 import re
@@ -152,6 +153,16 @@ def test_a_staged_pair_is_marked_and_framed() -> None:
     text = gpubench("p2p", "--simulate", "hgx-h100-8", "--fault", "link0-3:staged=yes", "--format", "html").stdout
     cells = re.findall(r'<td class="h far low" style="--s:0.10">[\d.]+ <b title="FAIL">', text)
     assert len(cells) >= 2
+
+
+def test_figures_stand_below_each_other_with_and_without_a_mark() -> None:
+    text = gpubench("check", "--simulate", "hgx-h100-8", "--fault", "link0-6:staged=yes", "--format", "html").stdout
+    marked = re.findall(r"<td([^>]*)>[\d.]+[!*~]</td>", text)
+    assert marked
+    assert set(marked) == {' class="n"'}
+    pairs = html.unescape(gpubench("p2p", "--simulate", "dgx-1-v100", "--format", "html").stdout)
+    assert '<td class="n">–</td>' in pairs, "pairs without a value, below those with one"
+    assert "<td>–</td>" not in pairs
 
 
 def test_a_machine_of_staged_pairs_looks_like_none_that_is_healthy() -> None:

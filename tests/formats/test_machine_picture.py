@@ -130,6 +130,55 @@ def test_a_slow_gpu_has_a_slow_line_and_its_sign_and_no_arc_tells_it_again() -> 
     assert "✗" in text
 
 
+def test_a_slow_gpu_is_slow_by_the_rows_that_fail_though_others_of_the_pair_are_as_slow() -> None:
+    """Reads are compared with pairs wired alike, so they pass; by noise they were the slower rows, and 2 of 7 arcs."""
+    slow = {(a, b): 260.0 for a in range(4) for b in range(4) if 3 in (a, b)}
+    writes = [replace(row, verdict="FAIL") if row.bandwidth_gb_s == 260.0 else row for row in copies(slow)]
+    reads = [
+        replace(row, direction="read", bandwidth_gb_s=259.0, expected_gb_s=260.0, verdict="PASS")
+        for row in writes
+        if "GPU3" in (row.source, row.destination)
+    ]
+    (machine,) = drawn([*writes, *reads], [finding("GPU3 (0000:03:00.0)")])
+    assert machine.of_gpu("GPU3") == Reach(260.0, 390.0, "expected")
+    assert machine.of_gpu("GPU0").share == 1.0
+    assert not re.search(r'<path[^>]* d="M[\d. ]+C', svg(machine)), "an arc beside the line of the GPU"
+
+
+@pytest.mark.parametrize(
+    ("ends", "gap"),
+    [(("GPU0", "GPU6"), 1), (("GPU0", "GPU2"), 1), (("GPU0", "GPU1"), 0), (("GPU0", "GPU2"), 0), (("GPU0", "GPU7"), 0)],
+)
+def test_the_figure_of_an_arc_lies_on_no_line_of_a_gpu(ends: tuple[str, str], gap: int) -> None:
+    parts = [MachinePart("NUMA node 0", "", None, is_device=False)]
+    for number in range(8):
+        parts += [MachinePart(f"GPU{number}", "", 0)] + [MachinePart(f"mlx5_{number}", "", 0)] * gap
+    good = Wire(("", ""), "NV18", Reach(376.0, 376.0, "expected"))
+    wires = [replace(good, ends=(f"GPU{a}", f"GPU{b}")) for a in range(8) for b in range(a + 1, 8)]
+    slow = [replace(good, ends=ends, reach=Reach(36.9, 376.0, "expected"), verdict=Verdict.FAIL)]
+    text = svg(Machine(HOST, parts, [wire for wire in wires if wire.ends != ends] + slow, "NV18"))
+    ((baseline,),) = [re.findall(r'class="tag FAIL" x="\d+" y="([\d.]+)"', text)]
+    lines = [float(y) for y in re.findall(r'd="M\d+ ([\d.]+)H504"', text)]
+    assert len(lines) == 8
+    assert all(not -2 < float(baseline) - y < 13 for y in lines), "thirteen pixels of text, two of a line's width"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "PRO 6000"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("Graphics Device of a new generation", ""),
+    ],
+)
+def test_the_model_of_a_gpu_is_the_word_with_its_number_if_there_is_room(name: str, shown: str) -> None:
+    (machine,) = drawn(of=tree((0, "NUMA node 0", ""), (1, "GPU0", f"0000:00:00.0 {name}")))
+    assert re.findall(r'class="d" dx="6">([^<]*)<', svg(machine)) == [shown] * bool(shown)
+
+
 def test_one_slow_pair_is_an_arc_with_its_figure() -> None:
     rows = copies({(0, 2): 39.0})
     (machine,) = drawn(rows, [finding("GPU0 → GPU2")])
