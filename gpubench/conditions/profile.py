@@ -34,7 +34,7 @@ def _missing(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
         if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
-            yield of_node(run, number, counted(len(node.gpus), "GPU"), expected=due[1])
+            yield of_node(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
@@ -69,6 +69,10 @@ _NOTHING = Cure(comment="Nothing to repair: the slot or board carries no more. `
 _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
+def _unlike(count: int, expected: int) -> str:
+    return f"{counted(count, 'GPU')}, {expected} expected"
+
+
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     if run.expected_gpus is not None:
         return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
@@ -83,7 +87,7 @@ def _surplus(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
-            seen = f"{counted(len(node.gpus), 'GPU')}, {due[0]} expected"
+            seen = _unlike(len(node.gpus), due[0])
             yield of_node(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
 
 

@@ -53,6 +53,23 @@ def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[s
     assert "?" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("style", "arguments", "line"),
+    [
+        ("nagios", "", "GPUBENCH CHECK (SIMULATED) OK - 8 × H100 80GB HBM3, speed not measured | 'findings'=0;;;0;"),
+        ("npd", "--fault gpu2:mig=on", "PASS (simulated): 8 x H100 80GB HBM3, speed not measured"),
+        ("npd", "--fault gpu1:p2p=CNS", "FAIL (simulated): node0 GPU1: no peer access. See peer-access-refused"),
+        ("npd", "--expect-gpus 9", "FAIL (simulated): node0: 8 GPUs, 9 expected. See gpu-missing"),
+        ("slurm", "--expect-gpus 9", "drain: (simulated) node0: 8 GPUs, 9 expected. Try: lspci -d 10de: | grep -c 3D"),
+    ],
+)
+def test_a_line_ends_with_a_command_that_monitoring_keeps_or_with_the_finding(
+    style: str, arguments: str, line: str
+) -> None:
+    quick = "check", "--quick", "--simulate", "hgx-h100-8", *arguments.split()
+    assert gpubench(*quick, "--exit-style", style).stdout.strip() == line
+
+
 def test_nagios_reads_once_that_a_machine_is_simulated() -> None:
     line = gpubench("check", "--quick", "--simulate", "hgx-h100-8", "--exit-style", "nagios").stdout
     assert line.lower().count("simulated") == 1

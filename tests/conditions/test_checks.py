@@ -752,7 +752,7 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     "expected, found",
     [
         (8, []),
-        (9, [("gpu-missing", "FAIL", "8 GPUs", "9 GPUs, as given by --expect-gpus")]),
+        (9, [("gpu-missing", "FAIL", "8 GPUs, 9 expected", "9 GPUs, as given by --expect-gpus")]),
         (1, [("gpu-model", "FAIL", "8 GPUs, 1 expected", "1 GPU, as given by --expect-gpus")]),
     ],
 )

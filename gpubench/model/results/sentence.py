@@ -76,7 +76,7 @@ def sentence(
         return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)])
     parts, root = list(_said(metadata, report, figures)), worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
-    ends = (f"Try: {command}" if passes(command) else "", f"See {root.id}" if root and command else "")
+    ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")
     return last_line(report.verdict, metadata.origin, parts, ends, most)
 
 
@@ -93,7 +93,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     else:
         yield from _of_finding(metadata, report, root, figures)
         others = sum(each.severity is root.severity for each in report.findings) - 1
-        yield part(f"and {counted(others, 'more finding')}" if others else "", importance=LATER)
+        yield part(f"and {counted(others, 'more finding')}" if others else "")
 
 
 def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
@@ -173,10 +173,22 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
-        brief = min(least, first.partition(" (")[0], key=len)
-        shortest = (f"{short}: {first}", f"{short}: {least}", f"{short}: {brief}", f"{root.id} on {short}")
+        brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ")), key=len)
+        shortest = [f"{short}: {each}" for each in (first, least, brief)]
+        if shared := _shared_gpus(root.subjects):
+            shortest.append(f"{_with_place(metadata, shared)}: {brief}")
         yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
     yield part(beside, importance=LATER)
+
+
+def _shared_gpus(subjects: Sequence[str]) -> str:
+    """'node0 GPU1' of all pairs of this GPU; '' if the subjects share no GPU."""
+    words = [_WITH_BUS_ID.sub("", each).split() for each in subjects]
+    shared = [word for word in words[0] if all(word in each for each in words)] if len(words) > 1 else []
+    gpus = " and ".join(word for word in shared if word.startswith("GPU"))
+    return (
+        " ".join([*(word for word in shared if word[0].isalnum() and not word.startswith("GPU")), gpus]) if gpus else ""
+    )
 
 
 def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
