@@ -259,6 +259,9 @@ def _is_implied(cause: Finding, effect: Finding) -> bool:
 
 def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
     cause, effect = root.finding, place.finding
+    if cause.severity is Verdict.SKIP and effect.severity is Verdict.SKIP:  # Host memory by design has one reason
+        of_path = effect.id == HOST_STAGED and _fact_explains(cause.id, place, nvlinked=nvlinked)
+        return of_path or _is_implied(cause, effect)
     if cause.severity not in _ROOT_VERDICTS or effect.severity in (Verdict.SKIP, Verdict.ERROR):
         return False
     if _is_implied(cause, effect):

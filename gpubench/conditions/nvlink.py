@@ -236,7 +236,8 @@ def _down(run: Circumstances) -> Found:
             severity=Verdict.SKIP if bare else None,
             likely="this GPU has no NVLink bridge, or the bridge is not seated" if bare else "",
             effects=(Effect.SLOW,),
-            expected_percent=percent(active, usual) or None,
+            # Links from GPU to GPU are of one pair each: nothing says which pair lost how many.
+            expected_percent=None if bridged else percent(active, usual) or None,
         )
     yield from _pairs_without(run, incomplete)
     yield from _fewer_in_matrix(run)

@@ -408,11 +408,7 @@ def _any_refusal(run: Circumstances) -> Found:
             f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
             Confidence.LIKELY,
             heading=f"{run.host(node)} {f'all {len(pairs)} GPU pairs' if is_every_pair else names}".strip(),
-            severity=Verdict.SKIP
-            if refusal.by_design
-            else Verdict.FAIL
-            if refusal.wired or refusal.odd
-            else Verdict.WARN,
+            severity=refusal.severity,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
             cure=with_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,

@@ -185,6 +185,7 @@ def _nodes_differ(run: Circumstances) -> Found:
         if counts[number] < counts[kind.representative]
         and number not in kind.rivals
         and _OTHER_MACHINE.isdisjoint(each.trait for each in differs)
+        and len(run.nodes[number].gpus) == len(run.nodes[kind.representative].gpus)  # Else ports of absent GPUs
         and not any(nic.state in NOT_ACTIVE for nic in roles[number].failing)
         and not _with_fewer_nics(run.nodes[number], roles[number])
     }

@@ -173,7 +173,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
         # What NCCL keeps off peer access anyway needs none; nothing else is known of such a pair.
         sure = [named for named in sure if named.explanation.by_design]
     if possible is None and not sure:
-        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
+        return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
     if possible and not sure:
         return _Prospect(Conclusion.POSSIBLE, Verdict.PASS)
     cause = sure[0].explanation if sure else UNKNOWN
@@ -181,8 +181,10 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
     if cause.by_design and (node.snapshot.failures or unread):
         # NVLinks of which nothing tells may join them: nothing is by design for want of an answer.
-        return _Prospect(Conclusion.UNKNOWN, Verdict.ERROR, None, Confidence.NONE)
-    return _Prospect(Conclusion.IMPOSSIBLE, Verdict.SKIP if cause.by_design else Verdict.FAIL, cause)
+        return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
+    in_doubt = explained.circumstances.wiring.is_refused_in_doubt(pair)
+    verdict = Verdict.SKIP if cause.by_design else Verdict.WARN if in_doubt else Verdict.FAIL
+    return _Prospect(Conclusion.IMPOSSIBLE, verdict, cause)
 
 
 def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Iterator[tuple[_FallbackPairs, _Prospect]]:

@@ -37,9 +37,9 @@ FAULTS = [
     (PART, "gpu2:cuda_peer=no", "cuda-nvml-disagree", "FAIL", ALL),
     (PART, "gpu2:lost=yes", "gpu-lost", "FAIL", ALL),
     ("hgx-h100-8", "gpu2:missing=yes", "gpu-missing", "FAIL", ALL),
-    (PART, "gpu2:mig=on", "mig-on", "SKIP", FACTS),
+    (PART, "gpu2:mig=on", "mig-on", "SKIP", ALL),
     (PART, "gpu2:ecc=off", "ecc-off", "WARN", CHECKS),
-    (PART, "gpu2:throttle=hw_slowdown", "gpu-hw-slowdown", "FAIL", FACTS),
+    (PART, "gpu2:throttle=hw_slowdown", "gpu-hw-slowdown", "FAIL", ALL),
     (PART, "gpu2:throttle=sw_power_cap", "clocks-capped", "WARN", FACTS),
     (PART, "gpu2:rows=pending", "row-remap-pending", "FAIL", ALL),
     (PART, "gpu2:rows=failure", "row-remap-failed", "FAIL", ALL),
@@ -64,6 +64,11 @@ FAULTS = [
     (PCIE, "gpu2:width=1", "pcie-width", "FAIL", ALL),
     (PCIE, "gpu2:generation=1", "pcie-generation", "WARN", JOBS),
     (PCIE, "gpu2:p2p=GNS", "peer-access-refused", "FAIL", ALL),
+    (PCIE, "gpu2:p2p=CNS", "peer-access-refused", "WARN", ALL),
+    (PCIE, "gpu2:p2p=NS", "peer-access-refused", "WARN", ALL),
+    (PCIE, "link1-2:p2p=TNS", "peer-access-refused", "WARN", ALL),
+    ("hgx-a100-4", "gpu1:nvlink=9", "nvlink-down", "FAIL", ALL),
+    ("hgx-h100-8*2", "node1.gpu3:missing=yes", "gpu-missing", "FAIL", JOBS),
     (PCIE, "gpu2:rows=pending", "row-remap-pending", "FAIL", ALL),
     (PCIE, "link1-2:speed=0.5", "p2p-slow", "FAIL", COPIES),
     (TWO, "node1.gpu2:nvlink=12", "nvlink-down", "FAIL", JOBS),
@@ -112,6 +117,19 @@ def test_a_fault_is_one_finding_in_every_command(
         found[command] = what_is_the_same(named[0])
     first = found[commands[0]]
     assert {command: each for command, each in found.items() if each != first} == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("machine", "fault", "id_"),
+    [
+        (PART, "gpu2:fabric=not_started", "fabric-not-ready"),
+        (PART, "gpu2:mig=on", "mig-on"),
+        (PCIE, "gpu2:p2p=CNS", "peer-access-refused"),
+    ],
+)
+def test_what_follows_from_a_fault_is_no_finding_of_its_own(machine: str, fault: str, id_: str, command: str) -> None:
+    assert [each["id"] for each in report(command, machine, fault)["findings"]] == [id_]
 
 
 @pytest.mark.parametrize("machine", [PART, PCIE, TWO])

@@ -60,6 +60,8 @@ ONE: tuple[tuple[str, str, Found, Found], ...] = (
     (HGX, "gpu3:temperature=95", one("gpu-hot", "GPU3"), NOTHING),
     (HGX, "gpu3:replays=9", NOTHING, NOTHING),
     (HGX, "gpu3:mig=on", NOTHING, NOTHING),
+    (HGX, "gpu3:throttle=hw_slowdown", one("gpu-hw-slowdown", "GPU3"), one("gpu-hw-slowdown", "GPU3")),
+    (HGX, "gpu3:throttle=sw_power_cap", one("clocks-capped", "GPU3"), NOTHING),
     (HGX, "link1-2:speed=0.5", one(P2P_SLOW, "GPU1 → GPU2"), one(P2P_SLOW, "GPU1 → GPU2")),
     (HGX, "link1-2:staged=yes", one(STAGED, "GPU1 → GPU2"), one(STAGED, "GPU1 → GPU2")),
     (HGX, "link1-2:p2p=NS", one(REFUSED, "GPU1 → GPU2"), one(REFUSED, "GPU1 → GPU2")),
@@ -81,7 +83,9 @@ ONE: tuple[tuple[str, str, Found, Found], ...] = (
     (OVER_PCIE, "gpu3:speed=0.5", one("host-copies-slow", "GPU3"), one("host-copies-slow", "GPU3")),
     (OVER_PCIE, "link1-2:speed=0.5", one(P2P_SLOW, "GPU1 → GPU2"), one(P2P_SLOW, "GPU1 → GPU2")),
     (OVER_PCIE, "link1-2:staged=yes", one(STAGED, "GPU1 → GPU2"), one(STAGED, "GPU1 → GPU2")),
+    (OVER_PCIE, "gpu3:p2p=CNS", one(REFUSED, "GPU0 → GPU3"), one(REFUSED, "GPU0 → GPU3")),
     (OVER_PCIE, "gpu3:p2p=NS", one(REFUSED, "GPU0 → GPU3"), one(REFUSED, "GPU0 → GPU3")),
+    ("hgx-a100-4", "gpu1:nvlink=9", one("nvlink-down", "GPU1"), one("nvlink-down", "GPU1")),
     (MESH, "gpu3:width=4", one("pcie-width", "GPU3"), one("pcie-width", "GPU3")),
     (MESH, "gpu3:speed=0.5", one(P2P_SLOW, "GPU3"), one(P2P_SLOW, "GPU3")),
     # A link has two ends, and each has its own number there.
@@ -95,7 +99,6 @@ ELSEWHERE = {
     *("clique", "imex", "mnnvl"),  # NVLink domains of several nodes
     *("silent", "driver_missing"),  # ERROR: nothing could be measured
     *(
-        "throttle",
         "bandwidth",
         "traffic",
         "dips",
@@ -103,7 +106,7 @@ ELSEWHERE = {
         "hangs",
         "uplink",
         "hang",
-    ),  # not in p2p, or of other commands alone
+    ),  # of other commands alone
 }
 """Keys of --fault of which no line is."""
 

@@ -134,7 +134,8 @@ def test_a_fabric_that_is_not_ready_refuses_peer_access_too() -> None:
 
 
 def test_mig_takes_peer_access_away_by_design() -> None:
-    (refused,) = examined(machine("hgx-h100-8", "gpu3:mig=on"))
+    refused, split = examined(machine("hgx-h100-8", "gpu3:mig=on"))
+    assert (split.id, split.severity) == ("mig-on", "SKIP")
     assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "SKIP", 14)
 
 

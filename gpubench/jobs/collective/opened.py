@@ -153,7 +153,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
 
 def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
     """The report with what is wrong with the nodes, unless it is there already as the cause of slow rows."""
-    from gpubench.conditions.checks import on_machine
+    from gpubench.conditions.checks import of_facts, on_machine
     from gpubench.conditions.definition.circumstances import Facts
     from gpubench.conditions.folding import fold
     from gpubench.model.paths.nodes import group
@@ -162,11 +162,12 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
     asked = plan.profile is not None
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if each is None else each.profile for each in matches]
-    found = on_machine(Facts(nodes, group(nodes), profiles=profiles, asked=asked))
+    facts = Facts(nodes, group(nodes), profiles=profiles, asked=asked)
+    found = on_machine(facts)
     known = {(each.id, each.subjects) for each in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
     verdict = overall([report.verdict, *(each.severity for each in more)])
-    return replace(report, verdict=verdict, findings=fold((*report.findings, *more), nodes))
+    return replace(report, verdict=verdict, findings=fold((*report.findings, *more), nodes, of_facts(facts)))
 
 
 def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":

@@ -274,7 +274,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         subjects = [
             f"{_pairs(part.unknown[name])} of {name_of(part.communicator)}" for part in parts if name in part.unknown
         ]
-        yield _error(
+        yield _doubt(
             PATH_UNKNOWN,
             some_of(subjects),
             f"unknown transport {name!r}",
@@ -283,7 +283,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
             Cure.of("gpubench p2p", comment="Compare its paths, and report this line to gpubench."),
         )
     if len(names) > _MOST_SUBJECTS:
-        yield _error(
+        yield _doubt(
             PATH_UNKNOWN,
             "more",
             f"{len(names) - _MOST_SUBJECTS} more unknown transports",

@@ -95,6 +95,7 @@ class _PairObservations:
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
                 by_design=self._by_design(pair),
+                in_doubt=wiring.is_refused_in_doubt(pair),
             ),
             transports=self._transports(pair),
             path_class=wiring.path(pair),

@@ -145,8 +145,8 @@ def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
         wanted = observed is not None and observed.job.one_process and not observed.job.by_nccl
         return Verdict.WARN if wanted else Verdict.FAIL
     if way in ALARMS:
-        return Verdict.WARN if stretch.is_steady else Verdict.ERROR
-    return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.ERROR}.get(way, Verdict.SKIP)
+        return Verdict.WARN
+    return {Way.DIRECT: Verdict.PASS, Way.UNKNOWN: Verdict.WARN}.get(way, Verdict.SKIP)
 
 
 class Course:
@@ -489,7 +489,7 @@ def _findings(course: Course) -> Iterator[Finding]:
             found = replace(make(each, observed.job), places=_places(each.node, observed.job.gpus))
             if each.main.way is Way.NOT_TOLD and each.name in direct:
                 cause = f"on {direct[each.name]} the same job is direct"
-                found = replace(found, severity=Verdict.ERROR, cause=cause, cure=_LOOK_CLOSER)
+                found = replace(found, severity=Verdict.WARN, cause=cause, cure=_LOOK_CLOSER)
             made.append((each, found))
     for alike in grouped(made, _reason).values():
         _, first = alike[0]

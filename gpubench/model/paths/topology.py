@@ -24,6 +24,7 @@ from gpubench.model.facts.snapshot import (
     is_virtual_gpu,
 )
 from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
+from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
 PCIE_GB_S_PER_LANE = {
@@ -594,6 +595,16 @@ class Refusal:
     def by_design(self) -> bool:
         """True if there is nothing to repair."""
         return self.mig or self.apart or (not self.wired and (self.mesh or (self.status == "GNS" and not self.odd)))
+
+    @property
+    def severity(self) -> Verdict:
+        """FAIL if others show that the pair can do better, SKIP if it cannot. WARN if nothing proves either.
+
+        CNS, NS, TNS and DR over PCIe are WARN: a slot, the BIOS, a driver or a hypervisor may be the reason.
+        """
+        if self.by_design:
+            return Verdict.SKIP
+        return Verdict.FAIL if self.wired or self.odd else Verdict.WARN
 
     @property
     def reason(self) -> str:

@@ -397,13 +397,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathEvidence:
-    """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`."""
+    """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`.
+
+    `in_doubt`: nothing proves that the pair could do better than host memory, or that it could not.
+    """
 
     capability: Evidence = Evidence()
     selection: Evidence = Evidence()
     measurement: Evidence = Evidence()
     correctness: Evidence = Evidence()
     by_design: str = ""
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +452,7 @@ _STAGED_WEAK = Judgement(Conclusion.STAGED, Verdict.FAIL, Confidence.WEAK)
 
 _WRONG = Judgement(Conclusion.WRONG, Verdict.FAIL, Confidence.PROVEN)
 
-_UNKNOWN = Judgement(Conclusion.UNKNOWN, Verdict.ERROR, Confidence.NONE)
+_UNKNOWN = Judgement(Conclusion.UNKNOWN, Verdict.WARN, Confidence.NONE)
 
 RULES = (
     Rule("PAC PAC PAC C", _WRONG, "wrong data arrived: however fast the path is, it is worthless"),
@@ -489,6 +493,7 @@ def _line_for(*states: State) -> Rule:
 def judge(evidence: PathEvidence) -> Judgement:
     """The judgement of the evidence; host memory that is used by design is no failure."""
     judgement = decide(evidence).judgement
-    if judgement.conclusion is Conclusion.STAGED and evidence.by_design:
-        return Judgement(judgement.conclusion, Verdict.SKIP, judgement.confidence)
+    if judgement.conclusion is Conclusion.STAGED and (evidence.by_design or evidence.in_doubt):
+        verdict = Verdict.SKIP if evidence.by_design else Verdict.WARN
+        return Judgement(judgement.conclusion, verdict, judgement.confidence)
     return judgement

@@ -21,6 +21,7 @@ from gpubench.model.paths.topology import (
 )
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity, why_not_judged
+from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
@@ -166,6 +167,12 @@ class Wiring:
         """The reason why a pair of one node has no peer access, where that is no fault; else empty."""
         refusal = self.refusal(pair)
         return refusal.reason if refusal is not None and refusal.by_design else ""
+
+    def is_refused_in_doubt(self, pair: Pair) -> bool:
+        """True if CUDA and NVML agree that a pair has no peer access, and nothing proves that it could."""
+        refusal = self.refusal(pair)
+        in_doubt = refusal is not None and refusal.severity is Verdict.WARN
+        return in_doubt and not self.peer_access(pair).contradicts
 
     def by_design(self, pair: Pair) -> str:
         """The reason why NCCL takes a pair through host memory, where that is no fault; else empty."""

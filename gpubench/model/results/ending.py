@@ -45,7 +45,7 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
         return errors.COULD_NOT_MEASURE if strict or _is_gate(metadata, report) else errors.DONE
     if verdict in _DOUBTS and strict:
         return errors.JUDGED_AND_FAILED
-    return errors.DONE if not strict and _only_paths_unknown(metadata, report) else exit_code(verdict)
+    return exit_code(verdict)
 
 
 def _is_gate(metadata: Metadata, report: Report) -> bool:
@@ -54,23 +54,19 @@ def _is_gate(metadata: Metadata, report: Report) -> bool:
     return metadata.of_command.is_gate and not is_table
 
 
-def _only_paths_unknown(metadata: Metadata, report: Report) -> bool:
-    """True if a benchmark measured everything, and no evidence shows which way the bytes went."""
-    failed = {each.id for each in report.findings if each.severity is Verdict.ERROR}
-    return report.verdict is Verdict.ERROR and failed == {PATH_UNKNOWN} and not metadata.of_command.is_gate
-
-
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
     """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
     paths were not seen: SKIP. So is a speed far above what is expected, in every command.
     """
     doubts = [each for each in report.findings if each.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
-    if not report.complete or not (report.verdict is Verdict.PASS or is_noise):
+    only_unseen = report.verdict is Verdict.WARN and {each.id for each in doubts} == {PATH_UNKNOWN}
+    passes = report.verdict is Verdict.PASS or is_noise or (only_unseen and (exit_style or metadata.of_command.is_gate))
+    if not report.complete or not passes:
         return report
     is_asked = exit_style or is_strict(metadata.options)
     is_part = any(each.id == EXCERPT for each in report.findings)
-    unseen = any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
+    unseen = only_unseen or any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
     unjudged = (is_asked or metadata.of_command.is_gate) and (figures.is_unjudged or unseen)
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 

@@ -191,7 +191,7 @@ def test_a_variable_is_no_design_though_the_matrix_says_phb() -> None:
             "FAIL",
             ["nccl-hostid"],
         ),
-        (Job(via=via(inside="P2P/QUANTUM")), "ERROR", []),
+        (Job(via=via(inside="P2P/QUANTUM")), "WARN", []),
         (
             Job(
                 via=via(inside="SHM/direct", across="NET/Socket/0"),

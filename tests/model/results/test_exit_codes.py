@@ -7,7 +7,9 @@ from pathlib import Path
 from gpubench.cli.process import COMMANDS
 from gpubench.formats.presentation import ExitStyle, Presentation
 from gpubench.model.results.compare import MachineRow
-from gpubench.model.results.ending import exit_code_of
+from gpubench.model.results.ending import exit_code_of, gated
+from gpubench.model.results.fallback import PATH_UNKNOWN
+from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Section, Table
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
@@ -75,8 +77,20 @@ def test_a_table_of_two_machines_is_no_gate(code: int, *, strict: bool) -> None:
     assert code_of("compare", Verdict.SKIP, sections=sections, strict=strict) == code
 
 
-@together("finding, codes", [("path-unknown", (0, 3)), ("copy-failed", (3, 3))])
-def test_unknown_paths_are_a_doubt_in_a_benchmark(finding: str, codes: tuple[int, int]) -> None:
-    found = report(Verdict.ERROR, replace(CHANNELS, id=finding, severity=Verdict.ERROR))
-    seen = [exit_code_of(replace(METADATA, options={"strict": strict}), found) for strict in (False, True)]
-    assert tuple(seen) == codes
+@together(
+    "command, others, strict, code",
+    [
+        ("allreduce", (), False, 0),
+        ("allreduce", (), True, 1),
+        ("topo", (), False, 0),
+        ("check", (), False, 3),
+        ("explain", (), False, 3),
+        ("explain", ("ecc-off",), False, 0),
+    ],
+)
+def test_an_unknown_path_is_a_doubt_and_no_gate_passes_it(
+    command: str, others: tuple[str, ...], code: int, *, strict: bool
+) -> None:
+    doubts = [replace(CHANNELS, id=id_, severity=Verdict.WARN) for id_ in (PATH_UNKNOWN, *others)]
+    metadata = replace(METADATA, subject=command, options={"strict": strict})
+    assert exit_code_of(metadata, gated(metadata, report(Verdict.WARN, *doubts), SpeedFigures(), exit_style=False)) == code

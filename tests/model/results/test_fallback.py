@@ -94,9 +94,9 @@ def test_disputed_paths_are_warnings() -> None:
     assert "counters stood still" in rows[0].how
 
 
-def test_unknown_paths_are_errors() -> None:
+def test_unknown_paths_are_doubts() -> None:
     rows = fallback_rows([path(0, 1, UNKNOWN)], "measured", cause_of)
-    assert [(each.id, each.severity) for each in findings(rows)] == [(PATH_UNKNOWN, Verdict.ERROR)]
+    assert [(each.id, each.severity) for each in findings(rows)] == [(PATH_UNKNOWN, Verdict.WARN)]
     silent = fallback_rows([], "measured", cause_of, "rank 0: NCCL_DEBUG_SUBSYS=COLL leaves INIT out")
     assert [(row.conclusion, row.pairs) for row in silent] == [("unknown", ())]
     assert "leaves INIT out" in silent[0].how
