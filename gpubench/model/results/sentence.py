@@ -160,9 +160,8 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
-    if (
-        metadata.collective is not None and least != first
-    ):  # a part of a machine, which says more than the ranks of the job
+    # What was seen may name a part of a machine, which says more than the ranks of the job.
+    if metadata.collective is not None and least != first and not root.subject.startswith("GPU"):
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield part(named, named.partition(" (")[0])
         return
