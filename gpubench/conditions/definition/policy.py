@@ -246,7 +246,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "peer-access-refused": Grade(
         FAIL,
         "DESIGN: host memory in the place of NVLink, or of the peer access that GPUs of the same model have",
-        "WARN for CNS, NS, TNS and DR without NVLinks: slots, BIOS or a hypervisor may allow no more; SKIP if by design",
+        "WARN for CNS, NS, TNS and DR without NVLinks: slots or a hypervisor may allow no more; SKIP if by design",
     ),
     "pcie-width": Grade(FAIL, "DCGM_FR_PCIE_WIDTH (configuration)", _OF_A_BOARD),
     "pcie-uplink": Grade(

@@ -93,4 +93,5 @@ def test_an_unknown_path_is_a_doubt_and_no_gate_passes_it(
 ) -> None:
     doubts = [replace(CHANNELS, id=id_, severity=Verdict.WARN) for id_ in (PATH_UNKNOWN, *others)]
     metadata = replace(METADATA, subject=command, options={"strict": strict})
-    assert exit_code_of(metadata, gated(metadata, report(Verdict.WARN, *doubts), SpeedFigures(), exit_style=False)) == code
+    told = gated(metadata, report(Verdict.WARN, *doubts), SpeedFigures(), exit_style=False)
+    assert exit_code_of(metadata, told) == code
