@@ -41,10 +41,10 @@ hardware.
 _SEVERITY_HEAD = """\
 ## Severity
 
-A condition has the same severity in every command. `gpubench check`, `--exit-style` and JUnit follow it. What a condition
-explains is listed below it, as its consequences, and the condition is as severe as the worst of them. For example, a
-PCIe link of a lower generation is WARN in `gpubench topo`, and FAIL once `gpubench p2p` measures slow copies. A cause
-that is not listed is FAIL if it prevents a direct path, and WARN if it slows one down.
+A condition has the same severity in every command. `gpubench check`, `--exit-style` and JUnit follow it. What a
+condition explains is listed below it, as its consequences, and the condition is as severe as the worst of them. For
+example, a PCIe link of a lower generation is WARN in `gpubench topo`, and FAIL once `gpubench p2p` measures slow
+copies. A cause that is not listed is FAIL if it prevents a direct path, and WARN if it slows one down.
 
 *A gate* says whether the [recipes](check.md#which-nodes-a-gate-drains) take a node with the condition out of service.
 A FAIL, or an ERROR of the driver, drains the node if its hardware, driver or fabric is at fault. WARN, faults of a job
