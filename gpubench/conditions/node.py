@@ -26,7 +26,7 @@ from gpubench.model.paths.nodes import Difference, condense
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, counted
+from gpubench.model.terms.units import compress_names, counted, grouped, ranges_of
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -313,7 +313,7 @@ def _settings_differ(run: Circumstances) -> Found:
             files |= {known[name].place: None} if name in known and known[name].place != ENVIRONMENT else {}
         if len(values) > 1:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
-            shown = [f"{value or 'unset'} on {joined(map(_rank_on, who))}" for value, who in values.items()]
+            shown = [f"{value or 'unset'} on {joined(_ranks_on(who))}" for value, who in values.items()]
             shown += [f"in {joined(files)}"] if files else []
             odd = dict.fromkeys(rank.host for value, who in values.items() if value != usual for rank in who)
             cure = Cure(comment=f"Export {name} to all ranks, with `mpirun -x {name}` or `srun --export=ALL`.")
@@ -325,6 +325,13 @@ def _settings_differ(run: Circumstances) -> Found:
             yield Sighting(
                 subject=name, heading=name, names=tuple(odd), places=places, seen="; ".join(shown), cure=cure
             )
+
+
+def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
+    """'ranks 8-15 on node1', host after host."""
+    for host, own in grouped(ranks, lambda rank: rank.host).items():
+        numbers = ranges_of(sum(1 << rank.rank for rank in own))
+        yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
 
 
 def _rank_on(rank: RankFacts) -> str:

@@ -51,6 +51,7 @@ from gpubench.measure.check.health import (
     of_nodes,
     of_p2p,
     together,
+    without_paths,
     without_wrong_data,
 )
 from gpubench.model.facts.environment import launched_by
@@ -257,7 +258,7 @@ class SimulatedMeasurer:
     ) -> None:
         from gpubench.hardware.simulated.times import CollectiveTimes
 
-        self._profile = profile
+        self._profile, self._simulation = profile, simulation
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
         self._nodes, self._depth, self._noise = nodes, depth, noise
         self._times = CollectiveTimes(self._machine, self._faults, self._seed, noise=noise)
@@ -285,15 +286,20 @@ class SimulatedMeasurer:
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """A collective over all GPUs. Raises CouldNotMeasureError: a driver is silent, or nothing can be simulated."""
         from gpubench.jobs.collective.metadata import judge_of_model
+        from gpubench.jobs.collective.simulated import identities_of
+        from gpubench.measure.collective.paths import simulated
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
-        from gpubench.measure.path_outcome import PathOutcome
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
             raise CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
         speed = judge_of_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
+        snapshots = [node.snapshot for node in self._nodes]
+        ranks = list(identities_of(snapshots, self._times.gpus))
+        processes = Simulated(self._simulation).processes([(rank.node, snapshots[rank.node]) for rank in ranks])
         try:
-            simulate(
+            staged = self._times.staged_pairs(self._times.gpus)
+            report = simulate(
                 SweepRequest(collective=collective, sizes=tuple(sizes), check=False),
                 self._ranks,
                 self._machine.nodes,
@@ -301,12 +307,14 @@ class SimulatedMeasurer:
                     collective.name, case.size_bytes, row=row + attempt * MOST_SIMULATED_ROWS
                 ),
                 collector,
-                PathOutcome({}, ()),
+                simulated(staged, ranks, self._nodes.__getitem__, processes),
                 speed,
             )
         except GpubenchError as error:
             raise CouldNotMeasureError(error.seen) from error
-        return Measurements(collectives=tuple(collector.collectives))
+        return Measurements(
+            collectives=tuple(collector.collectives), findings=without_paths(findings_beside_speed(report.findings))
+        )
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
         from gpubench.hardware.simulated.links import SimulatedCopies

@@ -217,7 +217,9 @@ class Simulated:
 
         asked = self.simulation
         nodes = snapshots(asked.machine, asked.faults, asked.seed)
-        return Machines.of(nodes, self.processes(list(enumerate(nodes))), self.text, asked.environment)
+        # One rank for each GPU that answers, as a collective has; a node without any still has its variables.
+        ranks = [place for place in enumerate(nodes) for _ in range(max(1, sum(not gpu.lost for gpu in place[1].gpus)))]
+        return Machines.of(nodes, self.processes(ranks), self.text, asked.environment)
 
     def processes(self, ranks: "Sequence[tuple[int, Snapshot]]") -> "list[RankFacts]":
         """The process of every rank, by number and facts of its node, if any rank has NCCL variables."""

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app, typer_command
 from gpubench.cli.process import COMMANDS
 from gpubench.conditions import nvlink
+from gpubench.measure.check.health import of_collective
 from gpubench.model.paths import nodes
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.commands import Command
@@ -193,6 +194,34 @@ def test_a_variable_of_the_environment_is_named_with_its_cure(command: tuple[str
     assert "gpubench p2p && unset NCCL_P2P_DISABLE" in result.stdout
     assert "nccl-p2p-disabled" in result.stdout or "NCCL_P2P_DISABLE=1 in the environment" in result.stdout
     assert result.stderr.count("ignored in simulation: NCCL_BUFFSIZE=4") == 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "variable", "cause", "where"),
+    [
+        ("hgx-h100-8", "node0:env=NCCL_MAX_NCHANNELS=1", "nccl-few-channels", "this job"),
+        ("hgx-h100-8", "node0:env=NCCL_PROTO=LL", "nccl-algorithm-forced", "this job"),
+        ("hgx-h100-8", "node0:env=NCCL_ALGO=Tree", "nccl-algorithm-forced", "this job"),
+        ("hgx-h100-8*2", "node1:env=NCCL_MAX_NCHANNELS=1", "nccl-few-channels", "node1"),
+    ],
+)
+def test_a_slow_setting_has_the_same_cause_and_cure_in_every_command(
+    machine: str, variable: str, cause: str, where: str
+) -> None:
+    brief = () if "Tree" in variable else ((),)  # Trees are fast enough at the one large size of a brief look
+    for command in (*brief, ("check",), ("allreduce", "--sizes", "1G")):
+        asked = (*command, "--simulate", machine, "--fault", variable, "--format", "json")
+        document = json.loads(gpubench(*asked).stdout)
+        found, name = document["findings"][0], variable.split("=")[1]
+        assert (found["id"], found["subject"], found["commands"]) == (cause, where, [f"unset {name}"])
+        assert document["sentence"].endswith(f"Try: unset {name}")
+        if command[:1] == ("allreduce",):  # What a check of real GPUs takes from the command that it runs
+            assert cause in [each.id for each in of_collective(document).findings]
+
+
+def test_ranks_with_another_setting_are_those_of_their_node() -> None:
+    asked = ("check", "--quick", "--simulate", "hgx-h100-8*2", "--fault", "node1:env=NCCL_MAX_NCHANNELS=1")
+    assert "unset on ranks 0-7 on node0; 1 on ranks 8-15 on node1" in gpubench(*asked).stdout
 
 
 def test_copies_pass_whatever_nccl_is_told() -> None:

@@ -194,7 +194,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)
     per_node = _ranks_per_node(plan, simulation, times.gpus)
-    identities = list(_identities(nodes, per_node))
+    identities = list(identities_of(nodes, per_node))
     check_root(request.collective, request.root, len(identities))
     dropped = without_data(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
@@ -275,7 +275,8 @@ def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> 
     return per_node
 
 
-def _identities(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
+def identities_of(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
+    """The ranks of simulated nodes, one for each GPU that answers."""
     return [
         RankIdentity(
             rank=number * per_node + local,

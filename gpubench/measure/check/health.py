@@ -159,6 +159,11 @@ def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
+def without_paths(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings of a simulated collective without those on paths, which its copies show too."""
+    return tuple(each for each in findings if each.id not in _OF_PATHS)
+
+
 def findings_of_copies(
     findings: Sequence[Finding], fallback: Sequence[FallbackRow], evidence: Sequence[EvidenceRow]
 ) -> tuple[Finding, ...]:

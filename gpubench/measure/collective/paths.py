@@ -287,13 +287,15 @@ def simulated(
     node: Callable[[int], Topology],
     facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
-    """The verdict on the pairs of ranks that go through host memory; of many nodes only theirs are read.
+    """The verdict on the pairs of ranks that go through host memory; of many nodes only theirs are read,
+    and one of those with the same NCCL variables.
 
     `facts` are the processes of the ranks, if NCCL variables are set.
     """
     numbers = {gpu.node for gpu in gpus}
     if len(numbers) > _MOST_NODES:
-        numbers = {gpus[rank].node for pair in staged for rank in pair}
+        own_settings = {tuple(rank.nccl_settings.items()): rank.node for rank in reversed(facts)}
+        numbers = {*own_settings.values(), *(gpus[rank].node for pair in staged for rank in pair)}
     wiring = Wiring(gpus, {number: node(number) for number in sorted(numbers)})
     paths = [
         KnownPath(
