@@ -366,8 +366,41 @@ def test_a_fault_that_changes_nothing_measured_is_named_and_refused_by_no_comman
 def test_a_gpu_whose_clock_is_halved_slows_collectives_and_is_the_cause() -> None:
     result = gpubench("allreduce", "--simulate", "hgx-h100-8", "--sizes", "1G", "--fault", "gpu2:throttle=hw_slowdown")
     last = result.stdout.splitlines()[-1]
-    assert last.startswith("FAIL (simulated): node0")
-    assert "clocks lowered: hw slowdown" in last
+    assert last.startswith("FAIL (simulated): node0 GPU2: clocks lowered: hw slowdown, all-reduce reaches ")
+
+
+LAST_LINES = (
+    (
+        "p2p --simulate hgx-h100-8 --fault gpu5:nvlink=12 --fault link0-3:staged=yes",
+        "node0 GPU5: 6 of 18 NVLinks down (links 12-17), and 1 more finding. ",
+    ),
+    (
+        "check --simulate hgx-h100-8*2 --fault node0.gpu1:nvlink=12 --fault node1.gpu6:throttle=hw_slowdown",
+        "node0 GPU1: 6 of 18 NVLinks down (links 12-17), and 1 more finding. ",
+    ),
+    ("p2p --simulate hgx-h100-8 --fault link2-5:speed=0.5", "node0 GPU2 → GPU5, GPU5 → GPU2: p2p reaches 188 of 376 "),
+    ("check --simulate hgx-h100-8 --fault link2-5:speed=0.5", "node0 GPU2 → GPU5, GPU5 → GPU2: p2p reaches 188 of "),
+    ("check --simulate hgx-h100-8 --fault gpu5:speed=0.5", "node0 GPU5: all-reduce reaches 236 of 472 GB/s (50 %)"),
+    (
+        "p2p --simulate hgx-h100-8 --fault link0-3:staged=yes",
+        "node0 GPU0 → GPU3, GPU3 → GPU0: data go through host memory, p2p reaches 37 of 376 GB/s (10 %)",
+    ),
+    ("allreduce --simulate hgx-h100-8 --fault link0-3:staged=yes", "ranks 0 → 3, 3 → 0 on node0: data go through host"),
+    (
+        "allreduce --simulate hgx-h100-8*2 --fault node1.gpu3:throttle=hw_slowdown",
+        "node1 GPU3: clocks lowered: hw slowdown, all-reduce reaches 280 of 471 GB/s (59 %)",
+    ),
+    ("check --simulate l40s-8 --fault link0-1:staged=yes", "node0 GPU0 → GPU1, GPU1 → GPU0: data go through host memo"),
+    ("check --simulate hgx-a100-4 --fault link0-1:nvlink=0", "node0 GPU0, GPU1: 4 of 12 NVLinks down (links 0-3), "),
+)
+"""Commands, and how their last lines begin: the device or pair of the finding, its own figure, the other findings."""
+
+
+@pytest.mark.parametrize(("command", "line"), LAST_LINES)
+def test_a_last_line_names_the_devices_of_its_finding_and_their_own_figure(command: str, line: str) -> None:
+    last = gpubench(*command.split(), "-q").stdout.splitlines()[-1]
+    assert last.startswith(f"FAIL (simulated): {line}")
+    assert len(last) <= 160
 
 
 def test_a_pair_that_corrupts_data_fails_the_collectives_that_use_its_path() -> None:

@@ -12,7 +12,7 @@ from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, PatternRow, Row, Verified
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
-from gpubench.model.terms.ranks import RankIdentity
+from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, doubt_in
 from gpubench.records import dataclass
@@ -25,6 +25,9 @@ COLLECTIVE_NAMES = {
     "alltoall": "all-to-all",
     "sendrecv": "send and receive",
 }
+_OWN_NAMES = {shown: name for name, shown in COLLECTIVE_NAMES.items()}
+_PAIR = " → "  # The subject of a finding on pairs
+_ROUNDING_PERCENT = 1.0  # Findings round their share
 _BAD = (Verdict.FAIL, Verdict.WARN)
 
 
@@ -45,6 +48,8 @@ class SpeedFigure:
     """Whether its ranks share GPUs, so that nothing can be expected of it."""
     doubt: str = ""
     """Why it is not judged, if it is far faster than expected."""
+    ends: tuple[DevicePlace, ...] = ()
+    """The two GPUs of a copy."""
 
     @property
     def is_small(self) -> bool:
@@ -66,6 +71,7 @@ class SpeedFigures:
     unchecked: bool = False
     wrong: int = 0
     rows: int = 0
+    _slow: dict[tuple[str, frozenset[str]], SpeedFigure] = field(default_factory=dict)
     _best: dict[str, SpeedFigure] = field(default_factory=dict)
     _largest: dict[str, SpeedFigure] = field(default_factory=dict)
     _pairs: dict[tuple[bool, int, bool], SpeedFigure] = field(default_factory=dict)
@@ -150,6 +156,10 @@ class SpeedFigures:
             time_us=row.latency_us,
             expected_us=row.expected_us,
             doubt=doubt_in(row.note),
+            ends=(
+                DevicePlace(row.source_node, row.source, row.source_bus_id),
+                DevicePlace(row.destination_node, row.destination, row.destination_bus_id),
+            ),
         )
         self._note_slow(figure, row.verdict)
         is_usual = (row.engine, row.direction) == (Engine.CE, Direction.WRITE)
@@ -172,9 +182,17 @@ class SpeedFigures:
         self.checked = self.checked or are_verified
         self.unchecked = self.unchecked or not are_verified
 
+    def slowest_of(self, finding: Finding) -> SpeedFigure | None:
+        """Return the slow figure that a finding is about: of its own devices, and no slower than the finding says."""
+        return min((each for each in self._slow.values() if _belongs(each, finding)), key=_rank, default=None)
+
     def _note_slow(self, figure: SpeedFigure, verdict: str | None) -> None:
         if verdict not in _BAD or figure.expected_percent is None:
             return
+        key = figure.what, frozenset(map(_key, figure.ends))
+        of_key = self._slow.get(key)
+        if of_key is None or _rank(figure) < _rank(of_key):
+            self._slow[key] = figure
         known = self.slowest
         if known is None or _rank(figure) < _rank(known):
             self.slowest = figure
@@ -183,6 +201,22 @@ class SpeedFigures:
 def _rank(figure: SpeedFigure) -> tuple[bool, bool, float]:
     """A collective says more than copies, a large size more than a small one, and then what is slowest."""
     return figure.what == PEER_COPIES, figure.is_small, figure.expected_percent or 0.0
+
+
+def _key(place: DevicePlace) -> str:
+    return f"{place.node} {place.bus_id or place.device}"
+
+
+def _belongs(figure: SpeedFigure, finding: Finding) -> bool:
+    least = finding.expected_percent
+    if least is not None and (figure.expected_percent or 0.0) < least - _ROUNDING_PERCENT:
+        return False
+    if figure.what != PEER_COPIES:
+        told = " ".join((finding.subject, *finding.consequences))
+        return not finding.consequences or _OWN_NAMES.get(figure.what, figure.what) in told
+    places = {_key(each) for each in finding.places if each.device}
+    named = [_key(each) in places for each in figure.ends]
+    return not places or (all(named) if _PAIR in finding.subject else any(named))
 
 
 def is_pinned(row: PairRow) -> bool:

@@ -89,7 +89,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     elif report.verdict in _GOOD or (root is None and figures.slowest is None):
         yield from _healthy(metadata, report, figures)
     elif root is None:
-        yield part(_reached(metadata, figures))
+        yield part(_reached(metadata, figures.slowest))
     else:
         yield from _of_finding(metadata, report, root, figures)
         others = sum(each.severity is root.severity for each in report.findings) - 1
@@ -120,19 +120,31 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
-    is_figure = root.id in FIGURES
+    is_figure, slow = root.id in FIGURES, figures.slowest_of(root)
     if metadata.subject == "compare" and root.id in _SLOWER:
         yield part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
-    elif is_figure and figures.slowest is not None:
-        yield part(_reached(metadata, figures, root))
+    elif is_figure and slow is not None:
+        yield part(*_reached_by(metadata, slow, root))
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
         yield part(*_staged_words(report))
     else:
         yield from _seen_of(metadata, root)
     if is_figure:
         yield _because(root)
-    elif root.consequences and figures.slowest is not None:
-        yield part(_reached(metadata, figures, root, with_place=False), importance=SOON)
+    elif root.consequences and slow is not None:
+        yield part(_reached(metadata, slow, with_place=False), importance=SOON)
+
+
+def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
+    """'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'; of a finding without devices the nodes."""
+    staged_pairs = root.id == HOST_STAGED and " → " in root.subject
+    if not (staged_pairs or any(device in root.subject for device in root.devices)):
+        yield _reached(metadata, slow, root)
+        return
+    said = _reached(metadata, slow, with_place=False)
+    said = f"data go through host memory, {said}" if staged_pairs else said
+    for named in (root.subject, some_of(root.subjects, 1), _shared_gpus(root.subjects)):
+        yield f"{_with_place(metadata, named)}: {said}" if named else ""
 
 
 def _because(root: Finding) -> LinePart:
@@ -161,7 +173,8 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
     # What was seen may name a part of a machine, which says more than the ranks of the job.
-    if metadata.collective is not None and least != first and not root.subject.startswith("GPU"):
+    names_devices = any(device in root.subject for device in root.devices)
+    if metadata.collective is not None and least != first and not names_devices:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
         yield part(named, named.partition(" (")[0])
         return
@@ -238,8 +251,9 @@ def _with_place(metadata: Metadata, subject: str) -> str:
     return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
 
 
-def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = None, *, with_place: bool = True) -> str:
-    slow = figures.slowest
+def _reached(
+    metadata: Metadata, slow: SpeedFigure | None, root: Finding | None = None, *, with_place: bool = True
+) -> str:
     if slow is None or slow.expected_gb_s is None:
         return ""
     hosts = list(slow.hosts or dict.fromkeys(metadata.hosts))
@@ -250,7 +264,8 @@ def _reached(metadata: Metadata, figures: SpeedFigures, root: Finding | None = N
     if slow.is_small and slow.time_us is not None and slow.expected_us is not None:
         expected = f"{format_time(slow.expected_us)} expected ({slow.expected_percent:.0f} %)"
         took = f"takes {format_time(slow.time_us)}{place}, {expected}"
-        return f"{slow.what} of {format_size(slow.size_bytes)} {took}"
+        size = format_size(slow.size_bytes)
+        return f"{slow.what} of {f'{size} B' if size.isdigit() else size} {took}"
     seen, expected = format_bandwidth(slow.gb_s), format_bandwidth(slow.expected_gb_s)
     of_it = f"{seen.removesuffix(' GB/s')} of {expected} ({slow.expected_percent:.0f} %)"
     return f"{slow.what} reaches {of_it}{place}"
