@@ -1,6 +1,7 @@
 """Findings folded under their root cause: one function decides what explains what, for every command."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -101,7 +102,44 @@ def fold(
     """Return the findings on these nodes, each with its consequences; see `folded`."""
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
-    return _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps))
+    found = _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps))
+    return on_their_nodes(found) if len(hosts) > 1 else found
+
+
+_OF_HARDWARE = (
+    "nvidia-smi",
+    "dmesg",
+    "systemctl",
+    "lspci",
+    "sudo",
+    "ibstat",
+    "mlxlink",
+    "modprobe",
+    "grep",
+    "ls",
+    "ip",
+)
+"""Programs that show or change the machine on which they run, not the job."""
+_PLAIN = re.compile(r"[\w@%+=:,./ -]+")
+_CHANGED_IN_QUOTES = re.compile(r'["$`\\!]')
+
+
+def on_their_nodes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings with commands that run on their node by ssh, since bus ids are the same on every node."""
+    return tuple(
+        replace(each, cure=replace(each.cure, commands=tuple(_over_ssh(line, each) for line in each.commands)))
+        for each in findings
+    )
+
+
+def _over_ssh(command: str, finding: Finding) -> str:
+    with_id = (place.node for place in finding.places if place.bus_id and place.bus_id in command)
+    node = finding.node or next(with_id, None)
+    if node is None or command.split(" ", 1)[0] not in _OF_HARDWARE:
+        return command
+    if not _PLAIN.fullmatch(command):
+        command = shlex.quote(command) if _CHANGED_IN_QUOTES.search(command) else f'"{command}"'
+    return f"ssh {shlex.quote(node)} {command}"
 
 
 def _without_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:

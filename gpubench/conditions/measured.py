@@ -1,7 +1,8 @@
 """Conditions that only figures show: copies, collectives and ranks slower than siblings, profile or limit."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.conditions.definition.condition import Condition, Family, Found, Sighting, joined
@@ -37,12 +38,25 @@ class _Slowness:
     places: tuple[DevicePlace, ...] = ()
 
 
+_OVER_PCIE: Mapping[str, Any] = {
+    "likely": "lost PCIe lanes, PCIe errors, low clocks, or traffic of other jobs",
+    "cure": Cure.of(
+        "gpubench topo",
+        comment="It shows PCIe links with fewer lanes than they could have; `nvidia-smi -q -d PERFORMANCE` shows "
+        "throttling.",
+    ),
+}
+"""What to say of slow copies on machines without NVLinks."""
+
+
 def _slow_copies(run: Circumstances) -> Found:
     """GPUs and pairs whose copies the judge of rows called slow, in all kinds of copies together.
 
     Staged pairs are reported with their paths. In both directions at once a pair is as slow as its slower direction.
     """
     found: dict[tuple[str, ...], list[_Slowness]] = {}
+    gpus = [gpu for node in run.nodes.values() for gpu in node.gpus]
+    without_nvlinks = _OVER_PCIE if gpus and not any(gpu.nvlinks for gpu in gpus) else {}
     staged = {_ends(row) for row in run.measurements.pairs if _is_staged(run.measurements, row)}
     slow_ends = {frozenset(ends) for ends in staged}
     rows = [row for row in run.measurements.pairs if _is_between_gpus(row)]
@@ -64,6 +78,7 @@ def _slow_copies(run: Circumstances) -> Found:
             severity=overall(each.verdict for each in slow),
             expected=next((each.expected for each in slow if each.expected), ""),
             expected_percent=min((each.expected_percent for each in slow if each.expected_percent), default=None),
+            **without_nvlinks,
         )
 
 

@@ -181,7 +181,7 @@ PEER_ACCESS = Family.of(
         cure=Cure.of(
             "nvidia-smi mig -lgi -i GPU",
             comment="It lists the instances; if they are intended, there is nothing to repair. Otherwise "
-            "`nvidia-smi -mig 0` removes them and restores peer access, which `gpubench p2p` "
+            "`nvidia-smi -mig 0 -i GPU` removes them and restores peer access, which `gpubench p2p` "
             "verifies.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/1716",

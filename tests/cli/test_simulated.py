@@ -403,6 +403,31 @@ def test_a_last_line_names_the_devices_of_its_finding_and_their_own_figure(comma
     assert len(last) <= 160
 
 
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        (
+            "scan --simulate hgx-h100-8*8 --fault node3.gpu2:nvlink=9",
+            "ssh node3 nvidia-smi --gpu-reset -i 0000:18:00.0",
+        ),
+        ("check --quick --simulate hgx-h100-8*2 --fault node1.gpu3:lost=yes", 'ssh node1 "dmesg | grep Xid"'),
+        (
+            "topo --simulate hgx-h100-8*2 --fault node1.gpu3:nvlink=9",
+            "ssh node1 nvidia-smi --gpu-reset -i 0000:19:00.0",
+        ),
+        ("check --quick --simulate hgx-h100-8 --fault gpu3:lost=yes", "dmesg | grep Xid"),
+        ("check --simulate l40s-8 --fault link2-5:speed=0.5", "gpubench topo"),
+    ],
+)
+def test_a_cure_runs_on_the_node_and_the_links_that_its_finding_names(command: str, cure: str) -> None:
+    assert gpubench(*command.split(), "-q").stdout.splitlines()[-1].endswith(f". Try: {cure}")
+
+
+def test_the_comment_on_mig_switches_it_off_on_the_named_gpu_alone() -> None:
+    shown = gpubench("topo", "--simulate", "hgx-h100-8", "--fault", "gpu2:mig=on", "--width", "200").stdout
+    assert "`nvidia-smi -mig 0 -i 0000:18:00.0`" in shown
+
+
 def test_a_pair_that_corrupts_data_fails_the_collectives_that_use_its_path() -> None:
     for fault, word in (("link0-1:corrupts=yes", "FAIL"), ("link0-2:corrupts=yes", "PASS")):
         result = gpubench("allgather", "--simulate", "hgx-h100-8", "--sizes", "1G", "--fault", fault)

@@ -193,7 +193,7 @@ _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
 
 def with_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
     """Fill the placeholders of a cure's commands, and say where its ids apply if there are several nodes."""
-    filled = Cure(tuple(filled_in(each, places) for each in cure.commands), cure.comment)
+    filled = Cure(tuple(filled_in(each, places) for each in cure.commands), filled_in(cure.comment, places))
     hosts = list(dict.fromkeys(each.node for each in places if each.device))
     if filled == cure or len(hosts) == 1:
         return filled

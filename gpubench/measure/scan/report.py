@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from itertools import groupby
 
 from gpubench.conditions.definition.policy import drains
-from gpubench.conditions.folding import cause_of
+from gpubench.conditions.folding import cause_of, on_their_nodes
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
@@ -519,8 +519,9 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     """The whole report; without exclude lists if nodes have no ranks because they are ranks themselves."""
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
+    facts = on_their_nodes(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
     findings = [
-        *_below_facts(list(_part_findings(course, result.parts)), result.other_findings, course.fabric.hosts),
+        *_below_facts(list(_part_findings(course, result.parts)), facts, course.fabric.hosts),
         *_doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
         *_wrong_data_findings(course),
         *_pair_findings(course),
