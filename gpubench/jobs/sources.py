@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
-from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.options import SIMULATE, option
 from gpubench.model.facts.environment import LaunchedBy, bearing_on_performance
 from gpubench.records import dataclass
@@ -153,6 +152,8 @@ class SimulationOptions:
                     next_step=f"--simulate hgx-h200-4 --fault {faults[0]}",
                 )
             return None
+        from gpubench.jobs.metadata import recorded_settings
+
         simulation = simulation_of(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if command == "scan":
             simulation = simulation.without_variables()
@@ -194,6 +195,7 @@ class Here:
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
     from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.machines import Machines
+    from gpubench.jobs.metadata import recorded_settings
 
     environment = recorded_settings(os.environ)
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
@@ -311,6 +313,8 @@ def gathered(
     if collected is None:
         return None
     text = None if source is None else source.text
+    from gpubench.jobs.metadata import recorded_settings
+
     environment = recorded_settings(os.environ) if text is None else None
     nodes = [each for own, _ in collected for each in own]
     processes = [] if isinstance(source, FromFile) else [facts for _, facts in collected]
@@ -322,5 +326,6 @@ def gathered(
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
     from gpubench.hardware.process import read_rank_facts
+    from gpubench.jobs.metadata import recorded_settings
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

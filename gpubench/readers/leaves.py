@@ -104,7 +104,7 @@ def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tu
         wanted = set(hosts)
         unknown = [each for each in by_host if each not in wanted]
         raise UsageError(
-            f"{name} has no leaf for {some_of(missing)}: {len(missing)} of {counted(len(hosts), 'node')}",
+            f"{name} has no leaf for {some_of(missing)}: {len(missing):,} of {counted(len(hosts), 'node')}",
             expected="a leaf for every node of the job",
             reason=f"it names others: {some_of(unknown)}" if unknown else "it is of another cluster",
             next_step="scontrol show topology shows how Slurm names them; without --leaves none are assumed",

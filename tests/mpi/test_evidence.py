@@ -103,7 +103,7 @@ def test_a_staged_job_under_a_users_own_mpirun() -> None:
     assert result.returncode == 1, result.stderr
     text = " ".join(result.stdout.split())
     assert "fallback: HOST-STAGED: ranks 0 → 1, 1 → 2, 2 → 3, 3 → 0 through host memory over SHM/direct" in text
-    assert "NCCL_P2P_DISABLE=1 in the environment cure: gpubench p2p && unset NCCL_P2P_DISABLE" in text
+    assert "NCCL_P2P_DISABLE=1 in the environment try: gpubench p2p && unset NCCL_P2P_DISABLE" in text
     assert "FAIL host-staged" in text
     assert "FAIL: " in text
     assert "rank 0 rank 1 NV18 + - - + SHM/direct" in text

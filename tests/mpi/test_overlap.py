@@ -39,7 +39,8 @@ def test_ranks_do_not_simulate() -> None:
 @pytest.mark.mpi
 def test_a_whole_job_on_believed_gpus(tmp_path: Path) -> None:
     table = tmp_path / "overlap.txt"
-    result = kept.gpubench(*SHORT, "--format", "json", "--output", str(table), env=believing("tuning"))
+    as_data = ("--format", "json", "--exit-zero")  # the CPU computes slower than a GPU is expected to
+    result = kept.gpubench(*SHORT, *as_data, "--output", str(table), env=believing("tuning"))
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     rows = document["overlap"]

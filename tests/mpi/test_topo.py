@@ -82,8 +82,8 @@ def test_one_of_three_hosts_differs(tmp_path: Path) -> None:
         document = json.loads(output.read_text())
         assert {row["node"]: row["node_kind"] for row in document["nodes"]} == dict.fromkeys(hosts.names, "A")
         assert [row["node"] for row in document["ranks"]] == [name for name in hosts.names for _ in range(2)]
-        differs = next(finding for finding in document["findings"] if finding["id"] == "node-differs")
-        assert differs["subject"] == hosts.names[1]
+        (found,) = (finding for finding in document["findings"] if finding["id"] == "nvlink-down")
+        assert (found["node"], found["devices"]) == (hosts.names[1], ["GPU1"])
         assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)
 
 

@@ -10,7 +10,6 @@ from gpubench.model.results.compare import MachineRow
 from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FallbackRow, Metadata, Report
 from gpubench.model.results.speed import TOO_NOISY
-from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Origin, Verdict, exit_code
 from gpubench.records import dataclass
 
@@ -50,8 +49,14 @@ def exit_code_of(metadata: Metadata, report: Report) -> int:
 
 def _is_gate(metadata: Metadata, report: Report) -> bool:
     """A comparison of different machines is a table, and so are ten lines about a machine without GPUs."""
-    is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not report.rows(GpuRow))
+    is_table = MachineRow.section in report.sections or (is_brief(metadata.options) and not _has_gpus(report))
     return metadata.of_command.is_gate and not is_table
+
+
+def _has_gpus(report: Report) -> bool:
+    from gpubench.model.results.topo import GpuRow  # ranks compute exit codes too, and have no facts to describe
+
+    return bool(report.rows(GpuRow))
 
 
 def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_style: bool) -> Report:
