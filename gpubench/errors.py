@@ -375,6 +375,7 @@ def no_gpu(reason: str, for_what: str = "--backend nccl", instead: str = "") -> 
     )
 
 
+LOAD_DRIVER = "modprobe nvidia && nvidia-smi"
 SIMULATED_INSTEAD = "--simulate hgx-h200-4 shows what it prints"
 
 

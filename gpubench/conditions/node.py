@@ -20,6 +20,7 @@ from gpubench.conditions.definition.condition import (
     rdma_nics,
     unread,
 )
+from gpubench.errors import LOAD_DRIVER
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, condense
@@ -148,7 +149,7 @@ DRIVER = Family.of(
         check="driver",
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
-        cure=Cure.of("modprobe nvidia && nvidia-smi", comment="For a container: docker run --gpus all."),
+        cure=Cure.of(LOAD_DRIVER, comment="For a container: docker run --gpus all."),
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
         look=of_every_node(_missing),
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from gpubench.errors import CouldNotMeasureError, no_gpu
+from gpubench.errors import LOAD_DRIVER, CouldNotMeasureError, no_gpu
 from gpubench.model.facts.health import without_hidden
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -20,7 +20,9 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
     """Raise CouldNotMeasureError for a node without a driver, or with one that does not answer: nothing runs there."""
     for node in nodes:
         if node.driver.absent:
-            raise no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
+            error = no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
+            error.next_step = LOAD_DRIVER if node.gpus else error.next_step
+            raise error
         silent = next((each for each in node.failures if each.stage in _NEEDED), None)
         if silent is not None:
             raise CouldNotMeasureError(

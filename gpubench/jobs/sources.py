@@ -82,13 +82,20 @@ class Simulation:
         hardware = tuple(each for each in self.faults if not each.variables)
         return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})
 
-    def note_effects(self, measured: str) -> None:
-        """Name the faults that change nothing of what a command measures, on stderr."""
+    def note_effects(self, measured: str, unused: str = "", by: str = "") -> None:
+        """Name the faults that change nothing of what a command measures, on stderr.
+
+        With a key that is `unused` by a collective, those that it alone makes change something.
+        """
         from gpubench.formats.delivery import say
 
-        idle = ", ".join(str(fault) for fault in self.faults if not (fault.variables or fault.changes(measured)))
+        hardware = [fault for fault in self.faults if not fault.variables]
+        idle = [fault for fault in hardware if not fault.changes(measured, unused)]
+        if unused:
+            idle = [fault for fault in idle if fault.changes(measured)]
         if idle:
-            say(f"gpubench: note: --fault {idle} has no effect on {measured}: gpubench check shows it", to=sys.stderr)
+            named = f"--fault {', '.join(map(str, idle))} has no effect on {by or measured}"
+            say(f"gpubench: note: {named}: gpubench check shows it", to=sys.stderr)
 
 
 def simulation_of(

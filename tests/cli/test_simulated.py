@@ -219,6 +219,44 @@ def test_a_slow_setting_has_the_same_cause_and_cure_in_every_command(
             assert cause in [each.id for each in of_collective(document).findings]
 
 
+@pytest.mark.parametrize(
+    ("command", "machine", "fault", "exit_code"),
+    [
+        ("allreduce", "hgx-h100-8", "link1-2:corrupts=yes", 0),  # NVSwitches reduce: no path between two GPUs
+        ("allreduce", "hgx-h100-8", "link2-5:corrupts=yes", 0),
+        ("sendrecv", "hgx-h100-8", "link1-2:corrupts=yes", 1),
+        ("allreduce", "hgx-h200-4", "link1-2:corrupts=yes", 1),
+    ],
+)
+def test_a_corrupted_path_that_a_collective_does_not_use_is_named(
+    command: str, machine: str, fault: str, exit_code: int
+) -> None:
+    result = gpubench(command, "--simulate", machine, "--sizes", "1G", "--fault", fault)
+    assert result.returncode == exit_code
+    assert (f"note: --fault {fault} has no effect on {command}: " in result.stderr) is (exit_code == 0)
+
+
+@pytest.mark.parametrize("command", ["p2p", "allreduce"])
+def test_a_missing_driver_has_the_cure_of_its_condition_and_no_note(command: str) -> None:
+    result = gpubench(command, "--simulate", "hgx-h100-8", "--fault", "node0:driver_missing=yes")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.endswith("try:      modprobe nvidia && nvidia-smi\n")
+    assert "no effect" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "where"),
+    [("hgx-h100-8", "node0 GPU0 → GPU1"), ("hgx-h100-8*2", "on node0-1"), ("hgx-h200-2", "node0")],
+)
+def test_the_last_line_of_check_has_figure_place_and_cure_of_a_setting(machine: str, where: str) -> None:
+    for command in ((), ("check",)):
+        result = gpubench(*command, "--simulate", machine, env=environment(NCCL_P2P_DISABLE="1"))
+        last = result.stdout.splitlines()[-1]
+        assert len(last) <= 160
+        assert all(each in last for each in (where, "all-reduce reaches", "NCCL_P2P_DISABLE=1"))
+        assert last.endswith("Try: gpubench p2p && unset NCCL_P2P_DISABLE")
+
+
 def test_ranks_with_another_setting_are_those_of_their_node() -> None:
     asked = ("check", "--quick", "--simulate", "hgx-h100-8*2", "--fault", "node1:env=NCCL_MAX_NCHANNELS=1")
     assert "unset on ranks 0-7 on node0; 1 on ranks 8-15 on node1" in gpubench(*asked).stdout

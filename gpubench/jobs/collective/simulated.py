@@ -188,7 +188,6 @@ class ModelledCollective:
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
     simulation = source.simulation
-    simulation.note_effects(COLLECTIVES)
     request = plan.at_sizes_for("nccl")
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed, root=request.root)
     nodes = source.machines().snapshots
@@ -201,7 +200,10 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
     parts = () if plan.split is None else groups_of(plan.split, identities)
     settings = simulated_settings(plan, simulation, request, per_node)
-    staged = times.staged_pairs(per_node)
+    staged, corrupted = times.staged_pairs(per_node), times.corrupted(request.collective.name, per_node)
+    simulation.note_effects(COLLECTIVES)
+    if not corrupted:
+        simulation.note_effects(COLLECTIVES, "corrupts", request.collective.name)
     model = Model(source=simulation.source, seed=simulation.seed, profile=simulation.profile, staged=tuple(staged))
     described = described_collective(
         plan,
@@ -225,7 +227,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
         per_node=per_node,
         described=described,
         staged=staged,
-        corrupted=times.corrupted(request.collective.name, per_node),
+        corrupted=corrupted,
         simulation=simulation,
         settings=settings,
         groups=simulated_groups(parts, identities, simulation, simulation.seed),

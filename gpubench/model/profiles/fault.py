@@ -308,9 +308,9 @@ class Fault:
         known = {each.key: each.command for each in FAULT_KEYS if each.subject is self.subject and each.command}
         return next((known[key] for key, _ in self.settings if key in known), "")
 
-    def changes(self, measured: str) -> bool:
-        """False if none of its keys changes copies, or collectives."""
-        keys = dict(self.settings)
+    def changes(self, measured: str, unused: str = "") -> bool:
+        """False if none of its keys, beside an `unused` one, changes copies, or collectives."""
+        keys = {key: value for key, value in self.settings if key != unused}
         if keys.get("throttle", HALVE_CLOCKS[0]) not in HALVE_CLOCKS and measured == COLLECTIVES:
             del keys["throttle"]
         return any(measured in each.changes for each in FAULT_KEYS if each.subject is self.subject and each.key in keys)

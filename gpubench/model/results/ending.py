@@ -77,7 +77,8 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
 
 
 MOST_CHARACTERS = 160  # What a terminal, a chat and a monitoring system show of a line without cutting it
-ALWAYS, SOON, LATER, LAST = range(4)  # Importance: always said, before the command, after it
+ALWAYS, NEXT, SOON, LATER, LAST = range(5)
+"""Importance: always said; said wherever there is room beside the shortest wordings and the command; the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,9 @@ def last_line(
 
     most = most or MOST_CHARACTERS
     action = next((each for each in ends if each and len(line(chosen, each)) <= most), "")
+    for index, each in enumerate(parts):
+        if each.importance == NEXT and len(line({**chosen, index: each.wordings[-1]}, action)) <= most:
+            chosen[index] = each.wordings[-1]
     for index in sorted(range(len(parts)), key=lambda each: parts[each].importance):
         for wording in parts[index].wordings:
             if len(line({**chosen, index: wording}, action)) <= most:

@@ -14,6 +14,7 @@ from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, St
 from gpubench.model.results.ending import (
     EXCERPT,
     LATER,
+    NEXT,
     NOTHING_TO_CONNECT,
     SOON,
     LinePart,
@@ -132,7 +133,9 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
     if is_figure:
         yield _because(root)
     elif root.consequences and slow is not None:
-        yield part(_reached(metadata, slow, with_place=False), importance=SOON)
+        named = any(host in each.split() for host in metadata.hosts for each in (root.subject, *root.subjects))
+        places = (len(set(metadata.hosts)) > 1 and not named, False)
+        yield part(*(_reached(metadata, slow, with_place=each) for each in places), importance=NEXT)
 
 
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
@@ -185,7 +188,7 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
-        brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ")), key=len)
+        brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", " in the environment")), key=len)
         shortest = [f"{short}: {each}" for each in (first, least, brief)]
         if shared := _shared_gpus(root.subjects):
             shortest.append(f"{_with_place(metadata, shared)}: {brief}")
