@@ -135,7 +135,8 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
     elif root.consequences and slow is not None:
         named = any(host in each.split() for host in metadata.hosts for each in (root.subject, *root.subjects))
         places = (len(set(metadata.hosts)) > 1 and not named, False)
-        yield part(*(_reached(metadata, slow, with_place=each) for each in places), importance=NEXT)
+        figure = NEXT if _IN_ENVIRONMENT in root.seen else SOON  # Where a device is at fault, all of it comes first
+        yield part(*(_reached(metadata, slow, with_place=each) for each in places), importance=figure)
 
 
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
@@ -160,6 +161,7 @@ def _because(root: Finding) -> LinePart:
     return part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=SOON)
 
 
+_IN_ENVIRONMENT = " in the environment"
 _NOBODY = "a program that uses NCCL"
 _CUT_AT = (120, 100, 80, 60)
 
@@ -188,7 +190,7 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
         yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
-        brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", " in the environment")), key=len)
+        brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", _IN_ENVIRONMENT)), key=len)
         shortest = [f"{short}: {each}" for each in (first, least, brief)]
         if shared := _shared_gpus(root.subjects):
             shortest.append(f"{_with_place(metadata, shared)}: {brief}")
