@@ -18,7 +18,7 @@ from gpubench.records import dataclass
 _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
 
 _PAIR_SLOW, _HOST_COPIES, _STAGING_FASTER = "p2p-slow", "host-copies-slow", "p2p-slower-than-staging"
-_NODE_DIFFERS = "node-differs"
+_NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
 _OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 _SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
@@ -31,6 +31,7 @@ _ROOT_VERDICTS = (Verdict.FAIL, Verdict.WARN)
 _GPU = re.compile(r"\bGPU\d+\b")
 _DEVICE = re.compile(rf"{_GPU.pattern}|\b[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7]\b")
 _PAIR = 2
+_NO_ENDS: Mapping[str, str] = {}
 _BY_ID = {each.id: each for each in CONDITIONS}
 _FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
 
@@ -56,10 +57,10 @@ class _NamedDevices:
 
 
 class _NamedPlaces:
-    """A finding with the hosts and devices that it names; none of a kind stands for all."""
+    """A finding with the hosts and devices that it names; none of a kind stands for all. `ends` are as in `fold`."""
 
-    def __init__(self, finding: Finding, all_hosts: Sequence[str]) -> None:
-        self.finding, self._all_hosts = finding, all_hosts
+    def __init__(self, finding: Finding, all_hosts: Sequence[str], ends: Mapping[str, str] = _NO_ENDS) -> None:
+        self.finding, self._all_hosts, self._ends = finding, all_hosts, ends
 
     @cached_property
     def subjects(self) -> tuple[_NamedDevices, ...]:
@@ -75,6 +76,7 @@ class _NamedPlaces:
         return frozenset(name for each in self.subjects for name in each.gpus)
 
     def _subject(self, text: str) -> _NamedDevices:
+        text = self._ends.get(text, text)
         gpus = frozenset(_GPU.findall(text))
         words = re.split(r"[\s,]+", text)
         host = next((word for word in words if word in self._all_hosts), "")
@@ -97,12 +99,18 @@ class _NamedPlaces:
 
 
 def fold(
-    findings: Sequence[Finding], nodes: Sequence[Topology], perhaps: Iterable[Finding] = ()
+    findings: Sequence[Finding],
+    nodes: Sequence[Topology],
+    perhaps: Iterable[Finding] = (),
+    ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
-    """Return the findings on these nodes, each with its consequences; see `folded`."""
+    """Return the findings on these nodes, each with its consequences; see `folded`.
+
+    `ends` are the GPUs of pairs of ranks: 'node0 GPU0 → GPU5' by '0 → 5'.
+    """
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
-    found = _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps))
+    found = _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps, ends=ends))
     return on_their_nodes(found) if len(hosts) > 1 else found
 
 
@@ -174,7 +182,12 @@ def _named_by(difference: str, host: str, findings: Sequence[Finding]) -> int | 
 
 
 def folded(
-    findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool, perhaps: Iterable[Finding] = ()
+    findings: Sequence[Finding],
+    hosts: Sequence[str],
+    *,
+    nvlinked: bool,
+    perhaps: Iterable[Finding] = (),
+    ends: Mapping[str, str] = _NO_ENDS,
 ) -> tuple[Finding, ...]:
     """Return the findings without consequences of others, which stand below their root cause.
 
@@ -183,7 +196,8 @@ def folded(
     """
     known = {each.id for each in findings}
     more = [each for each in perhaps if each.id not in known]
-    places = [_NamedPlaces(each, hosts) for each in _split([*more, *findings], hosts, nvlinked=nvlinked)]
+    every = [_NamedPlaces(each, hosts, ends) for each in (*more, *findings)]
+    places = [_NamedPlaces(each, hosts, ends) for each in _split(every, nvlinked=nvlinked)]
     roots = [_root(place, places, nvlinked=nvlinked) for place in places]
     below: dict[int, list[Finding]] = {}
     for number, place in enumerate(places):
@@ -208,9 +222,8 @@ def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *
     return min(able, key=lambda number: _choice(places[number], place), default=None)
 
 
-def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> list[Finding]:
+def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
     """The findings, in which figures of several subjects are divided where a cause explains some of them only."""
-    places = [_NamedPlaces(each, hosts) for each in findings]
     found: list[Finding] = []
     for place in places:
         finding = place.finding
@@ -222,17 +235,21 @@ def _split(findings: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool)
         for cause in able:
             own = [name for name, subject in rest.items() if subject.devices and cause.names(subject)]
             if own:
-                found.append(_about(finding, own))
+                part = _about(place, own)
+                found.append(part if len(own) == len(rest) else replace(part, consequences=()))
                 rest = {name: subject for name, subject in rest.items() if name not in own}
         if rest:
-            found.append(finding if len(rest) == len(finding.subjects) else _about(finding, list(rest)))
+            found.append(finding if len(rest) == len(finding.subjects) else _about(place, list(rest)))
     return found
 
 
-def _about(finding: Finding, subjects: Sequence[str]) -> Finding:
-    named = frozenset(name for each in subjects for name in _DEVICE.findall(each))
-    places = tuple(each for each in finding.places if each.device is None or each.device in named)
-    return replace(finding, subject=some_of(subjects), subjects=tuple(subjects), places=places)
+def _about(place: _NamedPlaces, names: Sequence[str]) -> Finding:
+    finding = place.finding
+    subjects = zip(finding.subjects, place.subjects, strict=True)
+    devices = frozenset(device for name, each in subjects if name in names for device in each.devices)
+    places = tuple(each for each in finding.places if each.device is None or each.device in devices)
+    lead = _RANKS if finding.subject.startswith(_RANKS) else ""
+    return replace(finding, subject=lead + some_of(names), subjects=tuple(names), places=places)
 
 
 def _topmost(number: int, roots: Sequence[int | None]) -> int:
@@ -308,7 +325,9 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
         return False
     if cause.id in FIGURES:
         return _figure_explains(root, place, nvlinked=nvlinked)
-    return _fact_explains(cause.id, place, nvlinked=nvlinked)
+    # What NVLinks are left carry the bytes, and more slowly.
+    is_direct = cause.id == _LINKS_DOWN and cause.expected_percent is not None
+    return not (is_direct and effect.id == HOST_STAGED) and _fact_explains(cause.id, place, nvlinked=nvlinked)
 
 
 def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:

@@ -157,6 +157,16 @@ class Diagnosis:
         )
         return tuple(named for named, _ in ranked)
 
+    def by_cause(self, paths: Mapping[Pair, PathKind]) -> dict[Pair, str]:
+        """The id of the likeliest cause of each of these pairs, by pair; without one a pair is left out."""
+        found: dict[Pair, str] = {}
+        while rest := {pair: kind for pair, kind in paths.items() if pair not in found}:
+            named = next(iter(self.explaining(rest)), None)
+            if named is None:
+                break
+            found |= dict.fromkeys(_explained(named, rest)[1], named.cause.id)
+        return found
+
     def slowing(self, *slowed: Slowed, percent: float | None = None) -> tuple[Named, ...]:
         """The causes of slow operations, the likeliest first; `slowed` is what they consist of.
 

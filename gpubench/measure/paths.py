@@ -14,8 +14,8 @@ from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, pat
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
-from gpubench.model.paths.transport import Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
-from gpubench.model.results.fallback import Explanation, cure_columns
+from gpubench.model.paths.transport import Conclusion, Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
+from gpubench.model.results.fallback import Explanation, KnownPath, cure_columns
 from gpubench.model.results.report import (
     CauseRow,
     CollectiveRow,
@@ -217,6 +217,14 @@ class Explained:
         """The causes that explain why these pairs go through host memory, the likeliest first."""
         asked = dict(islice(staged.items(), _MOST_ASKED))
         return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
+
+    def with_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
+        """The paths, those through host memory with their likeliest cause; of very many none is asked for."""
+        staged = {pair_of(each): each.transports for each in paths if each.judgement.conclusion is Conclusion.STAGED}
+        if len(staged) > _MOST_ASKED:
+            return list(paths)
+        causes = self.diagnosis.by_cause(path_kinds(self.circumstances.wiring, staged))
+        return [replace(each, cause=causes.get(pair_of(each), "")) for each in paths]
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """The likeliest of them; without evidence none is named."""

@@ -139,6 +139,33 @@ def test_one_fault_is_one_finding(machine: str, fault: str, in_check: Found, in_
     assert findings("p2p", machine, fault)[0] == in_p2p
 
 
+NVLINK_17, ENV = "gpu5:nvlink=17", "node0:env=NCCL_P2P_DISABLE=1"
+PARTS = (
+    ("allreduce", HGX, (NVLINK_17, ENV), (STAGED, "ranks 0 → 1"), ("nvlink-down", "GPU5")),
+    ("allreduce", HGX, (NVLINK_17, "link0-3:staged=yes"), (STAGED, "ranks 0 → 3, 3 → 0"), ("nvlink-down", "GPU5")),
+    ("allreduce", HGX, ("gpu5:fabric=in_progress", ENV), (STAGED, "ranks 0 → 1"), ("fabric-not-ready", "GPU5")),
+    (
+        *("allreduce", HGX, ("gpu5:fabric=in_progress", "link0-3:staged=yes")),
+        *((STAGED, "ranks 0 → 3, 3 → 0"), ("fabric-not-ready", "GPU5")),
+    ),
+    ("allreduce", HGX, ("gpu5:fabric=in_progress",), ("fabric-not-ready", "GPU5")),
+)
+"""Command, machine, faults, and exactly what it finds: a fault explains the paths that end at it, and no others."""
+
+
+@pytest.mark.parametrize(("command", "machine", "faults", "found"), [(*each[:3], each[3:]) for each in PARTS])
+def test_a_fault_explains_what_it_is_part_of(command: str, machine: str, faults: tuple[str, ...], found: Found) -> None:
+    assert findings(command, machine, *faults)[0] == found
+
+
+def test_what_is_left_of_paths_has_a_cause_of_its_own() -> None:
+    options = ["--fault", "gpu3:p2p=NS", "--fault", "link1-2:staged=yes", "--format", "json"]
+    document = json.loads(CliRunner().invoke(app, ["p2p", "--simulate", HGX, *options]).stdout)
+    assert [each["cause"][:30] for each in document["findings"] if each["id"] == STAGED] == [
+        "the driver grants peer access,"
+    ]
+
+
 def test_every_fault_has_a_line() -> None:
     tried = {fault.partition(":")[2].partition("=")[0] for _, fault, *_ in ONE}
     assert {key.key for key in FAULT_KEYS} - ELSEWHERE == tried - ELSEWHERE

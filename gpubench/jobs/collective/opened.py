@@ -167,7 +167,22 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
     known = {(each.id, each.subjects) for each in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
     verdict = overall([report.verdict, *(each.severity for each in more)])
-    return replace(report, verdict=verdict, findings=fold((*report.findings, *more), nodes, of_facts(facts)))
+    findings = fold((*report.findings, *more), nodes, of_facts(facts), ends=_ends(report, nodes))
+    return replace(report, verdict=verdict, findings=findings)
+
+
+def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
+    """The GPUs of ranks of one node between which bytes go through host memory, by the name of their path."""
+    from gpubench.model.results.report import EvidenceRow
+
+    gpus = {(node.snapshot.host, gpu.bus_id): gpu.device for node in nodes for gpu in node.gpus if gpu.bus_id}
+    found = {}
+    for row in report.rows(EvidenceRow):
+        names = [gpus.get((row.source_node, each)) for each in (row.source_bus_id, row.destination_bus_id)]
+        if row.host_staged and row.source_node == row.destination_node and None not in names:
+            pair = f"{row.source} → {row.destination}".replace("rank ", "")
+            found[pair] = f"{row.source_node} {names[0]} → {names[1]}"
+    return found
 
 
 def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":

@@ -274,6 +274,8 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
     def cause_of(members: Sequence[KnownPath]) -> Explanation:
         return own_way if observed.by_design else explained.first(_staged(members))
 
+    if not observed.by_design:
+        paths = explained.with_causes(paths, _ranks)
     fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
@@ -326,6 +328,7 @@ def simulated(
         by_design = any(path.evidence.by_design for path in members)
         return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
 
+    paths = explained.with_causes(paths, _ranks)
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
     outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())
     return replace(outcome, explained=explained)

@@ -73,6 +73,7 @@ def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Seq
     seen = _PairObservations(machine, matrices)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
+    paths = explained.with_causes(paths, seen.pair)
     rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
     return report_on(paths, rows, machine.origin, explained.rows())
 
@@ -105,7 +106,7 @@ class _PairObservations:
 
     def staged(self, paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
         staged = [path for path in paths if path.judgement.conclusion is Conclusion.STAGED]
-        return {self._pair(path): path.transports for path in staged}
+        return {self.pair(path): path.transports for path in staged}
 
     def circumstances(self, paths: Sequence[KnownPath]) -> Circumstances:
         facts, staged = self._machine.processes, self.staged(paths)
@@ -115,7 +116,7 @@ class _PairObservations:
             settings=users_settings(facts),
             staged=staged,
             copied=dict.fromkeys(staged, _REFUSED_HERE) | self._staged,
-            wrong=frozenset(self._pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
+            wrong=frozenset(self.pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
             idle_gpus=self._machine.idle_gpus,
             beyond=self._nvlink_excess(),
         )
@@ -128,7 +129,7 @@ class _PairObservations:
                 found[source] = share
         return found
 
-    def _pair(self, path: KnownPath) -> Pair:
+    def pair(self, path: KnownPath) -> Pair:
         return self._positions[path.source.short], self._positions[path.destination.short]
 
     def _end(self, gpu: int) -> End:

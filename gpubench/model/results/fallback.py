@@ -1,7 +1,8 @@
 """The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any
 
 from gpubench.model.paths.transport import (
@@ -77,7 +78,10 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPath:
-    """A path with all that is known of it. `bandwidth_gb_s` is what it delivered, the limit is per direction."""
+    """A path with all that is known of it. `bandwidth_gb_s` is what it delivered, the limit is per direction.
+
+    `cause` is the id of the likeliest cause if it goes through host memory; '' if none is known.
+    """
 
     source: End
     destination: End
@@ -86,6 +90,7 @@ class KnownPath:
     path_class: str | None = None
     bandwidth_gb_s: float | None = None
     limit_gb_s: float | None = None
+    cause: str = ""
 
     @property
     def judgement(self) -> Judgement:
@@ -149,10 +154,10 @@ def fallback_rows(
     return sorted(rows, key=lambda row: (_GRAVEST_FIRST.index(Conclusion(row.conclusion)), row.verdict == Verdict.SKIP))
 
 
-def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None]:
-    """Conclusion, verdict, transport and limit: the same for all paths of one line."""
+def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None, str]:
+    """Conclusion, verdict, transport, limit and cause: the same for all paths of one line."""
     judgement = path.judgement
-    return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s
+    return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s, path.cause
 
 
 def _row(
@@ -198,7 +203,19 @@ def findings(rows: Sequence[FallbackRow], paths: Sequence[KnownPath] = ()) -> tu
     places = (
         tuple(dict.fromkeys(end.place for path in own for end in (path.source, path.destination))) for own in members
     )
-    return tuple(replace(each, places=at) for row, at in zip(rows, places, strict=True) for each in _findings_of(row))
+    return _joined(replace(each, places=at) for row, at in zip(rows, places, strict=True) for each in _findings_of(row))
+
+
+def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, of which those that say the same of other paths are one: lines differ by limits, too."""
+    alike = grouped(found, lambda each: replace(each, subject="", subjects=(), places=()))
+    return tuple(each[0] if len(each) == 1 else _of_all(each) for each in alike.values())
+
+
+def _of_all(same: Sequence[Finding]) -> Finding:
+    pairs = tuple(chain.from_iterable(each.subjects for each in same))
+    places = tuple(dict.fromkeys(chain.from_iterable(each.places for each in same)))
+    return replace(same[0], subject=_lead(pairs) + some_of(pairs), subjects=pairs, places=places)
 
 
 def _findings_of(row: FallbackRow) -> tuple[Finding, ...]:
@@ -252,8 +269,11 @@ def slowdown(row: FallbackRow) -> str:
 
 def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
-    lead = "ranks " if row.pairs and row.pairs[0][0].isdigit() else ""
-    return lead + some_of(row.pairs, most, row.count)
+    return _lead(row.pairs) + some_of(row.pairs, most, row.count)
+
+
+def _lead(pairs: Sequence[str]) -> str:
+    return "ranks " if pairs and pairs[0][0].isdigit() else ""
 
 
 _MOST_CANDIDATES = 3
