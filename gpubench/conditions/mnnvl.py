@@ -158,6 +158,8 @@ def _unused(run: Circumstances) -> Found:
     for nodes in _domains(run).values() if large else ():
         if len(nodes) > 1:
             row = max(large, key=lambda each: each.size_bytes)
+            if row.nodes > len(nodes):
+                continue  # it leaves the domain, and has to use the network
             network = joined_by_nics(run.wiring, nodes, row.ranks)
             logged = (row.transport or "").startswith("NET")
             as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)

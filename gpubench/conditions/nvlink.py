@@ -69,11 +69,17 @@ def _not_ready(run: Circumstances) -> Found:
     for position, trouble in troubled.items():
         yield of_gpu(run, position, trouble)
     refused = _wired_and_refused(run)
-    pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair))
+    pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair) and not _in_fabric(run, pair))
     if pairs:
         reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, but the driver refuses peer access: {reasons}"
         yield of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
+
+
+def _in_fabric(run: Circumstances, pair: Pair) -> bool:
+    """True if NVML says of both GPUs that their fabric is ready."""
+    fabrics = [None if gpu is None else gpu.fabric for gpu in map(run.wiring.gpu, pair)]
+    return all(fabric is not None and fabric.state == "completed" for fabric in fabrics)
 
 
 def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:

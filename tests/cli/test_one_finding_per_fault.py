@@ -149,6 +149,10 @@ PARTS = (
         *((STAGED, "ranks 0 → 3, 3 → 0"), ("fabric-not-ready", "GPU5")),
     ),
     ("allreduce", HGX, ("gpu5:fabric=in_progress",), ("fabric-not-ready", "GPU5")),
+    ("check", MESH, ("link0-1:staged=yes",), (STAGED, "GPU0 → GPU1")),
+    ("check", "hgx-a100-4", ("link0-2:staged=yes",), (STAGED, "GPU0 → GPU2")),
+    ("check", "gb200-nvl72", ("node3:imex=down",), ("imex-service-stopped", "node3 → other nodes")),
+    ("check", "gb200-nvl72", ("node3:clique=7",), ("mnnvl-clique-differs", "node3 → other nodes")),
 )
 """Command, machine, faults, and exactly what it finds: a fault explains the paths that end at it, and no others."""
 
@@ -164,6 +168,15 @@ def test_what_is_left_of_paths_has_a_cause_of_its_own() -> None:
     assert [each["cause"][:30] for each in document["findings"] if each["id"] == STAGED] == [
         "the driver grants peer access,"
     ]
+
+
+@pytest.mark.parametrize("status", ["CNS", "NS"])
+def test_a_refusal_is_not_blamed_on_a_fabric_that_is_ready(status: str) -> None:
+    options = ["--fault", f"gpu5:p2p={status}", "--format", "json"]
+    document = json.loads(CliRunner().invoke(app, ["topo", "--simulate", HGX, *options]).stdout)
+    refused = next(each for each in document["findings"] if each["id"] == REFUSED)
+    assert "abric" not in refused["cause"]
+    assert refused["commands"] == ["nvidia-smi topo -p2p r"]
 
 
 def test_every_fault_has_a_line() -> None:

@@ -175,7 +175,9 @@ def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
     """The GPUs of ranks of one node between which bytes go through host memory, by the name of their path."""
     from gpubench.model.results.report import EvidenceRow
 
-    gpus = {(node.snapshot.host, gpu.bus_id): gpu.device for node in nodes for gpu in node.gpus if gpu.bus_id}
+    gpus: dict[tuple[str, str | None], str] = {
+        (node.snapshot.host, gpu.bus_id): gpu.device for node in nodes for gpu in node.gpus if gpu.bus_id
+    }
     found = {}
     for row in report.rows(EvidenceRow):
         names = [gpus.get((row.source_node, each)) for each in (row.source_bus_id, row.destination_bus_id)]
