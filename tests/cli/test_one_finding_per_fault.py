@@ -179,6 +179,27 @@ def test_a_refusal_is_not_blamed_on_a_fabric_that_is_ready(status: str) -> None:
     assert refused["commands"] == ["nvidia-smi topo -p2p r"]
 
 
+SLOW_LATELY = (
+    ("node0:env=NCCL_P2P_DISABLE=1", "host-staged: "),
+    ("link0-3:staged=yes", "host-staged: "),
+    (NVLINK_17, "a device"),
+)
+"""A fault of the newest result of an allreduce, and how the cause begins that compare names."""
+
+
+@pytest.mark.parametrize(("fault", "cause"), SLOW_LATELY)
+def test_compare_names_the_cause_that_the_new_result_holds(fault: str, cause: str, tmp_path: Path) -> None:
+    base, new = (str(tmp_path / name) for name in ("base.json", "new.json"))
+    sweep = ["allreduce", "--simulate", HGX, "--sizes", "256M"]
+    CliRunner().invoke(app, [*sweep, "-o", base])
+    CliRunner().invoke(app, [*sweep, "--fault", fault, "-o", new])
+    found = json.loads(CliRunner().invoke(app, ["compare", base, new, "--format", "json"]).stdout)["findings"]
+    stored = json.loads(Path(new).read_text())["findings"][0]
+    assert [each["id"] for each in found] == ["slower"]
+    assert found[0]["cause"].startswith(cause)
+    assert (found[0]["commands"] == stored["commands"]) is (stored["id"] == STAGED)
+
+
 def test_every_fault_has_a_line() -> None:
     tried = {fault.partition(":")[2].partition("=")[0] for _, fault, *_ in ONE}
     assert {key.key for key in FAULT_KEYS} - ELSEWHERE == tried - ELSEWHERE

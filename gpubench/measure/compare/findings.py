@@ -30,6 +30,7 @@ from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import (
+    FIGURES,
     HOST_STAGED,
     NO_CURE,
     SLOW_UNEXPLAINED,
@@ -230,7 +231,8 @@ def findings_of(
     ranges = [each for each in ranges if not _is_below(each, SLOW_UNEXPLAINED, roots, hosts)]
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     known = list(roots)
-    rows = [_with_cause(each, wiring) for each in _of_rows(judged, compared, evidence, _Causes(roots, hosts))]
+    stored = _new_cause(*sides)
+    rows = [_with_cause(each, wiring, stored) for each in _of_rows(judged, compared, evidence, _Causes(roots, hosts))]
     explained = any(each.id in _BY_WIRING for each in rows) or known != roots
     found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
     found += [
@@ -262,8 +264,21 @@ _FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROW
 """Findings that follow from others on the same row, so that one cause is one finding."""
 
 
-def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow]) -> Finding:
-    """The finding of slower rows; where the wiring changed, this is the cause that is looked at first."""
+def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Finding | None:
+    """The finding by which new results of collectives explain that they are slow, and which the old ones lack."""
+    before = {each.id for file in base for each in file.stored}
+    found = (each for file in reversed(new) if file.findings is None for each in file.stored)
+    own = [each for each in found if each.severity in (Verdict.FAIL, Verdict.WARN) and each.id not in before]
+    return next((each for each in own if each.consequences and each.id not in _UNEXPLAINED), None)
+
+
+_UNEXPLAINED = tuple(id_ for id_ in FIGURES if id_ != HOST_STAGED)
+
+
+def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow], stored: Finding | None) -> Finding:
+    """The finding of slower rows, with the cause that the results name, else a changed wiring."""
+    if stored is not None and finding.id in (SLOWER, STAGED):
+        return replace(finding, cause=f"{stored.id}: {stored.subject}: {stored.cause}", cure=stored.cure)
     if finding.id not in _BY_WIRING or not wiring:
         return finding
     changed = f"a device or link changed: topology {wiring[0].base} before, {wiring[0].new} now"

@@ -127,7 +127,8 @@ class ResultFile:
     `kind` says who wrote it; `remarks` are what a reader noticed, in sentences. `left_out` says which rows or values
     could not be read, each with its line, and `runs` where each run of a text begins. `verdict` is that of the run,
     None where the file does not tell. `evidence` is None of files that hold none. `findings` are those of commands that
-    judge a machine, None of others; of a check, `checks` are the verdicts by check, and `devices` its GPUs and NICs.
+    judge a machine, None of others, and `stored` those of every command that was stored with its findings; of a check,
+    `checks` are the verdicts by check, and `devices` its GPUs and NICs.
     """
 
     name: str
@@ -138,6 +139,7 @@ class ResultFile:
     pairs: Collection[PairRow] = ()
     evidence: tuple[EvidenceRow, ...] | None = None
     findings: tuple[Finding, ...] | None = None
+    stored: tuple[Finding, ...] = ()
     checks: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[VerdictRow, ...] = ()
     complete: bool = True

@@ -356,6 +356,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         pairs=_rows_from_json(PairRow, document, name, _row_from_json),
         evidence=tuple(_records(EvidenceRow, document, name)),
         findings=tuple(findings) if command.findings_only else None,
+        stored=tuple(findings),
         checks={row.check: row.verdict for row in _records(CheckRow, document, name)},
         devices=tuple(row for row in verdicts if row.scope in ("gpu", "nic")),
         complete=complete,
