@@ -440,7 +440,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("fabric-manager-stopped", lambda: _fabric_stopped(_two(), Service(running=False))),
     Plant("fabric-manager-version", lambda: _fabric_stopped(_two(), Service(running=True, version="535.1"))),
     Plant("fabric-not-ready", lambda: simulated("hgx-h200-4", "gpu0:fabric=in_progress")),
-    Plant("fabric-not-ready", lambda: simulated("hgx-h200-4", "link0-1:p2p=NS")),
+    Plant("fabric-not-ready", lambda: simulated("hgx-a100-8", "link0-1:p2p=NS")),
     Plant("nvlink-down", lambda: simulated("hgx-h200-4", "gpu0:nvlink=12")),
     Plant(
         "nvlinks-all-down",
