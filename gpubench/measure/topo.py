@@ -150,8 +150,9 @@ def prospect_findings(
     several = len(explained.circumstances.nodes) > 1
     for named in explained.diagnosis.of_effect(*_BETWEEN_NODES) if several else ():
         healthy = "" if named.cause.expected == NONE_EXPECTED else named.cause.expected
-        is_doubt = named.gravity is Verdict.WARN and named.cause.id not in known and healthy
-        if (named.gravity is Verdict.FAIL or is_doubt) and named.effects[0] in _BETWEEN_NODES:
+        is_doubt = named.gravity is Verdict.WARN and healthy
+        is_new = named.cause.id not in known
+        if is_new and (named.gravity is Verdict.FAIL or is_doubt) and named.effects[0] in _BETWEEN_NODES:
             yield Finding(
                 id=named.cause.id,
                 severity=named.gravity,

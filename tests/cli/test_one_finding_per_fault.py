@@ -151,8 +151,8 @@ PARTS = (
     ("allreduce", HGX, ("gpu5:fabric=in_progress",), ("fabric-not-ready", "GPU5")),
     ("check", MESH, ("link0-1:staged=yes",), (STAGED, "GPU0 → GPU1")),
     ("check", "hgx-a100-4", ("link0-2:staged=yes",), (STAGED, "GPU0 → GPU2")),
-    ("check", "gb200-nvl72", ("node3:imex=down",), ("imex-service-stopped", "node3 → other nodes")),
-    ("check", "gb200-nvl72", ("node3:clique=7",), ("mnnvl-clique-differs", "node3 → other nodes")),
+    ("check", "gb200-nvl72", ("node3:imex=down",), ("imex-service-stopped", "node3")),
+    ("check", "gb200-nvl72", ("node3:clique=7",), ("mnnvl-clique-differs", "node3")),
 )
 """Command, machine, faults, and exactly what it finds: a fault explains the paths that end at it, and no others."""
 

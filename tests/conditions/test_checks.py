@@ -474,9 +474,10 @@ def test_cuda_alone_can_refuse() -> None:
 
 
 def test_a_refusal_between_linked_gpus_is_the_fabric_s() -> None:
-    (finding,) = examined([replace(HEALTHY, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
-    assert (finding.severity, finding.subject) == ("FAIL", "all 56 GPU pairs")
-    assert "fabric is not ready" in finding.cause
+    for node, blamed in ((with_gpus(fabric=None), True), (HEALTHY, False)):
+        (finding,) = examined([replace(node, pairs=pairs_saying(cuda=False, read="NS", write="NS"))])
+        assert (finding.severity, finding.subject) == ("FAIL", "all 56 GPU pairs")
+        assert ("fabric is not ready" in finding.cause) is blamed, "NVML says that this fabric is ready"
 
 
 def test_mig_refuses_by_design() -> None:
