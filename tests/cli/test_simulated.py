@@ -55,9 +55,8 @@ def test_the_facts_of_nodes_that_are_alike_are_judged_once(monkeypatch: pytest.M
 
     few, many = (calls("--simulate", f"hgx-h100-8*{number}") for number in (2, 32))
     assert few == many
-    assert few["_denied"] == 8 * 7
     odd = calls("--simulate", "hgx-h100-8*32", "--fault", "node20.gpu3:nvlink=12")
-    assert odd["_denied"] > 8 * 7, "and a node that is not like the others is judged by itself"
+    assert odd["_denied"] > few["_denied"], "and a node that is not like the others is judged by itself"
 
 
 def counting(function: Callable[..., object], counted: Counter[str], name: str) -> Callable[..., object]:
