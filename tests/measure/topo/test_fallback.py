@@ -125,7 +125,10 @@ def test_ranks_of_one_host_that_do_not_share_memory() -> None:
 def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     node = h200s(2)
     refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
-    report = looked_at(replace(node, pairs=refused), facts())
+    (ready,) = rows(looked_at(replace(node, pairs=refused), facts()))
+    assert (ready.cause, ready.verdict) == ("peer-access-refused", "FAIL"), "NVML says that the fabric is ready"
+    untold = tuple(replace(gpu, fabric=None) for gpu in node.gpus)
+    report = looked_at(replace(node, gpus=untold, pairs=refused), facts())
     (row,) = rows(report)
     assert (row.cause, row.verdict) == ("fabric-not-ready", "FAIL")
     assert "NVSwitches are active, but the driver refuses" in str(row.cause_seen)
