@@ -354,7 +354,7 @@ def test_nodes_outside_the_clique_of_their_rack_are_named(small: int, verdict: s
     faults = [word for node in range(small) for word in ("--fault", f"node{node}:clique=1")]
     result = gpubench("check", "--quick", "--simulate", "gb200-nvl72", *faults)
     assert f"{verdict} mnnvl-clique-differs: node0" in result.stdout
-    assert result.stdout.count("mnnvl-clique-differs\n") == (small if small == 1 else 18)
+    assert result.stdout.count(": mnnvl-clique-differs\n") == (small if small == 1 else 18)
 
 
 def test_copies_of_healthy_simulated_nodes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

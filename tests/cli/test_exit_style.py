@@ -58,7 +58,7 @@ def test_node_problem_detector_gets_eighty_bytes_and_its_code(arguments: tuple[s
     [
         ("nagios", "", "GPUBENCH CHECK (SIMULATED) OK - 8 × H100 80GB HBM3, speed not measured | 'findings'=0;;;0;"),
         ("npd", "--fault gpu2:mig=on", "PASS (simulated): 8 x H100 80GB HBM3, speed not measured"),
-        ("npd", "--fault gpu1:p2p=CNS", "FAIL (simulated): node0 GPU1: no peer access. See peer-access-refused"),
+        ("npd", "--fault gpu1:p2p=CNS", "FAIL (simulated): node0 GPU1: no peer access. Try: nvidia-smi topo -p2p r"),
         ("npd", "--expect-gpus 9", "FAIL (simulated): node0: 8 GPUs, 9 expected. See gpu-missing"),
         ("slurm", "--expect-gpus 9", "drain: (simulated) node0: 8 GPUs, 9 expected. Try: lspci -d 10de: | grep -c 3D"),
     ],

@@ -355,7 +355,7 @@ def test_a_slow_gpu_and_a_fallback_in_matrices_are_named(tmp_path: Path) -> None
     plain = (REAL / "nvbandwidth.txt").read_text()
     slow = plain.replace(" 2    393.74    393.93       N/A    393.74", " 2    150.00    150.00       N/A    150.00")
     code, text = report(written(tmp_path, slow), "--strict")
-    assert (code, "FAIL: p2p reaches 150 of 394 GB/s (38 %) on vm" in text) == (1, True), text
+    assert (code, "FAIL: vm GPU2: p2p reaches 150 of 394 GB/s (38 %)." in text) == (1, True), text
     assert "GPU2" in text.partition("FAIL ")[2].partition("\n")[0], text
     lines = [
         "".join(

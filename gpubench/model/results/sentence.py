@@ -142,7 +142,8 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
     """'node0 GPU2 → GPU5: p2p reaches 188 of 376 GB/s (50 %)'; of a finding without devices the nodes."""
     staged_pairs = root.id == HOST_STAGED and " → " in root.subject
-    if not (staged_pairs or any(device in root.subject for device in root.devices)):
+    is_setting = "NCCL_" in root.cause  # which says more than the pairs: it takes peer access from all of them
+    if is_setting or not (staged_pairs or any(device in root.subject for device in root.devices)):
         yield _reached(metadata, slow, root)
         return
     said = _reached(metadata, slow, with_place=False)
