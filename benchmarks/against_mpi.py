@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.mpi.backends import HostBackend, NumpyMemory
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import collective_named
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi.backends import HostBackend, NumpyMemory
 from gpubench.measure.collective.cases import in_turn
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp

@@ -33,7 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.host import mps_serves, sharing_settings
+from gpubench.machine.host import mps_serves, sharing_settings
 
 PEERS = {
     "allreduce": "all_reduce_perf",

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpubench.hardware.node.drivers import Answers
-from gpubench.hardware.node.gpu_child import NvmlTraffic
-from gpubench.hardware.node.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes
-from gpubench.hardware.node.nvml import open_library, read_link_bytes
+from gpubench.machine.drivers import Answers
+from gpubench.machine.gpu_child import NvmlTraffic
+from gpubench.machine.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes
+from gpubench.machine.nvml import open_library, read_link_bytes
 
 GRAPHICS, PCIE_SENT, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_SENT = 1, 20, 21, 60, 61
 """NVML_GPM_METRIC_*."""

@@ -5,7 +5,7 @@
 
 A step with NCCL_P2P_DISABLE=1, and `gpubench plan --fault link0-1:staged=yes` of the same model: in go its forward and
 backward on one GPU, the curves and `gpubench overlap` of the healthy fabric. What the fault makes of a collective is
-the model of `gpubench.hardware.simulated.times`, whose two shares are of collectives on such a fabric, and of no step.
+the model of `gpubench.simulated.times`, whose two shares are of collectives on such a fabric, and of no step.
 """
 
 import argparse

@@ -22,9 +22,9 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.node.sysfs import SysfsFacts, read_sysfs
-from gpubench.hardware.probe import merge
-from gpubench.hardware.process import read_rank_facts
+from gpubench.machine.probe import merge
+from gpubench.machine.process import read_rank_facts
+from gpubench.machine.sysfs import SysfsFacts, read_sysfs
 from gpubench.measure.topo import prospects, survey
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import PairFacts

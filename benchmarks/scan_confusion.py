@@ -4,7 +4,7 @@
     python -m benchmarks.scan_confusion --shapes 2x16,3x16,5+7+9 --losses 0.05,0.1 --seeds 100
     python -m benchmarks.scan_confusion --nodes 4096 --seeds 200 --only nothing --median
 
-The figures are made (hardware/simulated/scan.py), not measured. A run has several bad parts of one kind and size.
+The figures are made (simulated/scan.py), not measured. A run has several bad parts of one kind and size.
 `missed` were not named, `told` of them in a scan that is not PASS; `falsely` are the healthy parts that it named, a
 run. Only runs of parts inside nodes and of healthy nodes have a phase 0. With --median the scores are medians and the
 thresholds 1.5, 1.5 and 1.65 deviations.
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
 
-from gpubench.hardware.simulated.scan import DIPS, NOISE, SimulatedFabric, SimulatedRounds
 from gpubench.measure.scan import judging
 from gpubench.measure.scan.judging import slow_figures, still_slow
 from gpubench.measure.scan.report import ScanResult, report_of
@@ -27,6 +26,7 @@ from gpubench.measure.scan.rounds import scan
 from gpubench.measure.scan.verdicts import FaultyPart, PartKind, decode
 from gpubench.model.results.scan import LocalFigure, LocalQuantity, NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.scan import DIPS, NOISE, SimulatedFabric, SimulatedRounds
 
 USUAL_GB_S = 92.0
 FEWEST_NODES_A_FAULT = 8

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
-from gpubench.hardware.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
 from gpubench.model.results.scan import NodePair, PlannedRound, ScanPhase
+from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
+from gpubench.ranks.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
 
 SECRET = b"benchmark of the control path..."
 

@@ -54,7 +54,7 @@ look()
 MODULES = (
     "typer gpubench.jobs.collective.job gpubench.jobs.collective.job gpubench.formats.presenter rich.console "
     "gpubench.jobs.collective.rank_job gpubench.conditions.registry pydantic pynvml mpi4py.MPI numpy "
-    "gpubench.measure.topo gpubench.hardware.probe"
+    "gpubench.measure.topo gpubench.machine.probe"
 )
 
 

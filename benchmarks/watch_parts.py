@@ -24,15 +24,15 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from gpubench.formats.text.watch import LiveScreen, PlainScreen
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.watch import RealPace, Screen, WatchedJobs, WatchLoop, sleep
+from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.report import Course, Intervals, Limits, NodeWatch, joined_by
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuReading
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.machine import parse_machine, snapshots
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from gpubench.cli.app import app
 from gpubench.cli.functions import FOR_PEOPLE
 from gpubench.cli.process import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.launch import module_command
 from gpubench.jobs import library
+from gpubench.machine.children import module_command
 from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Record
 from gpubench.model.results.result_file import MATRICES
 from gpubench.model.results.topo import GpuRow

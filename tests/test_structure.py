@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 import gpubench
+from gpubench.backends.mpi.group import AloneGroup
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.formats.registry import FORMATS
-from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.profiles import all_profiles, folder
 from gpubench.readers.registry import READERS, RESULT_READERS
 from tests.conftest import place_of_a_job
@@ -150,11 +150,11 @@ def test_a_class_name_exists_once() -> None:
 
 def test_foreign_libraries_are_imported_in_their_own_file_alone() -> None:
     homes = {
-        "pynvml": {"hardware/node/nvml.py"},
-        "cupy": {"hardware/cuda.py"},
-        "nccl": {"hardware/nccl/library.py"},
-        "mpi4py": {"hardware/mpi/group.py"},
-        "torch": {"hardware/torch/distributed.py"},
+        "pynvml": {"machine/nvml.py"},
+        "cupy": {"backends/cuda.py"},
+        "nccl": {"backends/nccl/library.py"},
+        "mpi4py": {"backends/mpi/group.py"},
+        "torch": {"backends/torch/distributed.py"},
         "pandas": {"formats/frame.py"},
     }
     assert {name: {path for path, source in sources().items() if name in source.imports} for name in homes} == homes

@@ -1,4 +1,4 @@
-"""Test data computed on arrays of any NumPy-like namespace; `hardware/pattern.cu` computes the same on a GPU."""
+"""Test data computed on arrays of any NumPy-like namespace; `backends/pattern.cu` computes the same on a GPU."""
 
 from gpubench.model.terms.operation import WORD, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.ports.backend import Array, ArrayNamespace

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.timing import copy_seconds
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Facts
@@ -19,12 +21,6 @@ from gpubench.errors import (
     shared_gpu_under_launcher,
 )
 from gpubench.formats.presenter import Presenter, rank_style
-from gpubench.hardware import recorded
-from gpubench.hardware.launch import module_command
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.probe import probe, watch_errors
-from gpubench.hardware.timing import copy_seconds
-from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
@@ -40,6 +36,9 @@ from gpubench.jobs.sources import (
     refuse_under_launcher,
     say_what_is_ignored,
 )
+from gpubench.machine import recorded
+from gpubench.machine.children import module_command
+from gpubench.machine.probe import probe, watch_errors
 from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.measure.check.health import (
     accounted,
@@ -69,6 +68,7 @@ from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.group import Group
 from gpubench.profiles import ProfileMatch, profile_for, profiles_for
+from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.readers.documents import read_json_line
 from gpubench.records import dataclass
 
@@ -179,7 +179,7 @@ class ChildCommands:
 
     def copies(self) -> Measurements:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
-        from gpubench.hardware.mpi.group import AloneGroup as OneProcessGroup
+        from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
         return together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
@@ -256,7 +256,7 @@ class SimulatedMeasurer:
         noise: float | None = None,
         profile: str | None = None,
     ) -> None:
-        from gpubench.hardware.simulated.times import CollectiveTimes
+        from gpubench.simulated.times import CollectiveTimes
 
         self._profile, self._simulation = profile, simulation
         self._machine, self._faults, self._seed = simulation.machine, simulation.faults, simulation.seed
@@ -317,7 +317,6 @@ class SimulatedMeasurer:
         )
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
-        from gpubench.hardware.simulated.links import SimulatedCopies
         from gpubench.jobs import p2p as p2p_job
         from gpubench.measure.p2p.request import (
             Method,
@@ -327,6 +326,7 @@ class SimulatedMeasurer:
             wiring_of_process,
             with_latency,
         )
+        from gpubench.simulated.links import SimulatedCopies
 
         snapshot = node.snapshot
         if snapshot.failures or snapshot.driver.absent:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpubench.backends.timing import no_garbage_collection
 from gpubench.errors import UsageError
-from gpubench.hardware.timing import no_garbage_collection
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ComparePlan

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.hardware.timing import no_garbage_collection
+from gpubench.backends.timing import no_garbage_collection
 from gpubench.jobs.failed_runs import without_prose
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting

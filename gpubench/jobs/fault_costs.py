@@ -7,9 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from gpubench.errors import GpubenchError, UsageError
-from gpubench.hardware.simulated.links import STAGING, nic_gb_s, node_links
-from gpubench.hardware.simulated.machine import OF_DOMAINS, SimulatedMachine, check_nodes
-from gpubench.hardware.simulated.settings import nccl_links
 from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.program import CommunicatorRanks, FaultSeconds
 from gpubench.measure.plan.report import FaultCase
@@ -19,6 +16,9 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.scan import PartKind, ScanPartRow
 from gpubench.model.terms.verdict import HOST_STAGED, Finding
 from gpubench.readers.results.gpubench_json import read_stored
+from gpubench.simulated.links import STAGING, nic_gb_s, node_links
+from gpubench.simulated.machine import OF_DOMAINS, SimulatedMachine, check_nodes
+from gpubench.simulated.settings import nccl_links
 
 ASKED, USUAL = "asked for", "usual"
 _SLOW_RAIL = 0.5

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from gpubench.errors import CouldNotMeasureError, UsageError, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.formats.registry import TABLE
-from gpubench.hardware.ras import ADDRESS, AS_JSON, address_of, ask_ras
-from gpubench.hardware.simulated.ras import ras_answer
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import WatchPlan
@@ -23,8 +21,10 @@ from gpubench.measure.explain.report import report_on_hangs
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
+from gpubench.ranks.ras import ADDRESS, AS_JSON, address_of, ask_ras
 from gpubench.readers import limits
 from gpubench.readers.hangs import is_ras_answer, read_ras_answer
+from gpubench.simulated.ras import ras_answer
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata

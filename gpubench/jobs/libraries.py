@@ -4,14 +4,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpubench.hardware import recorded
-from gpubench.hardware.probe import read_libraries
+from gpubench.backends.libraries import read_libraries
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.plans import LibrariesPlan
 from gpubench.jobs.rank import agree, own_identity
 from gpubench.jobs.sources import Replayed, gathered, own_process, refuse_under_launcher
+from gpubench.machine import recorded
 from gpubench.measure.libraries import SECTIONS as SECTIONS
 from gpubench.measure.libraries import HostLibraries, report_on_libraries
 from gpubench.model.facts.environment import launched_by
@@ -19,8 +19,8 @@ from gpubench.model.facts.process import LibrariesFacts
 from gpubench.model.facts.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from gpubench.backends.mpi import group as mpi
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.mpi import group as mpi
 
 NAME = "libraries"
 

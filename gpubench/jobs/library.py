@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.hardware.launch import module_command, with_package
+from gpubench.machine.children import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
 from gpubench.model.results.report import (
     FINDINGS_SECTION,

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gpubench import __version__
-from gpubench.hardware import launch
 from gpubench.model.facts.environment import MPS, MPS_SETTINGS
 from gpubench.model.results.report import Metadata
+from gpubench.ranks import launch
 
 if TYPE_CHECKING:
     from gpubench.jobs.machines import Machines

@@ -42,7 +42,7 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
         except OSError as error:
             raise unwritable_output(output.path, error) from error
     if recording is not None:
-        from gpubench.hardware.recorded import check_recordable
+        from gpubench.machine.recorded import check_recordable
 
         check_recordable(recording)
 

@@ -9,27 +9,25 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from gpubench.backends.copies import CudaRankCopies, Network
+from gpubench.backends.cuda import CudaDevice
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.nccl.debug_log import NcclLog
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.formats.presenter import Presenter, rank_style, terminal_style
-from gpubench.hardware import recorded
-from gpubench.hardware.copies import CudaRankCopies, Network
-from gpubench.hardware.cuda import CudaDevice
-from gpubench.hardware.environment import nccl_settings
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.debug_log import NcclLog
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import NvmlCounters
-from gpubench.hardware.probe import watch_errors
-from gpubench.hardware.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
-from gpubench.hardware.traffic import NvmlUse
-from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, own_identity, usable_driver
 from gpubench.jobs.sources import Here, Replayed, Simulated, Simulation, gathered, own_process, refuse_under_launcher
+from gpubench.machine import recorded
+from gpubench.machine.environment import nccl_settings
+from gpubench.machine.nvml import NvmlCounters
+from gpubench.machine.probe import watch_errors
+from gpubench.machine.traffic import NvmlUse
 from gpubench.measure.p2p.copies import CopyBench, RankBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
     FILE,
@@ -69,7 +67,9 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
+from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.records import dataclass
+from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
 _MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
 _BYTES, _NVBANDWIDTH_BYTES = 256 * 2**20, 512 * 2**20
@@ -500,8 +500,8 @@ def _check_first_node(simulation: Simulation, node: Topology) -> None:
 
 @contextmanager
 def _own_gpus(plan: P2pPlan) -> Iterator[CopySetup]:
-    from gpubench.hardware.copies import open_copies
-    from gpubench.hardware.managed import open_managed
+    from gpubench.backends.copies import open_copies
+    from gpubench.backends.managed import open_managed
 
     driver = usable_driver(P2P_NAME)
     machines = plan.source.machines()

@@ -57,7 +57,7 @@ def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> Comput
 
     Raises CouldNotMeasureError: there is no PyTorch with a GPU, or its memory is too small.
     """
-    from gpubench.hardware.compute import spread_of, time_blocks
+    from gpubench.backends.compute import spread_of, time_blocks
 
     blocks = time_blocks(model)
     layers = model.layers + model.head_flops() / sum(each.flops for each in model.operations(0))

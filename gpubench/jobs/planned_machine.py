@@ -63,8 +63,8 @@ class PlannedMachine:
 
     def collectives(self, group: CommunicatorRanks, faults: Sequence[Fault] = ()) -> Callable[[str, int], float]:
         """Seconds of collectives by their bytes among a group, as its profile expects them on a machine with faults."""
-        from gpubench.hardware.simulated.machine import SimulatedMachine
-        from gpubench.hardware.simulated.times import CollectiveTimes
+        from gpubench.simulated.machine import SimulatedMachine
+        from gpubench.simulated.times import CollectiveTimes
 
         assert self.profile is not None
         times = CollectiveTimes(SimulatedMachine(self.profile, group.nodes), faults, noise=0.0, whole_nodes=True)
@@ -109,7 +109,7 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
 
 
 def _of_profile(name: str, nodes: int | None) -> PlannedMachine:
-    from gpubench.hardware.simulated.machine import parse_machine
+    from gpubench.simulated.machine import parse_machine
 
     parsed = parse_machine(name)
     profile = parsed.profile

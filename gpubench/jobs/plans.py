@@ -39,9 +39,9 @@ from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.hardware.simulated.machine import SimulatedMachine
     from gpubench.measure.watch.jobs import WatchedJobs
     from gpubench.model.paths.transport import EvidenceUse
+    from gpubench.simulated.machine import SimulatedMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
 
     Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
     """
-    from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine
     from gpubench.profiles import load
+    from gpubench.simulated.machine import SimulatedMachine, parse_machine
 
     machine = parse_machine(text, "--machine")
     own = load(re.split(r"[*/\s]", text.strip())[0])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
+from gpubench.backends.mpi import group as mpi
 from gpubench.errors import (
     FIRST_NCCL_FOR_SHARED_GPUS,
     SHARED_GPU_VARIABLE,
@@ -26,22 +27,21 @@ from gpubench.errors import (
     shared_gpu_without_percentage,
 )
 from gpubench.formats.delivery import ReaderGoneError, full_output, interruption, tell
-from gpubench.hardware import launch
-from gpubench.hardware.environment import NODE_VARIABLE, nccl_settings
-from gpubench.hardware.host import sm_percent
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.hardware.watchdog import rank as watchdog
-from gpubench.hardware.watchdog.messages import ChannelSender
-from gpubench.hardware.watchdog.rank import RankProgress
+from gpubench.machine.children import die_with_parent
+from gpubench.machine.environment import NODE_VARIABLE, nccl_settings
+from gpubench.machine.host import sm_percent
+from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy
 from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
 from gpubench.model.terms.units import spans
 from gpubench.ports.group import Group
+from gpubench.ranks.watchdog import rank as watchdog
+from gpubench.ranks.watchdog.messages import ChannelSender
+from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.hardware import cuda
+    from gpubench.backends import cuda
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def open_gpu(
     group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
 ) -> "tuple[cuda.CudaDevice, RankIdentity]":
     """The GPU for this rank, and the rank with it. Raises AgreedError: no GPU, or one that may not be `shared`."""
-    from gpubench.hardware import cuda
+    from gpubench.backends import cuda
 
     device = agree(
         group,
@@ -217,7 +217,7 @@ def _same_gpu(first: RankIdentity, second: RankIdentity) -> UsageError:
 
 def usable_driver(for_what: str) -> Driver:
     """The driver of this host. Raises CouldNotMeasureError: no GPU is visible, or a package is missing."""
-    from gpubench.hardware.cuda import check_installed
+    from gpubench.backends.cuda import check_installed
 
     driver = read_driver(os.environ)
     if not driver.visible:
@@ -267,7 +267,7 @@ def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
     """MPI's, or torch's where torchrun started the ranks; to start takes twice `timeout_s` at the most, or a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
-    from gpubench.hardware.torch import distributed
+    from gpubench.backends.torch import distributed
 
     start = partial(distributed.start, seconds=max(distributed.LEAST_SECONDS, 2 * timeout_s))
     place = f"torch.distributed at {distributed.store_place(os.environ)}"
@@ -302,12 +302,12 @@ def run(
     Without progress for `timeout_s` seconds the job ends with exit code 3. What goes wrong on all ranks is told once; a
     rank that breaks alone ends the job. `defaults` are options from environment or file.
     """
-    from gpubench.hardware.torch.distributed import RanksMissingError, lost_connection
+    from gpubench.backends.torch.distributed import RanksMissingError, lost_connection
 
     _check_launch(launched_by, rendezvous)
     channel = os.environ.get(CHANNEL_VARIABLE)
     if channel:
-        launch.die_with_parent()
+        die_with_parent()
     group: Any = None
     job: RankJob | None = None
     progress = watchdog.start(launched_by.rank, launched_by.size, mpi.host_name(), timeout_s, channel)

@@ -13,7 +13,6 @@ from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.failed_runs import beside_rows, failures_in, show_failures, with_findings
 from gpubench.jobs.metadata import metadata_of
@@ -71,6 +70,7 @@ from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.records import dataclass
+from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 
 _NO_FIGURE = "no figure of this pair in the file"
 

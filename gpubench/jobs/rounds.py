@@ -13,11 +13,10 @@ from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
-from gpubench.hardware.host import mps_serves, sm_percent
-from gpubench.hardware.scan.coordinator import NodeRanks
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ScanPlan
+from gpubench.machine.host import mps_serves, sm_percent
 from gpubench.measure.check.health import judge
 from gpubench.measure.scan.judging import not_measured_inside, slow_figures, slowest_of, wrong_data_inside
 from gpubench.measure.scan.report import ScanResult, report_of
@@ -48,6 +47,7 @@ from gpubench.model.results.scan import (
 )
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.ranks.scan.coordinator import NodeRanks
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
 from gpubench.records import dataclass
 

@@ -8,26 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.scan_worker import PAIR
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, shared_gpu_under_launcher
 from gpubench.formats.delivery import say, tell
-from gpubench.hardware.environment import NODE_VARIABLE
-from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
-from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, find_launcher, own_settings
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.nvml import visible_count
-from gpubench.hardware.probe import probe
-from gpubench.hardware.scan.coordinator import Coordinator, NodeRanks
-from gpubench.hardware.scan.supervisor import RankCard, Supervisor
-from gpubench.hardware.scan.worker import PAIR
-from gpubench.hardware.simulated.scan import (
-    SimulatedRounds,
-    host_names,
-    simulated_local_figures,
-    simulated_model,
-    simulated_scan_fabric,
-)
-from gpubench.hardware.watchdog import rank as watchdog
-from gpubench.hardware.watchdog.messages import offered_addresses
 from gpubench.jobs.collective.plan import SHARING_OPTION
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_file_writable, check_writable
@@ -54,6 +38,10 @@ from gpubench.jobs.rounds import (
     telling,
 )
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation
+from gpubench.machine.environment import NODE_VARIABLE
+from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
+from gpubench.machine.nvml import visible_count
+from gpubench.machine.probe import probe
 from gpubench.measure.scan.judging import (
     below_profile,
     better_of,
@@ -81,8 +69,20 @@ from gpubench.model.results.scan import RANK_OF_HOST, BeforeRounds, LocalFigure,
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Finding, Origin
 from gpubench.profiles import matched_profiles
+from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, find_launcher, own_settings
+from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
+from gpubench.ranks.scan.supervisor import RankCard, Supervisor
+from gpubench.ranks.watchdog import rank as watchdog
+from gpubench.ranks.watchdog.messages import offered_addresses
 from gpubench.readers.leaves import leaves_of
 from gpubench.records import dataclass
+from gpubench.simulated.scan import (
+    SimulatedRounds,
+    host_names,
+    simulated_local_figures,
+    simulated_model,
+    simulated_scan_fabric,
+)
 
 SECONDS_TO_START = 120.0
 """What MPI_Init and the exchange of addresses may take before the watchdogs end the job."""

@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpubench.errors import WRONG_USAGE, UsageError
 from gpubench.formats.delivery import say
-from gpubench.hardware.hosts import Silence, silent_hosts
-from gpubench.hardware.launch import (
+from gpubench.jobs.check import NAME
+from gpubench.jobs.metadata import metadata_of, recorded_settings
+from gpubench.jobs.outputs import presenting
+from gpubench.jobs.plans import CheckPlan
+from gpubench.machine.nvml import read_driver
+from gpubench.model.facts.environment import launched_by
+from gpubench.model.results.report import Report, Table, VerdictRow
+from gpubench.model.terms.ranks import DevicePlace
+from gpubench.model.terms.units import some_of
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
+from gpubench.ranks.hosts import Silence, silent_hosts
+from gpubench.ranks.launch import (
     EndedJob,
     allocated_hosts,
     find_launcher,
@@ -26,16 +36,6 @@ from gpubench.hardware.launch import (
     run_to_its_end,
     srun_command,
 )
-from gpubench.hardware.node.nvml import read_driver
-from gpubench.jobs.check import NAME
-from gpubench.jobs.metadata import metadata_of, recorded_settings
-from gpubench.jobs.outputs import presenting
-from gpubench.jobs.plans import CheckPlan
-from gpubench.model.facts.environment import launched_by
-from gpubench.model.results.report import Report, Table, VerdictRow
-from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 from gpubench.readers.results.gpubench_json import StoredRun, stored_of
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.simulated.machine import SimulatedMachine
     from gpubench.jobs.machines import Machines
     from gpubench.model.facts.process import RankFacts
     from gpubench.model.facts.snapshot import Snapshot
     from gpubench.model.profiles.fault import Fault
     from gpubench.model.terms.ranks import RankIdentity
     from gpubench.ports.group import Group
+    from gpubench.simulated.machine import SimulatedMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def simulation_of(
 
     Raises UsageError.
     """
-    from gpubench.hardware.simulated.machine import parse_machine
     from gpubench.model.profiles.fault import parse_faults
+    from gpubench.simulated.machine import parse_machine
 
     machine = parse_machine(text)
     broken = tuple("".join(each.split()) for each in faults)
@@ -114,7 +114,7 @@ def simulation_of(
     of_nccl = {name: value for name, value in bearing_on_performance(environment).items() if name.startswith("NCCL_")}
     known = dict[str, str]()
     if of_nccl or any(fault.variables for fault in parsed):
-        from gpubench.hardware.simulated.settings import check_variables, job_variables, known_effects
+        from gpubench.simulated.settings import check_variables, job_variables, known_effects
 
         check_variables(machine.profile, parsed, machine.nodes)
         known = known_effects(machine.profile, of_nccl, machine.nodes)
@@ -186,23 +186,23 @@ class Here:
 
     def machines(self) -> "Machines":
         """Read by the kernel, NVML and CUDA."""
-        from gpubench.hardware.probe import probe
+        from gpubench.machine.probe import probe
 
         return _of_this_process(probe(self.timeout_s, os.environ))
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
         """Have kernel, NVML and CUDA asked in processes of their own; what is yielded waits `timeout_s` for them."""
-        from gpubench.hardware.probe import Probe
+        from gpubench.machine.probe import Probe
 
         with Probe(os.environ) as probe:
             yield lambda: _of_this_process(probe.snapshot(self.timeout_s))
 
 
 def _of_this_process(snapshot: "Snapshot") -> "Machines":
-    from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.machines import Machines
     from gpubench.jobs.metadata import recorded_settings
+    from gpubench.machine.process import read_rank_facts
 
     environment = recorded_settings(os.environ)
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
@@ -221,8 +221,8 @@ class Simulated:
 
     def machines(self) -> "Machines":
         """Made by the seed."""
-        from gpubench.hardware.simulated.machine import snapshots
         from gpubench.jobs.machines import Machines
+        from gpubench.simulated.machine import snapshots
 
         asked = self.simulation
         nodes = snapshots(asked.machine, asked.faults, asked.seed)
@@ -234,7 +234,7 @@ class Simulated:
         """The process of every rank, by number and facts of its node, if any rank has NCCL variables."""
         if not any(fault.variables for fault in self.simulation.faults):
             return []
-        from gpubench.hardware.simulated.settings import rank_facts, variables_by_node
+        from gpubench.simulated.settings import rank_facts, variables_by_node
 
         variables = variables_by_node(self.simulation.faults)
         return [rank_facts(rank, variables.get(node, {}), own, node) for rank, (node, own) in enumerate(ranks)]
@@ -254,8 +254,8 @@ class Replayed:
 
     def machines(self) -> "Machines":
         """Nodes and processes as they were."""
-        from gpubench.hardware import recorded
         from gpubench.jobs.machines import Machines
+        from gpubench.machine import recorded
 
         snapshots, processes = recorded.read_recording(self.directory, self.host)
         return Machines.of(snapshots, processes, self.text)
@@ -332,7 +332,7 @@ def gathered(
 
 def own_process(identity: "RankIdentity") -> "RankFacts":
     """The facts of this rank's process."""
-    from gpubench.hardware.process import read_rank_facts
     from gpubench.jobs.metadata import recorded_settings
+    from gpubench.machine.process import read_rank_facts
 
     return read_rank_facts(identity.rank, identity.node, identity.local_rank, recorded_settings(os.environ))

@@ -10,8 +10,8 @@ from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered,
 from gpubench.model.facts.environment import launched_by
 
 if TYPE_CHECKING:
+    from gpubench.backends.mpi import group as mpi
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs.machines import Machines
     from gpubench.model.facts.process import LibrariesFacts
     from gpubench.model.facts.snapshot import Snapshot
@@ -49,7 +49,7 @@ def _present(plan: TopoPlan, arguments: Sequence[str], machines: "Callable[[], M
 def _own_libraries(plan: TopoPlan) -> "list[LibrariesFacts]":
     if plan.recording.record is None or not isinstance(plan.source, Here):
         return []
-    from gpubench.hardware.probe import read_libraries
+    from gpubench.backends.libraries import read_libraries
 
     return [read_libraries(plan.timeout_s, os.environ)]
 
@@ -103,7 +103,7 @@ def _show(
 
     nodes = machines.nodes
     if plan.recording.record is not None:
-        from gpubench.hardware import recorded
+        from gpubench.machine import recorded
 
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         if libraries:

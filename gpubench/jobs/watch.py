@@ -17,10 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gpubench.errors import UsageError, advising, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
-from gpubench.hardware import recorded
-from gpubench.hardware.simulated.links import SimulatedTraffic
-from gpubench.hardware.simulated.settings import nccl_links
-from gpubench.hardware.traffic import NodeTraffic
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
@@ -35,6 +31,8 @@ from gpubench.jobs.sources import (
     refuse_under_launcher,
     say_what_is_ignored,
 )
+from gpubench.machine import recorded
+from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.report import SECTIONS as SECTIONS
 from gpubench.measure.watch.report import Interval, Intervals, Limits, jobs_now, traffic_rows
@@ -46,16 +44,18 @@ from gpubench.model.results.watch import WatchFrame
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import read_json_line
+from gpubench.simulated.links import SimulatedTraffic
+from gpubench.simulated.settings import nccl_links
 
 if TYPE_CHECKING:
+    from gpubench.backends.mpi import group as mpi
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.mpi import group as mpi
-    from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.jobs.machines import Machines
     from gpubench.measure.watch.report import NodeWatch
     from gpubench.model.paths.topology import Topology
     from gpubench.model.results.report import Metadata, Report
     from gpubench.ports.traffic import TrafficReader
+    from gpubench.ranks.watchdog.rank import RankProgress
 
 NAME = "watch"
 SAMPLES = "watch.jsonl"
@@ -354,7 +354,7 @@ def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeRe
     if directory is None:
         yield lambda _: None
         return
-    from gpubench.hardware import recorded
+    from gpubench.machine import recorded
 
     recorded.write_recording(directory, machines.snapshots, machines.processes)
     with recorded.recording_samples(directory, SAMPLES) as write:
@@ -428,7 +428,7 @@ class WatchRankJob:
         _check_watchable(self._plan, machines)
 
     def _own_snapshots(self) -> "list[Snapshot]":
-        from gpubench.hardware.probe import probe
+        from gpubench.machine.probe import probe
 
         if self.identity.local_rank != 0:
             return []

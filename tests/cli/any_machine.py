@@ -13,8 +13,6 @@ import pytest
 from hypothesis import strategies as st
 
 from gpubench.collectives.registry import SUMMARIES
-from gpubench.hardware.simulated import machine as simulated
-from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind, NvlinkPeer, RemappedRows, Snapshot
 from gpubench.model.profiles.profile import (
     Expected,
@@ -30,6 +28,8 @@ from gpubench.model.profiles.profile import (
     SwitchKind,
 )
 from gpubench.profiles import load, match
+from gpubench.simulated import machine as simulated
+from gpubench.simulated.node import healthy_node
 
 NAME = "any"
 

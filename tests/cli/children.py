@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 
 _MODULES = (
     "gpubench",
-    "gpubench.hardware.libraries",
-    "gpubench.hardware.node.stage",
-    "gpubench.hardware.scan.worker",
-    "gpubench.hardware.traffic",
-    "gpubench.hardware.watchdog.main",
+    "gpubench.backends.libraries",
+    "gpubench.machine.stage",
+    "gpubench.backends.scan_worker",
+    "gpubench.machine.traffic",
+    "gpubench.ranks.watchdog.main",
 )
 _ROOT = str(Path(__file__).parents[2])
 _STREAMS = (("stdin", "r", "p2cread"), ("stdout", "w", "c2pwrite"), ("stderr", "w", "errwrite"))

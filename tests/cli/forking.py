@@ -30,13 +30,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpubench import records
+from gpubench.backends import timing
 from gpubench.cli import process
 from gpubench.cli.app import typer_command
 from gpubench.cli.process import COMMANDS
 from gpubench.formats import presenter
-from gpubench.hardware import launch, timing
+from gpubench.machine.children import die_with_parent
 from gpubench.model.terms.commands import BARE
 from gpubench.profiles import all_profiles
+from gpubench.ranks import launch
 from tests.cli import children
 from tests.modules import load_all_modules
 
@@ -159,7 +161,7 @@ def listening(folder: Path, environment: Mapping[str, str], *loaded: str) -> "su
             cwd=_ROOT,
             stdout=pipe,
             stderr=pipe,
-            preexec_fn=launch.die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
 
@@ -199,7 +201,7 @@ def serve_one(connection: socket.socket) -> bool:
         listens = "listens" in told
         child = os.fork()
         if child == 0 and listens:
-            launch.die_with_parent()
+            die_with_parent()
             connection.close()
             serve(socket.socket(fileno=streams[0]))
             return True
@@ -285,7 +287,7 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
         found = _KeptLauncher(os.environ[KEPT_RANKS], launch.Flavour.OPEN_MPI)
         launch.find_launcher = lambda search_path=None: found
     if FORKED_RANKS in os.environ:
-        launch.module_command = _of_forks  # type: ignore[assignment]
+        launch.module_command = _of_forks  # type: ignore[assignment, attr-defined]
 
 
 def _copy_an_eighth(

@@ -21,8 +21,8 @@ from gpubench.cli.app import run_command_line
 from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
 from gpubench.cli.process import PREFIX
 from gpubench.formats import presenter
-from gpubench.hardware.launch import DAEMON_FAILED, find_launcher
 from gpubench.profiles import FOLDER_VARIABLE
+from gpubench.ranks.launch import DAEMON_FAILED, find_launcher
 from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.collectives.registry import collective_named
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check
 from gpubench.jobs.check import ChildCommands, measured
 from gpubench.jobs.plans import Depth
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.profiles import all_profiles, load
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import gpubench
 from tests.formats.schema import validate
 from tests.mpi import kept

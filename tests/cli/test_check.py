@@ -12,7 +12,6 @@ from gpubench import profiles
 from gpubench.cli.commands import check as command
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.errors import UsageError
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check as check_measure
 from gpubench.jobs.check import GPU_SIZES, ChildCommands, SimulatedMeasurer, measured
 from gpubench.jobs.plans import CheckPlan, Depth
@@ -21,6 +20,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import FINDING_COLUMNS
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import environment, gpubench, planned, without_gpus
 from tests.formats.schema import validate
 from tests.mpi import kept

@@ -15,14 +15,14 @@ from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.presentation import Color
 from gpubench.formats.presenter import rank_style, terminal_style
 from gpubench.formats.registry import Style
-from gpubench.hardware import launch
-from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.outputs import check_writable
+from gpubench.machine.nvml import Driver
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Sampling
+from gpubench.ranks import launch
 from tests.cli.running import ASCII, gpubench
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
@@ -244,7 +244,7 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
 def test_one_rank_a_gpu_else_two(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
     assert alone.choose_ranks(options(**given), driver) == ranks
 
 
@@ -262,7 +262,7 @@ def test_one_rank_a_gpu_else_two(
 def test_what_this_machine_cannot_do_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, error: type[GpubenchError], said: str
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
     with pytest.raises(error, match=said):
         alone.choose_ranks(options(**given), driver)
 

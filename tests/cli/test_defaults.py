@@ -9,12 +9,12 @@ from typing import TypeVar, cast
 
 import pytest
 
+from gpubench.backends.mpi.group import AloneGroup
 from gpubench.cli.defaults import MOST_BYTES, options_of_all_commands, variable_of
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.launch import find_launcher
-from gpubench.hardware.mpi.group import AloneGroup
 from gpubench.jobs.rank import AgreedError, agree_on_defaults
+from gpubench.ranks.launch import find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench
 from tests.mpi import kept
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.node.nvml import Driver
 from gpubench.jobs.collective.job import choose_ranks
 from gpubench.jobs.collective.opened import gpus_by_host
+from gpubench.machine.nvml import Driver
 from gpubench.model.terms.ranks import RankIdentity
 from tests.cli.running import gpubench, without_gpus
 from tests.cli.test_commands import options

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import COULD_NOT_MEASURE, DONE
-from gpubench.hardware.recorded import write_recording
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.machine.recorded import write_recording
 from gpubench.profiles import all_profiles, load
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.conditions.test_edited_facts import HEALTHY, Edit
 from tests.machines.test_machines import FOLDER as RECORDED
 from tests.together import together

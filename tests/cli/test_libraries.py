@@ -12,7 +12,7 @@ from tests.mpi import kept
 
 
 def test_this_environment_and_a_recording_of_it(tmp_path: Path) -> None:
-    """In the recording there are two NCCLs: tests/hardware/libraries finds those of two wheels."""
+    """In the recording there are two NCCLs: tests/backends/libraries finds those of two wheels."""
     output, folder = tmp_path / "libraries.json", tmp_path / "recording"
     result = gpubench("libraries", "--output", str(output), "--record", str(folder))
     assert result.returncode == 0, result.stderr

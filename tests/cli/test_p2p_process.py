@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from gpubench.cli.commands.p2p import checked
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.process import read_rank_facts
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import p2p as p2p_job
 from gpubench.jobs.plans import P2pPlan
+from gpubench.machine.nvml import Driver
+from gpubench.machine.process import read_rank_facts
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import CopyGpu
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import planned
 from tests.fakes.copies import FakeCopies
 
@@ -51,12 +51,12 @@ class Copies(FakeCopies):
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs that copy, on a machine whose facts are a simulated one's; the process is this one."""
     monkeypatch.setattr("gpubench.jobs.rank.read_driver", lambda _: Driver(version="580", gpus=2, visible=2))
-    monkeypatch.setattr("gpubench.hardware.probe.probe", lambda *_: here())
+    monkeypatch.setattr("gpubench.machine.probe.probe", lambda *_: here())
     monkeypatch.setattr(p2p_job, "watch_errors", lambda before, *_: replace(before, errors_grown={}))
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _: None)
+    monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _: None)
     copies = Copies()
-    monkeypatch.setattr("gpubench.hardware.copies.open_copies", lambda *_: copies)
-    monkeypatch.setattr("gpubench.hardware.node.nvml.NvmlCounters", lambda _: copies)
+    monkeypatch.setattr("gpubench.backends.copies.open_copies", lambda *_: copies)
+    monkeypatch.setattr("gpubench.machine.nvml.NvmlCounters", lambda _: copies)
 
 
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     def read(rank: int, node: int, local_rank: int, environment: Mapping[str, str]) -> RankFacts:
         return replace(read_rank_facts(rank, node, local_rank, environment), **facts)
 
-    monkeypatch.setattr("gpubench.hardware.process.read_rank_facts", read)
+    monkeypatch.setattr("gpubench.machine.process.read_rank_facts", read)
 
 
 def causes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -154,7 +154,7 @@ def test_gpus_of_a_model_that_nobody_knows_are_judged_by_the_profile_of_any_mach
 ) -> None:
     node = here()
     unknown = replace(node, gpus=tuple(replace(gpu, name="NVIDIA X1") for gpu in node.gpus))
-    monkeypatch.setattr("gpubench.hardware.probe.probe", lambda *_: unknown)
+    monkeypatch.setattr("gpubench.machine.probe.probe", lambda *_: unknown)
     document = measured(tmp_path, sizes=str(LARGE))
     assert document["metadata"]["profile"]["name"] == "generic-nvlink"
     judged = [row["verdict"] for row in document["pairs"] if row["size_bytes"] == LARGE and row["peer"] == "on"]

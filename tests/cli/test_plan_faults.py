@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.hardware.simulated.machine import OF_DOMAINS
 from gpubench.jobs.fault_costs import fault_cases
 from gpubench.jobs.planned_machine import PlannedMachine
 from gpubench.measure.plan.program import CommunicatorRanks
@@ -16,6 +15,7 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
 from gpubench.model.profiles.profile import NicKindOfMachine
 from gpubench.readers.registry import read_results
+from gpubench.simulated.machine import OF_DOMAINS
 from tests.cli.running import ROOT, gpubench, without_gpus
 from tests.measure.plan.jobs import planned_machine
 from tests.together import together

@@ -12,11 +12,11 @@ import pytest
 
 from gpubench.cli.options import given_arguments, plan_from
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.hosts import Silence
-from gpubench.hardware.launch import EndedJob, Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
-from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs import several_hosts
 from gpubench.jobs.plans import CheckPlan
+from gpubench.machine.nvml import read_driver
+from gpubench.ranks.hosts import Silence
+from gpubench.ranks.launch import EndedJob, Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
 from tests.cli import forking
 from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
 from tests.mpi import kept

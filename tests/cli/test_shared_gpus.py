@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpubench.backends import cuda
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.lines import collective_lines
-from gpubench.hardware import cuda
-from gpubench.hardware.host import sharing_settings
-from gpubench.hardware.launch import OWN_SETTINGS_VARIABLE, Flavour, Launcher
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import check
 from gpubench.jobs import rank as gpus
 from gpubench.jobs import scan as scan_job
@@ -24,6 +20,8 @@ from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.plans import Depth
 from gpubench.jobs.rank import RankNccl, check_one_rank_a_gpu, check_shared_gpus, check_versions
+from gpubench.machine.host import sharing_settings
+from gpubench.machine.nvml import Driver
 from gpubench.measure.check.health import judge
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import State
@@ -34,6 +32,8 @@ from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.overlap import OverlapAsked
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
+from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, Flavour, Launcher
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import gpubench
 from tests.cli.test_commands import HAS_GPUS, options
 from tests.fakes import cupy_on_numpy
@@ -182,7 +182,7 @@ def test_copies_between_ranks_need_a_gpu_each(ranks: list[RankIdentity], driver:
 def test_so_many_ranks_are_launched_on_each_gpu(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, ranks: int
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
     assert alone.choose_ranks(options(**given), driver) == ranks
 
 
@@ -198,7 +198,7 @@ def test_so_many_ranks_are_launched_on_each_gpu(
 def test_more_ranks_than_asked_for_are_refused_with_the_number(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], driver: Driver, said: str
 ) -> None:
-    monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+    monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
     with pytest.raises(UsageError) as caught:
         alone.choose_ranks(options(**given), driver)
     assert said in caught.value.next_step

@@ -104,7 +104,7 @@ def test_no_module_imports_a_foreign_library_before_it_is_used() -> None:
     program = "import sys; from tests.modules import load_all_modules; load_all_modules(); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(result.stdout.split())
-    assert "gpubench.hardware.mpi.group" in loaded
+    assert "gpubench.backends.mpi.group" in loaded
     assert not loaded & {"cupy", "mpi4py", "nvtx", "numpy", "pandas", "pynvml", "torch"}
 
 
@@ -138,7 +138,7 @@ def test_drivers_are_asked_before_what_examines_their_answers_is_imported() -> N
     ],
 )
 def test_a_child_that_reads_a_node_imports_its_own_source_alone(stage: str, needless: Sequence[str]) -> None:
-    child = f"from gpubench.hardware.node.stage import main; main(['{stage}', '/nowhere'])"
+    child = f"from gpubench.machine.stage import main; main(['{stage}', '/nowhere'])"
     program = f"import sys; {child}; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(result.stdout.split()) & {f"gpubench.{each}" for each in needless}

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from gpubench.backends.mpi.group import AloneGroup
 from gpubench.cli.commands.topo import checked
 from gpubench.cli.options import plan_from
 from gpubench.errors import UsageError
-from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.probe import Probe, stage_commands
 from gpubench.jobs import topo as topo_job
 from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
+from gpubench.machine.probe import Probe, stage_commands
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
@@ -162,7 +162,7 @@ def test_a_real_stage_that_hangs_is_an_error_within_the_timeout(monkeypatch: pyt
         asked.append(timeout_s)
         return real(probe, 3.0)
 
-    monkeypatch.setattr("gpubench.hardware.probe.stage_commands", hanging)
+    monkeypatch.setattr("gpubench.machine.probe.stage_commands", hanging)
     monkeypatch.setattr(Probe, "snapshot", snapshot)
     assert topo_job.run(plan_from(TopoPlan, {"timeout_s": 7.0}), ["topo"]) == 3
     assert asked == [7.0]
@@ -247,7 +247,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 def test_an_interrupt_is_one_line() -> None:
     environ = environment(PYTHONPATH=str(ROOT))
     code = (
-        "import sys, time; import gpubench.hardware.probe as probe; from gpubench.cli.app import main; "
+        "import sys, time; import gpubench.machine.probe as probe; from gpubench.cli.app import main; "
         "probe.stage_commands = dict; probe.Probe.snapshot = lambda *_: (print('ready', flush=True), time.sleep(60)); "
         "sys.argv = ['gpubench', 'topo']; main()"
     )

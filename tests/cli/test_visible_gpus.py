@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware import recorded
+from gpubench.machine import recorded
 from gpubench.model.facts.health import HIDDEN
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.plans import WatchPlan
 from gpubench.jobs.sources import Recording
 from gpubench.jobs.watch import LeapingPace, WatchLoop
@@ -19,6 +18,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Row
 from gpubench.model.results.watch import WatchFrame
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.measure.watch.traffic import KEY, task
 
 NODE = Topology(snapshots(parse_machine("hgx-h200-4"))[0])

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from gpubench.backends.mpi.group import AloneGroup
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.process import RunDelay
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.collective import opening_gpu as watching
 from gpubench.jobs.collective.opening_gpu import PathWatch, naming_holders
+from gpubench.machine.process import RunDelay
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.copies import LinkBytes
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.library_log import FakeLog
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for

@@ -13,12 +13,12 @@ import pytest
 from gpubench.collectives.expected import from_network, from_profile
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.simulated.machine import SimulatedMachine, snapshots
 from gpubench.model.paths.nodes import topologies
 from gpubench.model.paths.wiring import NodeNetwork, Wiring, assumed_limit, network_limit
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.profiles import load, names
+from gpubench.simulated.machine import SimulatedMachine, snapshots
 from tests.fakes.measured_rows import row
 
 SIZES = tuple(4**power for power in range(5, 18))

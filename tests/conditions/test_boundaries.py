@@ -11,7 +11,6 @@ from gpubench.conditions.definition.condition import Sighting, Unread, joined_se
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation
 from gpubench.conditions.ranking import _covered, explain
 from gpubench.conditions.registry import CAUSES
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import MpiFacts
@@ -21,6 +20,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair
 from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
 from tests.together import together
 

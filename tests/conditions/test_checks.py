@@ -9,7 +9,6 @@ from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import joined
-from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,
@@ -33,6 +32,7 @@ from gpubench.model.paths.topology import PeerAccess, Topology, nccl_keeps_off, 
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from tests.fakes.planted_faults import findings
 from tests.together import together
 

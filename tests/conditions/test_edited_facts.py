@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.snapshot import (
@@ -40,6 +39,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import matched_profiles
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 Edit = Callable[[Snapshot], Snapshot]

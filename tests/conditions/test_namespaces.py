@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is N
 READ = """
 import json, os
 from pathlib import Path
-from gpubench.hardware.process import read_rank_facts
+from gpubench.machine.process import read_rank_facts
 from gpubench.model.terms.plain import to_plain
 names = ("NCCL_P2P_DISABLE",)
 print(json.dumps(to_plain(read_rank_facts(0, 0, 0, {name: os.environ[name] for name in names if name in os.environ}))))

@@ -9,7 +9,6 @@ import pytest
 
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.subjects import is_mesh
-from gpubench.hardware.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, Snapshot
@@ -18,6 +17,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import all_profiles, load, matched_profiles
+from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 
 BOARDS = [each for each in all_profiles() if each.match.visible and each.gpu.name]
 HIDDEN, SHOWN, DOWN = "hidden", "shown", "down"

@@ -9,7 +9,6 @@ from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.definition.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import examine, survey
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -18,6 +17,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import CauseRow
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.verdict import Cure, Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
 from tests.together import together

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.node.sysfs import read_sysfs
-from gpubench.hardware.probe import merge
-from gpubench.hardware.process import read_rank_facts
+from gpubench.machine.probe import merge
+from gpubench.machine.process import read_rank_facts
+from gpubench.machine.sysfs import read_sysfs
 from gpubench.measure.paths import Explained
 from gpubench.measure.topo import survey
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
-from tests.hardware.node.test_reading import as_nobody
+from tests.machine.test_reading import as_nobody
 
 _ACS = 0x0D
 _REDIRECTING, _QUIET = 0x001D_005F, 0x0000_005F

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gpubench.backends.mpi.backends import NumpyMemory
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.model.terms.operation import CopyGpu, Engine, Place
 from gpubench.ports.backend import Memory
 from gpubench.ports.copies import CopyStream, LinkBytes

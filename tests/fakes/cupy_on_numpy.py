@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
-from gpubench.hardware.node.drivers import MPS_ENABLED
+from gpubench.machine.drivers import MPS_ENABLED
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.fakes.ranks import SECONDS_TO_MEET, World
 
@@ -941,8 +941,8 @@ def install(
     monkeypatch: "pytest.MonkeyPatch | ForGood", runtime: Runtime, nccl: Nccl | None = None, cuda: Cuda | None = None
 ) -> Cupy:
     """Have `import cupy` find the fake, and gpubench's NCCL adapter and gate the fake libraries, or none."""
-    from gpubench.hardware import cuda as cuda_adapter
-    from gpubench.hardware.nccl import library as nccl_adapter
+    from gpubench.backends import cuda as cuda_adapter
+    from gpubench.backends.nccl import library as nccl_adapter
 
     cupy = Cupy(runtime)
     monkeypatch.setitem(sys.modules, "cupy", cupy)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.formats.presentation import Output, Presentation
 from gpubench.formats.registry import FORMATS
-from gpubench.hardware import recorded
 from gpubench.jobs.report import run
+from gpubench.machine import recorded
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain

@@ -11,7 +11,6 @@ from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import examine
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.process import CpuQuota, GpuCondition, GpuProcess, MpiFacts, RankFacts, TopologyFile
@@ -51,6 +50,7 @@ from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_me
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.measured_rows import pair, row, slow_row
 
 GIB = 2**30

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.check import SimulatedMeasurer, measured
 from gpubench.jobs.plans import Depth
 from gpubench.jobs.sources import simulation_of
@@ -12,6 +11,7 @@ from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 
 NOISE = 0.02
 """Of every sample."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from gpubench.hardware.watchdog.messages import ProgressBlock
 from gpubench.model.terms.ranks import Phase, RankState
+from gpubench.ranks.watchdog.messages import ProgressBlock
 
 
 class FakeProgress:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import TYPE_CHECKING
 
+from gpubench.backends.mpi.backends import NumpyMemory
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.mpi.backends import NumpyMemory
 from gpubench.model.terms.operation import Direction
 from gpubench.ports.backend import Memory
 from gpubench.ports.copies import LinkBytes

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from gpubench.formats.table import evidence_notes, evidence_table, fallback_lines
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Evidence, State
 from gpubench.model.results.fallback import KnownPath, evidence_rows, fallback_rows
 from gpubench.model.results.report import EvidenceRow, FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.model.results.test_fallback import DIRECT, DISPUTED, STAGED, UNKNOWN, cause_of, path
 
 

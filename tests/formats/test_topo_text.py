@@ -11,8 +11,7 @@ import pytest
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.table import Page
 from gpubench.formats.text.topo import TopoView, is_worth_drawing
-from gpubench.hardware.recorded import read_recording
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.machine.recorded import read_recording
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKind, PcieLink, Snapshot
@@ -21,6 +20,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.last_line import is_command
 from tests.formats.sample import METADATA, ROW
 from tests.together import together

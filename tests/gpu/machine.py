@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import FIRST_NCCL_FOR_SHARED_GPUS
-from gpubench.hardware.host import PIPES, mps_serves, sharing_settings
-from gpubench.hardware.node.nvml import read_driver
+from gpubench.machine.host import PIPES, mps_serves, sharing_settings
+from gpubench.machine.nvml import read_driver
 from tests.cli.running import MPI_ENVIRONMENT, environment
 
 DRIVER = read_driver(os.environ)
@@ -60,7 +60,7 @@ def _why_no_sharing() -> str:
     if shutil.which(_CONTROL) is None:
         return f"one GPU, and no {_CONTROL} here, without which ranks that share it wait for their turns"
     found = subprocess.run(
-        [sys.executable, "-c", "from gpubench.hardware.nccl.library import NcclLibrary as L; print(L().version_code)"],
+        [sys.executable, "-c", "from gpubench.backends.nccl.library import NcclLibrary as L; print(L().version_code)"],
         env=environment(**preloaded()),
         capture_output=True,
         text=True,

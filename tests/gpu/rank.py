@@ -7,14 +7,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from gpubench.backends import cuda
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware import cuda
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.outputs import NullListener
+from gpubench.machine.nvml import read_driver
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity

@@ -8,9 +8,9 @@ from time import perf_counter
 
 import pytest
 
+from gpubench.backends.copies import CudaCopies, open_copies
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies import CudaCopies, open_copies
-from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.machine.nvml import NvmlCounters
 from gpubench.measure.paths import Meter
 from gpubench.model.paths.p2p import Carried
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, Engine, HostMemory, Place

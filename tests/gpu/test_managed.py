@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpubench.backends.copies import CudaCopies, open_copies
+from gpubench.backends.managed import CudaManaged, open_managed
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.copies import CudaCopies, open_copies
-from gpubench.hardware.managed import CudaManaged, open_managed
-from gpubench.hardware.node.nvml import NvmlCounters
+from gpubench.machine.nvml import NvmlCounters
 from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import ManagedCopy, Method, P2pRequest
 from gpubench.model.paths.p2p import MOVED_SHARE

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.backends.cuda import CudaDevice, open_device
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.cuda import CudaDevice, open_device
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, gpubench, mpirun_command
 from tests.gpu.machine import DRIVER, RANKS, SHARES, gpu_of_rank, has_gpu, launch, launched, several_ranks, under_mpirun
@@ -194,7 +194,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def test_another_nccl_is_measured_and_named() -> None:
-    from gpubench.hardware.nccl.library import NcclLibrary
+    from gpubench.backends.nccl.library import NcclLibrary
 
     own = NcclLibrary().path
     result = gpubench("allreduce", "--sizes", "1K", "--nccl-library", own, "-v")

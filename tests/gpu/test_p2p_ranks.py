@@ -72,8 +72,8 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 
 def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
+    from gpubench.backends.mpi import group as mpi
     from gpubench.cli.commands.p2p import checked
-    from gpubench.hardware.mpi import group as mpi
     from gpubench.jobs import rank
     from gpubench.jobs.p2p import P2pRanksJob
     from gpubench.jobs.plans import P2pPlan

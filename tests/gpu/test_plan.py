@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from gpubench.hardware.compute import time_blocks
+from gpubench.backends.compute import time_blocks
 from gpubench.model.workload import Sharding, TransformerModel
 from tests.gpu.machine import has_gpu
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.ras import AS_TEXT, ask_ras
+from gpubench.ranks.ras import AS_TEXT, ask_ras
 from tests.cli.running import ROOT, environment, gpubench
 from tests.gpu.machine import has_gpu, preloaded
 

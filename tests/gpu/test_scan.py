@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpubench.hardware.scan.messages import Outcome
-from gpubench.hardware.scan.supervisor import WorkerProcess
-from gpubench.hardware.scan.worker import WorkerTask
+from gpubench.ranks.scan.messages import Outcome, WorkerTask
+from gpubench.ranks.scan.supervisor import WorkerProcess
 from tests.gpu.machine import LAST_GPU, several_ranks_that_die, under_mpirun
 
 pytestmark = [pytest.mark.gpu, *several_ranks_that_die, pytest.mark.timeout(180)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.recorded import read_recording
+from gpubench.machine.recorded import read_recording
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpubench.formats.registry import CSV, TABLE, Format, Style, Target
-from gpubench.hardware.recorded import read_recording
+from gpubench.machine.recorded import read_recording
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot

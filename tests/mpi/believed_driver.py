@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from gpubench.hardware.node.nvml import Driver
+from gpubench.machine.nvml import Driver
 
 RANKS = 4
 GPUS = int(os.environ.get("GPUBENCH_TEST_GPUS", RANKS))

@@ -7,9 +7,9 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpubench.hardware.mpi.backends import HostBackend
-from gpubench.hardware.mpi.group import MpiCalls
-from gpubench.hardware.node.nvml import Driver
+from gpubench.backends.mpi.backends import HostBackend
+from gpubench.backends.mpi.group import MpiCalls
+from gpubench.machine.nvml import Driver
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import DataType, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import Progress, RankIdentity
@@ -30,7 +30,7 @@ _LOGS = os.environ["GPUBENCH_TEST_LOGS"]
 
 @cache
 def h200s() -> Snapshot:
-    from gpubench.hardware.simulated.machine import parse_machine, snapshots
+    from gpubench.simulated.machine import parse_machine, snapshots
 
     return snapshots(parse_machine("hgx-h200-4"), [])[0]
 

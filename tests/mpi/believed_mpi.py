@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from gpubench.hardware.mpi.backends import HostBackend
+from gpubench.backends.mpi.backends import HostBackend
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.terms.ranks import Progress
 from tests.mpi.believed_driver import RANKS

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.hardware.launch import module_command
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
-from gpubench.hardware.timing import copy_seconds
+from gpubench.backends.timing import copy_seconds
 from gpubench.jobs import check
 from gpubench.jobs import check as check_measure
 from gpubench.jobs import check as check_ranks
+from gpubench.machine.children import module_command
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.machine import parse_machine, snapshots
 
 SMALL_SIZES = (2**10, 2**16)
 """Reduced by CPUs: the sizes of GPUs are gigabytes."""

@@ -5,15 +5,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from gpubench.hardware import probe as probing
-from gpubench.hardware.simulated.links import SimulatedTraffic
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import rank as ranks
 from gpubench.jobs import watch
+from gpubench.machine import probe as probing
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.links import SimulatedTraffic
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.mpi.on_import import put_everywhere
 
 

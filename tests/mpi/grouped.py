@@ -6,15 +6,15 @@ Started by mpirun as `grouped.py MOST_ELEMENTS SIZE,SIZE`: the pieces have so ma
 import sys
 from time import perf_counter, sleep
 
+from gpubench.backends.cuda import open_device
+from gpubench.backends.mpi import backends
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.mpi.trial import SIZES_BYTES, wrong_elements
+from gpubench.backends.timing import CallTable, StartingLine
 from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.mpi import backends
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.mpi.trial import SIZES_BYTES, wrong_elements
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.timing import CallTable, StartingLine
 from gpubench.jobs.outputs import NullListener
+from gpubench.machine.nvml import Driver
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity

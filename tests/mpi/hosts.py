@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.launch import Flavour, find_launcher
+from gpubench.ranks.launch import Flavour, find_launcher
 from tests.cli.running import ROOT, environment
 from tests.mpi.kept import program
 

@@ -6,10 +6,10 @@ its number plus one in every byte.
 
 import sys
 
+from gpubench.backends.mpi import backends
+from gpubench.backends.mpi import group as mpi
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.mpi import backends
-from gpubench.hardware.mpi import group as mpi
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.backend import Region

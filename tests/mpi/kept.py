@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from gpubench.hardware.launch import Flavour, find_launcher, start
+from gpubench.ranks.launch import Flavour, find_launcher, start
 from tests.cli import forking, running
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment
 from tests.mpi.believed_driver import RANKS

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpubench.hardware.launch import find_launcher
+from gpubench.ranks.launch import find_launcher
 from tests.cli import forking
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
 from tests.mpi.kept import program
 
 DEADLINE = 2.0
 SECONDS = 300.0
-_WORKER = "gpubench.hardware.scan.worker"
+_WORKER = "gpubench.backends.scan_worker"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.mpi.group import host_name
+from gpubench.backends.mpi.group import host_name
 from tests.cli.running import INJECT, ROOT
 from tests.mpi.hosts import Hosts, connected
 

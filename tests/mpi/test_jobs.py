@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from gpubench.backends.mpi.group import host_name
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.mpi.group import host_name
 from tests.cli import running
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
 from tests.formats.schema import VALIDATOR
@@ -117,7 +117,7 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
         "print('imported beside MPI', begun and not MPI.Is_finalized(), flush=True)"
     )
     script = (
-        "from gpubench.hardware.mpi import group as mpi; from gpubench.model.facts.environment import LaunchedBy; "
+        "from gpubench.backends.mpi import group as mpi; from gpubench.model.facts.environment import LaunchedBy; "
         "mpi.start(LaunchedBy('test', 0, 1), ('beside',)); mpi.finish()"
     )
     command = [mpirun_command(1)[0], "-n", "2", sys.executable, "-c", script]
@@ -129,7 +129,7 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
 def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
     """A getenv of the rank's own at that moment crashes: nvmlInit's did, while NumPy was imported."""
     script = (
-        "import sys, threading; from gpubench.hardware.mpi import group as mpi; "
+        "import sys, threading; from gpubench.backends.mpi import group as mpi; "
         "from gpubench.jobs.collective import job; "
         "from gpubench.model.facts.environment import LaunchedBy; changed = []; "
         "sys.addaudithook(lambda event, words: changed.append(words) if event in ('os.putenv', 'os.unsetenv') "

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.node.nvml import read_driver
 from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
+from gpubench.machine.nvml import read_driver
 from gpubench.model.terms.overlap import OverlapAsked, Partner
 from tests.mpi import kept
 from tests.mpi.test_evidence import believing, document_of

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from gpubench.backends.cuda import GpuIdentity
 from gpubench.cli.commands.p2p import checked
-from gpubench.hardware.cuda import GpuIdentity
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import p2p as p2p_ranks
 from gpubench.jobs.p2p import P2pRanksJob, request_for_ranks
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.rank import AgreedError, identify
+from gpubench.machine.nvml import Driver
 from gpubench.measure.p2p.request import CopyMachine, machine_of_ranks
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -28,6 +27,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import LinkBytes
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import gpubench, planned
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
@@ -37,8 +37,8 @@ from tests.formats.schema import VALIDATOR
 from tests.mpi.kept import mpirun
 
 if TYPE_CHECKING:
-    from gpubench.hardware.mpi.group import MpiGroup
-    from gpubench.hardware.watchdog.rank import RankProgress
+    from gpubench.backends.mpi.group import MpiGroup
+    from gpubench.ranks.watchdog.rank import RankProgress
 
 
 def said_once(result: Any, text: str) -> bool:
@@ -106,10 +106,10 @@ class Cluster:
         self.via = "NET/Socket/0"
         monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist's
         monkeypatch.setattr("gpubench.jobs.rank._nodes_by_name", lambda group: (places, group.rank % 2))
-        monkeypatch.setattr("gpubench.hardware.mpi.group.library_version", lambda: "Open MPI of a test")
-        monkeypatch.setattr("gpubench.hardware.cuda.check_installed", lambda _driver: None)
+        monkeypatch.setattr("gpubench.backends.mpi.group.library_version", lambda: "Open MPI of a test")
+        monkeypatch.setattr("gpubench.backends.cuda.check_installed", lambda _driver: None)
         monkeypatch.setattr("gpubench.jobs.rank.read_driver", lambda _environment: self.driver)
-        monkeypatch.setattr("gpubench.hardware.probe.probe", lambda _seconds, _environment: self.node)
+        monkeypatch.setattr("gpubench.machine.probe.probe", lambda _seconds, _environment: self.node)
         stubs: dict[str, Any] = {
             "open_gpu": self.open_gpu,
             "NcclLibrary": lambda: SimpleNamespace(trouble=str, abort=lambda: None),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.launch import Flavour, find_launcher
+from gpubench.ranks.launch import Flavour, find_launcher
 from tests.cli.running import gpubench, without_gpus
 from tests.mpi import kept
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent

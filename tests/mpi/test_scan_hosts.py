@@ -34,7 +34,7 @@ DROPPING = ("tbf", "rate", "50mbit", "burst", "16kb", "limit", "3kb")
 MOST_SCANS = 5
 """Of a machine so busy that its cores, and not the cables, decide: a scan says so, and is made again."""
 
-WORKER = b"gpubench.hardware.scan.worker"
+WORKER = b"gpubench.backends.scan_worker"
 SECONDS = 120.0
 SECONDS_TO_BE_LEFT = 60.0
 """What a supervisor behind a cut cable has until the kernel, or its patience, tells it that rank 0 is gone."""

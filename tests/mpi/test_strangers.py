@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hardware.watchdog import strangers
 from tests.mpi.hosts import command, connected
 from tests.mpi.test_faults import LONG, MPIRUN, processes_of, start
 from tests.mpi.test_host_faults import TIMEOUT, WORDS
+from tests.ranks.watchdog import strangers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.waits]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.hardware.recorded import check_recordable, read_recording, write_recording
+from gpubench.machine.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot
 from tests.cli.running import environment
 from tests.mpi.hosts import connected

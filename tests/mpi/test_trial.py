@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gpubench.hardware.mpi.backends import TrialCommand, read_support
+from gpubench.backends.mpi.backends import TrialCommand, read_support
 from gpubench.model.facts.process import TrialOutcome
 from tests.cli.running import MPI_ENVIRONMENT, environment, mpirun_command
 

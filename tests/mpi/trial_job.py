@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 
-from gpubench.hardware.mpi import trial
-from gpubench.hardware.mpi.group import MpiCalls
-from gpubench.hardware.node.nvml import Driver
+from gpubench.backends.mpi import trial
+from gpubench.backends.mpi.group import MpiCalls
+from gpubench.machine.nvml import Driver
 from tests.fakes import cupy_on_numpy
 
 if __name__ == "__main__":

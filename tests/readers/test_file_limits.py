@@ -9,8 +9,8 @@ import pytest
 
 from gpubench import profiles as profile_limits
 from gpubench.errors import UsageError
-from gpubench.hardware.process import read_rank_facts
-from gpubench.hardware.recorded import read_recording, read_samples, write_recording
+from gpubench.machine.process import read_rank_facts
+from gpubench.machine.recorded import read_recording, read_samples, write_recording
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, Snapshot
 from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import folder, own_profiles, read_file, read_profile

@@ -21,32 +21,32 @@ from gpubench.errors import (
     rows_kept,
 )
 from gpubench.formats.delivery import announced, delivering
-from gpubench.hardware import launch
-from gpubench.hardware.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
-from gpubench.hardware.node.nvml import Driver, read_driver
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions, values_of
 from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
+from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
+from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.operation import HOST, TORCH
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
+from gpubench.ranks import launch
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.watchdog.rank import RankProgress
     from gpubench.model.facts.environment import LaunchedBy
     from gpubench.model.results.report import Metadata, Report, Row
     from gpubench.ports.group import Group
+    from gpubench.ranks.watchdog.rank import RankProgress
 
 _TORCH = ("torch", "torch.distributed")
 ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
-ON_HOSTS = ("numpy", "gpubench.hardware.mpi.backends")  # Modules of backends, imported once MPI has started
+ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported once MPI has started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,11 +272,11 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
             raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
-        from gpubench.hardware.cuda import check_installed
+        from gpubench.backends.cuda import check_installed
 
         check_installed(driver)
         if ranks > driver.visible * plan.ranks_per_gpu:
-            from gpubench.hardware.mpi.group import host_name
+            from gpubench.backends.mpi.group import host_name
 
             raise more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
     else:

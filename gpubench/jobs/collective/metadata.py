@@ -25,11 +25,11 @@ from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 
 if TYPE_CHECKING:
     from gpubench.conditions.definition.circumstances import Circumstances
-    from gpubench.hardware.simulated.times import CollectiveTimes
     from gpubench.model.paths.topology import Topology
     from gpubench.model.paths.wiring import NodeNetwork
     from gpubench.model.profiles.profile import Profile
     from gpubench.model.results.history import PastFigures
+    from gpubench.simulated.times import CollectiveTimes
 
 
 def nothing_measured() -> Report:

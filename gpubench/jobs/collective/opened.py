@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.registry import BackendKind, BackendSetup
 from gpubench.errors import UsageError
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.registry import BackendKind, BackendSetup
-from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
@@ -20,11 +19,12 @@ from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import overall
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
+from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.hardware.cuda import CudaDevice
-    from gpubench.hardware.nccl.library import NcclLibrary
+    from gpubench.backends.cuda import CudaDevice
+    from gpubench.backends.nccl.library import NcclLibrary
     from gpubench.jobs.collective.opening_gpu import PathWatch
     from gpubench.jobs.machines import Machines
     from gpubench.model.paths.topology import Topology
@@ -136,7 +136,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
     """Nodes and processes for a recording, read here where nobody observes paths, who reads them anyway."""
     if plan.recording.record is None:
         return None
-    from gpubench.hardware.probe import probe
+    from gpubench.machine.probe import probe
 
     own = [probe(SECONDS_TO_READ_A_NODE, os.environ)] if rank.identity.local_rank == 0 else []
     return gathered(rank.group, own, own_process(rank.identity))

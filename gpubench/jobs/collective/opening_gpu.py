@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol, Self
 
+from gpubench.backends.nccl.debug_log import NcclLog, ResettableLog, SilentLog
+from gpubench.backends.nccl.library import NcclLibrary, check_variables, start_asking
+from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_path
-from gpubench.hardware.environment import nccl_settings
-from gpubench.hardware.nccl.debug_log import NcclLog, ResettableLog, SilentLog
-from gpubench.hardware.nccl.library import NcclLibrary, check_variables, start_asking
-from gpubench.hardware.node.nvml import Driver, NvmlCounters
-from gpubench.hardware.probe import Probe
-from gpubench.hardware.process import RunDelay, read_again, run_delay, waited_share
-from gpubench.hardware.registry import BackendKind
-from gpubench.hardware.traffic import NvmlCondition, NvmlUse
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, own_process
+from gpubench.machine.environment import nccl_settings
+from gpubench.machine.nvml import Driver, NvmlCounters
+from gpubench.machine.probe import Probe
+from gpubench.machine.process import RunDelay, read_again, run_delay, waited_share
+from gpubench.machine.traffic import NvmlCondition, NvmlUse
 from gpubench.measure.collective.recording import RecordedLog
 from gpubench.measure.collective.sweep import ObservationSources, PathObserver
 from gpubench.measure.paths import IdleWindow, first_cause
@@ -104,7 +104,7 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
     Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
     """
     if plan.variants.requests:
-        from gpubench.hardware.nccl.communicator import check_requests
+        from gpubench.backends.nccl.communicator import check_requests
 
         check_requests(plan.variants.settings, library.version_code)
     if not plan.checked_variables:
@@ -114,8 +114,8 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
     """What MPI does with GPU memory, tried before any rank has a GPU. Raises AgreedError without an mpirun."""
+    from gpubench.backends.mpi.backends import TrialCommand, read_support
     from gpubench.collectives.registry import SUMMARIES
-    from gpubench.hardware.mpi.backends import TrialCommand, read_support
 
     rank.progress.enter(Phase.SET_UP, "trying MPI on GPU memory", len(SUMMARIES))
     asked = plan.collective.name

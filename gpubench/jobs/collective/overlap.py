@@ -5,16 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.communicator import GroupCommunicator, takes_caps
+from gpubench.backends.nccl.library import NcclLibrary
+from gpubench.backends.overlap import GpuSteps
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
-from gpubench.hardware.environment import environment_set, nccl_settings
-from gpubench.hardware.launch import own_settings
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.communicator import GroupCommunicator, takes_caps
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.overlap import GpuSteps
-from gpubench.hardware.traffic import NvmlLoad
-from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.metadata import (
     overlap_metadata,
 )
@@ -23,6 +19,8 @@ from gpubench.jobs.collective.opened import (
 )
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.rank import agree, usable_driver
+from gpubench.machine.environment import environment_set, nccl_settings
+from gpubench.machine.traffic import NvmlLoad
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant
@@ -32,6 +30,8 @@ from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, OverlapAske
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group, Listener
+from gpubench.ranks.launch import own_settings
+from gpubench.ranks.watchdog.rank import RankProgress
 
 if TYPE_CHECKING:
     from gpubench.model.results.overlap import OverlapRow

@@ -6,10 +6,10 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
+from gpubench.backends.registry import BackendKind, backend_named, default_backend
 from gpubench.errors import UsageError, no_gpu
 from gpubench.formats.presentation import Presentation
-from gpubench.hardware.registry import BACKENDS as BACKEND_KINDS
-from gpubench.hardware.registry import BackendKind, backend_named, default_backend
 from gpubench.jobs.options import (
     MEASURE,
     NCCL,

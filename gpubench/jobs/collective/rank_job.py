@@ -10,14 +10,11 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.registry import backend_named
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import UsageError, shared_gpu_under_launcher
 from gpubench.formats.delivery import say
-from gpubench.hardware.mpi import group as mpi
-from gpubench.hardware.node.nvml import Driver, read_driver
-from gpubench.hardware.registry import backend_named
-from gpubench.hardware.watchdog.messages import ChannelSender
-from gpubench.hardware.watchdog.rank import RankProgress
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
@@ -40,6 +37,7 @@ from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.rank import agree, own_identity
+from gpubench.machine.nvml import Driver, read_driver
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.report import NO_RECORDER, Recorder
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_all, fitting_sizes
@@ -50,10 +48,12 @@ from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Origin, overall
 from gpubench.ports.group import Group, Listener
+from gpubench.ranks.watchdog.messages import ChannelSender
+from gpubench.ranks.watchdog.rank import RankProgress
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
-    from gpubench.hardware.traffic import NvmlUse
+    from gpubench.machine.traffic import NvmlUse
     from gpubench.model.results.history import PastFigures
 
 
@@ -80,7 +80,7 @@ def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
     """Who uses the GPUs of this host already, until `stack` ends; None where the driver lists none."""
     if not driver.gpus:
         return None
-    from gpubench.hardware.traffic import NvmlUse
+    from gpubench.machine.traffic import NvmlUse
 
     use = NvmlUse()
     stack.callback(use.close)
@@ -323,7 +323,7 @@ class CollectiveRankJob:
 def _with_unverified(report: Report, names: Sequence[str]) -> Report:
     if not names:
         return report
-    from gpubench.hardware.nccl.library import unverified
+    from gpubench.backends.nccl.library import unverified
 
     found = unverified(names)
     verdict = overall([report.verdict, *(each.severity for each in found)])

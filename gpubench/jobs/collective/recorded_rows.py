@@ -7,8 +7,6 @@ from dataclasses import replace
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.hardware.simulated.machine import SimulatedMachine
-from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import judge_of_model, speed_judge_of
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
@@ -22,6 +20,8 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, grouped
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.profiles import profile_of_gpus
+from gpubench.simulated.machine import SimulatedMachine
+from gpubench.simulated.times import CollectiveTimes
 
 _MOST_OFF = 1.01  # Columns of one row are rounded nowhere: further apart, one of them was edited
 

@@ -11,9 +11,6 @@ from typing import Self
 from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
-from gpubench.hardware import recorded
-from gpubench.hardware.simulated.machine import SimulatedMachine
-from gpubench.hardware.simulated.times import CollectiveTimes, OverlapModel
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
@@ -28,6 +25,7 @@ from gpubench.jobs.collective.simulated_split import SimulatedGroup, report_on_g
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector, presenting
 from gpubench.jobs.sources import Replayed, Simulated, Simulation, say_what_is_ignored
+from gpubench.machine import recorded
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data
 from gpubench.measure.collective.paths import PathObservations, simulated
@@ -66,6 +64,8 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
 from gpubench.records import dataclass
+from gpubench.simulated.machine import SimulatedMachine
+from gpubench.simulated.times import CollectiveTimes, OverlapModel
 
 
 @dataclass

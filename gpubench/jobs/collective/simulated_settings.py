@@ -2,14 +2,14 @@
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.simulated.settings import job_variables, known_effects
-from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
 from gpubench.jobs.sources import Simulation
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
 from gpubench.records import dataclass
+from gpubench.simulated.settings import job_variables, known_effects
+from gpubench.simulated.times import CollectiveTimes
 
 
 @dataclass(frozen=True, slots=True)

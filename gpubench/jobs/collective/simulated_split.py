@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import UsageError
-from gpubench.hardware.simulated.machine import SimulatedMachine
-from gpubench.hardware.simulated.times import CollectiveTimes
 from gpubench.jobs.collective.metadata import judge_of_model
 from gpubench.jobs.outputs import ReportCollector
 from gpubench.jobs.sources import Simulation
@@ -21,6 +19,8 @@ from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import RankGroup, RankIdentity
 from gpubench.ports.group import Listener
 from gpubench.records import dataclass
+from gpubench.simulated.machine import SimulatedMachine
+from gpubench.simulated.times import CollectiveTimes
 
 
 @dataclass(frozen=True, slots=True)

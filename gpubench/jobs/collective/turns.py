@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
 from gpubench.formats.delivery import delivering
-from gpubench.hardware.environment import nccl_settings
 from gpubench.jobs.collective.plan import CollectivePlan, check_unset
+from gpubench.machine.environment import nccl_settings
 from gpubench.measure.collective.variants import with_winners
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.environment import environment_set
-from gpubench.hardware.registry import BackendKind
 from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.jobs.rank import agree
+from gpubench.machine.environment import environment_set
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
@@ -144,7 +144,7 @@ class VariantMaker:
     ) -> "tuple[CollectiveCalls, Registration]":
         if not setting.requests:
             return backend.open(self.group), Registration.NONE
-        from gpubench.hardware.nccl import communicator
+        from gpubench.backends.nccl import communicator
 
         nccl: Any = library
         on_nccl: Any = backend

@@ -27,7 +27,7 @@ def _install(kind: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.hardware.mpi import group as mpi
+    from gpubench.backends.mpi import group as mpi
     from gpubench.measure.collective import sweep as collective
 
     rows = 0
@@ -81,7 +81,7 @@ def _strike(number: str, phase: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.hardware.watchdog.messages import ProgressBlock
+    from gpubench.ranks.watchdog.messages import ProgressBlock
 
     entered = 0
     enter = ProgressBlock.enter

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.simulated import links
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs import p2p as p2p_job
 from gpubench.jobs.check import SimulatedMeasurer
 from gpubench.jobs.plans import Depth
@@ -25,6 +23,8 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.operation import Engine, HostMemory
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.ports.copies import CopyStream
+from gpubench.simulated import links
+from gpubench.simulated.machine import parse_machine, snapshots
 
 NVLINKED = ("hgx-h100-8/4", "hgx-h200-4", "hgx-a100-4", "gb200-nvl-4", "hgx-b200-8/4", "h100-nvl-2")
 OVER_PCIE = ("l40s-8/4", "a10-4", "rtx-pro-6000-8/4")

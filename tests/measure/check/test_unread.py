@@ -7,7 +7,7 @@ import pytest
 
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.circumstances import Facts
-from gpubench.hardware.node.gpus import read_node
+from gpubench.machine.gpus import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import FACT_NAMES, NOT_LOOKED_AT
 from gpubench.model.facts.health import HIDDEN

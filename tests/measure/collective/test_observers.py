@@ -5,16 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gpubench.backends.cuda import open_device
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.recorded import read_recording
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
+from gpubench.machine.nvml import Driver
+from gpubench.machine.recorded import read_recording
 from gpubench.measure.collective import paths
 from gpubench.measure.collective import paths as judge
 from gpubench.measure.collective.cases import cases
@@ -44,6 +43,7 @@ from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.copies import LinkBytes
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import ROOT
 from tests.fakes import cupy_on_numpy, faults
 from tests.fakes.library_log import FakeLog, recorded, said

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpubench.backends.cuda import open_device
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import Driver
+from gpubench.machine.nvml import Driver
 from gpubench.measure.collective import paths
 from gpubench.measure.collective.cases import RECORDING_VERSION, RunOptions
 from gpubench.measure.collective.paths import Choice, LoggedChoices, PathObservations

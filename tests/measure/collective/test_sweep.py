@@ -6,16 +6,16 @@ from itertools import product
 
 import pytest
 
+from gpubench.backends.cuda import open_device
+from gpubench.backends.mpi.backends import NumpyMemory
+from gpubench.backends.mpi.group import AloneGroup
+from gpubench.backends.nccl.backend import NcclBackend, NcclLaunch
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.mpi.backends import NumpyMemory
-from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import NcclBackend, NcclLaunch
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import Driver
+from gpubench.machine.nvml import Driver
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_sizes
 from gpubench.model.facts.process import GpuCondition
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table

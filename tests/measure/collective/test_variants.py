@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
+from gpubench.backends.cuda import open_device
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.library import NcclLibrary
-from gpubench.hardware.node.nvml import Driver
+from gpubench.machine.nvml import Driver
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue, Sweep
 from gpubench.measure.collective.variants import SweepVariant, measure_variants

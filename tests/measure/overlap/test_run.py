@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
+from gpubench.backends import overlap as computation
+from gpubench.backends.cuda import open_device
+from gpubench.backends.mpi.group import AloneGroup
+from gpubench.backends.nccl.backend import NcclBackend
+from gpubench.backends.nccl.library import NcclError, NcclLibrary
+from gpubench.backends.overlap import GpuSteps
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import SweepRequest
-from gpubench.hardware import overlap as computation
-from gpubench.hardware.cuda import open_device
-from gpubench.hardware.mpi.group import AloneGroup
-from gpubench.hardware.nccl.backend import NcclBackend
-from gpubench.hardware.nccl.library import NcclError, NcclLibrary
-from gpubench.hardware.node.nvml import Driver
-from gpubench.hardware.overlap import GpuSteps
+from gpubench.machine.nvml import Driver
 from gpubench.measure import overlap
 from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant

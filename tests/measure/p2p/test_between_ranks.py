@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.jobs.outputs import NullListener
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p.copies import RankBench
@@ -30,6 +29,7 @@ from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.ranks import UNWATCHED, hang_error
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.copies import LinkBytes
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import IPC_GB_S, LATENCY_SECONDS, NETWORK_GB_S, Fabric, FakeRankCopies, Pair

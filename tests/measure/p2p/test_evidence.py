@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
 from gpubench.measure.p2p.request import (
@@ -29,6 +28,7 @@ from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Me
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.copies import LinkBytes, LinkCounters
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.conditions.test_together import collapsing
 from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
 

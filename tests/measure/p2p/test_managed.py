@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.hardware import recorded
 from gpubench.jobs.p2p import check_managed
+from gpubench.machine import recorded
 from gpubench.measure.p2p.copies import CopyBench
 from gpubench.measure.p2p.request import (
     FILE,

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import rows as p2p_rows
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs
@@ -29,6 +28,7 @@ from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Tab
 from gpubench.model.terms.operation import CopyPattern, Direction, Engine, HostMemory, pairs_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes import copies as fake_copies
 from tests.fakes.copies import (
     DIRECT_GB_S,

@@ -1,9 +1,9 @@
 """Fabrics to scan, and the parts that a scan of them names."""
 
-from gpubench.hardware.simulated.scan import SimulatedFabric, SimulatedRounds
 from gpubench.measure.scan.rounds import ScanCourse, scan
 from gpubench.measure.scan.verdicts import FaultyPart, decode
 from gpubench.model.results.scan import LocalFigure, PlannedRound, RoundOutcome, ScanFabric
+from gpubench.simulated.scan import SimulatedFabric, SimulatedRounds
 
 USUAL_GB_S = 90.0
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import blamed
 from gpubench.measure.scan.verdicts import PartKind
 from gpubench.model.results.scan import NodeRail, PairSample
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, fabric, parts
 from tests.together import together
 

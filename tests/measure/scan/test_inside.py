@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.judging import (
     below_profile,
     expected_inside,
@@ -19,6 +18,7 @@ from gpubench.measure.scan.verdicts import PartKind
 from gpubench.model.results.scan import LocalFigure, LocalQuantity, NodeRail, RingFailure, RingOutcome, ScanFabric
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.profiles import find
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import fabric, parts
 from tests.together import together
 

@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
-from gpubench.hardware.simulated.scan import NOISE, SimulatedFabric
 from gpubench.measure.scan.judging import screening_yardstick
 from gpubench.measure.scan.leaves import _LEAST_CHANCE, _HealthyNodes, deviation_between_leaves
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import PartKind, decode
 from gpubench.model.results.scan import NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.scan import NOISE, SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 from tests.together import together
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import (
     PartKind,
@@ -18,6 +17,7 @@ from gpubench.measure.scan.verdicts import (
 from gpubench.model.results.report import Report
 from gpubench.model.results.scan import ExclusionRow, NodeRail, ScanCellRow, ScanPartRow, Tool
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
 from tests.together import together
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import collectives, predicted_gb_s
 from gpubench.model.results.scan import NodeRail
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels
 from gpubench.model.results.figures import SpeedFigures
@@ -12,6 +11,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.results.scan import NodeRail, ScanCellRow, ScanFabric, ScanPartRow
 from gpubench.model.results.sentence import sentence
 from gpubench.model.terms.verdict import Finding, Verdict
+from gpubench.simulated.scan import SimulatedFabric
 from tests.formats.sample import METADATA
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.rounds import scan
 from gpubench.measure.scan.verdicts import PartKind, decode
 from gpubench.model.results.scan import (
@@ -14,6 +13,7 @@ from gpubench.model.results.scan import (
     RoundOutcome,
     ScanPhase,
 )
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, Recorded, course, fabric, parts
 from tests.together import together
 

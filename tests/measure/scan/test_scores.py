@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.simulated.scan import SimulatedFabric
 from gpubench.measure.scan.judging import LEAST_LOSS, smallest_sure_loss, threshold, upper_excess, upper_mean
 from gpubench.model.results.scan import NodeRail, ScanPhase
+from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
 
 

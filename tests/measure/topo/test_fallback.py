@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, PciPlace, Snapshot
@@ -13,6 +12,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure import topo
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
@@ -13,6 +12,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import FINDINGS_SECTION, Matrix, PairRow, Record, Report, Table
 from gpubench.model.results.topo import TOPO_SECTIONS
 from gpubench.model.terms.verdict import Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 
 
 def cluster(machine: str, *faults: str) -> list[Topology]:

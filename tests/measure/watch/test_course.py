@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.measure.watch.jobs import WatchedJobs
 from gpubench.measure.watch.report import Course, joined_by, needs_closer_look, observe, report_on
 from gpubench.model.facts.process import GpuProcess
@@ -16,6 +15,7 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Report
 from gpubench.model.results.watch import JobRow, Way
 from gpubench.model.terms.verdict import Origin, Verdict
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
 from tests.together import together
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.health import (
     MEMORY_ERRORS,
     REPLAYS,
@@ -17,6 +16,7 @@ from gpubench.model.facts.health import (
     port_errors,
 )
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, Snapshot
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 NODE = snapshots(parse_machine("hgx-h100-8"))[0]

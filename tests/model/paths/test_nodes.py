@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, PairFacts, PcieLink, ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import (
     Difference,
@@ -19,6 +18,7 @@ from gpubench.model.paths.nodes import (
 )
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.paths.nodes import node_traits, points
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 FAULTS = (

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies
 from gpubench.model.paths.topology import Topology
@@ -13,6 +12,7 @@ from gpubench.model.paths.transport import State, parse_transport
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
+from gpubench.simulated.machine import parse_machine, snapshots
 
 SHM, SOCKET = parse_transport("SHM/direct"), parse_transport("NET/Socket/0")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.simulated.node import healthy_node
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import WRONG, CopyJudge, is_slow_copy, judged_pattern, reason_of
 from gpubench.model.profiles.profile import Profile
@@ -14,6 +13,7 @@ from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.terms.operation import CopyPattern
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import load
+from gpubench.simulated.node import healthy_node
 from tests.fakes.measured_rows import pair
 from tests.together import together
 

@@ -16,7 +16,7 @@ A rank's watchdog, which knows of no GPU, is left alone: to load all this takes 
 import os
 import sys
 
-_is_watchdog = "gpubench.hardware.watchdog.main" in sys.orig_argv
+_is_watchdog = "gpubench.ranks.watchdog.main" in sys.orig_argv
 _is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and not _is_watchdog
 
 if _is_rank and "GPUBENCH_TEST_RANKS_A_NODE" in os.environ:
@@ -37,16 +37,16 @@ if _logs and not _is_watchdog:
     StandIns(
         {
             "gpubench.jobs.collective.job": {"read_driver": (_driver, "read_driver")},
-            "gpubench.hardware.cuda": {"check_installed": (_driver, "check_installed")},
+            "gpubench.backends.cuda": {"check_installed": (_driver, "check_installed")},
             "gpubench.jobs.collective.opening_gpu": {
                 "open_gpu": (_gpus, "open_gpu"),
                 "NcclLibrary": (_gpus, "Library"),
                 "Probe": (_gpus, "Probe"),
                 "NvmlCounters": (_gpus, "Counters"),
             },
-            "gpubench.hardware.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
-            "gpubench.hardware.nccl.communicator": {"open_requested": (_gpus, "open_requested")},
-            "gpubench.hardware.mpi.backends": {
+            "gpubench.backends.nccl.backend": {"NcclBackend": (_gpus, "Backend")},
+            "gpubench.backends.nccl.communicator": {"open_requested": (_gpus, "open_requested")},
+            "gpubench.backends.mpi.backends": {
                 "MpiOnCuda": (_mpi, "HandedMpi"),
                 "read_support": (_mpi, "tried"),
             },

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gpubench.hardware.simulated.machine import parse_machine, snapshots
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import (
     Fabric,
@@ -45,6 +44,7 @@ from gpubench.model.results.topo import (
     tree_rows,
 )
 from gpubench.model.terms.verdict import Origin
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.together import together
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)

@@ -1,0 +1,585 @@
+"""Copies between GPUs and host memory, timed on the GPUs: of one process, and between two processes."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, cast
+
+from gpubench import errors
+from gpubench.backends.cuda import (
+    CudaDevice,
+    CudaMemory,
+    HeldStream,
+    PatternKernels,
+    StreamGate,
+    identify,
+    library_versions,
+    load_cupy,
+    opening,
+)
+from gpubench.backends.mpi.backends import NumpyMemory
+from gpubench.backends.nccl.backend import AbortedError
+from gpubench.backends.nccl.communicator import GroupCommunicator
+from gpubench.backends.nccl.library import NcclLibrary
+from gpubench.backends.timing import no_garbage_collection
+from gpubench.errors import CouldNotMeasureError
+from gpubench.machine import host as host_memory
+from gpubench.machine.nvml import Driver
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Direction, Engine, HostMemory, Place
+from gpubench.model.terms.units import format_size
+from gpubench.ports.backend import Array, Memory, Region
+from gpubench.ports.copies import CopyStream
+from gpubench.ports.group import Group
+from gpubench.records import dataclass
+
+_THREADS = 512
+_VECTOR_BYTES = 16  # Threads a block and bytes of each at once, as in nvbandwidth's kernel, a block an SM
+ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell which memory is whose
+_STICKY = (
+    *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
+    *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),
+    "Contained",
+)
+"""Errors after which a process has to be started anew (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
+
+_NEXT_STEPS = {
+    "MemoryAllocation": "nvidia-smi shows what holds the memory; smaller --sizes need less",
+    "PeerAccess": "nvidia-smi topo -p2p r shows between which GPUs the driver allows peer access",
+    "DevicesUnavailable": "nvidia-smi shows whose process holds the GPU, nvidia-smi -q its compute mode",
+}
+
+
+@dataclass(slots=True)
+class CopyQueue:
+    """A stream and the event that ends what it does in one measurement."""
+
+    stream: Any
+    end: Any
+
+
+class CopyKernel:
+    """The kernel of copy.cu on the device that is current when it is made, launched on the stream that is current."""
+
+    def __init__(self, cupy: Any, multiprocessors: int) -> None:
+        import numpy
+
+        self._numpy = numpy
+        self._multiprocessors = multiprocessors
+        module = cupy.RawModule(code=files("gpubench.backends").joinpath("copy.cu").read_text())
+        self._kernel = module.get_function("copy_bytes")
+
+    def launch(self, destination: int, source: int, size_bytes: int) -> None:
+        """Copy between two addresses that the device can reach."""
+        blocks = max(1, min(self._multiprocessors, -(-size_bytes // (_THREADS * _VECTOR_BYTES))))
+        arguments = tuple(self._numpy.uint64(value) for value in (destination, source, size_bytes))
+        self._kernel((blocks,), (_THREADS,), arguments)
+
+
+class CopyDevice:
+    """A GPU with a stream for test data and one more, a queue, for each copy that runs on it at once."""
+
+    def __init__(self, cupy: Any, index: int, name: str) -> None:
+        self.index = index
+        self.name = name
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+        self._queues: list[CopyQueue] = []
+        self._runtime.setDevice(index)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        with self._stream:
+            self.patterns = PatternKernels(cupy, self._stream)
+            self._copy = CopyKernel(cupy, self._runtime.getDeviceProperties(index)["multiProcessorCount"])
+            # CUDA loads a kernel at its first launch, and may wait for the device then: never behind a closed gate.
+            self._copy.launch(0, 0, 0)
+        self._stream.synchronize()
+
+    def queue(self, number: int) -> CopyQueue:
+        """The queue of that number, 0 for the first."""
+        while len(self._queues) <= number:
+            self._runtime.setDevice(self.index)
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+            self._queues.append(CopyQueue(stream, self._cupy.cuda.Event(disable_timing=True)))
+        return self._queues[number]
+
+    def copy_by_kernel(self, queue: CopyQueue, destination: int, source: int, size_bytes: int) -> None:
+        """Enqueue a copy by the SMs of this GPU."""
+        self._runtime.setDevice(self.index)
+        with queue.stream:
+            self._copy.launch(destination, source, size_bytes)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Make the device and its stream current and wait for other streams. Raises CouldNotMeasureError."""
+        with cuda_errors(f"filling or checking memory of {self.name}"):
+            self._runtime.setDevice(self.index)
+            with self._stream:
+                yield
+            self._stream.synchronize()
+
+
+@contextmanager
+def cuda_errors(doing: str) -> Iterator[None]:
+    """Turn errors of CUDA and CuPy into CouldNotMeasureError that names what was being done."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise cuda_failed(doing, str(error)) from error
+
+
+def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
+    """CUDA's error in words, what it means for the rest of the run, and what to look at."""
+    code = error.partition(":")[0].replace("_", "").casefold()
+    sticky = any(code.endswith(name.casefold()) for name in _STICKY)
+    steps = [step for name, step in _NEXT_STEPS.items() if name.casefold() in code]
+    lasting = "after this error CUDA answers every further call of this process with it: no later copy is measured"
+    return CouldNotMeasureError(
+        f"{doing} failed: {error}",
+        reason=lasting if sticky else "",
+        next_step="dmesg | grep Xid shows what the GPU reported; run again" if sticky else "".join(steps[:1]),
+    )
+
+
+class GpuMemory(CudaMemory):
+    """An allocation of no pool on the GPU at a position; its owner fills and checks it, and is done on return."""
+
+    pageable = False
+
+    def __init__(self, device: CopyDevice, gpu: int, address: int, size_bytes: int, free: Callable[[int], object]):
+        super().__init__(device.patterns, address, size_bytes, free)
+        self.gpu: int | None = gpu
+        self._device = device
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements from `offset_bytes` on, as a writable view."""
+        with self._device.settled():
+            return super().array(offset_bytes, count, dtype)
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        with self._device.settled():
+            super().fill_sent(data, block, rank)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        with self._device.settled():
+            super().fill_byte(size_bytes, value)
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        with self._device.settled():
+            return super().count_wrong(data, blocks)
+
+
+class PageableMemory(NumpyMemory):
+    """Ordinary memory of this process, every page of it touched: the kernel takes pages as they are first used."""
+
+    gpu: int | None = None
+    pageable = True
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.address: int = self._bytes.ctypes.data
+        self.fill_byte(size_bytes, 0)
+
+    def free(self) -> None:
+        """NumPy's memory goes with its last reference."""
+
+
+class PinnedMemory(NumpyMemory):
+    """Host memory from `cudaHostAlloc`, which copy engines and SMs reach by its address."""
+
+    gpu: int | None = None
+    pageable = False
+
+    def __init__(self, address: int, size_bytes: int, free: Callable[[int], object]) -> None:
+        super().__init__(0)
+        self.size_bytes = size_bytes
+        self.address = address
+        self._free = free
+        self._bytes = self._numpy.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+
+    def free(self) -> None:
+        """Give it back."""
+        self._free(self.address)
+
+
+class ManagedPages(PinnedMemory):
+    """Managed memory, which host and GPUs reach by one address; filled and checked by the host."""
+
+
+CopyMemory = GpuMemory | PageableMemory | PinnedMemory
+
+_STAGED_PLACES = 4
+_STAGED_PIECE_BYTES = 64 * 1024  # A copy through host memory is several operations; how many, CUDA does not say
+_ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Copies on one queue: `issue` enqueues one, which takes so many `places` in the stream."""
+
+    queue: CopyQueue
+    issue: Callable[[], object]
+    places: int
+
+
+class CudaCopies:
+    """The GPUs that this process sees, at the positions that CUDA counts them by."""
+
+    def __init__(self, cupy: Any, driver: Driver, device_names: Mapping[str, str]) -> None:
+        self._cupy = cupy
+        self._driver = driver
+        self._runtime = cupy.cuda.runtime
+        self._enabled: set[tuple[int, int]] = set()
+        self._memories: list[CopyMemory] = []
+        self._unusable: dict[int, CouldNotMeasureError] = {}
+        with opening(self._runtime):
+            self.gpus = tuple(self._identify(each, device_names) for each in range(self._runtime.getDeviceCount()))
+        self._devices = {position: each for position in range(len(self.gpus)) if (each := self._open(position))}
+        if not self._devices:
+            raise self._unusable[0]
+        with opening(self._runtime):
+            self._gate = StreamGate(self._runtime)
+
+    def libraries(self) -> dict[str, str]:
+        """Driver, CUDA and CuPy versions."""
+        return library_versions(self._cupy, self._driver)
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """True where, for CUDA, one GPU may address another's memory."""
+        with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
+            return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
+
+    def enable(self, source: int, destination: int) -> None:
+        """Let one GPU address another's memory from now on: its SMs, and copy engines both ways (seen on H200)."""
+        if (source, destination) in self._enabled:
+            return
+        with cuda_errors(f"letting {self._name(source)} address the memory of {self._name(destination)}"):
+            self._runtime.setDevice(self._device(source).index)
+            try:
+                self._runtime.deviceEnablePeerAccess(self.gpus[destination].index)
+            except self._runtime.CUDARuntimeError as error:
+                if "PeerAccessAlreadyEnabled" not in str(error):
+                    raise
+        self._enabled.add((source, destination))
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """A plain allocation of a GPU or of the host, kept until `close`."""
+        if isinstance(place, HostMemory):
+            self._memories.append(self._allocate_host(place, size_bytes))
+        else:
+            self._memories.append(self._allocate_gpu(place, size_bytes))
+        return self._memories[-1]
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """Wall time by the first stream's GPU, from a common start until every stream has made its copies."""
+        with cuda_errors(self._describe(streams)):
+            work = self._bind(streams)
+            try:
+                with no_garbage_collection():
+                    gated = not any(
+                        _memory(end).pageable for each in streams for end in (each.source, each.destination)
+                    )
+                    return self._time(streams[0].by, work, repeats, gated=gated)
+            except BaseException:
+                # The next measurement must not run beside what was enqueued before something failed.
+                for each in work:
+                    with contextlib.suppress(RuntimeError):
+                        each.queue.stream.synchronize()
+                raise
+
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory of every usable GPU, by its name."""
+        found = {}
+        for position, device in self._devices.items():
+            with cuda_errors(f"asking {device.name} for its free memory"):
+                self._runtime.setDevice(device.index)
+                found[self.gpus[position].device] = self._runtime.memGetInfo()[0]
+        return found
+
+    def allocate_managed(self, size_bytes: int) -> ManagedPages:
+        """Managed memory that every GPU may use, kept until `close`."""
+        with cuda_errors(f"allocating {format_size(size_bytes)} of managed memory"):
+            self._runtime.setDevice(next(iter(self._devices.values())).index)
+            address = self._runtime.mallocManaged(size_bytes, _ATTACH_GLOBAL)
+        pages = ManagedPages(address, size_bytes, self._runtime.free)
+        self._memories.append(pages)
+        return pages
+
+    def view(self, position: int, pages: ManagedPages) -> GpuMemory:
+        """Managed memory as a GPU fills and checks it; it stays the owner's to give back."""
+        return GpuMemory(self._device(position), position, pages.address, pages.size_bytes, lambda _address: None)
+
+    def time_call(self, by: int, doing: str, issue: Callable[[int], object]) -> float:
+        """Seconds on a stream of a GPU from before what a call enqueues there until it is done."""
+        with cuda_errors(doing):
+            queue = self._device(by).queue(0)
+            return self._time(by, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1, gated=False)
+
+    def close(self) -> None:
+        """Free all memory and disable peer access. Errors are ignored: after some of them every call fails."""
+        while self._memories:
+            with contextlib.suppress(RuntimeError):
+                self._memories.pop().free()
+        for source, destination in sorted(self._enabled):
+            with contextlib.suppress(RuntimeError):
+                self._runtime.setDevice(self.gpus[source].index)
+                self._runtime.deviceDisablePeerAccess(self.gpus[destination].index)
+        self._enabled.clear()
+        with contextlib.suppress(RuntimeError):
+            self._gate.free()
+
+    def _identify(self, index: int, device_names: Mapping[str, str]) -> CopyGpu:
+        identity = identify(self._runtime, index)
+        address = bus_id(identity.bus_id)
+        device = device_names.get(address, f"GPU{index}")
+        return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
+
+    def _open(self, position: int) -> CopyDevice | None:
+        """The GPU at a position; one that CUDA does not give us costs its own pairs, not everybody's."""
+        gpu = self.gpus[position]
+        with opening(self._runtime):
+            try:
+                return CopyDevice(self._cupy, gpu.index, gpu.device)
+            except self._runtime.CUDARuntimeError as error:
+                self._unusable[position] = errors.no_gpu(f"{gpu.device} ({gpu.bus_id}): {error}")
+        return None
+
+    def _device(self, position: int) -> CopyDevice:
+        if position in self._unusable:
+            raise self._unusable[position]
+        return self._devices[position]
+
+    def _name(self, place: int | None) -> str:
+        return "host memory" if place is None else self.gpus[place].device
+
+    def _allocate_gpu(self, position: int, size_bytes: int) -> GpuMemory:
+        device = self._device(position)
+        with cuda_errors(f"allocating {format_size(size_bytes)} on {device.name}"):
+            self._runtime.setDevice(device.index)
+            address = self._runtime.malloc(size_bytes)
+        return GpuMemory(device, position, address, size_bytes, self._runtime.free)
+
+    def _allocate_host(self, kind: HostMemory, size_bytes: int) -> PageableMemory | PinnedMemory:
+        available = int(host_memory.free_bytes() * host_memory.SHARE)
+        if size_bytes > available:
+            raise CouldNotMeasureError(
+                f"{format_size(size_bytes)} of {kind.full_name} do not fit: {available / 2**30:.1f} GiB may be taken",
+                next_step="smaller --sizes, or a larger memory limit for this job",
+            )
+        if kind is HostMemory.PAGEABLE:
+            return PageableMemory(size_bytes)
+        with cuda_errors(f"allocating {format_size(size_bytes)} of {kind.full_name}"):
+            address = self._runtime.hostAlloc(size_bytes, self._runtime.hostAllocPortable)
+        return PinnedMemory(address, size_bytes, self._runtime.freeHost)
+
+    def _describe(self, streams: Sequence[CopyStream]) -> str:
+        first = streams[0]
+        ends = " → ".join(self._name(_memory(end).gpu) for end in (first.source, first.destination))
+        more = f", at once with {len(streams) - 1} more," if len(streams) > 1 else ""
+        engine = "copy engine" if first.engine is Engine.CE else "SMs"
+        return f"copying {ends} ({engine} of {self._name(first.by)}, {first.size_bytes} bytes){more}"
+
+    def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
+        used: dict[int, int] = {}
+        work = []
+        for each in streams:
+            number = used.get(each.by, 0)
+            used[each.by] = number + 1
+            work.append(self._bind_one(each, self._device(each.by).queue(number)))
+        return work
+
+    def _bind_one(self, stream: CopyStream, queue: CopyQueue) -> _Work:
+        source, destination = _memory(stream.source), _memory(stream.destination)
+        read = source.address + stream.source.offset_bytes
+        write = destination.address + stream.destination.offset_bytes
+        if stream.engine is Engine.SM:
+            if not all(self._addresses(stream.by, each) for each in (source, destination)):
+                raise CouldNotMeasureError(
+                    f"{self._describe([stream])}: its SMs cannot address one end",
+                    expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
+                )
+            device = self._device(stream.by)
+            return _Work(queue, partial(device.copy_by_kernel, queue, write, read, stream.size_bytes), 1)
+        if source.gpu is None or destination.gpu is None or source.gpu == destination.gpu:
+            copy = partial(self._runtime.memcpyAsync, write, read, stream.size_bytes, ANY_DIRECTION, queue.stream.ptr)
+            return _Work(queue, copy, 1)
+        to, origin = self.gpus[destination.gpu].index, self.gpus[source.gpu].index
+        peer = partial(self._runtime.memcpyPeerAsync, write, to, read, origin, stream.size_bytes, queue.stream.ptr)
+        staged = self._enabled.isdisjoint({(source.gpu, destination.gpu), (destination.gpu, source.gpu)})
+        return _Work(queue, peer, _STAGED_PLACES + stream.size_bytes // _STAGED_PIECE_BYTES if staged else 1)
+
+    def _addresses(self, gpu: int, memory: CopyMemory) -> bool:
+        if memory.gpu is None:
+            return not memory.pageable
+        return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
+
+    def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
+        """Enqueue everything between two events of the first queue, which belongs to GPU `timer`."""
+        self._runtime.setDevice(self._device(timer).index)
+        event = self._cupy.cuda.Event
+        start, stop = event(), event()
+        first, others = work[0].queue.stream, [each.queue for each in work[1:]]
+        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+            first.record(start)
+            for other in others:
+                other.stream.wait_event(start)
+            for _ in range(repeats):
+                for each in work:
+                    hold.count(each.places)
+                    each.issue()
+            for other in others:
+                other.stream.record(other.end)
+                first.wait_event(other.end)
+            first.record(stop)
+        stop.synchronize()
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
+        return milliseconds / 1e3
+
+
+def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
+    """The GPUs of this process, by `device_names` (bus id → name), else CUDA's. Raises CouldNotMeasureError."""
+    return CudaCopies(load_cupy(driver), driver, device_names)
+
+
+def _memory(region: Region) -> CopyMemory:
+    return cast("CopyMemory", region.memory)
+
+
+_BLOCK_BYTES = 2 * 2**20
+"""cudaMalloc takes smaller allocations from larger blocks, and a handle then names the whole block: only multiples of
+2 MiB are shared alone (CUDA C++ Programming Guide, "Interprocess Communication")."""
+
+_REFUSALS = {
+    "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
+    "": "ranks in different containers or PID namespaces cannot share CUDA memory, and neither can those under WSL",
+}
+"""Likely reasons for which CUDA shares no memory, by a part of the error's name."""
+
+
+class Network:
+    """NCCL between all ranks of a job: each may send to each."""
+
+    def __init__(self, group: Group, library: NcclLibrary) -> None:
+        self.described = f"{library.version} from {library.path}"
+        self.aborted = False
+        with cuda_errors("connecting the ranks by NCCL"):
+            self._communicator = GroupCommunicator(library, group)
+        self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
+
+    def abort(self) -> None:
+        """Abort the communicator, wherever it waits; it cannot be used afterwards."""
+        self.aborted = True
+        self._communicator.abort()
+
+    def close(self) -> None:
+        """Destroy the communicator."""
+        with contextlib.suppress(RuntimeError):
+            self._communicator.destroy()
+
+
+class CudaRankCopies:
+    """Copies between the GPU of this rank and those of others. Without a `network` all ranks are on one node."""
+
+    def __init__(self, opened: CudaDevice, network: Network | None = None) -> None:
+        self._opened = opened
+        self._cupy = opened.cupy
+        self._runtime: Any = opened.cupy.cuda.runtime
+        self._network = network
+        self._memories: list[GpuMemory] = []
+        self._addresses: dict[bytes, int] = {}
+        with opening(self._runtime):
+            self._device = CopyDevice(opened.cupy, opened.identity.index, f"GPU {opened.identity.bus_id}")
+            self._gate = StreamGate(self._runtime)
+
+    def libraries(self) -> Mapping[str, str]:
+        """Versions of what copies, for the metadata."""
+        return self._opened.libraries() | ({"NCCL": self._network.described} if self._network else {})
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain allocation on this rank's GPU, kept until `close`."""
+        with cuda_errors(f"allocating {format_size(size_bytes)} on {self._device.name}"):
+            self._runtime.setDevice(self._device.index)
+            address = self._runtime.malloc(-(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+        self._memories.append(GpuMemory(self._device, 0, address, size_bytes, self._runtime.free))
+        return self._memories[-1]
+
+    def export(self, memory: Memory) -> bytes:
+        """The CUDA IPC handle of a memory that `allocate` returned."""
+        with _sharing("sharing memory through CUDA IPC"):
+            handle: bytes = self._runtime.ipcGetMemHandle(cast("GpuMemory", memory).address)
+        return handle
+
+    def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
+        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts."""
+        self._runtime.setDevice(self._device.index)
+        theirs, mine = self._address(other), cast("GpuMemory", own).address
+        to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
+        queue = self._device.queue(0)
+        copy = partial(self._runtime.memcpyAsync, to, origin, size_bytes, ANY_DIRECTION, queue.stream.ptr)
+        with cuda_errors(f"copying {size_bytes} bytes through CUDA IPC ({direction} by {self._device.name})"):
+            return self._seconds(queue, copy, repeats, gated=True)
+
+    def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
+        """Seconds in which NCCL sent `own` so often, or received it; ungated, as NCCL's own threads need the stream."""
+        if self._network is None:
+            raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
+        self._runtime.setDevice(self._device.index)
+        queue, address = self._device.queue(0), cast("GpuMemory", own).address
+        send = partial(self._network.transfer, address, size_bytes, peer, queue.stream.ptr, sends=sends)
+        with cuda_errors(f"{'sending to' if sends else 'receiving from'} rank {peer} by NCCL ({size_bytes} bytes)"):
+            seconds = self._seconds(queue, send, repeats, gated=False)
+        if self._network.aborted:
+            raise AbortedError
+        return seconds
+
+    def release(self) -> None:
+        """Close other ranks' memory. Errors are ignored: after some of them every call fails."""
+        for address in self._addresses.values():
+            with contextlib.suppress(RuntimeError):
+                self._runtime.ipcCloseMemHandle(address)
+        self._addresses.clear()
+
+    def close(self) -> None:
+        """Give all memory back, and NCCL."""
+        if self._network is not None:
+            self._network.close()
+        while self._memories:
+            with contextlib.suppress(RuntimeError):
+                self._memories.pop().free()
+        with contextlib.suppress(RuntimeError):
+            self._gate.free()
+
+    def _address(self, handle: bytes) -> int:
+        if handle not in self._addresses:
+            with _sharing("opening another rank's memory through CUDA IPC"):
+                self._addresses[handle] = self._runtime.ipcOpenMemHandle(handle)
+        return self._addresses[handle]
+
+    def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
+        """Seconds on the GPU for all operations; the host sleeps, as NCCL's threads need its core."""
+        start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
+        with no_garbage_collection():
+            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+                queue.stream.record(start)
+                for _ in range(repeats):
+                    hold.count(1)
+                    issue()
+                queue.stream.record(stop)
+            stop.synchronize()
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(start, stop)
+        return milliseconds / 1e3
+
+
+@contextlib.contextmanager
+def _sharing(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        meaning = next(text for name, text in _REFUSALS.items() if name in str(error))
+        raise CouldNotMeasureError(f"{doing} failed: {error}", reason=meaning) from error

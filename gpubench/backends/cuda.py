@@ -1,0 +1,549 @@
+"""One GPU through CuPy: selection, identity, memory with checked data, streams, graphs, and gated streams."""
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from functools import partial
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+from gpubench import errors
+from gpubench.backends.timing import (
+    SECONDS_BETWEEN_MARKS,
+    MarkedLaunch,
+    Marks,
+    Pace,
+    in_order,
+    no_garbage_collection,
+)
+from gpubench.machine.drivers import (
+    MPS_ENABLED,
+    CudaUnavailableError,
+    device_uuid,
+    load_cuda,
+    read_attribute,
+    version_text,
+)
+from gpubench.machine.host import mps_serves
+from gpubench.machine.nvml import Driver
+from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, ReduceOp
+from gpubench.model.terms.ranks import Progress
+from gpubench.ports.backend import Array, BatchedLaunch, Launch
+from gpubench.ports.group import Group
+from gpubench.records import dataclass
+
+_THREADS = 256
+_MOST_BLOCKS = 4096
+_MOVE = -1
+_REDUCTION = -1
+
+_TYPES = {dtype: number for number, dtype in enumerate(DataType)}
+_OPERATIONS = {op: number for number, op in enumerate(ReduceOp)}
+
+
+class PatternKernels:
+    """The kernels of pattern.cu on one device and stream, compiled once by NVRTC and kept by CuPy's disk cache."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        import numpy
+
+        self.cupy = cupy
+        self.stream = stream
+        self._numpy = numpy
+        module = cupy.RawModule(code=files("gpubench.backends").joinpath("pattern.cu").read_text())
+        self._fill = module.get_function("fill_sent")
+        self._count = module.get_function("count_wrong")
+
+    def fill(self, address: int, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block of the memory at `address`."""
+        self._launch(self._fill, address, data, block, rank)
+
+    def count(self, address: int, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Wrong elements in blocks of the memory at `address`."""
+        total = self.cupy.zeros(1, "uint64")
+        for block, source in blocks:
+            self._launch(self._count, address, data, block, _REDUCTION if source is None else source, total)
+        return int(total.get()[0])
+
+    def _launch(self, kernel: Any, address: int, data: DataPattern, block: Block, rank: int, *more: Any) -> None:
+        number, width = self._numpy, data.dtype.size_bytes
+        pattern = (
+            _TYPES[data.dtype],
+            _MOVE if data.op is None else _OPERATIONS[data.op],
+            data.ranks,
+            data.contributors,
+            data.lowest,
+            data.neutral,
+            data.tolerance_ulp,
+            width,
+        )
+        arguments = (
+            *(number.int32(value) for value in pattern),
+            number.uint64(address + block.offset * width),
+            number.int64(block.stride),
+            number.int64(block.count),
+            number.uint32(block.start & WORD),
+            number.uint32(block.row),
+            number.int32(block.buffers),
+            number.int32(rank),
+            *more,
+        )
+        grid = (min(_MOST_BLOCKS, -(-block.count // _THREADS)), min(_MOST_BLOCKS, block.buffers))
+        kernel(grid, (_THREADS,), arguments)
+
+
+class CudaMemory:
+    """An allocation of no pool, mapped to no peer, filled and checked on the device's stream."""
+
+    def __init__(self, kernels: PatternKernels, address: int, size_bytes: int, free: Callable[[int], object]) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self._kernels = kernels
+        self._free = free
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements from `offset_bytes` on, as a writable view."""
+        cupy = self._kernels.cupy
+        memory = cupy.cuda.UnownedMemory(self.address, self.size_bytes, self)
+        return cupy.ndarray((count,), dtype, cupy.cuda.MemoryPointer(memory, offset_bytes))
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        self._kernels.fill(self.address, data, block, rank)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        self._kernels.cupy.cuda.runtime.memsetAsync(self.address, value, size_bytes, self._kernels.stream.ptr)
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        return self._kernels.count(self.address, data, blocks)
+
+    def free(self) -> None:
+        """Give it back."""
+        self._free(self.address)
+
+
+_HEADROOM_BYTES = 2 * 2**30  # For NCCL's own buffers, taken at the first collective, and for other processes
+_REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
+"""In the errors of a process that an MPS server does not take; the first two are also those of a GPU in exclusive
+compute mode that another process uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """A GPU by CUDA's index in this process, bus id and UUID; `mps`: this process uses it through an MPS server."""
+
+    name: str
+    index: int
+    bus_id: str
+    uuid: str
+    mps: bool = False
+
+
+class CudaDevice:
+    """The GPU of this rank, made current together with a non-blocking stream."""
+
+    def __init__(self, cupy: Any, index: int, driver: Driver) -> None:
+        self.cupy = cupy
+        self._driver = driver
+        self._runtime = cupy.cuda.runtime
+        self._runtime.setDevice(index)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self._kernels = PatternKernels(cupy, self.stream)
+        self._memories: list[CudaMemory] = []
+        self.sharing = 1
+        """The ranks that share its memory, this one included."""
+        self.identity = identify(self._runtime, index)
+
+    @property
+    def driver_cuda(self) -> int:
+        """The newest CUDA that the driver runs, 13000 for 13.0."""
+        return self._driver.cuda
+
+    def libraries(self) -> dict[str, str]:
+        """Driver, CUDA and CuPy versions."""
+        return library_versions(self.cupy, self._driver)
+
+    def free_bytes(self) -> int:
+        """Bytes that buffers may take: what is free less the headroom, or half of it on a small or busy GPU."""
+        free: int = self._runtime.memGetInfo()[0] // self.sharing
+        return max(free - _HEADROOM_BYTES, free // 2)
+
+    def allocate(self, size_bytes: int) -> CudaMemory:
+        """A plain allocation, freed by `close`."""
+        return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
+
+    def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
+        """Memory allocated elsewhere, freed with `free(address)` by `close`."""
+        memory = CudaMemory(self._kernels, address, size_bytes, free)
+        self._memories.append(memory)
+        return memory
+
+    def capture(self, launch: Launch, replays: int) -> Launch:
+        """A launch that replays a CUDA graph of `launch`; capture is thread-local, as NCCL may allocate meanwhile."""
+        self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
+        try:
+            launch()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.stream.end_capture()
+            raise
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        self.stream.synchronize()
+        replay = partial(graph.launch, self.stream)
+        if replays == 1:
+            return replay
+
+        def replay_all() -> None:
+            for _ in range(replays):
+                replay()
+
+        return replay_all
+
+    def close(self) -> None:
+        """Give the memory back."""
+        while self._memories:
+            self._memories.pop().free()
+
+
+def check_installed(driver: Driver) -> None:
+    """Raise CouldNotMeasureError where CuPy is not installed, naming the extra that fits the driver."""
+    if find_spec("cupy") is None:
+        raise errors.missing_cupy(driver.cuda // 1000 or None)
+
+
+def load_cupy(driver: Driver) -> Any:
+    """CuPy, once it is known to fit the driver; CouldNotMeasureError for no driver, no CuPy, or one of another CUDA."""
+    check_installed(driver)
+    try:
+        import cupy
+    except ImportError as error:
+        raise errors.unusable_cupy(str(error).splitlines()[0]) from error
+    runtime = cupy.cuda.runtime
+    runs, built_for = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if runs == 0:
+        raise errors.no_gpu(driver.absent or "CUDA finds no driver")
+    if built_for // 1000 > runs // 1000:
+        raise errors.cupy_of_wrong_cuda(version_text(built_for), version_text(runs))
+    return cupy
+
+
+@contextlib.contextmanager
+def opening(runtime: Any) -> Iterator[None]:
+    """Turn errors while GPUs are opened into CouldNotMeasureError: of the GPU itself, or of CuPy without NVRTC."""
+    try:
+        yield
+    except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
+        if any(name in str(error) for name in _REFUSED_BY_MPS) and mps_serves(os.environ):
+            raise errors.mps_refuses_clients(str(error)) from error
+        raise errors.no_gpu(str(error)) from error
+    except (RuntimeError, ImportError, OSError) as error:
+        raise errors.no_kernels(str(error).strip().splitlines()[0]) from error
+
+
+def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, *, shared: bool = False) -> CudaDevice:
+    """The GPU for a rank: the only one it sees, or the one of its place on the host; `shared`, in turn.
+
+    Raises CouldNotMeasureError where the GPU cannot be used, UsageError for more ranks than unshared GPUs.
+    """
+    cupy = load_cupy(driver)
+    runtime = cupy.cuda.runtime
+    with opening(runtime):
+        visible = runtime.getDeviceCount()
+        if visible > 1 and local_rank >= visible and not shared:
+            raise errors.no_gpu_of_its_own(ranks_on_host, visible, host)
+        return CudaDevice(cupy, local_rank % visible if visible > 1 else 0, driver)
+
+
+def identify(runtime: Any, index: int) -> GpuIdentity:
+    """The names of the GPU that CUDA counts as `index`, by the driver. Raises CudaUnavailableError."""
+    library = load_cuda()
+    uuid, mps = device_uuid(library, index), read_attribute(library, MPS_ENABLED, index)
+    return GpuIdentity(
+        name=runtime.getDeviceProperties(index)["name"].decode(),
+        index=index,
+        bus_id=runtime.deviceGetPCIBusId(index).lower(),
+        uuid=uuid,
+        # A driver that does not know the attribute leaves the question to the server's own socket.
+        mps=mps_serves(os.environ) if mps is None else bool(mps),
+    )
+
+
+def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
+    """Versions of the driver, CUDA and CuPy, for the metadata."""
+    runtime = version_text(cupy.cuda.runtime.runtimeGetVersion())
+    runs = version_text(cupy.cuda.runtime.driverGetVersion())
+    return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
+
+
+MOST_WAITING = 500
+"""Operations that may wait behind a closed gate. A stream takes about 1024; enqueueing one more waits for a place, and
+never ends where all of them wait for the gate."""
+
+_LONGEST_SECONDS = 0.5
+"""A gate that is still closed then is opened: the driver splits some copies into more operations than can be foreseen,
+and may wait for the GPU when it loads a kernel. To issue `MOST_WAITING` takes a few milliseconds."""
+
+_FLAG_BYTES = 4
+_WORD = 0xFFFFFFFF
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ in cuda.h, compared as numbers that wrap around
+_Wait = Callable[[int, int, int, int], int]
+
+
+class HeldStream:
+    """A stream that waits at the closed gate. It is opened once, by the host or by the timer."""
+
+    def __init__(self, address: int = 0, turn: int = 0) -> None:
+        self._address = address
+        self._turn = turn
+        self._waiting = 0
+
+    def count(self, places: int) -> None:
+        """Count operations that are about to be enqueued, and open the gate where too many would wait."""
+        self._waiting += places
+        if self._waiting > MOST_WAITING:
+            self.open()
+
+    def open(self) -> None:
+        """Start the operations that wait."""
+        if self._address:
+            ctypes.c_uint32.from_address(self._address).value = self._turn
+
+
+class StreamGate:
+    """A number in pinned host memory that streams wait for (`cuStreamWaitValue32`); else always open."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._wait = _find_wait()
+        self._turn = 0
+        self._address = 0
+        if self._wait is not None:
+            flags = runtime.hostAllocPortable | runtime.hostAllocMapped
+            self._address = runtime.hostAlloc(_FLAG_BYTES, flags)
+            ctypes.c_uint32.from_address(self._address).value = 0
+
+    @property
+    def works(self) -> bool:
+        """False where the driver has no such operation, or refused it."""
+        return self._wait is not None
+
+    @contextmanager
+    def hold(self, stream: int) -> Iterator[HeldStream]:
+        """Keep a stream of the current device from starting what is enqueued inside the `with`, until its end."""
+        hold = self._close(stream)
+        timer = threading.Timer(_LONGEST_SECONDS, hold.open)
+        timer.daemon = True
+        try:
+            timer.start()
+            yield hold
+        finally:
+            timer.cancel()
+            hold.open()
+
+    def free(self) -> None:
+        """Give the memory back; the gate stays open."""
+        self._wait = None
+        if self._address:
+            self._runtime.freeHost(self._address)
+            self._address = 0
+
+    def _close(self, stream: int) -> HeldStream:
+        if self._wait is None:
+            return HeldStream()
+        turn = (self._turn + 1) & _WORD
+        if self._wait(stream, self._address, turn, _AT_LEAST):
+            self._wait = None
+            return HeldStream()
+        self._turn = turn
+        return HeldStream(self._address, turn)
+
+
+def _find_wait() -> _Wait | None:
+    """The operation of the driver library. The first version of it is off by default, the second is not."""
+    try:
+        library = load_cuda()
+    except CudaUnavailableError:
+        return None
+    for name in ("cuStreamWaitValue32_v2", "cuStreamWaitValue32"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+            found: _Wait = function
+            return found
+    return None
+
+
+MOST_HELD = 64  # Operations behind one closed gate: each is a kernel and several events, and a stream has 1,022 places
+_PLACES = 6  # Of a stream that one operation may take
+
+
+class WorkEndedError(Exception):
+    """The communicator was aborted while it worked: the stream is idle, and nothing was measured."""
+
+
+@dataclass(eq=False)
+class GatedLaunch:
+    """Operations in batches; calling it issues them all. `seconds` are those of each batch, once it was timed."""
+
+    launches: Sequence[Launch]
+    batches: Sequence[int]
+    whole: Launch
+    seconds: list[float] = field(default_factory=list)
+    issued: float = 0.0
+
+    def __call__(self) -> None:
+        """Issue them all."""
+        self.whole()
+
+    def batch_seconds(self) -> Sequence[float]:
+        """Seconds of every batch but the first."""
+        return self.seconds[1:]
+
+    def parts(self) -> Iterator[tuple[int, Sequence[Launch]]]:
+        """The operations in portions that may wait together, each with the number of its batch."""
+        start = 0
+        for number, count in enumerate(self.batches):
+            for first in range(start, start + count, MOST_HELD):
+                yield number, self.launches[first : min(first + MOST_HELD, start + count)]
+            start += count
+
+
+class GatedClock:
+    """Times operations on a device's stream from the opening of a gate, by the GPU's clock; graphs by the host's."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        group: Group,
+        progress: Progress,
+        in_one: Callable[[Sequence[Launch]], Launch] = in_order,
+        until_idle: Callable[[Callable[[], object]], None] | None = None,
+    ) -> None:
+        self._cupy, self._stream, self._capture = device.cupy, device.stream, device.capture
+        self._ranks, self._reports = group, progress
+        self._in_one, self._until_idle = in_one, until_idle or self._poll
+        self._gate = StreamGate(self._cupy.cuda.runtime)
+        self._events = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        self._pace = Pace(SECONDS_BETWEEN_MARKS)
+        self._marks = Marks(self._cupy, self._stream, progress)
+        self._ended = False
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several; the stream keeps their order."""
+        return in_order(launches)
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """All launches in order, or a captured graph of them, which needs no gate: no operation waits for the host."""
+        self._stream.synchronize()
+        if graph_replays:
+            return self._marks.replays(launches, graph_replays, partial(self._capture, self._in_one(launches)))
+        return GatedLaunch(launches, [len(launches)], self._in_one(launches))
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """All launches in order, timed in batches of so many."""
+        self._stream.synchronize()
+        starts = range(0, len(launches), operations)
+        return GatedLaunch(launches, [min(operations, len(launches) - start) for start in starts], in_order(launches))
+
+    def once(self, launch: Launch) -> None:
+        """Issue an operation, and wait until the stream is idle."""
+        launch()
+        self._wait()
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time until the stream is idle, with what the host takes to issue operations."""
+        with no_garbage_collection():
+            start = perf_counter()
+            launch()
+            self._wait(launch.look if isinstance(launch, MarkedLaunch) else None)
+            seconds = perf_counter() - start
+        if not isinstance(launch, GatedLaunch):
+            self._marks.measured(seconds)
+            return seconds
+        self._pace.groups(launch.launches)
+        self._pace.measured(seconds)
+        self._reports.completed(len(launch.launches))
+        return seconds
+
+    def together(self, launch: Launch) -> float:
+        """Seconds of the GPU for all operations, each portion of them issued before it begins on any rank."""
+        if not isinstance(launch, GatedLaunch):
+            self._stream.synchronize()
+            self._ranks.barrier()
+            return self.seconds(launch)
+        launch.seconds, launch.issued = [0.0] * len(launch.batches), 0.0
+        self._stream.synchronize()
+        with no_garbage_collection():
+            for batch, part in launch.parts():
+                launch.seconds[batch] += self._portion(launch, part)
+        return sum(launch.seconds)
+
+    def _portion(self, launch: GatedLaunch, part: Sequence[Launch]) -> float:
+        """Portions are the same on every rank, which meet before each; marks in them are this rank's own."""
+        begin, end = self._events
+        groups, rest, marks = self._pace.groups(part), iter(part), deque[tuple[int, Any]]()
+        ready = [(count, self._in_one(list(islice(rest, count)))) for count in groups]
+        with self._gate.hold(self._stream.ptr) as held:
+            self._stream.record(begin)
+            start = perf_counter()
+            for count, issue in ready:
+                held.count(count * _PLACES)
+                issue()
+                if len(groups) > 1:
+                    marks.append((count, self._cupy.cuda.Event(disable_timing=True)))
+                    self._stream.record(marks[-1][1])
+            launch.issued += perf_counter() - start
+            self._stream.record(end)
+            self._ranks.barrier()
+            held.open()  # at once: what else ends a hold would keep the ranks apart
+        self._wait(partial(self._report, marks))
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(begin, end)
+        self._reports.completed(self._pace.measured(milliseconds / 1e3))
+        return milliseconds / 1e3
+
+    def issue_seconds(self, launch: Launch, operations: int) -> float | None:
+        """Seconds of the host to issue one of the operations that were timed last."""
+        known = isinstance(launch, GatedLaunch) and operations > 0
+        return launch.issued / operations if known and isinstance(launch, GatedLaunch) else None
+
+    def end_waiting(self) -> None:
+        """Note that what is waited for was aborted. For a thread."""
+        self._ended = True
+
+    def gate_words(self) -> Mapping[str, str]:
+        """That this driver holds no stream, for the metadata; nothing where it does."""
+        with self._gate.hold(self._stream.ptr):
+            works = self._gate.works
+        self._stream.synchronize()
+        return {} if works else {"gate": "the driver has none: what the host takes to issue operations is in times"}
+
+    def free_gate(self) -> None:
+        """Give the gate's memory back."""
+        self._gate.free()
+
+    def _report(self, marks: deque[tuple[int, Any]]) -> None:
+        while marks and marks[0][1].done:
+            self._reports.completed(marks.popleft()[0])
+
+    def _wait(self, look: Callable[[], object] | None = None) -> None:
+        look = look or (lambda: None)
+        self._until_idle(look)
+        look()
+        if self._ended:
+            raise WorkEndedError
+
+    def _poll(self, look: Callable[[], object]) -> None:
+        while not self._stream.done:
+            look()

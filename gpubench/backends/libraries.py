@@ -1,0 +1,459 @@
+"""The libraries that move data between GPUs, read or loaded in a child each, which writes a line of JSON."""
+
+import ctypes
+import json
+import mmap
+import os
+import re
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from gpubench.backends.mpi import group
+from gpubench.backends.nccl.library import NcclLibrary
+from gpubench.errors import GpubenchError, UsageError
+from gpubench.machine.children import module_command, with_package
+from gpubench.machine.environment import cuda_built, find_libraries
+from gpubench.machine.host import exists, names_in, printable, text_of
+from gpubench.machine.probe import StageResult, run_stages
+from gpubench.machine.process import mapped_libraries
+from gpubench.machine.stage import MPI4PY, NCCL4PY, SEARCH, VERSION
+from gpubench.model.facts.process import (
+    LOADER,
+    MPI_LIB,
+    MSCCLPP_LIB,
+    NCCL_LIB,
+    NVSHMEM_LIB,
+    RCCL_LIB,
+    UCX_LIB,
+    KernelModule,
+    LibrariesFacts,
+    LibraryFile,
+    LibraryUser,
+)
+from gpubench.model.terms.operation import nccl_version
+from gpubench.model.terms.plain import from_plain, to_plain
+from gpubench.records import dataclass
+
+_IDENT = b"\x7fELF\x02\x01"
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
+_PROGRAM = struct.Struct("<IIQQQQQQ")
+_ENTRY = struct.Struct("<qQ")
+_LOAD, _DYNAMIC = 1, 2
+_NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH = 1, 5, 10, 15, 29
+_MOST_PROGRAMS, _MOST_DYNAMIC_BYTES, _MOST_STRINGS_BYTES = 256, 2**20, 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObject:
+    """Names that the loader has to find, and folders for that: `rpath` before LD_LIBRARY_PATH, `runpath` after it."""
+
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+
+    def needs(self, prefix: str) -> str | None:
+        """The first needed name that begins so."""
+        return next((name for name in self.needed if name.startswith(prefix)), None)
+
+
+def read_shared_object(path: Path) -> SharedObject:
+    """The dynamic section of a file; an empty one of a file that is none, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, path.resolve().parent)
+    except (OSError, struct.error, ValueError):
+        return SharedObject()
+
+
+def _read(file: BinaryIO, origin: Path) -> SharedObject:
+    head = file.read(_HEADER.size)
+    if not head.startswith(_IDENT):
+        return SharedObject()
+    fields = _HEADER.unpack(head)
+    offset, count = fields[4], min(fields[9], _MOST_PROGRAMS)
+    file.seek(offset)
+    programs = [_PROGRAM.unpack(file.read(_PROGRAM.size)) for _ in range(count)]
+    dynamic = next((each for each in programs if each[0] == _DYNAMIC), None)
+    if dynamic is None:
+        return SharedObject()
+    file.seek(dynamic[2])
+    data = file.read(min(dynamic[5], _MOST_DYNAMIC_BYTES))
+    entries = list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
+    values = dict(entries)
+    file.seek(_offset_of(programs, values.get(_STRINGS, 0)))
+    strings = file.read(min(values.get(_STRINGS_SIZE, 0), _MOST_STRINGS_BYTES))
+
+    def text(at: int) -> str:
+        return strings[at : strings.index(b"\0", at)].decode(errors="replace")
+
+    def folders(tag: int) -> tuple[str, ...]:
+        found = text(values[tag]).split(":") if tag in values else []
+        return tuple(
+            folder.replace("$ORIGIN", str(origin)).replace("${ORIGIN}", str(origin)) for folder in found if folder
+        )
+
+    needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
+    runpath = folders(_RUNPATH)
+    return SharedObject(needed, () if runpath else folders(_RPATH), runpath)
+
+
+def _offset_of(programs: Sequence[tuple[int, ...]], address: int) -> int:
+    for kind, _, offset, virtual, _, size, *_ in programs:
+        if kind == _LOAD and virtual <= address < virtual + size:
+            return int(address - virtual + offset)
+    raise ValueError(f"no segment holds {address:#x}")
+
+
+_FILES = {
+    NCCL_LIB: "libnccl.so.2",
+    RCCL_LIB: "librccl.so.1",
+    UCX_LIB: "libucp.so.0",
+    NVSHMEM_LIB: "libnvshmem_host.so.3",
+    MSCCLPP_LIB: "libmscclpp.so",
+}
+"""The name by which programs ask for each."""
+
+_PREFIXES = {name.partition(".so")[0] + ".so": library for library, name in _FILES.items()}
+_WHEELS = re.compile(r"(nvidia[-_]nccl|nvidia[-_]nvshmem|libucx|mscclpp|rccl)([-_]cu\d+)?", re.IGNORECASE)
+_PARTS = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_nvshmem.so", "libtorch_cpu.so", "libtorch_xpu.so")
+_BUILT_FOR = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*['\"]([\w.+-]+)['\"]", re.MULTILINE)
+_VERSION = re.compile(r"^__version__\s*=\s*['\"]([\w.+-]+)['\"]", re.MULTILINE)
+_LINKED = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
+_MODULES = ("nvidia_peermem", "gdrdrv", "nvidia_fs", "efa_nv_peermem")
+_COMPONENT = "mca_pml_ucx.so"
+_COMPONENT_FOLDERS = ("openmpi", "openmpi/lib/openmpi3", "openmpi/lib/openmpi", "../lib/openmpi")
+
+Finder = Callable[[str, SharedObject], str | None]
+
+
+def _library_of(name: str) -> str | None:
+    """The library that a file of that name is; None for any other file."""
+    return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
+
+
+def wheel_files() -> Iterator[LibraryFile]:
+    """The libraries that wheels of this environment brought."""
+    for each in distributions():
+        name = each.metadata["Name"] or ""
+        if not _WHEELS.fullmatch(name):
+            continue
+        for file in each.files or ():
+            library = _library_of(file.name)
+            path = Path(str(each.locate_file(file)))
+            if library is not None and ".so" in file.name and exists(path):
+                yield LibraryFile(library=library, path=printable(str(path)), package=f"{name} {each.version}")
+                break
+
+
+def _conda_files(prefix: Path) -> Iterator[LibraryFile]:
+    """Those of the conda environment that this Python belongs to, which it finds by its own folder."""
+    if exists(prefix / "conda-meta"):
+        for library, name in _FILES.items():
+            if exists(prefix / "lib" / name):
+                yield LibraryFile(library=library, path=printable(str(prefix / "lib" / name)), package="conda")
+
+
+def _loader_user(search_path: str, root: Path) -> LibraryUser:
+    found = find_libraries(_FILES.values(), {}, search_path, root)
+    loads = {library: path for library, name in _FILES.items() if (path := found[name]) is not None}
+    purpose = "what leaves it to the dynamic loader, such as nccl-tests"
+    return LibraryUser(name=LOADER, purpose=purpose, loads=loads)
+
+
+def finder(search_path: str, root: Path) -> Finder:
+    """A search as the dynamic loader makes it for what a shared object needs."""
+
+    def find(name: str, needing: SharedObject) -> str | None:
+        places = (*needing.rpath, *search_path.split(":"), *needing.runpath)
+        here = next((f"{folder}/{name}" for folder in places if folder and exists(Path(folder) / name)), None)
+        return str(Path(here).resolve()) if here else find_libraries([name], {}, "", root)[name]
+
+    return find
+
+
+def torch_user(find: Finder) -> LibraryUser | None:
+    """PyTorch and the libraries that its own need, by its files; None where there is none."""
+    folder = _torch_folder()
+    if folder is None:
+        return None
+    text = text_of(folder / "version.py") or ""
+    version = _VERSION.search(text)
+    built = {match[1]: match[2] for match in _BUILT_FOR.finditer(text)}
+    loads: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    for part in _PARTS:
+        path = folder / "lib" / part
+        if not exists(path):
+            continue
+        own = read_shared_object(path)
+        for name in own.needed:
+            library = MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
+            if library is not None and (taken := find(name, own)) is not None:
+                loads.setdefault(library, printable(taken))
+        if part == "libtorch_cuda.so" and own.needed and own.needs("libnccl") is None:
+            inside[NCCL_LIB] = _linked_version(path)
+    words = ", ".join(f"{name.upper()} {release}" for name, release in built.items())
+    return LibraryUser(
+        name="torch",
+        version=version[1] if version else None,
+        path=printable(str(folder)),
+        purpose="torch.distributed, gpubench --backend torch:nccl",
+        note=f"built for {words}" if words else "built for CPUs alone",
+        loads=loads,
+        inside=inside,
+    )
+
+
+def _linked_version(path: Path) -> str:
+    """The version in the words that a linked-in NCCL would print; '' where they are not found."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found = _LINKED.search(content)
+            return found[1].decode() if found else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def mpi_component(library: Path, find: Finder) -> tuple[str, str] | None:
+    """The UCX that an MPI library goes over: 'what needs it' and the file; None where it does not."""
+    candidates = [library, *(library.parent / folder / _COMPONENT for folder in _COMPONENT_FOLDERS)]
+    for each in filter(exists, candidates):
+        own = read_shared_object(each)
+        name = own.needs("libucp.so")
+        path = None if name is None else find(name, own)
+        if path is not None:
+            return each.name, path
+    return None
+
+
+class Package(NamedTuple):
+    """A distribution that is installed, by the name that it was installed by."""
+
+    name: str
+    version: str
+    path: str
+
+
+def _package_of(distribution: str, module: str | None = None) -> Package | None:
+    """The distribution that brought a module (of its own name if not given), with or without a suffix such as
+    -cuda13x; None for none.
+    """
+    for each in distributions():
+        name = each.metadata["Name"] or ""
+        if name.lower() == distribution or name.lower().startswith(f"{distribution}-cuda"):
+            return Package(name, each.version, printable(str(each.locate_file(module or distribution))))
+    return None
+
+
+def kernel_modules(root: Path) -> tuple[KernelModule, ...]:
+    """The modules by which other devices reach GPU memory."""
+    present = set(names_in(root / "sys/module"))
+    return tuple(
+        KernelModule(name=name, loaded=name in present, version=text_of(root / "sys/module" / name / "version"))
+        for name in _MODULES
+    )
+
+
+def _torch_folder() -> Path | None:
+    try:
+        found = find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return Path(places[0]) if places else None
+
+
+_MAPS = Path("/proc/self/maps")
+
+Answer = Mapping[str, Any]
+
+
+def found(root: Path, environment: Mapping[str, str]) -> Answer:
+    """What files say."""
+    search_path = environment.get("LD_LIBRARY_PATH", "")
+    find = finder(search_path, root)
+    return {
+        "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
+        "users": [*filter(None, (_cupy_user(), torch_user(find))), _loader_user(search_path, root)],
+        "modules": kernel_modules(root),
+    }
+
+
+def _cupy_user() -> LibraryUser | None:
+    package = _package_of("cupy")
+    if package is None:
+        return None
+    purpose = "gpubench: memory of GPUs, kernels and graphs"
+    return LibraryUser(name="CuPy", version=package.version, path=package.path, purpose=purpose, note=package.name)
+
+
+def _nccl4py_user() -> Answer:
+    """NVIDIA's bindings and the NCCL that they load, which gpubench's own backend then uses; no GPU is touched."""
+    package = _package_of("nccl4py", "nccl")
+    if package is None:
+        return {"user": None}
+    loads, unread = {}, ""
+    try:
+        loads = {NCCL_LIB: printable(NcclLibrary().path)}
+    except (GpubenchError, ImportError, OSError) as error:
+        unread = printable(error.seen if isinstance(error, GpubenchError) else str(error))
+    user = LibraryUser(
+        name="nccl4py",
+        version=package.version,
+        path=package.path,
+        purpose="gpubench --backend nccl",
+        loads=loads,
+        unread=unread,
+    )
+    return {"user": user}
+
+
+def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
+    """mpi4py and the MPI that it loads, which is not started."""
+    package = _package_of("mpi4py")
+    if package is None:
+        return {"user": None}
+    user = LibraryUser(
+        name="mpi4py",
+        version=package.version,
+        path=package.path,
+        purpose="gpubench --backend host and mpi, and the ranks of a job",
+    )
+    try:
+        version = printable(group.load())
+    except (RuntimeError, ImportError, OSError) as error:
+        return {"user": replace(user, unread=printable(str(error)))}
+    maps = mapped_libraries(_MAPS)
+    names = {"libnccl": NCCL_LIB, "libucp": UCX_LIB, "libmpi": MPI_LIB, "libmpich": MPI_LIB}
+    loads = {names[name]: path for name, path in maps.items() if name in names}
+    library = ctypes.CDLL(loads[MPI_LIB]) if MPI_LIB in loads else None
+    find = finder(environment.get("LD_LIBRARY_PATH", ""), root)
+    through = mpi_component(Path(loads[MPI_LIB]), find) if MPI_LIB in loads else None
+    user = replace(
+        user,
+        loads={**loads, **({UCX_LIB: printable(through[1])} if through else {})},
+        note=f"UCX through {through[0]}" if through else "",
+    )
+    return {"user": user, "mpi": version, "cuda": None if library is None else cuda_built(library)}
+
+
+def _nccl(library: Any) -> str:
+    number = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(number)):
+        raise OSError("ncclGetVersion failed")
+    return nccl_version(number.value)
+
+
+def _three(function: str, library: Any) -> str:
+    numbers = [ctypes.c_int() for _ in range(3)]
+    getattr(library, function)(*map(ctypes.byref, numbers))
+    return ".".join(str(each.value) for each in numbers)
+
+
+_ASKED: Mapping[str, Callable[[Any], str]] = {
+    NCCL_LIB: _nccl,
+    RCCL_LIB: _nccl,
+    UCX_LIB: lambda library: _three("ucp_get_version", library),
+    NVSHMEM_LIB: lambda library: _three("nvshmemx_vendor_get_version_info", library),
+}
+
+
+def version_of(library: str, path: str) -> Answer:
+    """A library's own word on its version; it is loaded for that."""
+    ask = _ASKED.get(library)
+    if ask is None:
+        return {"version": None, "unread": "it has no function that tells"}
+    try:
+        return {"version": ask(ctypes.CDLL(path))}
+    except (OSError, AttributeError) as error:
+        return {"version": None, "unread": printable(str(error))}
+
+
+Run = Mapping[str, StageResult]
+
+_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", LOADER)
+
+
+def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> LibrariesFacts:
+    """The libraries of this host, read in about `timeout_s`; what did not answer is in `failures`."""
+    inner = with_package(environment)
+    first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
+    failures = {task: result.error for task, result in first.items() if result.document is None}
+    try:
+        files, users, modules = _merged_libraries(first)
+    except UsageError as error:
+        return _facts(failures={**failures, SEARCH: f"an answer that is none: {error.seen}"})
+    asked = {each.path: _command(VERSION, each.library, each.path) for each in files if each.version is None}
+    answers = run_stages(asked, inner, timeout_s) if asked else {}
+    files = [_with_version(each, answers[each.path]) if each.path in answers else each for each in files]
+    return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
+
+
+def _facts(**values: Any) -> LibrariesFacts:
+    return LibrariesFacts(host=socket.gethostname().split(".")[0], python=sys.executable, **values)
+
+
+def _command(*arguments: str) -> list[str]:
+    return module_command("gpubench.backends.libraries", *arguments)
+
+
+def _merged_libraries(results: Run) -> tuple[list[LibraryFile], list[LibraryUser], Sequence[KernelModule]]:
+    documents = {name: result.document or {} for name, result in results.items()}
+    found = documents[SEARCH]
+    users = [from_plain(LibraryUser, each) for each in found.get("users", ())]
+    users += [
+        from_plain(LibraryUser, user) for task in (NCCL4PY, MPI4PY) if (user := documents[task].get("user")) is not None
+    ]
+    users.sort(key=lambda user: _ORDER.index(user.name))
+    files = {
+        os.path.realpath(file.path): file for file in (from_plain(LibraryFile, each) for each in found.get("files", ()))
+    }
+    mpi = documents[MPI4PY]
+    for user in users:
+        for library, path in user.loads.items():
+            file = LibraryFile(library=library, path=path)
+            if library == MPI_LIB and user.name == "mpi4py":
+                file = replace(file, version=mpi.get("mpi"), cuda=mpi.get("cuda"))
+            files.setdefault(os.path.realpath(path), file)
+    modules = [from_plain(KernelModule, each) for each in found.get("modules", ())]
+    return list(files.values()), users, modules
+
+
+def _with_version(file: LibraryFile, result: StageResult) -> LibraryFile:
+    """The file with its own word; else with what its package or its name says, and why it did not say so itself."""
+    answer = result.document or {}
+    version = answer.get("version")
+    if version is not None:
+        return replace(file, version=version)
+    known = file.package.rpartition(" ")[2] if file.package else None
+    named = Path(os.path.realpath(file.path)).name.partition(".so.")[2]
+    said = known if known and known[0].isdigit() else named if named.count(".") > 1 else None
+    return replace(file, version=said, unread=answer.get("unread") or result.error)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The child: one line of JSON on stdout. Returns the exit code."""
+    task, *rest = arguments
+    root = Path("/")
+    if task == SEARCH:
+        answer = found(root, os.environ)
+    elif task == NCCL4PY:
+        answer = _nccl4py_user()
+    elif task == MPI4PY:
+        answer = _mpi4py_user(os.environ, root)
+    else:
+        answer = version_of(*rest)
+    sys.stdout.write("\n" + json.dumps(to_plain(answer)) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,407 @@
+"""The mpi and host backends, and whether MPI supports GPU memory: every operation is tried in a child job."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from signal import Signals
+from typing import IO, cast
+
+from gpubench.backends.cuda import CudaDevice
+from gpubench.backends.mpi import group as mpi
+from gpubench.backends.mpi.group import MOST_ELEMENTS, MpiCalls, MpiLaunch, MpiLoop
+from gpubench.backends.mpi.trial import SIZES_BYTES
+from gpubench.backends.timing import BlockingClock, HostClockedLaunch, StartingLine, in_order, no_garbage_collection
+from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
+from gpubench.machine import host as host_memory
+from gpubench.machine.children import module_command
+from gpubench.machine.host import printable
+from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
+from gpubench.model.terms.operation import Block, DataPattern
+from gpubench.model.terms.ranks import UNWATCHED, Progress
+from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
+from gpubench.ports.group import Group
+from gpubench.ranks.launch import find_launcher, start, stop
+from gpubench.records import dataclass
+
+_CHUNK_ELEMENTS = 2**14  # Elements of a temporary array: for larger ones malloc asks the kernel for pages each time
+
+
+class NumpyMemory:
+    """One NumPy buffer. Gigabytes take long to fill and to check: each piece is progress."""
+
+    def __init__(self, size_bytes: int, progress: Progress = UNWATCHED) -> None:
+        import numpy
+
+        self._numpy = numpy
+        self._progress = progress
+        self.size_bytes = size_bytes
+        self._bytes = numpy.empty(size_bytes, "uint8")
+        self.address = int(self._bytes.ctypes.data)
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """`count` elements from `offset_bytes` on, as a writable view."""
+        width = self._numpy.dtype(dtype).itemsize
+        return self._bytes[offset_bytes : offset_bytes + count * width].view(dtype)
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block, piece by piece."""
+        pattern = ArrayPattern(self._numpy, data)
+        for elements, stretch in self._pieces(data, block):
+            elements[:] = pattern.sent(rank, stretch)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        self._bytes[:size_bytes] = value
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        pattern = ArrayPattern(self._numpy, data)
+        return sum(
+            pattern.wrong(elements, pattern.reduced(stretch) if source is None else pattern.sent(source, stretch))
+            for block, source in blocks
+            for elements, stretch in self._pieces(data, block)
+        )
+
+    def _pieces(self, data: DataPattern, block: Block) -> Iterator[tuple[Array, Stretch]]:
+        """A block in pieces small enough for temporaries: several short buffers at once, or a part of a long one."""
+        storage, seeds = STORAGE[data.dtype.size_bytes], block.seeds()
+        table = self.array(0, block.buffers * block.stride, storage).reshape(block.buffers, block.stride)
+        buffers_at_once = max(1, _CHUNK_ELEMENTS // block.count)
+        for buffer in range(0, block.buffers, buffers_at_once):
+            rows = slice(buffer, min(buffer + buffers_at_once, block.buffers))
+            for first in range(0, block.count, _CHUNK_ELEMENTS):
+                count = min(_CHUNK_ELEMENTS, block.count - first)
+                begin = block.offset + first
+                yield table[rows, begin : begin + count], Stretch(block.start + first, count, seeds[rows])
+                self._progress.completed()
+
+
+class _MpiClock(BlockingClock):
+    """Times MPI's calls without Python in between; what MPI leaves to do comes after the clock is read."""
+
+    def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
+        super().__init__(group, progress, no_graphs)
+        self._starting_line = StartingLine(group)
+
+    def in_order(self, launches: Sequence[Launch]) -> Launch:
+        """One operation made of several, which block."""
+        return mpi.mpi_in_order(launches)
+
+    def seconds(self, launch: Launch) -> float:
+        """Wall time of blocking calls."""
+        with mpi.raising_mpi_errors():
+            seconds = super().seconds(launch)
+        _complete(launch)
+        return seconds
+
+    def together(self, launch: Launch) -> float:
+        """The wall time behind a barrier, with nothing between it and the first call."""
+        behind = self._starting_line.before(launch) if isinstance(launch, MpiLoop) else None
+        if behind is None:
+            return super().together(launch)
+        with mpi.raising_mpi_errors(), no_garbage_collection():
+            behind()
+            seconds = self._seconds_since(self._starting_line.passed_at)
+        _complete(launch)
+        return seconds
+
+    def _loop(self, launches: Sequence[Launch]) -> Launch:
+        calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
+        return MpiLoop(calls) if len(calls) == len(launches) else in_order(launches)
+
+
+def _complete(launch: Launch) -> None:
+    parts = [part for part, _ in launch.parts] if isinstance(launch, HostClockedLaunch) else [launch]
+    for part in dict.fromkeys(parts):
+        if isinstance(part, MpiLoop):
+            part.complete()
+
+
+class HostBackend(_MpiClock):
+    """Collectives over an MPI communicator."""
+
+    name = "host"
+    buffers = 3  # Open MPI and MPICH reduce through working space of up to the size of the message
+
+    def __init__(
+        self,
+        group: mpi.MpiGroup,
+        ranks_on_node: int,
+        most_elements: int = MOST_ELEMENTS,
+        progress: Progress = UNWATCHED,
+    ) -> None:
+        super().__init__(group, progress, "the host backend has no CUDA graphs")
+        self.calls = MpiCalls(group.communicator, most_elements)
+        self._most_elements = most_elements
+        self._ranks_on_node = ranks_on_node
+        self._progress = progress
+
+    def open(self, group: Group) -> MpiCalls:
+        """The collectives among the ranks of `group`, which is one of MPI's."""
+        return MpiCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """MPI's communicators last as long as the job."""
+
+    def libraries(self) -> dict[str, str]:
+        """NumPy; MPI is named for every backend."""
+        import numpy
+
+        return {"numpy": numpy.__version__}
+
+    def free_bytes(self) -> int:
+        """This rank's share of what the host, or its control group, has left."""
+        return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A NumPy buffer; pages are taken as they are touched."""
+        return NumpyMemory(size_bytes, self._progress)
+
+    def close(self) -> None:
+        """NumPy's buffers go with their references."""
+
+
+class MpiOnCuda(_MpiClock):
+    """MPI's collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
+
+    name = "mpi"
+    buffers = 2
+
+    def __init__(self, group: mpi.MpiGroup, device: CudaDevice, progress: Progress = UNWATCHED) -> None:
+        super().__init__(group, progress, "MPI's calls are of the host")
+        self._device = device
+        self.calls = self._calls(group)
+
+    @property
+    def memory_source(self) -> object:
+        """What memory is taken from: backends with the same one can share buffers."""
+        return self._device
+
+    def open(self, group: Group) -> MpiCalls:
+        """The collectives among the ranks of `group`, which is one of MPI's."""
+        return self._calls(cast("mpi.MpiGroup", group))
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """MPI's communicators last as long as the job."""
+
+    def libraries(self) -> Mapping[str, str]:
+        """Driver, CUDA, CuPy; MPI is named for every backend."""
+        return self._device.libraries()
+
+    def free_bytes(self) -> int:
+        """Device memory that buffers may take."""
+        return self._device.free_bytes()
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain `cudaMalloc` allocation."""
+        return self._device.allocate(size_bytes)
+
+    def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
+        """All launches in order, once the stream is idle: MPI knows nothing of what fills buffers on it."""
+        self._device.stream.synchronize()
+        return super().bind(launches, graph_replays)
+
+    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+        """All launches in order, with a look at the clock after each so many of them."""
+        self._device.stream.synchronize()
+        return super().in_batches(launches, operations)
+
+    def together(self, launch: Launch) -> float:
+        """The wall time behind a barrier, once the stream is idle."""
+        self._device.stream.synchronize()
+        return super().together(launch)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._device.close()
+
+    def _calls(self, group: mpi.MpiGroup) -> MpiCalls:
+        return MpiCalls(group.communicator, settle=self._device.stream.synchronize)
+
+
+_MODULE = "gpubench.backends.mpi.trial"
+_RANKS = 2
+_SECONDS_TO_END = 60.0
+_SECONDS_TO_ANSWER = 20
+_SECONDS_BETWEEN_LOOKS = 0.05
+_CORES_A_JOB = 2
+_LONGEST_SAID = 200
+_MOST_BYTES = 1 << 20
+
+_SIGNAL = re.compile(r"exited on signal (\d+)")
+_CRASH = re.compile(r"Segmentation fault|Bus error|address not mapped to object", re.IGNORECASE)
+_ERROR = re.compile(r"^.*(?:MPI_ERR_\w+|mpi4py\.MPI\.Exception: .*|\w*Error: .*)$", re.MULTILINE)
+_INFO = re.compile(r"^mca:mpi:base:param:mpi_built_with_cuda_support:value:(\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCommand:
+    """Command line and environment of the jobs that try operations; `info` is the `ompi_info` of the same MPI."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    info: str | None = None
+
+    @classmethod
+    def of_launcher(cls, environment: Mapping[str, str] = os.environ) -> "TrialCommand":
+        """That of the mpirun which gpubench itself would use. Raises CouldNotMeasureError: there is none."""
+        launcher = find_launcher()
+        words = [launcher.path, "-n", str(_RANKS), *module_command(_MODULE)]
+        info = Path(launcher.path).with_name("ompi_info")
+        return cls(words, launcher.environment(environment, ""), str(info) if os.access(info, os.X_OK) else None)
+
+
+@dataclass(slots=True)
+class _TrialJob:
+    operation: str
+    output: IO[bytes]
+    process: "subprocess.Popen[bytes]"
+    began: float
+
+    @classmethod
+    def started(cls, operation: str, command: TrialCommand) -> "_TrialJob":
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        process = start([*command.words, operation], command.environment, output)
+        return cls(operation, output, process, time.monotonic())
+
+    def is_over(self, timeout_s: float) -> bool:
+        return self.process.poll() is not None or time.monotonic() - self.began > timeout_s
+
+    def end(self) -> "_JobEnd":
+        late, seconds = self.process.poll() is None, time.monotonic() - self.began
+        code = stop(self.process)
+        with self.output as output:
+            output.seek(0)
+            text = output.read(_MOST_BYTES).decode(errors="replace")
+        return _JobEnd(list(_objects(text)), text, code, late, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobEnd:
+    lines: Sequence[Mapping[str, object]]
+    text: str
+    code: int
+    late: bool
+    seconds: float
+
+
+def read_support(
+    operations: Sequence[str],
+    command: TrialCommand,
+    timeout_s: float = _SECONDS_TO_END,
+    completed: Callable[[], object] = lambda: None,
+) -> MpiSupport:
+    """The support of these operations, in jobs side by side; one that has not ended after `timeout_s` hangs."""
+    began = time.monotonic()
+    ends = dict(_all_ends(operations, command, timeout_s, completed))
+    first = next((line for end in ends.values() for line in end.lines if "library" in line), {})
+    claims = first.get("claims")
+    said = claims if isinstance(claims, dict) else {}
+    return MpiSupport(
+        library=printable(str(first.get("library", "MPI"))),
+        asked=operations[0],
+        trials=[trial for name in operations for trial in _trials(name, ends[name])],
+        claims={str(name): printable(str(value)) for name, value in said.items()} | _info(command.info),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _all_ends(
+    operations: Sequence[str], command: TrialCommand, timeout_s: float, completed: Callable[[], object]
+) -> Iterator[tuple[str, _JobEnd]]:
+    waiting, running = list(operations), list[_TrialJob]()
+    at_once = max(1, len(os.sched_getaffinity(0)) // _CORES_A_JOB)
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(_TrialJob.started(waiting.pop(0), command))
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            for job in [each for each in running if each.is_over(timeout_s)]:
+                running.remove(job)
+                yield job.operation, job.end()
+                completed()
+    finally:
+        for job in running:
+            job.end()
+
+
+def _objects(text: str) -> Iterator[Mapping[str, object]]:
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                yield found
+
+
+def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
+    """Each size: right or wrong where its line is there; the end of the job is that of the first without."""
+    counted = (line for line in end.lines if "size_bytes" in line)
+    wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
+    badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""
+    is_announced = False
+    for size_bytes in SIZES_BYTES:
+        if size_bytes in wrong:
+            outcome = TrialOutcome.WRONG if wrong[size_bytes] else TrialOutcome.RIGHT
+            said = f"{wrong[size_bytes]} wrong elements" if wrong[size_bytes] else badly
+        elif is_announced:
+            outcome, said = TrialOutcome.UNKNOWN, ""
+        else:
+            outcome, said = _outcome(end)
+            is_announced = True
+        yield OperationTrial(
+            operation=operation,
+            size_bytes=size_bytes,
+            outcome=outcome,
+            seconds=None if outcome is TrialOutcome.UNKNOWN else end.seconds,
+            said=said,
+        )
+
+
+def _ended_badly(end: _JobEnd) -> str:
+    if end.late:
+        return "right, and the job did not end"
+    return f"right, and the job ended with exit code {end.code}" if end.code else ""
+
+
+def _outcome(end: _JobEnd) -> tuple[TrialOutcome, str]:
+    found = _SIGNAL.search(end.text)
+    number = int(found[1]) if found else end.code - 128 if end.code > 128 else -end.code if end.code < 0 else 0
+    begun = any("begins" in line for line in end.lines)
+    if end.late:
+        return TrialOutcome.HUNG, f"no end after {end.seconds:.0f} s"
+    if begun and (number or _CRASH.search(end.text)):
+        crash = _CRASH.search(end.text)
+        return TrialOutcome.CRASHED, ": ".join(filter(None, (_signal(number), crash[0] if crash else "")))
+    error = _ERROR.search(end.text)
+    words = printable(error[0].strip())[:_LONGEST_SAID] if error else f"exit code {end.code}"
+    return (TrialOutcome.REFUSED if begun else TrialOutcome.UNKNOWN), words
+
+
+def _signal(number: int) -> str:
+    if not number:
+        return ""
+    try:
+        return f"signal {number} ({Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _info(program: str | None) -> dict[str, str]:
+    if program is None:
+        return {}
+    try:
+        answer = subprocess.run(
+            [program, "--parsable", "--all"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found = _INFO.search(answer)
+    return {"ompi_info": f"mpi_built_with_cuda_support: {found[1]}"} if found else {}

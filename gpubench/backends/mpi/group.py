@@ -1,0 +1,530 @@
+"""The job as MPI sees it, through mpi4py: start and end, group operations, and collectives on buffers."""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import socket
+import threading
+import warnings
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+from gpubench.backends.timing import CallFailedError, CallTable, Entry, in_order
+from gpubench.errors import UsageError, missing_mpi_library, separate_jobs
+from gpubench.machine.host import leave_core
+from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.terms.operation import DataType, ReduceOp
+from gpubench.model.terms.statistics import ClockOffset
+from gpubench.ports.backend import Array, Launch, Memory, Region
+from gpubench.records import dataclass
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+class AloneGroup:
+    """The only rank of its job."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: T) -> list[T]:
+        """The one value there is."""
+        return [value]
+
+    def collect(self, value: T) -> list[T] | None:
+        """The one value there is."""
+        return [value]
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:  # noqa: ARG002
+        """The value itself."""
+        if value is None:
+            raise ValueError("the root of a broadcast has a value")
+        return value
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """The values themselves."""
+        return values
+
+    def clock_offset(self) -> ClockOffset:
+        """None from itself."""
+        return ClockOffset(0.0, 0.0)
+
+    def split(self, color: int, key: int) -> Self:  # noqa: ARG002
+        """This group: it has one process, whatever the color."""
+        return self
+
+
+_ROUND_TRIPS = 10
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of Open MPI, MPICH and its ABI; in MPI 5 it is another
+_STANDARD_ABI = "mpiabi"  # In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5
+_IMPORTING = "gpubench-imports"  # The thread that imports modules beside what a rank does once MPI has started
+_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # Set and taken back while NumPy is imported
+_SECONDS_BETWEEN_TESTS = 0.003  # A look whether the others are there takes some microseconds
+
+
+class MpiGroup:
+    """A group over an MPI communicator."""
+
+    def __init__(self, communicator: "MPI.Comm") -> None:
+        self.communicator = communicator
+        self.rank = communicator.Get_rank()
+        self.size = communicator.Get_size()
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        gathered: list[T] = self.communicator.allgather(value)
+        return gathered
+
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        gathered: list[T] | None = self.communicator.gather(value, 0)
+        return gathered
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """Root's value, on every rank."""
+        received: T = self.communicator.bcast(value, root)
+        return received
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self.communicator.Barrier()
+
+    def meet(self) -> None:
+        """A barrier that sleeps: every rank has called it, some milliseconds ago. Others keep a core busy meanwhile."""
+        request = self.communicator.Ibarrier()
+        while not request.Test():
+            sleep(_SECONDS_BETWEEN_TESTS)
+
+    def barrier_call(self) -> tuple[int, ...] | None:
+        """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""
+        address = mpi_function("MPI_Barrier")
+        return (address, self.communicator.handle) if address else None
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest."""
+        from mpi4py import MPI
+
+        found = array("d", values)
+        self.communicator.Allreduce(MPI.IN_PLACE, [found, MPI.DOUBLE], MPI.MAX)
+        return found
+
+    def clock_offset(self) -> ClockOffset:
+        """This rank's clock less the first rank's, by the quickest round trip (F. Cristian, 1989)."""
+        if self.rank == 0:
+            for other in range(1, self.size):
+                for _ in range(_ROUND_TRIPS):
+                    self.communicator.Recv(array("d", [0.0]), other)
+                    self.communicator.Send(array("d", [perf_counter()]), other)
+            return ClockOffset(0.0, 0.0)
+        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+
+    def _round_trip(self) -> ClockOffset:
+        answer = array("d", [0.0])
+        asked = perf_counter()
+        self.communicator.Send(array("d", [asked]), 0)
+        self.communicator.Recv(answer, 0)
+        arrived = perf_counter()
+        return ClockOffset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
+
+    def split(self, color: int, key: int) -> "MpiGroup":
+        """The group of the ranks with the same color, ordered by key."""
+        return MpiGroup(self.communicator.Split(color, key))
+
+
+def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
+    """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
+
+    Importing one waits for it. None is imported during MPI_Init, whose setenv crashed a getenv of OpenBLAS (glibc
+    2.36). Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
+    """
+    import mpi4py
+
+    for name in _SET_BY_NUMPY if imports else ():
+        os.environ.setdefault(name, "1")
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    with warnings.catch_warnings():
+        # mpi4py warns of a launcher of another MPI; the check below is for the same, with what to do.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            _initialise()
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise missing_mpi_library(str(error).splitlines()[0]) from error
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    # No daemon: Python ends those wherever they are, which libraries that are being loaded may answer with abort().
+    if imports:
+        threading.Thread(target=_import, args=(imports,), name=_IMPORTING).start()
+    group = MpiGroup(MPI.COMM_WORLD)
+    if group.size == 1 and launched_by.size > 1:
+        raise separate_jobs(launched_by.launcher, launched_by.size)
+    return group
+
+
+def _initialise() -> None:
+    """Call MPI_Init_thread of the library that mpi4py is bound to, where that can be found without importing it.
+
+    mpi4py holds Python's lock in that call, most of which is waiting for other ranks; ctypes does not, so that the
+    watchdog goes on.
+    """
+    found = importlib.util.find_spec("mpi4py.MPI")
+    path = found.origin if found is not None else None
+    if path is None or _STANDARD_ABI in Path(path).name:
+        return
+    try:
+        # A library of Python's finds what the libraries that it depends on define.
+        initialise = ctypes.CDLL(path).MPI_Init_thread
+    except (OSError, AttributeError):
+        return
+    initialise(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+
+
+def _import(names: Sequence[str]) -> None:
+    leave_core()
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def nodes(group: MpiGroup) -> tuple[list[int], int]:
+    """Each rank's node, numbered by its first rank, and this rank's place within its node."""
+    from mpi4py import MPI
+
+    local = group.communicator.Split_type(MPI.COMM_TYPE_SHARED, key=group.rank)
+    leaders: list[int] = group.gather(local.bcast(group.rank, 0))
+    order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    return [order[leader] for leader in leaders], local.Get_rank()
+
+
+def library_version() -> str:
+    """The MPI library's name and version: 'Open MPI v5.0.11', 'MPICH Version: 4.2.0'."""
+    from mpi4py import MPI
+
+    first = MPI.Get_library_version().rstrip("\0").strip().splitlines()[0]
+    return " ".join(first.split(",")[0].split())
+
+
+def memory_kinds() -> str:
+    """The kinds of memory that the library says it takes (MPI 4.1's mpi_memory_alloc_kinds); '' where it is silent."""
+    from mpi4py import MPI
+
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds")
+    info.Free()
+    return kinds or ""
+
+
+def thread_level() -> str:
+    """The threads that may call the library: 'single', 'funneled', 'serialized', 'multiple'. gpubench needs one."""
+    from mpi4py import MPI
+
+    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    return levels.get(MPI.Query_thread(), "multiple")
+
+
+def load() -> str:
+    """Load the MPI library that mpi4py is bound to without starting it; its version."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    return library_version()
+
+
+def host_name() -> str:
+    """This host's name, without its domain."""
+    return socket.gethostname().split(".")[0]
+
+
+def finish() -> None:
+    """End MPI after a run that every rank brought to its end; modules are imported no longer then, as in `start`."""
+    from mpi4py import MPI
+
+    for importing in (thread for thread in threading.enumerate() if thread.name == _IMPORTING):
+        importing.join()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
+    """End every rank of the job at once, this process too; before MPI has started, leave with an error."""
+    if group is not None and group.size > 1:
+        group.communicator.Abort(exit_code)
+    os._exit(exit_code)
+
+
+MOST_ELEMENTS = 2**30  # Elements of one MPI call: MPI counts are 32-bit, and Open MPI 5 refuses 2**31 of them
+_BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this, so their counts shrink by it
+
+
+def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    """Raise UsageError where the MPI library cannot reduce one of these types; `ops` of None only move data."""
+    if ops is None:
+        return
+    known = _mpi_types()
+    for dtype in dtypes:
+        if dtype not in known:
+            raise UsageError(
+                f"--dtype {dtype} with the {backend} backend: this MPI library cannot reduce it",
+                expected=f"one of {', '.join(known)}",
+                next_step=f"--backend nccl reduces {dtype} on GPUs",
+            )
+
+
+def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
+    """Types that can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
+    from mpi4py import MPI
+
+    types: dict[DataType, MPI.Datatype] = {
+        DataType.INT8: MPI.INT8_T,
+        DataType.UINT8: MPI.UINT8_T,
+        DataType.INT32: MPI.INT32_T,
+        DataType.INT64: MPI.INT64_T,
+        DataType.FLOAT16: MPI.FLOAT16_T,
+        DataType.FLOAT32: MPI.FLOAT,
+        DataType.FLOAT64: MPI.DOUBLE,
+    }
+    return {dtype: handle for dtype, handle in types.items() if handle != MPI.DATATYPE_NULL}
+
+
+@cache
+def mpi_function(name: str) -> int | None:
+    """The address of a function of the library that mpi4py is bound to; None where it cannot be found."""
+    from mpi4py import MPI
+
+    try:
+        # A library of Python's finds what the libraries that it depends on define.
+        function = getattr(ctypes.CDLL(MPI.__file__), name)
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MpiLaunch:
+    """One operation: calls into the MPI library with all their arguments, and the memories that they name.
+
+    `then` puts results where NCCL has them and MPI has not. It is no part of MPI's operation, so it is not timed.
+    """
+
+    entries: tuple[Entry, ...]
+    memories: tuple[Memory, ...]
+    then: Launch | None = None
+
+    def __call__(self) -> None:
+        """Make the calls, and put results in their place."""
+        loop = MpiLoop([self])
+        with raising_mpi_errors():
+            loop()
+        loop.complete()
+
+
+class MpiLoop(CallTable):
+    """Operations that do not depend on each other, without Python in between."""
+
+    def __init__(self, launches: Sequence[MpiLaunch]) -> None:
+        super().__init__([entry for launch in launches for entry in launch.entries])
+        self._launches = dict.fromkeys(launches)
+
+    def complete(self) -> None:
+        """Put results in their place."""
+        for launch in self._launches:
+            if launch.then is not None:
+                launch.then()
+
+
+@contextlib.contextmanager
+def raising_mpi_errors() -> Iterator[None]:
+    """Raise what MPI says of a call that failed, as mpi4py does."""
+    try:
+        yield
+    except CallFailedError as error:
+        from mpi4py import MPI
+
+        raise MPI.Exception(error.status) from error
+
+
+def mpi_in_order(launches: Sequence[Launch]) -> Launch:
+    """Several operations as one, in this order: each needs what the one before it has left."""
+    calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
+    if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
+        return in_order(launches)
+    memories = tuple(memory for launch in calls for memory in launch.memories)
+    return MpiLaunch(tuple(entry for launch in calls for entry in launch.entries), memories, calls[-1].then)
+
+
+class MpiCalls:
+    """NCCL's collectives as calls of MPI; launches block, `settle` waits for copies on a stream."""
+
+    def __init__(
+        self, communicator: "MPI.Comm", most_elements: int = MOST_ELEMENTS, settle: Launch | None = None
+    ) -> None:
+        from mpi4py import MPI
+
+        self._settle = () if settle is None else (settle,)
+        self._bytes = MPI.BYTE
+        self._communicator = communicator
+        self._in_place = int(MPI.IN_PLACE)
+        self._rank = communicator.Get_rank()
+        self._ranks = communicator.Get_size()
+        self._most_elements = most_elements
+        self._types = _mpi_types()
+        self._block = MPI.BYTE.Create_contiguous(_BLOCK_BYTES).Commit()
+        self._ops = {op: (MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name)).handle for op in ReduceOp}
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`MPI_Allreduce`, an average divided by hand."""
+        how = self._types[dtype].handle, self._ops[op]
+        launches = [
+            self._bind("MPI_Allreduce", self._in_place if source == taken else source, taken, elements, *how)
+            for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
+        ]
+        return mpi_in_order([*launches, *self._divide(receive, count, dtype, op)])
+
+    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`MPI_Allgather`."""
+        block = self._blocks(count, dtype)
+        source = self._in_place if send == _behind(receive, self._rank * count * dtype.size_bytes) else send
+        return self._bind("MPI_Allgather", source, *block, receive, *block)
+
+    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`MPI_Reduce_scatter_block`; where all blocks pass the count limit, one `MPI_Reduce` a block and piece."""
+        divide = self._divide(receive, count, dtype, op)
+        if count * self._ranks > self._most_elements:
+            return mpi_in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
+        how = count, self._types[dtype].handle, self._ops[op]
+        if send.memory is not receive.memory:
+            launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
+        else:
+            # MPI leaves the in-place result in the first block, NCCL in the rank's own.
+            copy = None if send == receive else self._copy(send, receive, count, dtype)
+            launch = self._bind("MPI_Reduce_scatter_block", self._in_place, send, *how, then=copy)
+        return mpi_in_order([launch, *divide])
+
+    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`MPI_Bcast`, which has one buffer: the root's copy from its send to its receive buffer is not part of it."""
+        buffer, then = receive, None
+        if self._rank == root and send != receive:
+            buffer, then = send, self._copy(send, receive, count, dtype)
+        pieces = list(self._pieces(count * dtype.size_bytes, 1, buffer))
+        last = len(pieces) - 1
+        return mpi_in_order(
+            [
+                self._bind("MPI_Bcast", piece, size, self._bytes.handle, root, then=then if number == last else None)
+                for number, (size, piece) in enumerate(pieces)
+            ]
+        )
+
+    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
+        """`MPI_Reduce`, an average divided by hand on the root."""
+        is_root = self._rank == root
+        how = self._types[dtype].handle, self._ops[op], root
+        launches = [
+            self._bind("MPI_Reduce", self._in_place if is_root and source == taken else source, taken, elements, *how)
+            for elements, source, taken in self._pieces(count, dtype.size_bytes, send, receive)
+        ]
+        return mpi_in_order([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
+
+    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`MPI_Alltoall`."""
+        block = self._blocks(count, dtype)
+        return self._bind("MPI_Alltoall", send, *block, receive, *block)
+
+    def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
+        """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes; its nine arguments are Python's."""
+        whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
+        own = [whole[self._rank]] * self._ranks
+        source = _array(send, sum(counts) * dtype.size_bytes)
+        taken = _array(receive, counts[self._rank] * self._ranks * dtype.size_bytes)
+        return partial(
+            self._communicator.Alltoallv,
+            (source, (whole, [*accumulate(whole, initial=0)][:-1]), self._block),
+            (taken, (own, [*accumulate(own, initial=0)][:-1]), self._block),
+        )
+
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`MPI_Gather`."""
+        block = self._blocks(count, dtype)
+        own = _behind(receive, self._rank * count * dtype.size_bytes)
+        source = self._in_place if self._rank == root and send == own else send
+        return self._bind("MPI_Gather", source, *block, receive, *block, root)
+
+    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`MPI_Scatter`."""
+        block = self._blocks(count, dtype)
+        own = _behind(send, self._rank * count * dtype.size_bytes)
+        taken = self._in_place if self._rank == root and receive == own else receive
+        return self._bind("MPI_Scatter", send, *block, taken, *block, root)
+
+    def send_receive(
+        self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
+    ) -> Launch:
+        """Both at once: `MPI_Sendrecv` for every piece; its twelve arguments are Python's."""
+        send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
+        return in_order(
+            [
+                partial(
+                    send_and_receive, (_array(outgoing, size), self._bytes), recvbuf=(_array(into, size), self._bytes)
+                )
+                for size, outgoing, into in self._pieces(count * dtype.size_bytes, 1, send, receive)
+            ]
+        )
+
+    def _reduce_blocks(
+        self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp
+    ) -> Iterator[Launch]:
+        for owner in range(self._ranks):
+            block = _behind(send, owner * count * dtype.size_bytes)
+            yield self.reduce(block, receive, count, dtype, ReduceOp.SUM if op is ReduceOp.AVG else op, owner)
+
+    def _pieces(self, count: int, element_bytes: int, *regions: Region) -> Iterator[tuple[Any, ...]]:
+        """Of messages longer than MPI's counts: elements of a piece, and where it begins in each region."""
+        for start in range(0, count, self._most_elements):
+            elements = min(self._most_elements, count - start)
+            yield elements, *(_behind(region, start * element_bytes) for region in regions)
+
+    def _blocks(self, count: int, dtype: DataType) -> tuple[int, int]:
+        return count * dtype.size_bytes // _BLOCK_BYTES, self._block.handle
+
+    def _bind(self, name: str, *arguments: Region | int, then: Launch | None = None) -> MpiLaunch:
+        """A call, whose last argument is the communicator. Raises CouldNotMeasureError: the library has none such."""
+        address = mpi_function(name)
+        if address is None:
+            raise missing_mpi_library(f"{name} is not found in it")
+        words = (each.address if isinstance(each, Region) else each for each in arguments)
+        memories = tuple(each.memory for each in arguments if isinstance(each, Region))
+        return MpiLaunch(((address, *words, self._communicator.handle),), memories, then)
+
+    def _copy(self, source: Region, destination: Region, count: int, dtype: DataType) -> Launch:
+        origin, taken = (_array(region, count * dtype.size_bytes) for region in (source, destination))
+        return in_order([partial(taken.__setitem__, slice(None), origin), *self._settle])
+
+    def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
+        """The division of a sum for `ReduceOp.AVG`, nothing for any other; integers are rounded down."""
+        if op is not ReduceOp.AVG:
+            return ()
+        values = receive.memory.array(receive.offset_bytes, count, dtype.value)
+        is_float = dtype in (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64)
+        return (partial(values.__itruediv__ if is_float else values.__ifloordiv__, self._ranks), *self._settle)
+
+
+def _behind(region: Region, size_bytes: int) -> Region:
+    return Region(region.memory, region.offset_bytes + size_bytes)
+
+
+def _array(region: Region, size_bytes: int) -> Array:
+    return region.memory.array(region.offset_bytes, size_bytes, "uint8")

@@ -1,0 +1,215 @@
+"""The libnccl of this process by NVIDIA's bindings (`nccl.bindings.nccl` of nccl4py), its functions by address, and the
+variables that it knows; and the one that a process without torch loads.
+
+On one H100 they cost as much as CuPy's own bindings, which its maintainers mean to give up: 5 to 9 ms to import
+(CuPy's 1), 5.2 to 7.8 µs to issue an operation of 1 KiB (5.6 to 7.5), with NCCL 2.21.5, 2.27.7 and 2.32.3, and with
+PyTorch's own 2.28.9 in its process.
+"""
+
+import ctypes
+import json
+import mmap
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpubench import errors
+from gpubench.backends.timing import CallFailedError
+from gpubench.machine.children import die_with_parent, module_command, with_package
+from gpubench.model.facts.environment import as_if_alone
+from gpubench.model.terms.operation import nccl_version
+from gpubench.model.terms.verdict import Cure, Finding, Verdict
+from gpubench.ports.backend import Launch
+
+_RESET_LOG = "ncclResetDebugInit"
+
+
+class NcclError(RuntimeError):
+    """NCCL refused a call, in its words."""
+
+
+class NcclLibrary:
+    """The libnccl that is loaded, else that is found: `version` '2.28.9', `version_code` 22809, `nccl` the bindings."""
+
+    error: type[Exception] = NcclError
+
+    def __init__(self, asked: str | None = None) -> None:
+        if asked is not None:
+            # Loaded first and globally, it is the libnccl.so.2 that the bindings find.
+            try:
+                _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
+            except (OSError, AttributeError) as error:
+                raise errors.unreadable_nccl_library(asked, str(error)) from error
+        try:
+            from nccl.bindings import nccl
+        except ImportError as error:
+            raise errors.missing_nccl_bindings(str(error)) from error
+        self.nccl: Any = nccl
+        try:
+            self.version_code: int = nccl.get_version()
+        except (RuntimeError, OSError) as error:
+            raise errors.missing_nccl(str(error).strip().splitlines()[0]) from error
+        self.version = nccl_version(self.version_code)
+        self.path = str(Path(nccl.get_library_path()).absolute())
+        self._native = _load(self.path)
+        if asked is not None and Path(asked).resolve() != Path(self.path).resolve():
+            raise errors.nccl_library_not_used(asked, self.path)
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of memory that NCCL allocated. Raises UsageError where NCCL has no allocator (before 2.19)."""
+        if not self.has("ncclMemAlloc"):
+            raise errors.no_nccl_allocator(self.version)
+        return int(self.asked(self.nccl.mem_alloc, size_bytes))
+
+    def free(self, address: int) -> None:
+        """Give memory back that `allocate` took."""
+        self.asked(self.nccl.mem_free, address)
+
+    def asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of the bindings returns. Raises NcclError where NCCL refuses."""
+        try:
+            return function(*arguments)
+        except self.nccl.NCCLError as error:
+            raise NcclError(str(error)) from error
+
+    def words(self, status: int) -> str:
+        """NCCL's words for a `ncclResult_t` that is none of success."""
+        return str(self.nccl.NCCLError(status))
+
+    def issue(self, launch: Launch) -> None:
+        """Make the calls of a launch. Raises NcclError with NCCL's words for one that failed."""
+        try:
+            launch()
+        except CallFailedError as error:
+            raise NcclError(self.words(error.status)) from error
+
+    @property
+    def can_reset_log(self) -> bool:
+        """True where NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
+        return self.has(_RESET_LOG)
+
+    def reset_log(self) -> None:
+        """Have NCCL read those variables again, at its next line at the latest."""
+        ctypes.CFUNCTYPE(None)(self.address(_RESET_LOG))()
+
+    def last_error(self) -> str:
+        """The text of the last warning of NCCL's in this process, whatever it logs; '' before NCCL 2.13, or of none."""
+        return str(self.nccl.get_last_error(self.nccl.Comm(0))).strip() if self.has("ncclGetLastError") else ""
+
+    def has(self, name: str) -> bool:
+        """True where this version has a function of that C name."""
+        return hasattr(self._native, name)
+
+    def address(self, name: str) -> int:
+        """The address of a function by its C name."""
+        return ctypes.cast(getattr(self._native, name), ctypes.c_void_p).value or 0
+
+
+def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    return ctypes.CDLL(path, mode)
+
+
+_KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")
+"""A file in which these do not stand does not tell what it knows: it is packed, or no libnccl."""
+
+_PREFIX = "NCCL_"
+_NAME = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,60})(?=\0)")
+_PLUGINS = re.compile(r"NCCL_\w+_PLUGIN")
+
+
+def check_variables(names: Sequence[str], path: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """The variables that nothing is known to read.
+
+    `path` is the file of the NCCL that is used, `settings` are all of NCCL's variables that are set. Those of a name
+    that is not NCCL's may be another library's, and where a plugin is loaded an unknown one may be the plugin's.
+
+    Raises UsageError: NCCL does not know one, and no plugin does. To look for a name takes 0.3 s in a file of 300 MB.
+    """
+    try:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            tells = all(_stands_in(content, name) for name in _KNOWN_TO_ALL)
+            unknown = [name for name in names if not (tells and _stands_in(content, name.encode()))]
+            refused = [name for name in unknown if name.startswith(_PREFIX) and tells]
+            if refused and not any(map(_PLUGINS.fullmatch, settings)):
+                raise _unknown(refused[0], path, {found.decode() for found in _NAME.findall(content)})
+    except (OSError, ValueError):
+        return tuple(names)
+    return tuple(unknown)
+
+
+def _stands_in(content: mmap.mmap, name: bytes) -> bool:
+    return content.find(b"\0" + name + b"\0") >= 0
+
+
+def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
+    import difflib
+
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return errors.UsageError(
+        f"--set {name}: this NCCL has no such variable",
+        expected=f"one that {path} reads",
+        reason="it is misspelt, or belongs to another version of NCCL",
+        next_step=f"--set {nearest[0]}=..." if nearest else f"strings {path} | grep -x 'NCCL_[A-Z0-9_]*' lists its own",
+    )
+
+
+def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
+    """The finding on variables that may have had no reader; none without any."""
+    if not names:
+        return ()
+    return (
+        Finding(
+            id="variable-not-verified",
+            severity=Verdict.WARN,
+            subject=f"--set {', '.join(names)}",
+            seen="the loaded NCCL does not name it among its variables, or does not tell them",
+            expected="a variable that something is known to read",
+            cause="it belongs to a plugin or another library, or is misspelt: equal times then mean nothing",
+            cure=Cure.of("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ENV shows the variables that NCCL reads"),
+        ),
+    )
+
+
+_MODULE = "gpubench.backends.nccl.library"
+_SECONDS_TO_ANSWER = 30.0
+
+
+def start_asking(
+    environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
+) -> Callable[[], str]:
+    """Start a process without torch that loads NCCL: beside torch every backend runs torch's.
+
+    What is returned waits for '2.28.9 from FILE', '' where none answers.
+    """
+    process = subprocess.Popen(
+        command,
+        env=with_package(as_if_alone(environment)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+
+    def answer() -> str:
+        try:
+            printed, _ = process.communicate(timeout=_SECONDS_TO_ANSWER)
+            return str(json.loads(printed)["nccl"])
+        except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+            process.kill()
+            process.communicate()
+            return ""
+
+    return answer
+
+
+def main() -> None:
+    """Print what was loaded, as JSON."""
+    library = NcclLibrary()
+    sys.stdout.write(json.dumps({"nccl": f"{library.version} from {library.path}"}))
+
+
+if __name__ == "__main__":
+    main()

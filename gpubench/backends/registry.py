@@ -1,0 +1,255 @@
+"""The backends of collectives, by their names on the command line; each is imported when it is opened."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from gpubench.errors import invalid_choice, no_gpu
+from gpubench.model.terms.operation import HOST, NCCL, TORCH, Allocator, DataType, ReduceOp
+from gpubench.ports.backend import MultiGroupBackend
+from gpubench.records import dataclass
+
+if TYPE_CHECKING:
+    from gpubench.backends.cuda import CudaDevice
+    from gpubench.backends.mpi.group import MpiGroup
+    from gpubench.backends.nccl.backend import NcclBackend
+    from gpubench.backends.nccl.library import NcclLibrary
+    from gpubench.ports.group import Group
+    from gpubench.ranks.watchdog.rank import RankProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSetup:
+    """The means with which a rank opens a backend, None without a GPU; `gated`: timed from a gate where possible."""
+
+    group: "Group"
+    ranks_on_node: int
+    progress: "RankProgress"
+    device: "CudaDevice | None" = None
+    library: "NcclLibrary | None" = None
+    allocator: Allocator = Allocator.CUDA
+    local_rank: int = 0
+    gated: bool = False
+
+
+class GpuNeed(StrEnum):
+    """Whether a backend moves what lies in the memory of NVIDIA GPUs."""
+
+    NEEDED = "always"
+    TAKEN = "where there are any"
+    NONE = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendKind:
+    """A backend: what it needs, what it can do, and how a rank opens it.
+
+    `collectives` are those that it has, empty for all; `lacks` has the reason for each option that it cannot follow;
+    `check_types` raises UsageError, `check_installed` CouldNotMeasureError; `load` comes before NCCL; `logs_to_nccl`,
+    `no_log`: whether NCCL's log tells of it; `by_design`: why bytes pass through host memory; `refusals` are its
+    exceptions.
+    """
+
+    name: str
+    summary: str
+    gpus: GpuNeed
+    default_sizes: str
+    collectives: tuple[str, ...] = ()
+    open: Callable[[BackendSetup], MultiGroupBackend]
+    check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None
+    check_installed: Callable[[], None] = lambda: None
+    load: Callable[[int], object] = lambda _driver_cuda: None
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    logs_to_nccl: bool = False
+    no_log: str = ""
+    by_design: str = ""
+    refusals: tuple[type[Exception], ...] = ()
+
+    @property
+    def needs_gpus(self) -> bool:
+        """True if it can measure nothing without NVIDIA GPUs."""
+        return self.gpus is GpuNeed.NEEDED
+
+    def takes_gpus(self, *, seen: bool) -> bool:
+        """True if it works on GPUs in a job that sees some, or not."""
+        return self.needs_gpus or (seen and self.gpus is GpuNeed.TAKEN)
+
+
+def _open_nccl(setup: BackendSetup) -> MultiGroupBackend:
+    if setup.device is None or setup.library is None:
+        raise no_gpu("this rank opened none")
+    backend = _nccl(gated=setup.gated)(setup.group, setup.device, setup.library, setup.allocator, setup.progress)
+    setup.progress.answer_watchdog(backend.trouble, backend.abort)
+    return backend
+
+
+def _nccl(*, gated: bool) -> "type[NcclBackend]":
+    if gated:
+        from gpubench.backends.nccl.backend import GatedNccl
+
+        return GatedNccl
+    from gpubench.backends.nccl.backend import NcclBackend
+
+    return NcclBackend
+
+
+def _open_host(setup: BackendSetup) -> MultiGroupBackend:
+    from gpubench.backends.mpi.backends import HostBackend
+
+    return HostBackend(cast("MpiGroup", setup.group), setup.ranks_on_node, progress=setup.progress)
+
+
+def _check_mpi_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    from gpubench.backends.mpi.group import check_types
+
+    check_types(backend, dtypes, ops)
+
+
+def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
+    from gpubench.backends.mpi.backends import MpiOnCuda
+
+    if setup.device is None:
+        raise no_gpu("this rank opened none", for_what="--backend mpi")
+    return MpiOnCuda(cast("MpiGroup", setup.group), setup.device, setup.progress)
+
+
+def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
+    from gpubench.backends.torch.opening import open_backend
+
+    return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
+
+
+def _check_symmetric_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    from gpubench.backends.torch.symmetric import check_types
+
+    check_types(dtypes, ops)
+
+
+def _check_torch() -> None:
+    from gpubench.backends.torch.distributed import check_installed
+
+    check_installed()
+
+
+def _load_torch(name: str, driver_cuda: int) -> object:
+    from gpubench.backends.torch.opening import load
+
+    return load(name, driver_cuda)
+
+
+_NO_NCCL = "MPI moves the data, not NCCL"
+_TO_NCCL = ("--allocator nccl", "--algo", "--proto", "--set", "--register", "--cta-policy", "--max-ctas")
+_NCCL_OPTIONS = ("--nccl-library", *_TO_NCCL)
+_SHARING, _NO_GPU_TO_SHARE = "--ranks-per-gpu", "its ranks work on CPU buffers, of any number: --np"
+_NO_GRAPHS = "only operations that wait in a stream of an NVIDIA GPU are captured in a CUDA graph"
+_TORCH_CHOOSES = "torch opens communicators and takes memory its own way"
+_REFUSED_BY_TORCH = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+
+def _torch(
+    library: str,
+    summary: str,
+    gpus: GpuNeed,
+    default_sizes: str,
+    lacks: Mapping[str, str],
+    *,
+    collectives: tuple[str, ...] = (),
+    check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None,
+    logs_to_nccl: bool = False,
+    no_log: str = "",
+    by_design: str = "",
+) -> BackendKind:
+    name = f"{TORCH}{library}"
+    return BackendKind(
+        name=name,
+        collectives=collectives,
+        check_types=check_types,
+        summary=summary,
+        gpus=gpus,
+        default_sizes=default_sizes,
+        open=partial(_open_torch, name),
+        check_installed=_check_torch,
+        load=partial(_load_torch, name),
+        lacks=lacks,
+        refusals=_REFUSED_BY_TORCH,
+        logs_to_nccl=logs_to_nccl,
+        no_log=no_log,
+        by_design=by_design,
+    )
+
+
+_TORCH_LACKS = dict.fromkeys(_TO_NCCL, _TORCH_CHOOSES)
+_NOT_BY_NCCL = "PyTorch's kernels move the data, not NCCL"
+_OTHER_GPUS = {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "these are not NVIDIA's GPUs")}
+
+BACKENDS = (
+    BackendKind(
+        name="nccl",
+        summary="nccl drives GPUs (default on GPUs)",
+        gpus=GpuNeed.NEEDED,
+        default_sizes="8:4G",
+        open=_open_nccl,
+        logs_to_nccl=True,
+    ),
+    _torch("nccl", "torch:nccl is PyTorch over NCCL", GpuNeed.NEEDED, "8:4G", _TORCH_LACKS, logs_to_nccl=True),
+    _torch(
+        "symm",
+        "torch:symm is all-reduce by PyTorch's symmetric memory",
+        GpuNeed.NEEDED,
+        "8:64M",
+        dict.fromkeys(_NCCL_OPTIONS, _NOT_BY_NCCL),
+        collectives=("allreduce",),
+        check_types=_check_symmetric_types,
+        no_log=f"{_NOT_BY_NCCL}, and log no paths",
+    ),
+    _torch("rccl", "torch:rccl on AMD GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
+    _torch("xccl", "torch:xccl on Intel GPUs (never run)", GpuNeed.NONE, "8:256M", _OTHER_GPUS),
+    BackendKind(
+        name="mpi",
+        summary="mpi is MPI on GPU buffers",
+        gpus=GpuNeed.NEEDED,
+        default_sizes="8:256M",
+        open=_open_mpi,
+        check_types=partial(_check_mpi_types, "mpi"),
+        lacks={"--graph": "MPI's calls are of the host", **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL)},
+        no_log="MPI moves the data, not NCCL, and logs no paths",
+    ),
+    _torch(
+        "gloo",
+        "torch:gloo is PyTorch over Gloo, on GPUs through host memory",
+        GpuNeed.TAKEN,
+        "8:16M",
+        {"--graph": _NO_GRAPHS, **dict.fromkeys(_NCCL_OPTIONS, "Gloo moves the data, not NCCL")},
+        no_log="Gloo moves the data, not NCCL, and logs no paths",
+        by_design="Gloo copies CUDA tensors to host memory, sends them over TCP and copies them back",
+    ),
+    BackendKind(
+        name="host",
+        summary="host is MPI on CPU buffers",
+        gpus=GpuNeed.NONE,
+        default_sizes="8:16M",  # on a laptop it ends within ten seconds
+        open=_open_host,
+        check_types=partial(_check_mpi_types, "host"),
+        lacks={
+            "--graph": "CPUs have no CUDA graphs",
+            _SHARING: _NO_GPU_TO_SHARE,
+            **dict.fromkeys(_NCCL_OPTIONS, _NO_NCCL),
+        },
+    ),
+)
+"""In the order in which several are measured side by side; the first is what the others are held against."""
+
+
+def backend_named(name: str) -> BackendKind:
+    """The backend of that name; UsageError where there is none."""
+    for each in BACKENDS:
+        if each.name == name:
+            return each
+    raise invalid_choice("--backend", name, [each.name for each in BACKENDS])
+
+
+def default_backend(*, gpus: bool) -> BackendKind:
+    """The backend where none is named; `gpus` is true where any rank sees a GPU."""
+    return backend_named(NCCL if gpus else HOST)

@@ -1,0 +1,441 @@
+"""torch.distributed as a backend: tensors, collectives, and clocks on GPUs and CPUs."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpubench.backends.cuda import CudaDevice, CudaMemory, GatedClock
+from gpubench.backends.mpi.backends import NumpyMemory
+from gpubench.backends.timing import BlockingClock, in_order
+from gpubench.backends.torch import distributed
+from gpubench.backends.torch.distributed import TorchDistributed
+from gpubench.machine import host as host_memory
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides
+from gpubench.model.terms.ranks import UNWATCHED, Progress
+from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, Region
+from gpubench.ports.group import Group
+
+
+class DeviceMemory:
+    """A tensor on a device of torch's own, filled and checked by way of a buffer of the host."""
+
+    def __init__(self, torch: Any, device: Any, size_bytes: int, progress: Progress = UNWATCHED) -> None:
+        self.size_bytes = size_bytes
+        self._host = NumpyMemory(size_bytes, progress)
+        self._on_host = torch.from_numpy(self._host.array(0, size_bytes, "uint8"))
+        self.tensor = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        """A copy of `count` elements on the host."""
+        self._on_host.copy_(self.tensor)
+        return self._host.array(offset_bytes, count, dtype)
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Write what `rank` sends into a block."""
+        self._on_host.copy_(self.tensor)
+        self._host.fill_sent(data, block, rank)
+        self.tensor.copy_(self._on_host)
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Set the first bytes to a value."""
+        self.tensor[:size_bytes] = value
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
+        """Elements that differ from what their block must hold."""
+        self._on_host.copy_(self.tensor)
+        return self._host.count_wrong(data, blocks)
+
+
+class Tensors:
+    """Views of memory as tensors of a type."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._whole: dict[int, tuple[Memory, Any]] = {}
+        self.types = {dtype: getattr(torch, dtype.value) for dtype in DataType}
+
+    def of(self, region: Region, count: int, dtype: DataType) -> Any:
+        """`count` elements of a region."""
+        start = region.offset_bytes
+        return self._bytes(region.memory)[start : start + count * dtype.size_bytes].view(self.types[dtype])
+
+    def _bytes(self, memory: Memory) -> Any:
+        if id(memory) not in self._whole:
+            self._whole[id(memory)] = memory, self._made_of(memory)
+        return self._whole[id(memory)][1]
+
+    def _made_of(self, memory: Memory) -> Any:
+        if isinstance(memory, DeviceMemory):
+            return memory.tensor
+        whole = memory.array(0, memory.size_bytes, "uint8")
+        return self._torch.as_tensor(whole, device="cuda" if isinstance(memory, CudaMemory) else "cpu")
+
+
+_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PRODUCT", ReduceOp.MAX: "MAX", ReduceOp.MIN: "MIN", ReduceOp.AVG: "AVG"}
+
+
+class TorchCalls:
+    """NCCL's collectives in one process group.
+
+    `name` is gpubench's for the backend. `settle` waits for what a launch put on a stream; None where the timing does
+    that. Gloo reduces in the buffer of every rank, so that ranks but the root hand it a copy too.
+    """
+
+    def __init__(
+        self, found: TorchDistributed, name: str, group: Any, tensors: Tensors, settle: Launch | None = None
+    ) -> None:
+        self._distributed = found.distributed
+        self._name, self._group, self._tensors = name, group, tensors
+        self._settle = () if settle is None else (settle,)
+        self._rank: int = group.rank()
+        self._ranks: int = group.size()
+        self._is_gloo = found.backend == "gloo"
+        # Roots and peers are ranks of the whole job to torch, also in a part of it.
+        self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
+        operations = found.distributed.ReduceOp
+        self._ops = {op: getattr(operations, name) for op, name in _OPS.items()}
+        # torch 2.13 has new names for two operations, and warns of the old ones.
+        self._gather_into = _either(found.distributed, "all_gather_single", "all_gather_into_tensor")
+        self._scatter_from = _either(found.distributed, "reduce_scatter_single", "reduce_scatter_tensor")
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`all_reduce`, in the receive buffer."""
+        into = self._tensors.of(receive, count, dtype)
+        call = partial(self._distributed.all_reduce, into, self._op(op, dtype), group=self._group)
+        return self._launch([*self._copied(send, receive, count, dtype), call, *self._divided(into, op, dtype)])
+
+    def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`all_gather_into_tensor`."""
+        into, source = self._tensors.of(receive, count * self._ranks, dtype), self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._gather_into, into, source, group=self._group)])
+
+    def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`reduce_scatter_tensor`."""
+        into, source = self._tensors.of(receive, count, dtype), self._tensors.of(send, count * self._ranks, dtype)
+        call = partial(self._scatter_from, into, source, self._op(op, dtype), group=self._group)
+        return self._launch([call, *self._divided(into, op, dtype)])
+
+    def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`broadcast`, in the receive buffer."""
+        copied = self._copied(send, receive, count, dtype) if self._rank == root else ()
+        into = self._tensors.of(receive, count, dtype)
+        return self._launch(
+            [*copied, partial(self._distributed.broadcast, into, self._in_job[root], group=self._group)]
+        )
+
+    def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
+        """`reduce`: the root's in its receive buffer; the others' in what they send, which NCCL leaves as it is."""
+        is_root = self._rank == root
+        copies = is_root or self._is_gloo
+        work = self._tensors.of(receive if copies else send, count, dtype)
+        copied = self._copied(send, receive, count, dtype) if copies else ()
+        call = partial(self._distributed.reduce, work, self._in_job[root], self._op(op, dtype), group=self._group)
+        return self._launch([*copied, call, *(self._divided(work, op, dtype) if is_root else ())])
+
+    def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
+        """`all_to_all_single`."""
+        into, source = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
+        return self._launch([partial(self._distributed.all_to_all_single, into, source, group=self._group)])
+
+    def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
+        """`all_to_all_single` with the elements for and from each rank."""
+        own = [counts[self._rank]] * self._ranks
+        into, source = self._tensors.of(receive, sum(own), dtype), self._tensors.of(send, sum(counts), dtype)
+        call = self._distributed.all_to_all_single
+        return self._launch([partial(call, into, source, own, list(counts), group=self._group)])
+
+    def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`gather` into the blocks of the root's receive buffer."""
+        blocks = self._blocks(receive, count, dtype) if self._rank == root else None
+        source = self._tensors.of(send, count, dtype)
+        return self._launch([partial(self._distributed.gather, source, blocks, self._in_job[root], group=self._group)])
+
+    def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
+        """`scatter` of the blocks of the root's send buffer."""
+        blocks = self._blocks(send, count, dtype) if self._rank == root else None
+        into = self._tensors.of(receive, count, dtype)
+        return self._launch([partial(self._distributed.scatter, into, blocks, self._in_job[root], group=self._group)])
+
+    def send_receive(
+        self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
+    ) -> Launch:
+        """`batch_isend_irecv` of one send and one receive; a rank that is its own neighbour copies."""
+        if destination == self._rank == source:
+            return self._launch(self._copied(send, receive, count, dtype))
+        outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
+        if self._is_gloo and outgoing.is_cuda:
+            # Gloo writes a CUDA tensor to its socket as if it were the host's, which ends the process.
+            on_host = [each.to("cpu") for each in (outgoing, into)]
+            exchange = self._exchange(on_host[0], destination, on_host[1], source)
+            return self._launch([partial(on_host[0].copy_, outgoing), exchange, partial(into.copy_, on_host[1])])
+        return self._launch([self._exchange(outgoing, destination, into, source)])
+
+    def _exchange(self, outgoing: Any, destination: int, into: Any, source: int) -> Launch:
+        distributed, group = self._distributed, self._group
+        operations = [
+            distributed.P2POp(distributed.isend, outgoing, self._in_job[destination], group),
+            distributed.P2POp(distributed.irecv, into, self._in_job[source], group),
+        ]
+
+        def exchange() -> None:
+            for work in distributed.batch_isend_irecv(operations):
+                work.wait()
+
+        return exchange
+
+    def _launch(self, parts: Sequence[Launch]) -> Launch:
+        return in_order([*parts, *self._settle])
+
+    def _op(self, op: ReduceOp, dtype: DataType) -> Any:
+        return self._ops[ReduceOp.SUM if op is ReduceOp.AVG and divides(self._name, dtype) else op]
+
+    def _copied(self, send: Region, receive: Region, count: int, dtype: DataType) -> tuple[Launch, ...]:
+        if send == receive:
+            return ()
+        into, source = self._tensors.of(receive, count, dtype), self._tensors.of(send, count, dtype)
+        return (partial(into.copy_, source),)
+
+    def _blocks(self, region: Region, count: int, dtype: DataType) -> list[Any]:
+        return list(self._tensors.of(region, count * self._ranks, dtype).chunk(self._ranks))
+
+    def _divided(self, into: Any, op: ReduceOp, dtype: DataType) -> tuple[Launch, ...]:
+        """The division of a sum where the backend has no average; integers are rounded down."""
+        if op is not ReduceOp.AVG or not divides(self._name, dtype):
+            return ()
+        rounding = None if dtype.kind is NumberKind.FLOAT else "floor"
+        return (partial(into.div_, self._ranks, rounding_mode=rounding),)
+
+
+def _either(distributed: Any, new: str, old: str) -> Any:
+    return getattr(distributed, new, None) or getattr(distributed, old)
+
+
+NEVER_RUN = "labelled as never run: none of gpubench's authors has such GPUs"
+
+
+class TorchGroups:
+    """The process groups of one backend of torch.distributed, and their collectives."""
+
+    def __init__(self, found: TorchDistributed, name: str, group: Group, *, one_node: bool) -> None:
+        self.name = name
+        self._found, self._group, self._one_node = found, group, one_node
+        self._tensors = Tensors(found.torch)
+        self._settle: Launch | None = None
+        self._device: Any = None
+        self.process_group: Any = None
+        self._all: TorchCalls | None = None
+
+    def settle_with(self, settle: Launch) -> None:
+        """Have every operation end with this, which waits for what it put on a stream."""
+        self._settle = settle
+
+    def bind_to(self, device: Any) -> None:
+        """Have communicators made for a torch device as they are opened."""
+        self._device = device
+
+    @property
+    def calls(self) -> TorchCalls:
+        """The collectives of all ranks, which are connected at first use: every rank comes here at the same time."""
+        if self._all is None:
+            self._all = self._calls(self.connect())
+        return self._all
+
+    def connect(self) -> Any:
+        """The process group of all ranks, which every rank opens at the same time."""
+        if self.process_group is None:
+            self.process_group = distributed.open_group(
+                self._found, self._group, one_node=self._one_node, device=self._device
+            )
+        return self.process_group
+
+    def open(self, group: Group) -> TorchCalls:
+        """The collectives of a new process group of these ranks."""
+        return self._calls(distributed.open_part(self._found, group.gather(self._group.rank)))
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """Process groups last as long as the job."""
+
+    def versions(self) -> dict[str, str]:
+        """Torch and its NCCL, for the metadata."""
+        nccl = self._found.nccl()
+        return {"torch": self._found.version} | ({"torch's NCCL": nccl} if nccl else {})
+
+    def abort(self) -> None:
+        """Abort the communicators, where torch can. For a thread."""
+        abort = getattr(self.process_group, "abort", None)
+        if abort is not None:
+            abort()
+
+    def end(self) -> None:
+        """Destroy the process group of all ranks."""
+        distributed.close(self._found, self.process_group)
+        self.process_group = None
+
+    def _calls(self, process_group: Any) -> TorchCalls:
+        return TorchCalls(self._found, self.name, process_group, self._tensors, self._settle)
+
+
+class _Opening:
+    _groups: TorchGroups
+
+    @property
+    def name(self) -> str:
+        """Its word on the command line and in rows."""
+        return self._groups.name
+
+    @property
+    def calls(self) -> TorchCalls:
+        """The collectives of all ranks, connected at first use."""
+        return self._groups.calls
+
+    def open(self, group: Group) -> TorchCalls:
+        """The collectives of a new process group of these ranks."""
+        return self._groups.open(group)
+
+    def drop(self, calls: CollectiveCalls) -> None:
+        """Process groups last as long as the job."""
+
+
+class TorchOnCpu(_Opening, BlockingClock):
+    """torch.distributed on tensors of the CPU, which share memory with NumPy's arrays."""
+
+    buffers = 3  # Gloo reduces through working space of up to the size of the message
+
+    def __init__(self, groups: TorchGroups, group: Group, ranks_on_node: int, progress: Progress) -> None:
+        super().__init__(group, progress, "CPUs have no CUDA graphs")
+        self._groups, self._ranks_on_node, self._progress = groups, ranks_on_node, progress
+
+    def libraries(self) -> Mapping[str, str]:
+        """Torch."""
+        return self._groups.versions()
+
+    def free_bytes(self) -> int:
+        """This rank's share of what the host has left."""
+        return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A NumPy buffer."""
+        return NumpyMemory(size_bytes, self._progress)
+
+    def close(self) -> None:
+        """End the process groups."""
+        self._groups.end()
+
+
+class TorchOnDevice(_Opening, BlockingClock):
+    """torch.distributed on a device that torch alone drives: an AMD or Intel GPU. Every operation is waited for."""
+
+    buffers = 2
+
+    def __init__(self, groups: TorchGroups, found: TorchDistributed, device: Any, group: Group, progress: Progress):
+        super().__init__(group, progress, "on this device torch's operations are timed one by one")
+        self._groups, self._torch, self._device, self._progress = groups, found.torch, device, progress
+        self._of_kind = getattr(found.torch, device.type)
+        groups.settle_with(getattr(self._of_kind, "synchronize", lambda: None))
+
+    def libraries(self) -> Mapping[str, str]:
+        """torch, and that nobody has tried this."""
+        return self._groups.versions() | {"this backend": NEVER_RUN}
+
+    def free_bytes(self) -> int:
+        """Memory of the device that is free, less an eighth."""
+        free, _ = self._of_kind.mem_get_info(self._device)
+        return int(free) * 7 // 8
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A tensor of torch's."""
+        return DeviceMemory(self._torch, self._device, size_bytes, self._progress)
+
+    def close(self) -> None:
+        """End the process groups."""
+        self._groups.end()
+
+
+class _OnCuda(_Opening):
+    """The GPU that CuPy opened, whose stream torch uses too."""
+
+    buffers = 2
+    _device: CudaDevice
+
+    def _share_stream(self, found: TorchDistributed) -> Any:
+        """Have torch work on the GPU and the stream of `device`; the torch device."""
+        cuda, index = found.torch.cuda, self._device.identity.index
+        cuda.set_device(index)
+        cuda.set_stream(cuda.ExternalStream(self._device.stream.ptr, device=index))
+        return found.torch.device("cuda", index)
+
+    @property
+    def memory_source(self) -> object:
+        """What memory is taken from: backends with the same one can share buffers."""
+        return self._device
+
+    def libraries(self) -> Mapping[str, str]:
+        """Torch and its NCCL, driver, CUDA, CuPy."""
+        return self._groups.versions() | self._device.libraries()
+
+    def free_bytes(self) -> int:
+        """Device memory that buffers may take."""
+        return self._device.free_bytes()
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """A plain `cudaMalloc` allocation."""
+        return self._device.allocate(size_bytes)
+
+
+class EnqueuedOnCuda(_OnCuda, GatedClock):
+    """Operations of torch's that wait in the stream, where the GPU's clock times them."""
+
+    def __init__(
+        self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
+    ) -> None:
+        super().__init__(device, group, progress)
+        self._groups, self._device = groups, device
+        self._torch_device = self._share_stream(found)
+
+    def libraries(self) -> Mapping[str, str]:
+        """Torch and its NCCL, driver, CUDA, CuPy, and whether there is a gate."""
+        return {**super().libraries(), **self.gate_words()}
+
+    def close(self) -> None:
+        """End the process groups, then free the buffers."""
+        self._device.stream.synchronize()
+        self._groups.end()
+        self.free_gate()
+        self._device.close()
+
+
+class TorchNccl(EnqueuedOnCuda):
+    """torch.distributed over NCCL on NVIDIA GPUs."""
+
+    def __init__(
+        self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
+    ) -> None:
+        super().__init__(groups, found, device, group, progress)
+        groups.bind_to(self._torch_device)
+
+    def trouble(self) -> str:
+        """Nothing: torch does not tell NCCL's asynchronous errors."""
+        return ""
+
+    def abort(self) -> None:
+        """Abort the communicators, wherever they wait. For a thread."""
+        self.end_waiting()
+        self._groups.abort()
+
+
+class TorchGlooOnCuda(_OnCuda, BlockingClock):
+    """torch.distributed over Gloo on CUDA tensors, which Gloo copies to host memory and back."""
+
+    def __init__(
+        self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
+    ) -> None:
+        super().__init__(group, progress, "Gloo's operations are of the host")
+        self._groups, self._device = groups, device
+        self._share_stream(found)
+        groups.settle_with(device.stream.synchronize)
+
+    def close(self) -> None:
+        """End the process groups, then free the buffers."""
+        self._device.stream.synchronize()
+        self._groups.end()
+        self._device.close()

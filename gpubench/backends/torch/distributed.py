@@ -1,0 +1,492 @@
+"""PyTorch of this environment, imported here alone: its errors, torchrun's job, and its process groups."""
+
+import os
+import re
+import socket
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from time import monotonic, perf_counter, sleep
+from typing import Any, NoReturn, TypeVar
+
+from gpubench.backends.mpi.group import host_name
+from gpubench.errors import CouldNotMeasureError
+from gpubench.machine.environment import mapped_files
+from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.terms.statistics import ClockOffset
+from gpubench.model.terms.units import counted, some_of, spans
+from gpubench.ports.group import Group
+from gpubench.records import dataclass
+
+_WITHOUT = "--backend nccl and --backend host need no torch"
+
+_GLOO_LOST = re.compile(
+    r"(?P<peer>\[[^\s\]]+\]:\d+): (?P<said>Connection (?:closed|reset) by peer|Broken pipe|Connection timed out)"
+    r"|(?P<closed>Connection closed by peer) (?P<other>\[[^\s\]]+\]:\d+)"
+)
+"""What Gloo says where the process at the other end of a connection is gone."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch's says first: its traceback in C++ follows."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
+    """The error of a rank whose Gloo connection was closed; None for any other error."""
+    said = first_line(error)
+    found = _GLOO_LOST.search(said) if isinstance(error, RuntimeError) and "gloo" in said else None
+    if found is None:
+        return None
+    return CouldNotMeasureError(
+        f"the rank at {found['peer'] or found['other']} is gone, says Gloo: {found['said'] or found['closed']}",
+        expected="every rank to stay until the last row",
+        reason="it crashed, was ended, or the network between the two hosts broke",
+        next_step="its own last words, on its host, say how; dmesg there shows an out-of-memory kill and Xid errors",
+    )
+
+
+def missing_torch() -> CouldNotMeasureError:
+    """A backend of torch's was asked for, and there is no torch."""
+    return CouldNotMeasureError(
+        "torch is not installed in this Python",
+        expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
+        reason="gpubench runs in another environment than the training",
+        next_step=f"pip install gpubench in the environment that has torch; {_WITHOUT}",
+    )
+
+
+def unusable_torch(detail: str) -> CouldNotMeasureError:
+    """Torch is installed and its import fails."""
+    return CouldNotMeasureError(
+        f"torch cannot be imported: {detail}",
+        expected="an import without an error",
+        reason="a library of it is missing, or one of another version was loaded before",
+        next_step=f"python -c 'import torch, torch.distributed' shows it alone; {_WITHOUT}",
+    )
+
+
+def torch_without(version: str, what: str) -> CouldNotMeasureError:
+    """This build of torch lacks what is asked of it."""
+    return CouldNotMeasureError(
+        f"torch {version} was built without {what}",
+        expected=f"a build that has {what}",
+        reason="wheels for CPUs, for CUDA, for ROCm and for Intel GPUs are different ones",
+        next_step=f"https://pytorch.org/get-started lists the wheels; all of them have Gloo; {_WITHOUT}",
+    )
+
+
+def torch_of_wrong_cuda(version: str, driver_runs: str) -> CouldNotMeasureError:
+    """Torch needs a newer CUDA, such as '13.0', than the driver runs."""
+    return CouldNotMeasureError(
+        f"torch {version} is for a newer CUDA than the driver runs, {driver_runs}",
+        expected="a torch of the driver's major version or older",
+        next_step=f"pip install torch --index-url https://download.pytorch.org/whl/cu{driver_runs.replace('.', '')}, "
+        f"or a newer driver; {_WITHOUT}",
+    )
+
+
+def torch_sees_no_gpu(version: str) -> CouldNotMeasureError:
+    """torch.cuda.is_available() says no where the driver lists GPUs."""
+    return CouldNotMeasureError(
+        f"torch {version} sees no GPU, and the driver lists some",
+        expected="torch.cuda.is_available()",
+        reason="a driver too old for it, or CUDA_VISIBLE_DEVICES in a form that torch does not read",
+        next_step="python -c 'import torch; torch.cuda.init()' shows why",
+    )
+
+
+def torch_refused(backend: str, said: str) -> CouldNotMeasureError:
+    """torch.distributed cannot connect the ranks."""
+    if "EADDRINUSE" in said or "already in use" in said:
+        return CouldNotMeasureError(
+            f"torch.distributed cannot begin with {backend}: {said}",
+            expected="a port on which nobody else listens",
+            reason="MASTER_PORT is another job's, or one of before has not ended",
+            next_step="torchrun --master-port N, or --standalone, which picks one",
+        )
+    gloo = "GLOO_SOCKET_IFNAME=lo on one host, or the interface that joins the hosts"
+    return CouldNotMeasureError(
+        f"torch.distributed cannot begin with {backend}: {said}",
+        expected="a process group of all ranks",
+        reason="Gloo looks this host's name up for its own address; NCCL's reasons stand in its log",
+        next_step=gloo if backend == "gloo" else "NCCL_DEBUG=WARN gpubench ... shows what NCCL says",
+    )
+
+
+_NCCL_FILE = r"libnccl\.so"
+_LINKED_IN = "libtorch_cuda.so"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDistributed:
+    """torch with one of the backends of torch.distributed; `backend` is the name that torch has for it."""
+
+    torch: Any
+    backend: str
+
+    @property
+    def distributed(self) -> Any:
+        """`torch.distributed`."""
+        return self.torch.distributed
+
+    @property
+    def built_for(self) -> str:
+        """'CUDA 13.0', 'ROCm 6.4', 'XPU', 'CPUs alone'."""
+        version = self.torch.version
+        if version.cuda:
+            return f"CUDA {version.cuda}"
+        if version.hip:
+            return f"ROCm {version.hip}"
+        return f"XPU {version.xpu}" if getattr(version, "xpu", None) else "CPUs alone"
+
+    @property
+    def version(self) -> str:
+        """'2.11.0 (CUDA 13.0)'."""
+        return f"{str(self.torch.__version__).partition('+')[0]} ({self.built_for})"
+
+    def nccl(self) -> str:
+        """'2.28.9 from /usr/lib/libnccl.so.2', of the NCCL that this torch calls; '' where it has none."""
+        if not self.torch.version.cuda or not self.distributed.is_nccl_available():
+            return ""
+        version = ".".join(map(str, self.torch.cuda.nccl.version()))
+        return f"{version} from {' and '.join(mapped_files(_NCCL_FILE)) or _LINKED_IN}"
+
+
+def is_installed() -> bool:
+    """True where torch is installed, whether or not it can be imported."""
+    return find_spec("torch") is not None
+
+
+def check_installed() -> None:
+    """Raise CouldNotMeasureError where torch is not installed."""
+    if not is_installed():
+        raise missing_torch()
+
+
+def import_torch() -> Any:
+    """The module `torch`. Raises CouldNotMeasureError: it is not installed, or cannot be imported."""
+    check_installed()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch
+            import torch.distributed
+    except (ImportError, OSError, RuntimeError) as error:
+        raise unusable_torch(first_line(error)) from error
+    return torch
+
+
+def import_symmetric_memory(found: "TorchDistributed") -> None:
+    """Load `torch.distributed._symmetric_memory`. Raises CouldNotMeasureError: this torch has none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module("torch.distributed._symmetric_memory")
+    except ImportError as error:
+        raise torch_without(found.version, "torch.distributed._symmetric_memory") from error
+
+
+def import_fully_shard() -> Any:
+    """`fully_shard`, FSDP2. Raises ImportError: this torch has none (2.6 or later has)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import fully_shard
+    return fully_shard
+
+
+_CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
+"""torch's names of the process groups; Gloo only makes ranks of symmetric memory known to each other."""
+
+
+def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
+    """Torch with that backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raises CouldNotMeasureError."""
+    torch = import_torch()
+    found = TorchDistributed(torch, _CARRIED_BY.get(backend, backend))
+    if not torch.distributed.is_available():
+        raise torch_without(found.version, "torch.distributed")
+    if for_cuda:
+        _check_cuda(found, driver_cuda)
+    if backend == "rccl" and not torch.version.hip:
+        raise torch_without(found.version, "RCCL")
+    available = getattr(torch.distributed, f"is_{found.backend}_available", lambda: False)
+    if not available():
+        raise torch_without(found.version, f"the {found.backend} backend of torch.distributed")
+    return found
+
+
+def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
+    built_for = found.torch.version.cuda
+    if not built_for:
+        raise torch_without(found.version, "CUDA")
+    if driver_cuda and int(built_for.partition(".")[0]) > driver_cuda // 1000:
+        raise torch_of_wrong_cuda(found.version, f"{driver_cuda // 1000}.{driver_cuda % 1000 // 10}")
+    if not found.torch.cuda.is_available():
+        raise torch_sees_no_gpu(found.version)
+
+
+LEAST_SECONDS = 60.0  # To import torch from a slow file system, all ranks of a host at once, takes most of it
+_ARRIVED, _ALL_THERE = "arrived", "all there"
+_SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
+
+
+class RanksMissingError(CouldNotMeasureError):
+    """Ranks did not come to the store; rank `speaker` reports it for all that did."""
+
+    speaker = 0
+
+
+def store_place(environment: Mapping[str, str]) -> str:
+    """'node0:29500', as torchrun tells its processes."""
+    return f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+
+
+def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
+    """The store of torchrun's agent, else of rank 0, once all came. Raises RanksMissingError, CouldNotMeasureError."""
+    store = _open_store(distributed, launched_by, environment, seconds)
+    rank, size = launched_by.rank, launched_by.size
+    store.set(str(rank), host_name())
+    if store.add(_ARRIVED, 1) == size:
+        store.set(_ALL_THERE, "")
+    try:
+        store.wait([_ALL_THERE], timedelta(seconds=seconds))
+    except RuntimeError as error:
+        came = [each for each in range(size) if store.check([str(each)])]
+        if len(came) == size:
+            return store
+        hosts = [store.get(str(each)).decode() for each in came]
+        raise _missing(store_place(environment), launched_by, came, hosts, seconds) from error
+    return store
+
+
+def _open_store(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
+    """A store of this attempt: after a restart torchrun's agent still has the keys of those before."""
+    is_of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = launched_by.rank == 0 and not is_of_agent
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    silence = "" if serves else why_silent(host, port, seconds)
+    if silence:
+        raise _unreachable(launched_by, environment, silence, seconds)
+    try:
+        store = distributed.TCPStore(
+            host,
+            port,
+            launched_by.size,
+            is_master=serves,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise torch_refused("gloo", first_line(error)) from error
+    return distributed.PrefixStore(f"gpubench/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def why_silent(host: str, port: int, seconds: float) -> str:
+    """The system's reason why nobody took a connection in so many seconds; empty where somebody did."""
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(_SECONDS_TO_CONNECT, seconds))).close()
+        except OSError as error:
+            if monotonic() + _SECONDS_BETWEEN_TRIES > deadline:
+                return error.strerror or str(error)
+            sleep(_SECONDS_BETWEEN_TRIES)
+        else:
+            return ""
+
+
+def _missing(
+    place: str, launched_by: LaunchedBy, came: Sequence[int], hosts: Sequence[str], seconds: float
+) -> RanksMissingError:
+    others = [rank for rank in range(launched_by.size) if rank not in came]
+    error = RanksMissingError(
+        f"{len(came)} of {launched_by.size} ranks came to the store at {place} within {seconds:g} s",
+        expected=f"{counted(launched_by.size, 'rank')}, as WORLD_SIZE says",
+        reason="torchrun was not started on every host, or there with another address, port or number of nodes",
+        next_step=_next_step(launched_by),
+    )
+    error.details = [
+        f"  missing:  rank {spans(others)}",
+        f"  arrived:  rank {spans(came)} on {some_of(list(dict.fromkeys(hosts)))}",
+    ]
+    error.speaker = came[0]
+    return error
+
+
+def _unreachable(
+    launched_by: LaunchedBy, environment: Mapping[str, str], said: str, seconds: float
+) -> RanksMissingError:
+    """The error of a rank that finds no store; of the ranks of a host the first one speaks."""
+    error = RanksMissingError(
+        f"nobody answered at {store_place(environment)}, where rank 0 keeps the store, within {seconds:g} s: {said}",
+        expected=f"rank 0 of {launched_by.size} there, and a way to it",
+        reason="rank 0 was not started, has ended, or MASTER_ADDR and MASTER_PORT are another job's",
+        next_step=_next_step(launched_by),
+    )
+    error.speaker = launched_by.rank if environment.get("LOCAL_RANK") == "0" else -1
+    return error
+
+
+def _next_step(launched_by: LaunchedBy) -> str:
+    return (
+        "the same torchrun command on every host; on this host alone: "
+        f"torchrun --standalone --nproc-per-node {launched_by.size} -m gpubench ...; --timeout S waits longer"
+    )
+
+
+T = TypeVar("T")
+
+_ROUND_TRIPS = 10
+_HOURS = timedelta(hours=6)  # For torch's own time-out: gpubench's watchdog ends what hangs
+
+
+class TorchGroup:
+    """A group over a process group of Gloo; `members` are its ranks as torch counts them in the whole job."""
+
+    def __init__(self, torch: Any, process_group: Any, members: Sequence[int]) -> None:
+        self._torch, self._distributed = torch, torch.distributed
+        self._process_group, self.members = process_group, members
+        self.rank: int = process_group.rank()
+        self.size: int = process_group.size()
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        found: list[Any] = [None] * self.size
+        self._distributed.all_gather_object(found, value, group=self._process_group)
+        return found
+
+    def collect(self, value: T) -> list[T] | None:
+        """Every rank's value, in rank order, on the first rank; None on the others."""
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        self._distributed.gather_object(value, found, self.members[0], group=self._process_group)
+        return found
+
+    def broadcast(self, value: T | None, root: int = 0) -> T:
+        """Root's value, on every rank."""
+        held: list[Any] = [value]
+        self._distributed.broadcast_object_list(held, self.members[root], group=self._process_group)
+        received: T = held[0]
+        return received
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self._distributed.barrier(group=self._process_group)
+
+    def largest(self, values: Sequence[float]) -> Sequence[float]:
+        """Each of the values as it is on the rank where it is largest."""
+        found = self._torch.tensor(list(values), dtype=self._torch.float64)
+        self._distributed.all_reduce(found, self._distributed.ReduceOp.MAX, group=self._process_group)
+        largest: list[float] = found.tolist()
+        return largest
+
+    def clock_offset(self) -> ClockOffset:
+        """The difference of this rank's clock to the first rank's, as MPI's group finds it: by messages to and fro."""
+        if self.rank == 0:
+            for other in range(1, self.size):
+                for _ in range(_ROUND_TRIPS):
+                    self._receive(other)
+                    self._send(perf_counter(), other)
+            return ClockOffset(0.0, 0.0)
+        return min((self._round_trip() for _ in range(_ROUND_TRIPS)), key=lambda offset: offset.uncertainty)
+
+    def _round_trip(self) -> ClockOffset:
+        asked = perf_counter()
+        self._send(asked, 0)
+        answer = self._receive(0)
+        arrived = perf_counter()
+        return ClockOffset(answer - (asked + arrived) / 2, (arrived - asked) / 2)
+
+    def _send(self, seconds: float, peer: int) -> None:
+        tensor = self._torch.tensor([seconds], dtype=self._torch.float64)
+        self._distributed.send(tensor, self.members[peer], group=self._process_group)
+
+    def _receive(self, peer: int) -> float:
+        taken = self._torch.zeros(1, dtype=self._torch.float64)
+        self._distributed.recv(taken, self.members[peer], group=self._process_group)
+        return float(taken[0])
+
+    def split(self, color: int, key: int) -> "TorchGroup":
+        """The group of the ranks with the same color, ordered by key."""
+        keyed = self.gather((color, key, self.members[self.rank]))
+        members = [member for own, _, member in sorted(keyed) if own == color]
+        part = self._distributed.new_group(
+            sorted(members), backend="gloo", timeout=_HOURS, use_local_synchronization=True
+        )
+        if members != sorted(members):
+            raise ValueError("torch orders the ranks of a group as those of the job")
+        return TorchGroup(self._torch, part, members)
+
+
+def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
+    """Meet the other ranks of torchrun's job within so many seconds. Raises CouldNotMeasureError."""
+    found = load_torch("gloo")
+    store = meet(found.distributed, launched_by, os.environ, seconds)
+    try:
+        found.distributed.init_process_group(
+            "gloo", store=store, rank=launched_by.rank, world_size=launched_by.size, timeout=_HOURS
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise torch_refused("gloo", first_line(error)) from error
+    return TorchGroup(found.torch, found.distributed.group.WORLD, range(launched_by.size))
+
+
+def finish() -> None:
+    """End torch's process groups, if no backend has done so."""
+    found = load_torch("gloo")
+    if found.distributed.is_initialized():
+        found.distributed.destroy_process_group()
+
+
+def abort(_group: object, exit_code: int) -> NoReturn:
+    """End this process at once: torchrun then ends the others."""
+    os._exit(exit_code)
+
+
+_HERE = "127.0.0.1"
+
+
+def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device: Any = None) -> Any:
+    """The process group of these ranks, bound to `device` for NCCL. Raises CouldNotMeasureError."""
+    distributed = found.distributed
+    try:
+        if distributed.is_initialized():
+            if isinstance(group, TorchGroup) and group.size < distributed.get_world_size():
+                return open_part(found, group.members)
+            return distributed.new_group(backend=found.backend, timeout=_HOURS)
+        distributed.init_process_group(
+            found.backend,
+            store=_store(distributed, group, one_node=one_node),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=_HOURS,
+            device_id=device,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise torch_refused(found.backend, first_line(error)) from error
+    return distributed.group.WORLD
+
+
+def open_part(found: TorchDistributed, ranks: Sequence[int]) -> Any:
+    """A process group of some of the ranks; only they call this."""
+    new_group = found.distributed.new_group
+    return new_group(list(ranks), backend=found.backend, timeout=_HOURS, use_local_synchronization=True)
+
+
+def close(found: TorchDistributed, process_group: Any) -> None:
+    """Destroy a process group; with torch's default one all others go, and then there is nothing left to destroy."""
+    if process_group is not None and found.distributed.is_initialized():
+        found.distributed.destroy_process_group(process_group)
+
+
+def _store(distributed: Any, group: Group, *, one_node: bool) -> Any:
+    """A store on a port that the first rank's system picked, whose number the others get over MPI."""
+    host = _HERE if one_node else socket.gethostname()
+    store = None
+    if group.rank == 0:
+        store = distributed.TCPStore(host, 0, group.size, is_master=True, timeout=_HOURS, wait_for_workers=False)
+    host, port = group.broadcast(None if store is None else (host, int(store.port)))
+    return store or distributed.TCPStore(
+        host, port, group.size, is_master=False, timeout=_HOURS, wait_for_workers=False
+    )

@@ -1,0 +1,145 @@
+"""PyTorch's symmetric memory: all-reduce by kernels that read and write the memory of the node's other GPUs.
+
+One-shot: every rank reads the data of all others. Two-shot: every rank reduces its part of them, and writes the result
+to all. Both are `torch.ops.symm_mem` of PyTorch's own kernels for CUDA; those that reduce in the switches of NVLink
+(`multimem`) are not measured.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gpubench.backends.cuda import CudaDevice
+from gpubench.backends.mpi.group import host_name
+from gpubench.backends.timing import in_order
+from gpubench.backends.torch.backend import EnqueuedOnCuda, Tensors, TorchCalls, TorchGroups
+from gpubench.backends.torch.distributed import TorchDistributed, first_line, torch_without
+from gpubench.errors import CouldNotMeasureError, UsageError
+from gpubench.model.terms.operation import TORCH_SYMM, TWO_SHOT, DataType, ReduceOp, kernel_of
+from gpubench.model.terms.ranks import Progress
+from gpubench.ports.backend import Launch, Memory, Region
+from gpubench.ports.group import Group
+
+_OPERATIONS = ("one_shot_all_reduce_out", "one_shot_all_reduce_copy_out", "two_shot_all_reduce_")
+_TYPES = (DataType.FLOAT32, DataType.BFLOAT16)
+_SETTINGS = {
+    # Only the kernels that are not measured need multicast memory, which some machines cannot make.
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Ranks that share a GPU, or see one each under the same number, are taken for a mistake otherwise.
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
+
+
+def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
+    """Raise UsageError for a type or a reduction that PyTorch's kernels do not have."""
+    unknown = [f"--dtype {each}" for each in dtypes if each not in _TYPES]
+    unknown += [f"--op {each}" for each in ops or () if each is not ReduceOp.SUM]
+    if unknown:
+        raise UsageError(
+            f"{unknown[0]} with --backend {TORCH_SYMM}",
+            expected=f"a sum of {' or '.join(_TYPES)}",
+            reason="PyTorch's kernels for symmetric memory have no other",
+            next_step=f"leave {unknown[0]} out, or --backend torch:nccl",
+        )
+
+
+def check_operations(found: TorchDistributed) -> None:
+    """Raise CouldNotMeasureError where this torch lacks an operation."""
+    operations = getattr(found.torch.ops, "symm_mem", None)
+    for name in _OPERATIONS:
+        if not hasattr(operations, name):
+            raise torch_without(found.version, f"torch.ops.symm_mem.{name}")
+
+
+def _no_symmetric_memory(said: str) -> CouldNotMeasureError:
+    return CouldNotMeasureError(
+        f"PyTorch shares no memory between these GPUs: {said}",
+        expected="GPUs of one node that reach each other's memory, and processes that may hand it over",
+        reason="no peer access between the GPUs, or a container that keeps its processes apart",
+        next_step="gpubench topo shows peer access; --backend nccl,torch:nccl measures without symmetric memory",
+    )
+
+
+class SymmetricCalls(TorchCalls):
+    """All-reduce of one process group in symmetric memory, by the kernel for the size, or by one for all sizes."""
+
+    def __init__(
+        self, found: TorchDistributed, group: Any, tensors: Tensors, workspace: list[Memory], kernel: str | None = None
+    ) -> None:
+        super().__init__(found, TORCH_SYMM, group, tensors)
+        self._operations, self._name_of_group = found.torch.ops.symm_mem, group.group_name
+        self._workspace, self._kernel = workspace, kernel
+
+    def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
+        """`two_shot_all_reduce_` in the receive buffer, or `one_shot_all_reduce_out`; in place through a workspace."""
+        into = self._tensors.of(receive, count, dtype)
+        how = op.value, self._name_of_group
+        if kernel_of(TORCH_SYMM, count * dtype.size_bytes, self._kernel) == TWO_SHOT:
+            copied = self._copied(send, receive, count, dtype)
+            return in_order([*copied, partial(self._operations.two_shot_all_reduce_, into, *how)])
+        if send == receive:
+            held = self._tensors.of(Region(self._workspace[0], 0), count, dtype)
+            return partial(self._operations.one_shot_all_reduce_copy_out, held, into, *how, into)
+        source = self._tensors.of(send, count, dtype)
+        return partial(self._operations.one_shot_all_reduce_out, source, *how, into)
+
+
+class TorchSymmetric(EnqueuedOnCuda):
+    """PyTorch's symmetric memory on the NVIDIA GPUs of one node; its buffers are its own."""
+
+    buffers = 3  # one-shot in place needs a workspace
+
+    def __init__(
+        self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
+    ) -> None:
+        super().__init__(groups, found, device, group, progress)
+        self._found, self._group = found, group
+        self._tensors = Tensors(found.torch)
+        self._workspace: list[Memory] = []
+        self._held: dict[int, Any] = {}
+
+    @property
+    def calls(self) -> SymmetricCalls:
+        """The collectives of all ranks, connected at first use. Raises CouldNotMeasureError: on several nodes."""
+        return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace)
+
+    def with_kernel(self, kernel: str) -> SymmetricCalls:
+        """The collectives of all ranks, by that kernel at every size."""
+        return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace, kernel)
+
+    def open(self, group: Group) -> TorchCalls:
+        """Nothing: raises CouldNotMeasureError, as buffers are shared by all ranks and not by a part of them."""
+        raise _no_symmetric_memory(f"buffers are shared by all ranks, not by {group.size} of them")
+
+    @property
+    def memory_source(self) -> object:
+        """This backend: no other one's buffers are symmetric."""
+        return self
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Symmetric memory, which every rank takes at the same time. Raises CouldNotMeasureError."""
+        self._process_group()
+        if self._workspace[0].size_bytes < size_bytes:
+            self._workspace[:] = [self._shared(size_bytes)]
+        return self._shared(size_bytes)
+
+    def _shared(self, size_bytes: int) -> Memory:
+        memory = self._found.torch.distributed._symmetric_memory  # noqa: SLF001
+        try:
+            tensor = memory.empty(size_bytes, dtype=self._found.torch.uint8, device=self._torch_device)
+            memory.rendezvous(tensor, self._groups.process_group)
+        except RuntimeError as error:
+            raise _no_symmetric_memory(first_line(error)) from error
+        self._held[tensor.data_ptr()] = tensor
+        return self._device.adopt(tensor.data_ptr(), size_bytes, self._held.pop)
+
+    def _process_group(self) -> Any:
+        if not self._workspace:
+            hosts = dict.fromkeys(self._group.gather(host_name()))
+            if len(hosts) > 1:
+                raise _no_symmetric_memory(f"the ranks are on {len(hosts)} hosts")
+            os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})
+            self._groups.connect()
+            self._workspace[:] = [self._shared(1)]  # tells whether these ranks can share memory at all
+        return self._groups.process_group

@@ -1,1 +1,0 @@
-"""Adapters: each foreign library is imported in one file here, late, inside functions."""

@@ -1,1 +1,0 @@
-"""One node as the kernel, NVML and CUDA describe it."""

@@ -1,0 +1,281 @@
+"""The libraries that this process has loaded or would load, and NCCL's settings as NCCL will see them.
+
+In the loader's order: loaded ones, LD_LIBRARY_PATH, its cache, its folders; not the RUNPATH inside a library. Seen:
+Open MPI 5 and MPICH 5 without GPUs; neither with them, nor MVAPICH.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import pwd
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpubench.machine.host import UnknownFields, below, exists, printable, text_of
+from gpubench.model.facts.process import MpiFacts
+
+_LIBRARIES = (
+    *("libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1", "libmlx5.so.1", "libfabric.so.1", "libgdrapi.so.2"),
+    *("libucp.so.0",),
+)
+_NET_PLUGIN = "libnccl-net.so"
+_PLUGIN_SETTING = "NCCL_NET_PLUGIN"
+_CACHE = "etc/ld.so.cache"
+_MOST_CACHE_BYTES = 16 * 2**20
+_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+_MOST_FOLDERS = 64
+_PROVIDERS = "etc/libibverbs.d"
+_SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
+
+
+def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The libraries whose absence changes a path, with the network plugins that NCCL_NET_PLUGIN names."""
+    named = settings.get(_PLUGIN_SETTING)
+    if not named:
+        return (*_LIBRARIES, _NET_PLUGIN)
+    plugins = [each.strip() for each in named.split(",")]
+    is_file = [each.startswith("/") or _SHARED_OBJECT.fullmatch(each) for each in plugins]
+    files = [each if file else f"libnccl-net-{each}.so" for each, file in zip(plugins, is_file, strict=True)]
+    return (*_LIBRARIES, *(printable(file) for file in files if file != "libnccl-net-none.so"))
+
+
+def find_libraries(
+    names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
+) -> dict[str, str | None]:
+    """The file that the loader would take for each name; `search_path` is LD_LIBRARY_PATH."""
+    cache = _cache(root)
+    machine = f"{platform.machine()}-linux-gnu"
+    folders = [*search_path.split(":")[:_MOST_FOLDERS], *_FOLDERS, f"/lib/{machine}", f"/usr/lib/{machine}"]
+    found: dict[str, str | None] = {}
+    for name in names:
+        places = [f"{folder}/{name}" for folder in folders if folder.startswith("/")]
+        in_order = (*places[: -len(_FOLDERS) - 2], *_cached(cache, name), *places)
+        candidates = (name,) if name.startswith("/") else in_order
+        present = (path for path in candidates if exists(below(root, Path(path))))
+        mapped = loaded.get(name.partition(".so")[0])
+        found[name] = printable(path) if (path := mapped or next(present, None)) else None
+    return found
+
+
+def can_look(root: Path) -> bool:
+    """True where a folder of the loader can be seen: where none can, a library that is not found may exist."""
+    return any(exists(below(root, Path(folder))) for folder in _FOLDERS)
+
+
+def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
+    """The drivers that libibverbs is configured to load ('mlx5', 'efa'); None where it has no folder of them."""
+    names = unknown.names("verbs_providers", root / _PROVIDERS)
+    paths = [path for path in map(Path, names or ()) if path.suffix == ".driver"]
+    return None if names is None else tuple(sorted(printable(path.stem) for path in paths))
+
+
+def _cache(root: Path) -> bytes:
+    """The loader's cache, of which only the texts are used: whatever its version, they are the libraries' paths."""
+    try:
+        with (root / _CACHE).open("rb") as file:
+            return file.read(_MOST_CACHE_BYTES)
+    except OSError:
+        return b""
+
+
+def _cached(cache: bytes, name: str) -> list[str]:
+    end = b"/" + name.encode()
+    texts = cache.split(b"\0") if end + b"\0" in cache else ()
+    return [text.decode(errors="replace") for text in texts if text.startswith(b"/") and text.endswith(end)]
+
+
+def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """The files whose names match a pattern from their start on, each once, in the order of their addresses."""
+    found: dict[str, None] = {}
+    for line in (text_of(maps) or "").splitlines():
+        columns = line.split(maxsplit=5)
+        path = columns[5].removesuffix(" (deleted)") if len(columns) == 6 else ""
+        if path.startswith("/") and re.match(pattern, path.rpartition("/")[2]):
+            found[path] = None
+    return list(found)
+
+
+_LONGEST_VERSION = 8192
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
+_FIELDS = ("cuda_built", "cuda_aware", "pml", "accelerator")
+
+
+class _Component(ctypes.Structure):
+    """The beginning of `mca_base_component_t`, the same in Open MPI 2 to 5 (opal/mca/mca.h)."""
+
+    _fields_ = (
+        ("version", ctypes.c_int * 3),
+        ("project", ctypes.c_char * 16),
+        ("project_version", ctypes.c_int * 3),
+        ("kind", ctypes.c_char * 32),
+        ("kind_version", ctypes.c_int * 3),
+        ("name", ctypes.c_char * 64),
+    )
+
+
+def read_mpi(path: str | None) -> MpiFacts:
+    """The facts of the library at `path`, which this process has mapped; None where it has none."""
+    if path is None:
+        return _silent("no MPI library is loaded in this process")
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError as error:
+        return _silent(f"the MPI library cannot be asked: {printable(str(error))}")
+    return read_library(library)
+
+
+def read_library(library: Any) -> MpiFacts:
+    """The facts of a loaded library, or of what stands in for it."""
+    if not _flag(library, "MPI_Initialized") or _flag(library, "MPI_Finalized"):
+        return _silent("MPI is not running in this process", version=_version(library))
+    unknown: dict[str, str] = {}
+    aware = _cuda_aware(library)
+    if aware is None:
+        unknown["cuda_aware"] = "the library has no function that tells"
+    built = cuda_built(library)
+    pml = _component(library, "mca_pml_base_selected_component", b"pml")
+    accelerator = _component(library, "opal_accelerator_base_selected_component", b"accelerator")
+    for name, value in (("cuda_built", built), ("pml", pml), ("accelerator", accelerator)):
+        if value is None:
+            unknown[name] = "the library exports no variable of Open MPI's that tells"
+    return MpiFacts(
+        version=_version(library),
+        cuda_built=built,
+        cuda_aware=aware,
+        pml=pml,
+        accelerator=accelerator,
+        unknown=unknown,
+    )
+
+
+def cuda_built(library: Any) -> bool | None:
+    """Whether Open MPI was built for memory of GPUs, by a variable that holds it before MPI is started too."""
+    try:
+        return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
+    except ValueError:
+        return None
+
+
+def _silent(reason: str, version: str | None = None) -> MpiFacts:
+    return MpiFacts(version=version, unknown=dict.fromkeys(_FIELDS, reason))
+
+
+def _flag(library: Any, function: str) -> bool:
+    """MPI_Initialized and MPI_Finalized, which may be called at any time."""
+    value = ctypes.c_int(0)
+    asked = getattr(library, function, None)
+    return asked is not None and asked(ctypes.byref(value)) == 0 and bool(value.value)
+
+
+def _version(library: Any) -> str | None:
+    asked = getattr(library, "MPI_Get_library_version", None)
+    if asked is None:
+        return None
+    text, length = ctypes.create_string_buffer(_LONGEST_VERSION), ctypes.c_int(0)
+    if asked(text, ctypes.byref(length)):
+        return None
+    lines = text.value.decode(errors="replace").strip().splitlines()
+    return printable(" ".join(lines[0].split(",")[0].split())) if lines else None
+
+
+def _cuda_aware(library: Any) -> bool | None:
+    query = getattr(library, "MPIX_Query_cuda_support", None)
+    if query is not None:
+        return bool(query())
+    query = getattr(library, "MPIX_GPU_query_support", None)
+    if query is None:
+        return None
+    answer = ctypes.c_int(0)
+    return None if query(_CUDA, ctypes.byref(answer)) else bool(answer.value)
+
+
+def _component(library: Any, name: str, kind: bytes) -> str | None:
+    """The name of a chosen component, where the variable is what it is expected to be."""
+    try:
+        component = _Component.in_dll(library, name)
+    except ValueError:
+        return None
+    return printable(component.name.decode(errors="replace")) if component.kind == kind and component.name else None
+
+
+DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
+
+NODE_VARIABLE = "NCCL_HOSTID"  # What NCCL takes for the host of a process, instead of asking the system
+_CONF_FILE = "NCCL_CONF_FILE"
+_SYSTEM_CONF = Path("/etc/nccl.conf")
+_OF_HOME = "~/.nccl.conf"
+
+
+def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
+    """NCCL's variables by name, from `environment` and then `files` in NCCL's order: what is set first counts."""
+    found = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+    for path in configuration_files(environment) if files is None else files:
+        for line in (text_of(path) or "").splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#"):
+                found.setdefault(name, value)
+    return found
+
+
+def configuration_files(environment: Mapping[str, str], user: int | None = None) -> tuple[Path, ...]:
+    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of `user`; then the system's."""
+    named = environment.get(_CONF_FILE)
+    if named:
+        return Path(named), _SYSTEM_CONF
+    try:
+        home = pwd.getpwuid(os.getuid() if user is None else user).pw_dir
+    except KeyError:
+        return (_SYSTEM_CONF,)
+    return Path(home) / ".nccl.conf", _SYSTEM_CONF
+
+
+def read_nccl_files(
+    environment: Mapping[str, str], root: Path, user: int | None = None
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The NCCL_ variables of each configuration file in NCCL's order, and why one cannot be read."""
+    found, unknown = {}, {}
+    for path in configuration_files(environment, user):
+        name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)
+        place = below(root, path)
+        try:
+            place.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                unknown[f"nccl_files.{printable(name)}"] = str(error.strerror)
+            continue
+        reader = UnknownFields()
+        if reader.text("file", place) is None and not reader.reasons["file"].endswith("is empty"):
+            unknown[f"nccl_files.{printable(name)}"] = reader.reasons["file"]
+            continue
+        settings = nccl_settings({}, [place])
+        found[printable(name)] = {
+            printable(key): printable(value) for key, value in settings.items() if key.startswith("NCCL_")
+        }
+    return found, unknown
+
+
+def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """NCCL's variables as it will see them."""
+    merged: dict[str, str] = {}
+    for settings in (environment, *files.values()):
+        merged = {name: value for name, value in settings.items() if name.startswith("NCCL_")} | merged
+    return merged
+
+
+@contextmanager
+def environment_set(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Have these variables in the environment while a communicator is made: NCCL reads some anew each time."""
+    before = {name: environment.get(name) for name in variables}
+    environment.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value

@@ -1,0 +1,282 @@
+"""The child that reads the traffic of all GPUs from NVML: a line of indices in, a line of counters out.
+
+From Hopper on the driver averages rates between samples (GPM); before, there are counters. A sample of one busy H200
+takes 0.3 ms of a core, kernels up to 1.8, errors 1.0, links 0.9 (`benchmarks.nvml_costs`).
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpubench.machine.drivers import GPU_IS_LOST, Answers, text
+from gpubench.machine.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes, throttle_reasons
+from gpubench.machine.nvml import open_library, read_link_bytes
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.traffic import FOREIGN_GB_S, GpuReading
+from gpubench.model.terms.plain import to_plain
+from gpubench.model.terms.units import BYTES_PER_GB
+
+if TYPE_CHECKING:
+    from gpubench.model.facts.process import GpuProcess
+
+WINDOW_SECONDS = 0.02  # Between readings of 32-bit counters, which PCIe 6 x16 gets around in 35 ms
+_COUNTS_TO = 2**32
+_MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
+"""After it a PCIe 6 x16 link may have gone around them, so that much would look like little: 34 ms."""
+
+_MIB = 2**20
+_KB = 1000
+
+_GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
+"""In MiB/s: NVML_GPM_METRIC_PCIE_TX, PCIE_RX, NVLINK_TOTAL_RX, NVLINK_TOTAL_TX."""
+
+_GPM_KERNELS = {"kernels": 1}  # In percent: NVML_GPM_METRIC_GRAPHICS_UTIL
+_ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
+"""NVML_FI_DEV_NVLINK_ERROR_*; each is read for all links, of which the driver sums them up for scope 0xFFFFFFFF."""
+
+_SELDOM = 20
+"""Counters of errors cost as much as all else and seldom move: they are read at one of so many intervals, of one GPU
+after the other."""
+
+_C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
+
+_TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
+
+
+class NvmlTraffic:
+    """Reads the GPUs of this host, all or those with these indices; `sleep` waits between two readings of counters."""
+
+    def __init__(
+        self, library: Any, indices: Sequence[int] | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        wanted = range(library.nvmlDeviceGetCount()) if indices is None else indices
+        self._gpus = [_WatchedGpu(library, index) for index in wanted]
+        self._sleep = sleep
+        self._count = 0
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """All GPUs at one moment. The first reading has no rates."""
+        count, self._count = self._count, self._count + 1
+        sampled = [gpu for gpu in self._gpus if gpu.begin_window()]
+        if sampled:
+            began = time.perf_counter()
+            self._sleep(WINDOW_SECONDS)
+            for gpu in sampled:
+                gpu.end_window(time.perf_counter() - began)
+        turns = [count == 0 or (count + place) % _SELDOM == 0 for place in range(len(self._gpus))]
+        return tuple(gpu.read(seldom=turn) for gpu, turn in zip(self._gpus, turns, strict=True))
+
+
+class _WatchedGpu:
+    """One GPU: what was read before, and in which way its rates are to be had."""
+
+    def __init__(self, library: Any, index: int) -> None:
+        self._library, self._index = library, index
+        self._lost: str | None = None
+        self._processes: tuple[GpuProcess, ...] | None = None
+        self._pids: frozenset[int] | None = None
+        self._errors: dict[str, int] = {}
+        self._why_no_processes = ""
+        self._why_no_window = ""
+        self._window: dict[str, int | None] | None = None
+        self._rates: dict[str, float] = {}
+        self._gpm: _GpmSamples | None = None
+        self.bus_id = f"GPU{index}"
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            self.bus_id = bus_id(text(library.nvmlDeviceGetPciInfo(handle).busId) or "") or self.bus_id
+        except library.NVMLError as error:
+            self._lost, handle = str(error), None
+        self._answers = Answers(library, handle)
+        coherent = None if handle is None else self._answers.call("nvmlDeviceGetC2cModeInfoV").value
+        self._why_no_pcie = _C2C if coherent is not None and coherent.isC2cEnabled else ""
+        if handle is not None:
+            self._gpm = _GpmSamples.of(library, handle)
+
+    def begin_window(self) -> bool:
+        """Read the 32-bit counters of PCIe for the first time; False where nothing has to be read twice."""
+        self._rates = {}
+        self._why_no_window = ""
+        if self._gpm is not None or self._lost is not None:
+            return False
+        counted = read_link_bytes(self._answers, pcie_only=True)
+        self._window = {"pcie_sent": counted.pcie_sent, "pcie_received": counted.pcie_received}
+        if None not in self._window.values():
+            return True
+        self._window = None
+        for name, way in (("pcie_sent", _TX), ("pcie_received", _RX)):
+            kb_s = self._answers.call("nvmlDeviceGetPcieThroughput", way).value
+            if kb_s is not None:
+                self._rates[name] = kb_s * _KB / BYTES_PER_GB
+        return False
+
+    def end_window(self, seconds: float) -> None:
+        """Read them again, so many seconds later."""
+        counted, before = read_link_bytes(self._answers, pcie_only=True), self._window or {}
+        if seconds > _MOST_WINDOW_SECONDS:
+            self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
+            return
+        for name, count in (("pcie_sent", counted.pcie_sent), ("pcie_received", counted.pcie_received)):
+            earlier = before.get(name)
+            if count is not None and earlier is not None:
+                self._rates[name] = (count - earlier) % _COUNTS_TO / BYTES_PER_GB / seconds
+
+    def read(self, *, seldom: bool) -> GpuReading:
+        """Everything of this GPU; counters of errors are those of before but where `seldom` is true."""
+        answers = self._answers
+        if self._lost is not None:
+            return GpuReading(index=self._index, bus_id=self.bus_id, lost=self._lost)
+        answers.unknown = {}
+        counters: dict[str, int | None] = {}
+        if self._gpm is None:
+            counted = read_link_bytes(answers, nvlink_only=True)
+            counters = {"nvlink_sent_bytes": counted.nvlink_sent, "nvlink_received_bytes": counted.nvlink_received}
+            sampled: float | None = WINDOW_SECONDS
+        else:
+            self._rates, sampled = self._gpm.rates(), None
+        self._read_processes()
+        if seldom:
+            self._read_errors()
+        reasons = read_clock_reasons(answers)
+        rates = self._rates
+        if self._why_no_pcie:
+            rates = self._rates = {name: rate for name, rate in rates.items() if not name.startswith("pcie")}
+        reading = GpuReading(
+            index=self._index,
+            bus_id=self.bus_id,
+            **counters,
+            nvlink_sent_gb_s=rates.get("nvlink_sent"),
+            nvlink_received_gb_s=rates.get("nvlink_received"),
+            pcie_sent_gb_s=rates.get("pcie_sent"),
+            pcie_received_gb_s=rates.get("pcie_received"),
+            pcie_sampled_seconds=sampled,
+            utilization_percent=self._utilization(),
+            kernels_percent=rates.get("kernels"),
+            clock_mhz=answers.ask("clock", "nvmlDeviceGetClockInfo", MULTIPROCESSORS),
+            throttle_reasons=throttle_reasons(reasons),
+            errors=dict(self._errors),
+            processes=self._processes,
+            lost=answers.lost,
+            unknown={**answers.unknown, **dict(self._unknown(counters))},
+        )
+        self._lost = answers.lost
+        return reading
+
+    def _utilization(self) -> int | None:
+        rates = self._answers.ask("utilization", "nvmlDeviceGetUtilizationRates")
+        return None if rates is None else rates.gpu
+
+    def _read_processes(self) -> None:
+        computing = self._answers.call("nvmlDeviceGetComputeRunningProcesses")
+        pids = None if computing.value is None else frozenset(each.pid for each in computing.value)
+        if pids is None or pids != self._pids:
+            self._processes = read_processes(self._answers)
+            self._why_no_processes = self._answers.unknown.pop("processes", "")
+        self._pids = pids
+
+    def _read_errors(self) -> None:
+        replays = self._answers.call("nvmlDeviceGetPcieReplayCounter").value
+        self._errors = {} if replays is None else {"PCIe replays": replays}
+        counts = self._answers.fields([(number, _ALL_LINKS) for number in _ERROR_FIELDS.values()])
+        for name, number in _ERROR_FIELDS.items():
+            count = counts.get((number, _ALL_LINKS))
+            if count is not None:
+                self._errors[name] = count
+
+    def _unknown(self, counters: dict[str, int | None]) -> Iterator[tuple[str, str]]:
+        why = "NVML does not count it on this GPU" if self._gpm is None else self._gpm.why
+        for name in ("pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"):
+            reason = (self._why_no_pcie or self._why_no_window if name.startswith("pcie") else "") or why
+            if name not in self._rates and counters.get(f"{name}_bytes") is None and reason:
+                yield name, reason
+        if self._processes is None and self._why_no_processes:
+            yield "processes", self._why_no_processes
+
+
+_ALL_LINKS = 0xFFFFFFFF
+
+
+class _GpmSamples:
+    """The two last samples of a GPU, between which the driver averages; `why` says why it did not."""
+
+    def __init__(self, library: Any, handle: object) -> None:
+        self._library, self._handle = library, handle
+        self._samples = [library.nvmlGpmSampleAlloc(), library.nvmlGpmSampleAlloc()]
+        self._asked = library.c_nvmlGpmMetricsGet_t()
+        self._asked.version = library.NVML_GPM_METRICS_GET_VERSION
+        self._taken = 0
+        self.why = ""
+
+    @classmethod
+    def of(cls, library: Any, handle: object) -> "_GpmSamples | None":
+        """The samples of a GPU; None where it, its driver, pynvml or this user has none."""
+        try:
+            if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return None
+            made = cls(library, handle)
+            library.nvmlGpmSampleGet(handle, made._samples[0])
+        except (library.NVMLError, AttributeError):
+            return None
+        made._taken = 1
+        return made
+
+    def rates(self) -> dict[str, float]:
+        """GB/s since the sample before; with PCIe output also `kernels` in percent, to tell copies from kernels."""
+        self.why = ""
+        now, before = self._taken % 2, (self._taken + 1) % 2
+        try:
+            self._library.nvmlGpmSampleGet(self._handle, self._samples[now])
+            self._asked.sample1, self._asked.sample2 = self._samples[before], self._samples[now]
+            found = {name: each * _MIB / BYTES_PER_GB for name, each in self._averages(_GPM_RATES).items()}
+            if found.get("pcie_sent", 0.0) >= FOREIGN_GB_S:
+                found |= self._averages(_GPM_KERNELS)
+        except self._library.NVMLError as error:
+            self.why = str(error)
+            if getattr(error, "value", 0) == GPU_IS_LOST:
+                self.why = f"the GPU is lost: {error}"
+            return {}
+        self._taken += 1
+        if not found.keys() >= _GPM_RATES.keys():
+            self.why = "the driver gives no average for it"
+        return found
+
+    def _averages(self, metrics: Mapping[str, int]) -> dict[str, float]:
+        self._asked.numMetrics = len(metrics)
+        for position, number in enumerate(metrics.values()):
+            self._asked.metrics[position].metricId = number
+        self._library.nvmlGpmMetricsGet(self._asked)
+        answers = zip(metrics, self._asked.metrics, strict=False)
+        # One is not a number where a sample took no time.
+        return {name: each.value for name, each in answers if each.nvmlReturn == 0 and each.value == each.value}
+
+
+NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer every line with a reading, until there are no more lines; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks, and reaches this process too
+    library = open_library()
+    if library is None:
+        _answer({"silent": NO_DRIVER})
+        return 0
+    indices = [int(each) for each in arguments[0].split(",")] if arguments else None
+    try:
+        traffic = NvmlTraffic(library, indices)
+        for _ in sys.stdin:
+            _answer({"gpus": [to_plain(each) for each in traffic.read()]})
+    except library.NVMLError as error:
+        _answer({"silent": f"NVML does not answer ({error})"})
+    return 0
+
+
+def _answer(document: object) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

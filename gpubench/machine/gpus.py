@@ -1,0 +1,472 @@
+"""The GPUs of a node according to NVML: identity, state, pairs, NVLinks, and settings of the driver."""
+
+import contextlib
+import ctypes
+import uuid
+from collections.abc import Mapping
+from dataclasses import field
+from itertools import permutations
+from typing import Any
+
+from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
+from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
+from gpubench.model.facts.snapshot import (
+    ConfidentialComputing,
+    DriverFacts,
+    DriverSettings,
+    Fabric,
+    GpuFacts,
+    GpuLimits,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    RemappedRows,
+    bus_id,
+)
+from gpubench.model.terms.units import ranges_of
+from gpubench.records import dataclass
+
+_COMMON_SPEED = 90
+_LINK_COUNT = 91
+_SPEED = 164
+_STATE = 165
+_VERSION = 166
+_ERRORS = {"replay": 161, "recovery": 162, "crc_flit": 163}
+_ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2}
+"""Field numbers (NVML_FI_DEV_NVLINK_*) and counters (nvmlNvLinkErrorCounter_t).
+
+CRC_DATA and ECC_DATA, the counters 3 and 4, are left out: on H200 they count what the links corrected, by the hundreds
+on every healthy link."""
+
+_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_PEERS = {0: NvlinkPeer.GPU, 1: NvlinkPeer.CPU, 2: NvlinkPeer.SWITCH}
+_HOPPER = (9, 0)
+
+
+def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[NvLink, ...] | None:
+    """The links of a GPU, None where NVML does not say; `unknown` has the reasons, as `nvlinks.version`."""
+    common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
+    count = common.get((_LINK_COUNT, 0))
+    if count is None:
+        count = _count_by_asking(answers)
+    if not count:
+        return None if count is None else ()
+    wanted = (_STATE, _SPEED, _VERSION, *_ERRORS.values())
+    fields = answers.fields((number, link) for link in range(count) for number in wanted)
+    reader = _LinkReader(answers, fields, common.get((_COMMON_SPEED, 0)), capability or (0, 0))
+    return tuple(reader.read(link) for link in range(count))
+
+
+def _count_by_asking(answers: Answers) -> int | None:
+    """The number of links that answer: an index past the last is invalid, any is not supported without NVLink."""
+    most: int = answers.library.NVML_NVLINK_MAX_LINKS
+    for link in range(most):
+        reply = answers.call("nvmlDeviceGetNvLinkState", link)
+        if reply.code == INVALID_ARGUMENT or (reply.code == NOT_SUPPORTED and link == 0):
+            return link
+        if reply.value is None and link == 0:
+            answers.unknown["nvlinks"] = reply.reason
+            return None
+    return most
+
+
+@dataclass(slots=True)
+class _LinkReader:
+    answers: Answers
+    fields: dict[tuple[int, int], int]
+    common_speed_mb_s: int | None
+    capability: tuple[int, int]
+    counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
+
+    def read(self, link: int) -> NvLink:
+        """One link. What an inactive one does not answer stays unknown."""
+        state = self._state(link)
+        speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
+        version = self.fields.get((_VERSION, link))
+        if version is None:
+            version = self.answers.ask("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
+        peer = self.answers.ask("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
+        return NvLink(
+            number=link,
+            active=None if state is None else bool(state),
+            version=_VERSIONS.get(version) if version is not None else None,
+            raw_gb_s=speed_mb_s / 1000 if speed_mb_s else None,
+            peer=_PEERS.get(peer) if peer is not None else None,
+            peer_bus_id=self._peer_bus_id(link),
+            errors=self._errors(link),
+        )
+
+    def _state(self, link: int) -> int | None:
+        by_field = self.fields.get((_STATE, link))
+        # NCCL, too, asks the field first from Hopper on and the function first before.
+        if self.capability >= _HOPPER and by_field is not None:
+            return by_field
+        reply = self.answers.call("nvmlDeviceGetNvLinkState", link)
+        state: int | None = by_field if reply.value is None else reply.value
+        if state is None:
+            self.answers.unknown.setdefault("nvlinks.active", reply.reason)
+        return state
+
+    def _peer_bus_id(self, link: int) -> str | None:
+        """The device at the other end; a virtual machine hides it behind an address of ones."""
+        remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
+        address = bus_id(text(remote.busId) or "") if remote is not None else ""
+        if address.startswith("ffffffff:"):
+            self.answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
+        return address if address and not address.startswith("ffffffff:") else None
+
+    def _errors(self, link: int) -> dict[str, int]:
+        """The counters that could be read; one that is not supported on a link is not asked for on the next."""
+        counts = {}
+        for name, number in _ERRORS.items():
+            count = self.fields.get((number, link))
+            if count is None and name in self.counters:
+                reply = self.answers.call("nvmlDeviceGetNvLinkErrorCounter", link, self.counters[name])
+                count = reply.value
+                if count is None:
+                    del self.counters[name]
+                    self.answers.unknown.setdefault(f"nvlinks.errors.{name}", reply.reason)
+            if count is not None:
+                counts[name] = count
+        return counts
+
+
+_ENVIRONMENTS = ("unavailable", "simulation", "production")
+_MULTI_GPU = ("none", "protected_pcie", "nvle")
+_BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
+"""NVML_CC_SYSTEM_ENVIRONMENT_*, NVML_CC_SYSTEM_MULTIGPU_* and NVML_GPU_NVLINK_BW_MODE_* in nvml.h, from 0 on."""
+
+_UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
+
+
+def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings:
+    """The settings, from a pynvml that is initialised; `handles` are those of the GPUs that answer, by index."""
+    unknown: dict[str, str] = {}
+    return DriverSettings(
+        confidential_computing=_confidential_computing(library, unknown),
+        nvlink_bandwidth_mode=_bandwidth_mode(library, unknown),
+        nvlink_bandwidth_reduced=_bandwidth_reduced(library, handles, unknown),
+        unknown=unknown,
+    )
+
+
+def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
+    """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
+    with contextlib.suppress(AttributeError, library.NVMLError):
+        form = library.c_nvmlSystemConfComputeSettings_v1_t()
+        if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
+            return _conf_compute(form, word_of(_MULTI_GPU, form.multiGpuMode))
+    state = _answer(library, "nvmlSystemGetConfComputeState", "confidential_computing", unknown)
+    return None if state is None else _conf_compute(state, None)
+
+
+def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) -> Any:
+    try:
+        return getattr(library, function)()
+    except AttributeError:
+        unknown[setting] = _UNKNOWN_TO_PYNVML
+    except library.NVMLError as error:
+        unknown[setting] = str(error)
+    return None
+
+
+def _conf_compute(form: Any, multi_gpu: str | None) -> ConfidentialComputing:
+    return ConfidentialComputing(
+        enabled=form.ccFeature == 1,
+        developer_tools=form.devToolsMode == 1,
+        environment=word_of(_ENVIRONMENTS, form.environment),
+        multi_gpu=multi_gpu,
+    )
+
+
+def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
+    mode = _answer(library, "nvmlSystemGetNvlinkBwMode", "nvlink_bandwidth_mode", unknown)
+    name = word_of(_BANDWIDTH_MODES, mode)
+    if mode is not None and name is None:
+        unknown["nvlink_bandwidth_mode"] = f"NVML answers {mode}, which nvml.h does not name"
+    return name
+
+
+def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
+    """The GPUs whose own mode is not the best one; None where no GPU has modes of its own (before Blackwell)."""
+    form = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
+    if form is None:
+        unknown["nvlink_bandwidth_reduced"] = _UNKNOWN_TO_PYNVML
+        return None
+    is_best: dict[int, bool] = {}
+    reason = "there is no GPU that answers"
+    for index, handle in handles.items():
+        asked = form()
+        reply = Answers(library, handle).call("nvmlDeviceGetNvlinkBwMode", ctypes.byref(asked))
+        if reply.value is None:
+            reason = reply.reason
+        else:
+            is_best[index] = bool(asked.bIsBest)
+    if not is_best:
+        unknown["nvlink_bandwidth_reduced"] = reason
+        return None
+    return tuple(f"GPU{index}" for index, best in is_best.items() if not best)
+
+
+MEMORY_VERSION = 0x02000028
+"""nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
+
+_IDLE = 0x1
+_LOWEST_STATE = 15  # NVML_PSTATE_15; NVML_PSTATE_UNKNOWN is 32
+_THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(THROTTLE_REASONS)}
+"""nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
+
+_UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded
+_CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C
+_SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+_UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: what the forms before the fourth call the clique
+_FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+_BITS_PER_WORD = 64
+
+_P2P_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
+_P2P_QUESTIONS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
+"""nvmlGpuP2PCapsIndex_t, in numbers: NVML_P2P_CAPS_INDEX_READ of nvidia-ml-py is a tuple."""
+
+_PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t; 0 is two GPUs on one board, which share that board's switch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlFacts:
+    """The node as NVML describes it; a missing driver is in `driver.absent`."""
+
+    driver: DriverFacts = field(default_factory=DriverFacts)
+    settings: DriverSettings = field(default_factory=DriverSettings)
+    gpus: tuple[GpuFacts, ...] = ()
+    pairs: tuple[PairFacts, ...] = ()
+
+
+def read_node(library: Any, cpus: int) -> NvmlFacts:
+    """Driver, GPUs and pairs, from a pynvml that is initialised; `cpus` is how many the machine can have."""
+    handles: dict[int, object] = {}
+    gone: list[GpuFacts] = []
+    for index in range(library.nvmlDeviceGetCount()):
+        try:
+            handles[index] = library.nvmlDeviceGetHandleByIndex(index)
+        except library.NVMLError as error:
+            gone.append(GpuFacts(index=index, lost=str(error)))
+    gpus = tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
+    alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
+    return NvmlFacts(
+        driver=DriverFacts(
+            version=text(library.nvmlSystemGetDriverVersion()),
+            cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
+        ),
+        settings=read_settings(library, alive),
+        gpus=tuple(sorted((*gpus, *gone), key=lambda gpu: gpu.index)),
+        pairs=_read_pairs(library, alive),
+    )
+
+
+def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
+    pci = answers.ask("bus_id", "nvmlDeviceGetPciInfo")
+    capability = answers.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    memory = answers.ask_in_turn(
+        "memory_bytes", ("nvmlDeviceGetMemoryInfo", MEMORY_VERSION), ("nvmlDeviceGetMemoryInfo",)
+    )
+    reasons = read_clock_reasons(answers)
+    bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
+    # The arguments are evaluated in this order: `lost` and `unknown` are complete when their turn comes.
+    return GpuFacts(
+        index=index,
+        bus_id=bus_id(text(pci.busId) or "") if pci is not None else None,
+        name=text(answers.ask("name", "nvmlDeviceGetName")),
+        uuid=text(answers.ask("uuid", "nvmlDeviceGetUUID")),
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
+        memory_bytes=memory.total if memory is not None else None,
+        memory_used_bytes=memory.used if memory is not None else None,
+        mig=_current(answers.ask("mig", "nvmlDeviceGetMigMode")),
+        ecc=_current(answers.ask("ecc", "nvmlDeviceGetEccMode")),
+        persistence=_current([answers.ask("persistence", "nvmlDeviceGetPersistenceMode")]),
+        idle=is_idle(reasons),
+        performance_state=_known_state(answers.call("nvmlDeviceGetPerformanceState").value),
+        throttle_reasons=throttle_reasons(reasons),
+        remapped_rows=_remapped_rows(answers),
+        retirement_pending=_current([answers.call("nvmlDeviceGetRetiredPagesPendingStatus").value]),
+        memory_errors=read_memory_errors(answers),
+        temperature_c=answers.ask("temperature_c", "nvmlDeviceGetTemperature", _CHIP),
+        slowdown_margin_c=_slowdown_margin(answers),
+        most_clock_mhz=answers.ask("most_clock_mhz", "nvmlDeviceGetMaxClockInfo", MULTIPROCESSORS),
+        limits=_limits(answers),
+        pcie=_pcie(answers),
+        pcie_replays=answers.ask("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
+        cpu_affinity=_cpu_affinity(answers, cpus),
+        nvlinks=_read_nvlinks(answers, capability),
+        fabric=_fabric(answers),
+        bar1_bytes=bar1.bar1Total if bar1 is not None else None,
+        processes=read_processes(answers),
+        lost=answers.lost,
+        unknown=answers.unknown,
+    )
+
+
+def _limits(answers: Answers) -> GpuLimits:
+    """NVML answers milliwatts."""
+    power = answers.call("nvmlDeviceGetPowerManagementLimit").value
+    default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
+    return GpuLimits(
+        clock_mhz=answers.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
+        default_clock_mhz=answers.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
+        power_w=None if power is None else power / 1000,
+        default_power_w=None if default_power is None else default_power / 1000,
+    )
+
+
+def _slowdown_margin(answers: Answers) -> int | None:
+    """The margin that GPUs from Hopper on report (T.Limit); of older GPUs the slowdown temperature minus its own."""
+    margin: int | None = answers.call("nvmlDeviceGetMarginTemperature").value
+    if margin is not None:
+        return margin
+    slowdown = answers.call("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN).value
+    own = answers.call("nvmlDeviceGetTemperature", _CHIP).value if slowdown else None
+    return None if own is None else slowdown - own
+
+
+def _current(modes: list[int | None] | None) -> bool | None:
+    return None if modes is None or modes[0] is None else bool(modes[0])
+
+
+def read_clock_reasons(answers: Answers) -> int | None:
+    """NVML's bits for the reasons of the current clocks."""
+    return answers.ask_in_turn(  # type: ignore[no-any-return]
+        "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
+    )
+
+
+def read_memory_errors(answers: Answers) -> int | None:
+    """Uncorrectable errors since the driver was loaded."""
+    return answers.ask(  # type: ignore[no-any-return]
+        "memory_errors", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE
+    )
+
+
+def is_idle(reasons: int | None) -> bool | None:
+    """True where clocks are low because nothing runs."""
+    return bool(reasons & _IDLE) if reasons is not None else None
+
+
+def _known_state(state: int | None) -> int | None:
+    return state if state is not None and state <= _LOWEST_STATE else None
+
+
+def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
+    """The words for what lowers clocks, of NVML's bits."""
+    return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
+
+
+def _remapped_rows(answers: Answers) -> RemappedRows | None:
+    rows = answers.ask("remapped_rows", "nvmlDeviceGetRemappedRows")
+    if rows is None:
+        return None
+    spares = answers.call("nvmlDeviceGetRowRemapperHistogram").value
+    return RemappedRows(
+        correctable=rows[0],
+        uncorrectable=rows[1],
+        pending=bool(rows[2]),
+        failure=bool(rows[3]),
+        banks_without_spares=None if spares is None else int(spares.none),
+    )
+
+
+def _pcie(answers: Answers) -> PcieLink:
+    """NVML answers 0 for what it does not know of a link."""
+    return PcieLink(
+        generation=answers.ask("pcie.generation", "nvmlDeviceGetCurrPcieLinkGeneration") or None,
+        width=answers.ask("pcie.width", "nvmlDeviceGetCurrPcieLinkWidth") or None,
+        max_generation=answers.ask("pcie.max_generation", "nvmlDeviceGetMaxPcieLinkGeneration") or None,
+        max_width=answers.ask("pcie.max_width", "nvmlDeviceGetMaxPcieLinkWidth") or None,
+    )
+
+
+def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
+    words = answers.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // _BITS_PER_WORD))
+    mask = sum(int(word) << _BITS_PER_WORD * position for position, word in enumerate(words or ()))
+    return ranges_of(mask) or None
+
+
+def _fabric(answers: Answers) -> Fabric | None:
+    """The registration with the NVLink fabric, in the newest form of the driver; status only where completed."""
+    for structure, function in (
+        ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
+        ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
+        ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
+        ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
+    ):
+        form = getattr(answers.library, structure, None)
+        info = None if form is None else form()
+        if info is not None and answers.ask("fabric", function, ctypes.byref(info)) is not None:
+            answers.unknown.pop("fabric", None)
+            break
+    else:
+        answers.unknown.setdefault("fabric", "this nvidia-ml-py does not know of it")
+        return None
+    state = word_of(_FABRIC_STATES, info.state)
+    if state != "completed":
+        return Fabric(state=state)
+    return Fabric(
+        state=state,
+        status="success" if info.status == 0 else str(answers.library.NVMLError(info.status)),
+        clique=_clique(info),
+        cluster_uuid=str(uuid.UUID(bytes=bytes(info.clusterUuid))),
+        health_mask=getattr(info, "healthMask", None),
+    )
+
+
+def _clique(info: Any) -> int | None:
+    """The clique in which GPUs address each other's memory; None where the fourth form lists no such clique."""
+    if not hasattr(info, "cliques"):
+        return int(info.cliqueId)
+    listed = info.cliques[: info.numCliques]
+    return next((int(each.id) for each in listed if each.type == _UNICAST_POINTER), None)
+
+
+def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
+    """The processes with a context on the GPU, each once, though it may compute, draw and run under MPS."""
+    computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
+    if computing is None:
+        return None
+    drawing, under_mps = (
+        answers.ask("processes", f"nvmlDeviceGet{kind}RunningProcesses") or () for kind in ("Graphics", "MPSCompute")
+    )
+    found = {each.pid: each for each in (*under_mps, *drawing, *computing)}
+    clients = {each.pid for each in under_mps}
+    return tuple(
+        GpuProcess(
+            pid=pid,
+            name=_process_name(answers.library, pid),
+            memory_bytes=found[pid].usedGpuMemory,
+            mps=pid in clients,
+        )
+        for pid in sorted(found)
+    )
+
+
+def _process_name(library: Any, pid: int) -> str | None:
+    try:
+        return text(library.nvmlSystemGetProcessName(pid)) or None
+    except library.NVMLError:
+        return None
+
+
+def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
+    paths: dict[frozenset[int], str | None] = {}
+    pairs = []
+    for source, destination in permutations(handles, 2):
+        answers = Answers(library, handles[source])
+        both = frozenset((source, destination))
+        if both not in paths:
+            level = answers.ask("pcie_path", "nvmlDeviceGetTopologyCommonAncestor", handles[destination])
+            paths[both] = _PCIE_PATHS.get(level)
+        words: dict[str, Any] = {
+            name: word_of(_P2P_WORDS, answers.ask(name, "nvmlDeviceGetP2PStatus", handles[destination], number))
+            for name, number in _P2P_QUESTIONS.items()
+        }
+        words |= {"source": f"GPU{source}", "destination": f"GPU{destination}", "pcie_path": paths[both]}
+        pairs.append(PairFacts(**words, unknown=answers.unknown))
+    return tuple(pairs)

@@ -1,0 +1,372 @@
+"""The NICs of a node, from sysfs: devices, RDMA ports, and the byte counters that tell of trouble.
+
+RDMA ports were not seen on hardware: written after Documentation/ABI/stable/sysfs-class-infiniband.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from ipaddress import AddressValueError, IPv6Address
+from pathlib import Path
+
+from gpubench.machine.host import UnknownFields, exists, is_link, names_in, number_of, printable, text_of
+from gpubench.machine.pci import driver_of, pci_address, pci_folder, place_of, trained_link
+from gpubench.model.facts.snapshot import SOFTWARE_RDMA, Gid, NicFacts, NicKind, RdmaPort
+from gpubench.model.facts.traffic import LOOPBACK, NicReading
+from gpubench.records import dataclass
+
+_COUNTERS = frozenset(
+    (
+        *("symbol_error", "link_error_recovery", "link_downed", "local_link_integrity_errors", "VL15_dropped"),
+        *("port_rcv_errors", "port_rcv_remote_physical_errors", "port_xmit_discards", "port_xmit_wait"),
+        *("excessive_buffer_overrun_errors",),
+    )
+)
+_HARDWARE_COUNTERS = frozenset(
+    (
+        *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "implied_nak_seq_err"),
+        *("rx_icrc_encapsulated", "roce_slow_restart", "roce_adp_retrans", "duplicate_request"),
+        *("rp_cnp_handled", "np_cnp_sent", "np_ecn_marked_roce_packets", "rx_discards_phy", "out_of_buffer"),
+        *("retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
+    )
+)
+"""Of mlx5's counters (the kernel's Documentation/ABI/stable/sysfs-class-infiniband) and of EFA's."""
+
+_MOST_GIDS = 16
+
+
+def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
+    """Every port of every RDMA device, named as its NIC is."""
+    folder = root / "sys/class/infiniband"
+    files = _device_files(root / "sys/class/infiniband_verbs")
+    return tuple(
+        _port(port, nic, files.get(name))
+        for name in names_in(folder)
+        for nic, port in _port_folders(folder / name).items()
+    )
+
+
+def _device_files(folder: Path) -> dict[str, str]:
+    """The device file of each RDMA device: /sys/class/infiniband_verbs/uverbs0/ibdev holds the device's name."""
+    devices = {name: text_of(folder / name / "ibdev") for name in names_in(folder)}
+    return {device: f"/dev/infiniband/{printable(name)}" for name, device in devices.items() if device is not None}
+
+
+def _port_folders(device: Path) -> dict[str, Path]:
+    """The folders of a device's ports by the NICs' names: mlx5_0, or mlx5_0:2 where there are several."""
+    numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
+    if len(numbers) < 2:
+        return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
+    return {f"{device.name}:{number}": device / "ports" / number for number in numbers}
+
+
+def _port_word(text: str | None) -> str | None:
+    """'4: ACTIVE' → 'active'."""
+    return None if text is None else text.rpartition(":")[2].strip().lower()
+
+
+def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
+    unknown = UnknownFields()
+    state = _port_word(unknown.text("physical_state", folder / "phys_state"))
+    layer = unknown.text("link_layer", folder / "link_layer")
+    if device_file is None:
+        unknown.reasons["device_file"] = "no verbs device of the kernel belongs to it: ib_uverbs may not be loaded"
+    return RdmaPort(
+        nic=printable(nic),
+        physical_state=None if state is None else printable(state),
+        link_layer=None if layer is None else printable(layer),
+        counters=_counters("counters", folder / "counters", _COUNTERS, unknown),
+        hardware_counters=_counters("hardware_counters", folder / "hw_counters", _HARDWARE_COUNTERS, unknown),
+        gids=_gids(folder, unknown),
+        device_file=device_file,
+        unknown=unknown.reasons,
+    )
+
+
+def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
+    """Those wanted that the port has and that hold a number; None where it has no such counters at all."""
+    names = names_in(folder)
+    if not names:
+        unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
+        return None
+    numbers = {name: number_of(folder / name) for name in names if name in wanted}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
+    """The first entries of the table that are set: the kernel answers an error for the type of one that is not."""
+    kinds, addresses = folder / "gid_attrs/types", folder / "gids"
+    if not exists(kinds):
+        unknown.reasons["gids"] = "gid_attrs/types is not there"
+        return None
+    found = []
+    for index in map(str, range(_MOST_GIDS)):
+        kind = text_of(kinds / index)
+        address = _address(text_of(addresses / index)) if kind is not None else None
+        if kind is not None and address is not None:
+            found.append(Gid(index=int(index), kind=printable(kind), address=address))
+    return tuple(found)
+
+
+def _address(text: str | None) -> str | None:
+    """Of which sort a GID is; None for one that is not set, or is none."""
+    try:
+        address = IPv6Address(text or "")
+    except AddressValueError:
+        return None
+    if int(address) == 0:
+        return None
+    if address.ipv4_mapped is not None:
+        return "ipv4"
+    return "link_local" if address.is_link_local else "global"
+
+
+_AMAZON = 0x1D0F
+_EFA_FAMILY = 0xEFA
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
+_SOFTWARE_NAMES = ("siw", "rxe")
+_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)  # Mbit/s that drivers and older kernels say for an unknown speed
+_MODELS = {
+    "MT4115": "ConnectX-4",
+    "MT4117": "ConnectX-4 Lx",
+    "MT4119": "ConnectX-5",
+    "MT4121": "ConnectX-5 Ex",
+    "MT4123": "ConnectX-6",
+    "MT4125": "ConnectX-6 Dx",
+    "MT4127": "ConnectX-6 Lx",
+    "MT4129": "ConnectX-7",
+    "MT4131": "ConnectX-8",
+    "MT41682": "BlueField",
+    "MT41686": "BlueField-2",
+    "MT41692": "BlueField-3",
+}
+"""Names by `hca_type`: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    """A network interface with a device behind it; `port` counts from 0 on the device."""
+
+    name: str
+    folder: Path
+    address: str | None
+    port: int
+
+
+def read_nics(root: Path) -> tuple[NicFacts, ...]:
+    """Every port of every RDMA device, with its interfaces, then the interfaces that no RDMA device has."""
+    interfaces = _interfaces(root / "sys/class/net")
+    folder = root / "sys/class/infiniband"
+    rdma = [nic for name in names_in(folder) for nic in _rdma_ports(folder / name, interfaces)]
+    taken = {interface for nic in rdma for interface in nic.interfaces}
+    return (*rdma, *(_ethernet(each) for each in interfaces if each.name not in taken))
+
+
+def nic_devices(root: Path) -> tuple[Path, ...]:
+    """The sysfs paths that lead to the devices of the NICs."""
+    rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
+    return (*(rdma / name for name in names_in(rdma)), *(each.folder / "device" for each in _interfaces(net)))
+
+
+def _interfaces(folder: Path) -> list[_Interface]:
+    found = []
+    for name in names_in(folder):
+        path = folder / name
+        has_device = is_link(path / "device") or exists(path / "device")
+        if has_device or (is_link(path) and not exists(path)):
+            address = pci_address(path / "device")
+            found.append(_Interface(name, path, address, number_of(path / "dev_port") or 0))
+    return found
+
+
+def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicFacts]:
+    hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
+    own = [each for each in interfaces if each.address is not None and each.address == hardware.bus_id]
+    ports = _port_folders(device)
+    for name, port in ports.items():
+        # InfiniBand counts ports from 1, the network from 0.
+        of_port = own if len(ports) == 1 else [each for each in own if each.port == int(port.name) - 1]
+        yield _rdma_port(device, port, replace(hardware, name=name), of_port)
+
+
+def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequence[_Interface]) -> NicFacts:
+    unknown = UnknownFields()
+    state = _port_word(unknown.text("state", port / "state"))
+    rate_text = unknown.text("rate_gbit_s", port / "rate")
+    rate = _RATE.match(rate_text or "")
+    if state == "down":
+        # A port without a link still prints a rate, which is none that it had or will have.
+        unknown.reasons["rate_gbit_s"], rate = "the port is down", None
+    elif rate_text is not None and rate is None:
+        unknown.reasons["rate_gbit_s"] = f"rate is {rate_text!r}"
+    is_infiniband = unknown.text("kind", port / "link_layer") == "InfiniBand"
+    # EFA's link layer does not tell it; what is RDMA and not InfiniBand runs over Ethernet.
+    kind = NicKind.EFA if hardware.kind is NicKind.EFA else NicKind.INFINIBAND if is_infiniband else NicKind.ROCE
+    return replace(
+        hardware,
+        kind=kind,
+        state=state,
+        rate_gbit_s=float(rate[1]) if rate else None,
+        interfaces=tuple(each.name for each in interfaces),
+        firmware=unknown.text("firmware", device / "fw_ver"),
+        mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
+        port=None if is_infiniband else _physical_port(device, interfaces),
+        unknown=unknown.reasons,
+    )
+
+
+def _physical_port(device: Path, interfaces: Sequence[_Interface]) -> str | None:
+    """The adapter's GUID and the name of its port: equal for devices that reach one port through slots of their own.
+
+    NCCL compares the same GUID to find ports of one adapter (src/transport/net_ib). None where either is not told.
+    """
+    port = text_of(interfaces[0].folder / "phys_port_name") if interfaces else None
+    adapter = text_of(device / "sys_image_guid") if port else None
+    return f"{adapter} {port}" if adapter else None
+
+
+def _ethernet(interface: _Interface) -> NicFacts:
+    unknown = UnknownFields()
+    operational = unknown.text("state", interface.folder / "operstate")
+    speed_text = unknown.text("rate_gbit_s", interface.folder / "speed")
+    speed = number_of(interface.folder / "speed")
+    if speed_text is not None and (speed is None or speed in _NO_SPEED):
+        unknown.reasons["rate_gbit_s"], speed = f"speed is {speed_text}", None
+    return replace(
+        _hardware(interface.folder / "device", hca_type=None, name=""),
+        name=interface.name,
+        kind=NicKind.ETHERNET,
+        state="active" if operational == "up" else operational,
+        rate_gbit_s=None if speed is None else speed / 1000,
+        interfaces=(interface.name,),
+        mtu=number_of(interface.folder / "mtu"),
+        unknown=unknown.reasons,
+    )
+
+
+def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
+    """The facts of the device behind a NIC; an emulated one may hang below the interface it runs over."""
+    folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
+    if folder is None:
+        model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
+        return NicFacts(name=name, kind=NicKind.ETHERNET, driver=None if name else driver_of(device), model=model)
+    vendor, number, driver = number_of(folder / "vendor"), number_of(folder / "device"), driver_of(device)
+    model = None if vendor is None or number is None else f"PCI {vendor:04x}:{number:04x}"
+    if hca_type is not None:
+        model = f"{_MODELS[hca_type]} ({hca_type})" if hca_type in _MODELS else hca_type
+    is_efa = driver == "efa" or (vendor == _AMAZON and (number or 0) >> 4 == _EFA_FAMILY)
+    return NicFacts(
+        name=name,
+        kind=NicKind.EFA if is_efa else NicKind.ETHERNET,
+        bus_id=pci_address(device),
+        model=model,
+        driver=driver,
+        pcie=trained_link(folder),
+        place=place_of(device),
+    )
+
+
+_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count words of four bytes
+_FULL_32 = 2**32 - 1
+_FULL = "the counter has 32 bits, and is full"
+_ERRORS = ("port_rcv_errors", "port_xmit_discards", "link_downed", "symbol_error")
+_SELDOM = 10
+
+
+class NicCounters:
+    """Reads every port of every NIC, and the loopback. Interfaces of RDMA devices are left out: their ports count."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        infiniband, net = root / "sys/class/infiniband", root / "sys/class/net"
+        self._ports = {
+            nic: folder for name in names_in(infiniband) for nic, folder in _port_folders(infiniband / name).items()
+        }
+        devices = {_device(infiniband / name / "device") for name in names_in(infiniband)}
+        interfaces = [
+            net / name
+            for name in names_in(net)
+            if is_link(net / name / "device") or exists(net / name / "device")
+            if _device(net / name / "device") not in devices
+        ]
+        loopback = [net / LOOPBACK] if exists(net / LOOPBACK) else []
+        self._interfaces = [_InterfaceFiles.of(folder) for folder in (*interfaces, *loopback)]
+        self._count = 0
+        self._errors: dict[str, dict[str, int]] = {}
+
+    def read(self) -> tuple[NicReading, ...]:
+        """All of them at one moment; errors, each a question to the NIC's firmware, at one of ten."""
+        seldom = self._count % _SELDOM == 0
+        self._count += 1
+        ports = [self._port(name, folder, seldom=seldom) for name, folder in self._ports.items()]
+        return (*ports, *(each.read() for each in self._interfaces))
+
+    def _port(self, name: str, folder: Path, *, seldom: bool) -> NicReading:
+        unknown: dict[str, str] = {}
+        counters = folder / "counters"
+        state = _port_word(text_of(folder / "state"))
+        if seldom:
+            self._errors[name] = dict(_numbers(counters, _ERRORS))
+        return NicReading(
+            name=name,
+            rdma=True,
+            sent_bytes=_words("sent", counters / "port_xmit_data", unknown),
+            received_bytes=_words("received", counters / "port_rcv_data", unknown),
+            counts_to=_WORD_BYTES * 2**64,
+            active=None if state is None else state == "active",
+            errors=self._errors.get(name, {}),
+            unknown=unknown,
+        )
+
+
+def _device(path: Path) -> Path | None:
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _words(name: str, path: Path, unknown: dict[str, str]) -> int | None:
+    reader = UnknownFields()
+    reader.text(name, path)
+    words = number_of(path)
+    if words is None:
+        unknown[name] = reader.reasons.get(name, f"{path.name} holds no number")
+        return None
+    if words == _FULL_32:
+        unknown[name] = _FULL
+        return None
+    return words * _WORD_BYTES
+
+
+def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    for name in names:
+        count = number_of(folder / name)
+        if count is not None:
+            yield name, count
+
+
+@dataclass(frozen=True, slots=True)
+class _InterfaceFiles:
+    """The files of an interface of the kernel's, each named once: they are read at every interval."""
+
+    name: str
+    sent: Path
+    received: Path
+    state: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> "_InterfaceFiles":
+        counters = folder / "statistics"
+        return cls(folder.name, counters / "tx_bytes", counters / "rx_bytes", folder / "operstate")
+
+    def read(self) -> NicReading:
+        sent, received, state = number_of(self.sent), number_of(self.received), text_of(self.state)
+        unread = {"sent": (sent, self.sent), "received": (received, self.received)}
+        return NicReading(
+            name=self.name,
+            rdma=False,
+            sent_bytes=sent,
+            received_bytes=received,
+            active=None if state is None else state in ("up", "unknown"),
+            unknown={way: f"{file.name} cannot be read" for way, (count, file) in unread.items() if count is None},
+        )

@@ -1,0 +1,374 @@
+"""The PCI tree of a node, from sysfs: devices, links, access control, address translation, counted errors.
+
+After Linux' pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. ACS, ATS and AER were not seen on
+hardware; only root may read them.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from gpubench.machine.host import UnknownFields, names_in, number_of, text_of
+from gpubench.model.facts.snapshot import (
+    ACCESS_CONTROLS,
+    AccessControl,
+    PciDevice,
+    PcieErrors,
+    PcieLink,
+    PciKind,
+    PciPlace,
+    PciSwitch,
+    bus_id,
+)
+from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
+from gpubench.records import dataclass
+
+# Domains have more than four digits under Intel VMD (10000:e1:00.0) and Hyper-V counts them up from odd numbers.
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
+
+_GPU_CLASSES = (0x0300, 0x0302)
+_NVSWITCH_CLASS = 0x0680
+_NVIDIA = 0x10DE
+_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines); 63 and 255: a device that has dropped off
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevices:
+    """The folders of the NVIDIA devices of a host, in the order of their addresses."""
+
+    gpus: tuple[Path, ...] = ()
+    nvswitches: tuple[Path, ...] = ()
+
+
+def find_nvidia_devices(root: Path) -> PciDevices:
+    """The GPUs and NVSwitches on the PCI bus, with or without a driver: one file is read for every other device."""
+    folder = root / "sys/bus/pci/devices"
+    gpus: list[Path] = []
+    nvswitches: list[Path] = []
+    for name in sorted(names_in(folder), key=lambda each: bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
+        number = number_of(folder.joinpath(name, "class"))
+        kind = None if number is None else number >> 8
+        if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
+            (nvswitches if kind == _NVSWITCH_CLASS else gpus).append(folder / name)
+    return PciDevices(tuple(gpus), tuple(nvswitches))
+
+
+def pci_address(device: Path) -> str | None:
+    """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
+    ports = _ports_of(device)
+    return bus_id(ports[-1].name) if ports else None
+
+
+def pci_folder(device: Path) -> Path | None:
+    """The folder of that PCI device."""
+    ports = _ports_of(device)
+    return ports[-1] if ports else None
+
+
+def place_of(device: Path) -> PciPlace:
+    """The place in the PCI tree of the device that a sysfs path leads to; a PCIe switch shows as two bridges."""
+    ports = _ports_of(device)
+    if not ports:
+        return PciPlace()
+    bridges = ports[:-1]
+    numa_node = number_of(ports[-1] / "numa_node")
+    host_bridge = ports[0].parent.name
+    return PciPlace(
+        host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
+        root_port=bus_id(bridges[0].name) if bridges else None,
+        switches=tuple(bus_id(port.name) for port in bridges[1::2]),
+        numa_node=None if numa_node is None or numa_node < 0 else numa_node,
+    )
+
+
+def link_of(device: Path) -> PcieLink:
+    """The link of a device towards the CPU as it is trained, and at most, as this end of it has them."""
+    return PcieLink(
+        generation=_generation(device / "current_link_speed"),
+        width=_width(device / "current_link_width"),
+        max_generation=_generation(device / "max_link_speed"),
+        max_width=_width(device / "max_link_width"),
+    )
+
+
+def trained_link(device: Path) -> PcieLink:
+    """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
+    ports = _ports_of(device)
+    link = link_of(ports[-1] if ports else device)
+    if len(ports) < 2:
+        return link
+    above = link_of(ports[-2])
+    return replace(
+        link,
+        max_generation=_best(link.max_generation, above.max_generation, link.generation),
+        max_width=_best(link.max_width, above.max_width, link.width),
+    )
+
+
+def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
+    """The PCIe switches above some devices, each once, in the order of their bus ids."""
+    ports = {bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
+    return tuple(
+        PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port)) for name, port in sorted(ports.items())
+    )
+
+
+def driver_of(device: Path) -> str | None:
+    """The name of the kernel driver that has the device."""
+    try:
+        return (device / "driver").readlink().name
+    except OSError:
+        return None
+
+
+def _ports_of(device: Path) -> list[Path]:
+    """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
+    return list(_ports_on(os.path.realpath(device)))
+
+
+@lru_cache(maxsize=4096)
+def _ports_on(path: str) -> tuple[Path, ...]:
+    parts = path.split("/")
+    ports: list[Path] = []
+    for end in range(len(parts), 0, -1):
+        if _HOST_BRIDGE.fullmatch(parts[end - 1]) and ports:
+            break
+        if _ADDRESS.fullmatch(parts[end - 1]):
+            ports.insert(0, Path("/".join(parts[:end])))
+    return tuple(ports)
+
+
+def _best(own: int | None, above: int | None, now: int | None) -> int | None:
+    """The smaller of two maxima, unless it is below what is: a hypervisor's made-up port tells less than it does."""
+    smaller = min((each for each in (own, above) if each is not None), default=None)
+    return own if now is not None and smaller is not None and smaller < now else smaller
+
+
+def _generation(path: Path) -> int | None:
+    match = _SPEED.match(text_of(path) or "")
+    return PCIE_GENERATION_OF_GT_S.get(float(match[1])) if match else None
+
+
+def _width(path: Path) -> int | None:
+    width = number_of(path)
+    return None if width in _UNKNOWN_WIDTHS else width
+
+
+ACCESS_CONTROL, ADDRESS_TRANSLATION = "access_control", "address_translation"
+NEEDS_ROOT = "needs root: others read only the first 64 bytes of the configuration space"
+
+_OF_ALL_USERS = 64
+_EXTENDED = 0x100
+_END = 0x1000
+_ALL_ONES = 0xFFFFFFFF
+_ACS, _ATS = 0x000D, 0x000F
+_ATS_ENABLED = 1 << 31  # The highest bit of the control register, in the upper half of the word
+_WORD_BYTES = 4
+
+
+def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl | None:
+    """The port's ACS registers; None, with the reason kept, where they cannot be read."""
+    registers = _capability(device, _ACS, ACCESS_CONTROL, unknown)
+    if registers is None:
+        return None if ACCESS_CONTROL in unknown.reasons else AccessControl()
+    return AccessControl(capable=_names(registers & 0xFFFF), enabled=_names(registers >> 16))
+
+
+def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
+    """True where the device asks the IOMMU for addresses (ATS), which lets a switch send directly despite ACS."""
+    registers = _capability(device, _ATS, ADDRESS_TRANSLATION, unknown)
+    if registers is None:
+        return None if ADDRESS_TRANSLATION in unknown.reasons else False
+    return bool(registers & _ATS_ENABLED)
+
+
+def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
+    """The word behind a capability's header, else None with the reason; few words are read, as each costs."""
+    try:
+        file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _found(file, identity)
+        finally:
+            os.close(file)
+    except OSError as error:
+        unknown.reasons[field] = f"config: {error.strerror}"
+    except _UnreadableError as unreadable:
+        unknown.reasons[field] = str(unreadable)
+    return None
+
+
+class _UnreadableError(Exception):
+    """A configuration space that cannot be read, with the reason."""
+
+
+def _found(file: int, identity: int) -> int | None:
+    first = _word(file, _EXTENDED)
+    if first is None:
+        more = _word(file, _OF_ALL_USERS) is not None
+        raise _UnreadableError("this machine shows no extended configuration space" if more else NEEDS_ROOT)
+    if first == _ALL_ONES:
+        raise _UnreadableError("the device answers only ones, as one that is gone does")
+    offset, seen = _EXTENDED, set[int]()
+    while _EXTENDED <= offset < _END and offset not in seen:
+        seen.add(offset)
+        header = _whole_word(file, offset)
+        if header & 0xFFFF == identity:
+            return _whole_word(file, offset + _WORD_BYTES)
+        offset = header >> 20 & 0xFFC
+    return None
+
+
+def _whole_word(file: int, offset: int) -> int:
+    value = _word(file, offset)
+    if value is None:
+        raise _UnreadableError("config: it ends in the middle of the list of capabilities")
+    return value
+
+
+def _names(bits: int) -> tuple[str, ...]:
+    return tuple(name for position, name in enumerate(ACCESS_CONTROLS) if bits >> position & 1)
+
+
+def _word(file: int, offset: int) -> int | None:
+    content = os.pread(file, _WORD_BYTES, offset)
+    return int.from_bytes(content, "little") if len(content) == _WORD_BYTES else None
+
+
+_SEVERITIES = ("correctable", "nonfatal", "fatal")
+_TOTAL = "TOTAL_ERR_"
+_MOST_DIGITS = 19
+
+
+def read_errors(device: Path, unknown: UnknownFields) -> PcieErrors | None:
+    """The counters of a device; None, with the reason kept as `errors`, where it has none that can be read."""
+    totals: dict[str, int] = {}
+    named: dict[str, int] = {}
+    for severity in _SEVERITIES:
+        reader = UnknownFields()
+        text = reader.text("errors", device / f"aer_dev_{severity}")
+        counts = _counts(text or "")
+        total = next((count for name, count in counts.items() if name.startswith(_TOTAL)), None)
+        if total is None:
+            unknown.reasons.setdefault("errors", reader.reasons.get("errors") or f"aer_dev_{severity} has no total")
+            if severity == _SEVERITIES[0] and text is None:
+                # The kernel makes all three files or none.
+                return None
+            continue
+        totals[severity] = total
+        errors = {name: count for name, count in counts.items() if count and not name.startswith(_TOTAL)}
+        named |= {f"{severity}.{name}": count for name, count in errors.items()}
+    return PcieErrors(**totals, named=named) if totals else None
+
+
+def _counts(text: str) -> dict[str, int]:
+    found = {}
+    for line in text.splitlines():
+        name, _, count = line.strip().rpartition(" ")
+        if name.isprintable() and name and count.isascii() and count.isdecimal() and len(count) <= _MOST_DIGITS:
+            found[name] = int(count)
+    return found
+
+
+_MIB = 2**20
+_BAR1 = 1
+_ADDRESSES = re.compile(r"(0x[0-9a-f]{1,16}) (0x[0-9a-f]{1,16}) 0x[0-9a-f]{1,16}", re.ASCII)
+_SIZES = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
+_WIDEST_BAR = 63
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+
+
+def read_pci_devices(gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]) -> tuple[PciDevice, ...]:
+    """All PCI devices on the paths of GPUs and NICs, by bus id; `minors` numbers the GPUs' device files."""
+    found: dict[str, PciDevice] = {}
+    for kind, devices in ((PciKind.GPU, gpus), (PciKind.NIC, nics)):
+        for device in devices:
+            above: str | None = None
+            for folder, each in _chain(device, kind):
+                name = bus_id(folder.name)
+                if name not in found:
+                    found[name] = _read(folder, each, above, minors)
+                above = name
+    return tuple(found[name] for name in sorted(found))
+
+
+def _chain(device: Path, kind: PciKind) -> Iterable[tuple[Path, PciKind]]:
+    """The bridges above a device, from the CPU on, and the device itself. Behind the root port they come in pairs."""
+    ports = _ports_of(device)
+    for position, folder in enumerate(ports[:-1]):
+        inner = PciKind.UPSTREAM_PORT if position % 2 else PciKind.DOWNSTREAM_PORT
+        yield folder, inner if position else PciKind.ROOT_PORT
+    yield from ((folder, kind) for folder in ports[-1:])
+
+
+def _read(folder: Path, kind: PciKind, above: str | None, minors: Mapping[str, int]) -> PciDevice:
+    unknown, name = UnknownFields(), bus_id(folder.name)
+    bar1, most, minor = None, None, None
+    if kind is PciKind.GPU:
+        bar1, most, minor = _bar1(folder, unknown), _bar1_most(folder, unknown), minors.get(name)
+        if minor is None:
+            unknown.reasons["minor"] = "the driver's page of this GPU in /proc does not tell it"
+    is_bridge = kind not in (PciKind.GPU, PciKind.NIC)
+    return PciDevice(
+        bus_id=name,
+        kind=kind,
+        above=above,
+        link=link_of(folder),
+        identity=_identity(folder, unknown),
+        access_control=read_access_control(folder, unknown) if is_bridge else None,
+        address_translation=None if is_bridge else _read_address_translation(folder, unknown),
+        errors=read_errors(folder, unknown),
+        iommu_group=_iommu_group(folder, unknown),
+        bar1_bytes=bar1,
+        bar1_most_bytes=most,
+        minor=minor,
+        unknown=unknown.reasons,
+    )
+
+
+def _identity(folder: Path, unknown: UnknownFields) -> str | None:
+    vendor, model = number_of(folder / "vendor"), number_of(folder / "device")
+    if vendor is None or model is None:
+        unknown.reasons["identity"] = "vendor and device hold no numbers"
+        return None
+    return f"{vendor:04x}:{model:04x}"
+
+
+def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
+    """The group, by the link that every user may read; a device that no IOMMU serves has none."""
+    try:
+        name = (folder / "iommu_group").readlink().name
+    except OSError as error:
+        unknown.reasons["iommu_group"] = f"iommu_group: {error.strerror}"
+        return None
+    if not _NUMBER.fullmatch(name):
+        unknown.reasons["iommu_group"] = "iommu_group leads to no number"
+        return None
+    return int(name)
+
+
+def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
+    """From the line of BAR 1 in `resource`: its first and last address, and flags; zeros where it has no place."""
+    lines = (unknown.text("bar1_bytes", folder / "resource") or "").split("\n")
+    match = _ADDRESSES.fullmatch(lines[_BAR1].strip()) if len(lines) > _BAR1 else None
+    first, last = (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
+    if last <= first:
+        unknown.reasons.setdefault("bar1_bytes", "resource gives BAR 1 no addresses")
+        return None
+    return last - first + 1
+
+
+def _bar1_most(folder: Path, unknown: UnknownFields) -> int | None:
+    """Bit n of resource1_resize stands for 2^n MiB; only a device with resizable BARs has the file (Linux 6.1)."""
+    text = unknown.text("bar1_most_bytes", folder / "resource1_resize")
+    if text is None:
+        return None
+    sizes = int(text, 16) if _SIZES.fullmatch(text) else 0
+    if not 0 < sizes.bit_length() <= _WIDEST_BAR - _MIB.bit_length():
+        unknown.reasons["bar1_most_bytes"] = "resource1_resize names no size"
+        return None
+    return _MIB << sizes.bit_length() - 1

@@ -1,0 +1,418 @@
+"""Probes of this node: each source is a child process with a deadline."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from itertools import permutations
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+from gpubench import __version__
+from gpubench.errors import MPS_PERCENTAGE, UsageError
+from gpubench.machine import stage
+from gpubench.machine.children import die_with_parent, module_command, with_package
+from gpubench.machine.drivers import CudaFacts, CudaGpu
+from gpubench.machine.gpus import NvmlFacts
+from gpubench.machine.host import text_of
+from gpubench.machine.nvml import visible_count
+from gpubench.machine.stage import CUDA, NVML, SYSFS
+from gpubench.machine.sysfs import SysfsFacts
+from gpubench.model.facts.health import HIDDEN, error_counts, growth
+from gpubench.model.facts.snapshot import (
+    WAITED_FOR_CPU,
+    DriverFacts,
+    DriverSettings,
+    GpuFacts,
+    PairFacts,
+    PcieLink,
+    ProbeFailure,
+    Snapshot,
+)
+from gpubench.model.terms.plain import from_plain
+from gpubench.model.terms.units import counted
+from gpubench.model.terms.verdict import Origin
+from gpubench.records import dataclass
+
+_SECONDS_TO_END = 1.0  # For a child that answered or was killed; one inside a driver's call may never end
+_SECONDS_TO_EXIT = 10.0  # For a child whose output has ended: its exit status is the only explanation
+_CHUNK_BYTES = 2**16
+_LEAST_WAIT_S = 1.0  # A driver that hangs leaves its caller asleep. A host that is overloaded leaves it waiting.
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """A child's answer, or why there is none."""
+
+    document: dict[str, Any] | None = None
+    error: str = ""
+    timed_out: bool = False
+
+
+def run_stages(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], timeout_s: float
+) -> dict[str, StageResult]:
+    """The results of all commands, by name. None is left running, save one that even SIGKILL does not reach."""
+    with Stages(commands, environment) as stages:
+        return stages.results(timeout_s)
+
+
+class Stages:
+    """Children that run while something else is done here; usable as a context, which ends those that still do."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+        self._children = {name: _Child(command, environment) for name, command in commands.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for child in self._children.values():
+            child.end()
+
+    def results(self, timeout_s: float) -> dict[str, StageResult]:
+        """Their answers so far and within the time from now on, by name."""
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for child in self._children.values():
+                if child.output is not None:
+                    selector.register(child.output, selectors.EVENT_READ, child)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                for key, _ in selector.select(max(left, 0.0)):
+                    if key.data.read():
+                        selector.unregister(key.fileobj)
+                if left <= 0:
+                    break  # with what lay there, though this process may have come late to it
+        return {name: child.result(timeout_s) for name, child in self._children.items()}
+
+
+def seconds_without_cpu(pid: int, root: Path = Path("/")) -> float:
+    """Seconds for which a process was ready to run and had no CPU; 0 if the kernel does not count them."""
+    words = (text_of(root / f"proc/{pid}/schedstat") or "").split()
+    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
+
+
+class _Child:
+    """A process, and what it has written so far; a line of JSON is its answer, whether or not it ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.output: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._written = b""
+        self._document: dict[str, Any] | None = None
+        self._ended = False
+        self._start_error = ""
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                preexec_fn=die_with_parent,
+            )
+            self.output = self._process.stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            self._start_error = str(error)
+
+    def read(self) -> bool:
+        """Take what there is to read; true once there will be nothing more of interest."""
+        assert self.output is not None
+        chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
+        self._written += chunk
+        self._ended = not chunk
+        for line in self._written.splitlines(keepends=True) if b"\n" in chunk else ():
+            with contextlib.suppress(ValueError):
+                document = json.loads(line)
+                self._document = document if isinstance(document, dict) else None
+        return self._ended or self._document is not None
+
+    def result(self, timeout_s: float) -> StageResult:
+        if self._document is not None:
+            return StageResult(self._document)
+        if self._process is None:
+            return StageResult(error=f"it does not start: {self._start_error}")
+        if not self._ended:
+            late = f"no answer within {timeout_s:g} s"
+            waited_s = seconds_without_cpu(self._process.pid)
+            if waited_s > max(_LEAST_WAIT_S, timeout_s / 2):
+                return StageResult(error=f"{late}: it waited {waited_s:.0f} s {WAITED_FOR_CPU}")
+            return StageResult(error=late, timed_out=True)
+        return StageResult(error=self._cause_of_end(self._process))
+
+    def _cause_of_end(self, process: subprocess.Popen[bytes]) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_EXIT)
+        code = process.returncode
+        self._complaints.seek(0)
+        *_, complaint = "", *self._complaints.read().decode(errors="replace").strip().splitlines()
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            return f"killed by {name}" + (f": {complaint}" if complaint else "")
+        if complaint and code != 0:
+            return complaint
+        return "it ended without an answer" + (f" (exit code {code})" if code else "")
+
+    def end(self) -> None:
+        self._complaints.close()
+        if self._process is None or self.output is None:
+            return
+        self.output.close()
+        if self._document is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+        if self._process.poll() is None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+
+
+NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
+"""Of the driver's settings, those that no file tells."""
+
+UNLISTED = "on the PCI bus, but the driver does not list it"
+_NVIDIA_DRIVER = "nvidia"
+
+
+def merge(
+    host: str,
+    sysfs: SysfsFacts | None,
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure] = (),
+) -> Snapshot:
+    """The snapshot of a node. None is a source that gave nothing, of which `failures` says why."""
+    kernel = sysfs or SysfsFacts()
+    listed = _gpus(kernel, nvml)
+    unseen = _why_unseen(len(listed), cuda)
+    gpus = tuple(_with_cuda(gpu, cuda, unseen) for gpu in listed)
+    all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
+    driver = nvml.driver if nvml is not None else DriverFacts()
+    shown = {gpu.bus_id for gpu in gpus}
+    dma_buf = [gpu.dma_buf for gpu in (cuda.gpus if cuda is not None else ()) if gpu.dma_buf is not None]
+    return Snapshot(
+        host=host,
+        origin=Origin.MEASURED,
+        source=f"gpubench {__version__}",
+        taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=kernel.machine,
+        # The kernel names the version of a driver that does not answer, and alone knows which module it is.
+        driver=replace(
+            driver,
+            version=driver.version or kernel.driver.version,
+            open_kernel_module=kernel.driver.open_kernel_module,
+        ),
+        driver_settings=_driver_settings(kernel.driver_settings, nvml, failures),
+        gpudirect=replace(kernel.gpudirect, dma_buf=all(dma_buf) if dma_buf else None),
+        gpus=gpus,
+        gpus_of_others=sum(gpu.bus_id not in shown for gpu in kernel.gpus),
+        nics=kernel.nics,
+        switches=kernel.switches,
+        pci_devices=kernel.pci_devices,
+        rdma_ports=kernel.rdma_ports,
+        kernel=kernel.kernel,
+        nvswitches=kernel.nvswitches,
+        pairs=tuple(_pairs(gpus, nvml, cuda, all_failures, unseen)),
+        failures=all_failures,
+    )
+
+
+def _driver_settings(
+    kernel: DriverSettings, nvml: NvmlFacts | None, failures: Sequence[ProbeFailure]
+) -> DriverSettings:
+    settings = nvml.settings if nvml is not None else DriverSettings()
+    reason = next((failure.error for failure in failures if failure.stage == "nvml"), "NVML was not asked")
+    if nvml is not None:
+        reason = nvml.driver.absent or reason
+    values = {name: getattr(settings, name) for name in NVML_ALONE}
+    unknown = {name: settings.unknown.get(name, reason) for name, value in values.items() if value is None}
+    return replace(kernel, **values, unknown={**kernel.unknown, **unknown})
+
+
+def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
+    if nvml is None or nvml.driver.absent is not None:
+        return list(kernel.gpus)
+    on_bus = {gpu.bus_id: gpu for gpu in kernel.gpus}
+    listed = {gpu.bus_id for gpu in nvml.gpus if gpu.bus_id is not None}
+    unlisted = [gpu for gpu in kernel.gpus if gpu.bus_id not in listed]
+    nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
+    names: dict[int, str | None] = {}
+    if nameless and len(nameless) == len(unlisted):
+        # NVML counts GPUs in the order of their bus ids, also those that it lost before it could name them.
+        names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
+        unlisted = []
+    gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
+    following = max((gpu.index for gpu in gpus), default=-1) + 1
+    lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
+    return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
+
+
+def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
+    """True where a GPU that the driver does not list belongs to another virtual machine or container, and is not lost.
+
+    A virtual machine's has another driver. A container sees every GPU on the bus but has device files for its own only,
+    whereas a GPU that was lost has left its device file behind.
+    """
+    driver = kernel.gpu_drivers.get(gpu.bus_id or "")
+    return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
+
+
+def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
+    other = on_bus.get(gpu.bus_id)
+    if gpu.bus_id is None or other is None:
+        return gpu
+    links = asdict(gpu.pcie), asdict(other.pcie)
+    pcie = PcieLink(**{name: value or links[1][name] for name, value in links[0].items()})
+    return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
+
+
+def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
+    found = _in_cuda(gpu, cuda)
+    if found is None:
+        return replace(gpu, unknown={**gpu.unknown, "cuda_index": unseen}) if unseen and not gpu.lost else gpu
+    gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
+    if gpu.mig:
+        return replace(gpu, unknown={**gpu.unknown, "multiprocessors": "under MIG CUDA counts those of an instance"})
+    return replace(gpu, multiprocessors=found.multiprocessors)
+
+
+def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
+    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it. Of MIG it shows one."""
+    if cuda is None or cuda.visible_devices is None:
+        return ""
+    named = visible_count(gpus, cuda.visible_devices)
+    if len(cuda.gpus) >= named or (cuda.gpus and "MIG-" in cuda.visible_devices):
+        return HIDDEN
+    return f"CUDA lists {len(cuda.gpus)} of the {counted(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
+
+
+def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
+    if cuda is None or gpu.bus_id is None:
+        return None
+    return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
+
+
+def _pairs(
+    gpus: Sequence[GpuFacts],
+    nvml: NvmlFacts | None,
+    cuda: CudaFacts | None,
+    failures: Sequence[ProbeFailure],
+    unseen: str,
+) -> Iterator[PairFacts]:
+    by_names = {(pair.source, pair.destination): pair for pair in nvml.pairs} if nvml is not None else {}
+    for source, destination in permutations(gpus, 2):
+        names = source.device, destination.device
+        access = None
+        if cuda is not None and source.bus_id is not None and destination.bus_id is not None:
+            access = cuda.peers.get(source.bus_id, {}).get(destination.bus_id)
+        if access is None and names not in by_names:
+            continue
+        pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
+        if access is None:
+            shown = _in_cuda(source, cuda) is not None and _in_cuda(destination, cuda) is not None
+            reason = "" if shown else unseen
+            if cuda is not None and cuda.absent is None and (source.mig or destination.mig):
+                reason = reason or "under MIG CUDA shows one instance"
+            reason = reason or _why_not_in_cuda(cuda, failures)
+            yield replace(pair, unknown={**pair.unknown, "cuda": reason})
+        else:
+            yield replace(pair, cuda=access)
+
+
+def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -> str:
+    if cuda is None:
+        return next((failure.error for failure in failures if failure.stage == "cuda"), "CUDA was not asked")
+    return cuda.absent or "CUDA does not list it"
+
+
+def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
+    """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
+    if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
+        return ()
+    if nvml is None or nvml.driver.absent is not None or not gpus:
+        return ()
+    return (ProbeFailure(stage="cuda", error=cuda.absent),)
+
+
+COUNTING = (SYSFS, NVML)  # The stages that know what devices have counted
+T = TypeVar("T")
+
+
+def probe(
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
+
+    `stages` are the children's command lines by name; `root` is where sysfs and procfs are found.
+    """
+    return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
+
+
+def watch_errors(
+    before: Snapshot,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    stages: Mapping[str, Sequence[str]] | None = None,
+) -> Snapshot:
+    """The snapshot with the errors that devices have counted since, by the kernel and NVML alone."""
+    asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
+    results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
+    after = _put_together({CUDA: StageResult(error="not asked"), **results})
+    if any(failure.stage in COUNTING for failure in after.failures):
+        return before
+    return replace(before, errors_grown=growth(error_counts(before), error_counts(after)))
+
+
+class Probe(Stages):
+    """A probe that runs while something else is done here: it begins when this is made."""
+
+    def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(stages or stage_commands(), _of_whole_gpus(environment))
+
+    def snapshot(self, timeout_s: float) -> Snapshot:
+        """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
+        return _put_together(self.results(timeout_s))
+
+
+def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of children without MPS's share of a GPU, which would show fewer multiprocessors."""
+    return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
+
+
+def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
+    failures: list[ProbeFailure] = []
+    sysfs = _understood(SysfsFacts, SYSFS, results, failures)
+    nvml = _understood(NvmlFacts, NVML, results, failures)
+    cuda = _understood(CudaFacts, CUDA, results, failures)
+    return merge(socket.gethostname().split(".")[0], sysfs, nvml, cuda, failures)
+
+
+def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
+    """The command lines of the three children."""
+    return {each: module_command(stage.__name__, each, str(root)) for each in (SYSFS, NVML, CUDA)}
+
+
+def _understood(kind: type[T], name: str, results: Mapping[str, StageResult], failures: list[ProbeFailure]) -> T | None:
+    result = results[name]
+    if result.document is None:
+        failures.append(ProbeFailure(stage=name, error=result.error, timed_out=result.timed_out))
+        return None
+    try:
+        return from_plain(kind, result.document)
+    except UsageError as error:
+        failures.append(ProbeFailure(stage=name, error=f"an answer that is none: {error.seen}"))
+        return None

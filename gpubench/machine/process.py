@@ -1,0 +1,468 @@
+"""The facts of this process: rights, container, limits, CPU time, debuggers, and user files that decide about NCCL."""
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from gpubench.errors import UsageError
+from gpubench.machine.environment import (
+    can_look,
+    effective,
+    find_libraries,
+    read_mpi,
+    read_nccl_files,
+    verbs_providers,
+    wanted_libraries,
+)
+from gpubench.machine.host import (
+    RUNTIMES,
+    UnknownFields,
+    below,
+    container_hints,
+    exists,
+    names_in,
+    number_of,
+    printable,
+    text_of,
+)
+from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
+from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.terms.units import ranges_of
+from gpubench.readers.machines.nccl_topology import Element, Parser
+from gpubench.records import dataclass
+
+_CAPABILITIES = {
+    2: "DAC_READ_SEARCH",
+    12: "NET_ADMIN",
+    13: "NET_RAW",
+    14: "IPC_LOCK",
+    17: "SYS_RAWIO",
+    19: "SYS_PTRACE",
+    21: "SYS_ADMIN",
+    23: "SYS_NICE",
+    24: "SYS_RESOURCE",
+}
+"""Numbers of linux/capability.h: those that memory sharing, RDMA and configuration spaces ask for."""
+
+_EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]{1,16})$", re.ASCII | re.MULTILINE)
+_MEMORY_NODES = re.compile(r"^Mems_allowed_list:\s*([\d,-]{1,300})$", re.ASCII | re.MULTILINE)
+_TRACER = re.compile(r"^TracerPid:\s*([1-9]\d*)$", re.ASCII | re.MULTILINE)
+_TOOLS = {
+    "compute-sanitizer": re.compile(r"libsanitizer-(collection|public)"),
+    "Nsight Systems (nsys)": re.compile(r"libToolsInjection(Proxy)?64|libnsys[\w-]*|libQuadDCommon"),
+    "Nsight Compute (ncu)": re.compile(r"libcuda-injection|libnv-nsight-cu|libInterceptorInjectionTarget"),
+    "compute-sanitizer or ncu": re.compile(r"libTreeLauncher\w*Injection"),
+    "cuda-gdb": re.compile(r"libcudadebugger|libCUDBG"),
+    "AddressSanitizer": re.compile(r"lib(clang_rt\.)?[at]san"),
+    "Valgrind": re.compile(r"vgpreload_"),
+}
+"""By the file names of what each loads into the process that it looks at. libcupti alone is none: PyTorch loads it
+without asking it for anything."""
+
+
+def capabilities(status: str, unknown: UnknownFields) -> tuple[str, ...] | None:
+    """Those in force, of the ones that count here, from the text of /proc/self/status."""
+    match = _EFFECTIVE.search(status)
+    if match is None:
+        unknown.reasons["capabilities"] = "/proc/self/status has no CapEff"
+        return None
+    bits = int(match[1], 16)
+    return tuple(name for bit, name in _CAPABILITIES.items() if bits >> bit & 1)
+
+
+def memory_nodes(status: str, unknown: UnknownFields) -> str | None:
+    """The memory nodes that this process may take memory from, as a list of ranges."""
+    match = _MEMORY_NODES.search(status)
+    if match is None:
+        unknown.reasons["memory_nodes"] = "/proc/self/status has no Mems_allowed_list"
+        return None
+    return match[1]
+
+
+def denied(paths: Iterable[str], root: Path) -> tuple[str, ...]:
+    """The device files that this process may not read and write, by access(2), which opens none."""
+    return tuple(
+        path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
+    )
+
+
+def tracer(status: str, root: Path) -> str | None:
+    """The process that traces this one ('4711 (gdb)'), from the text of /proc/self/status; None for none."""
+    match = _TRACER.search(status)
+    if match is None:
+        return None
+    name = printable(text_of(root / "proc" / match[1] / "comm") or "")
+    return f"{match[1]} ({name})" if name else match[1]
+
+
+def tools(root: Path) -> dict[str, str]:
+    """The first library of each tool that is mapped here, by the tool's name."""
+    found: dict[str, str] = {}
+    lines = (text_of(root / "proc/self/maps") or "").splitlines()
+    for path in dict.fromkeys(line.partition("/")[2].removesuffix(" (deleted)") for line in lines):
+        file = path.rpartition("/")[2]
+        for name, pattern in _TOOLS.items():
+            if file and name not in found and pattern.match(file):
+                found[name] = f"/{printable(path)}"
+    return found
+
+
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # Call numbers of every architecture; Python may lack its own
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260}
+_POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred many", "weighted interleave")
+"""MPOL_* in linux/mempolicy.h, from 0 on; above them stand flags."""
+
+_MODE_BITS = 0xFF
+_MOST_NODES = 4096
+_BITS_PER_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
+_FILTERED = 2
+_NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
+
+
+def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
+    """True where calls may be tried: no filter, or a container runtime's, which refuses calls and kills nobody."""
+    return seccomp != _FILTERED or not RUNTIMES.isdisjoint(hints)
+
+
+def pidfd_getfd(unknown: UnknownFields, *, allowed: bool) -> bool | None:
+    """True where pidfd_getfd passes descriptors of GPU memory, as expandable segments do; tried on this process."""
+    if not allowed:
+        unknown.reasons["pidfd_getfd"] = _NOT_TRIED
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    own = library.syscall(_PIDFD_OPEN, os.getpid(), 0)
+    if own < 0:
+        unknown.reasons["pidfd_getfd"] = f"pidfd_open: {os.strerror(ctypes.get_errno())}"
+        return False
+    taken = library.syscall(_PIDFD_GETFD, own, own, 0)
+    if taken < 0:
+        unknown.reasons["pidfd_getfd"] = f"pidfd_getfd: {os.strerror(ctypes.get_errno())}"
+    for descriptor in (own, taken):
+        if descriptor >= 0:
+            os.close(descriptor)
+    return bool(taken >= 0)
+
+
+def memory_policy(unknown: UnknownFields, *, allowed: bool) -> str | None:
+    """From which memory nodes this process takes memory: 'default', or 'bind 0-1' as numactl sets it."""
+    number = _GET_MEMPOLICY.get(platform.machine())
+    if not allowed or number is None:
+        unknown.reasons["memory_policy"] = _NOT_TRIED if number else f"not asked on {platform.machine()}"
+        return None
+    mode, words = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // _BITS_PER_WORD))()
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(number, ctypes.byref(mode), words, _MOST_NODES, None, 0):
+        unknown.reasons["memory_policy"] = f"get_mempolicy: {os.strerror(ctypes.get_errno())}"
+        return None
+    nodes = ranges_of(sum(word << _BITS_PER_WORD * position for position, word in enumerate(words)))
+    policy = mode.value & _MODE_BITS
+    name = _POLICIES[policy] if policy < len(_POLICIES) else f"policy {policy}"
+    return f"{name} {nodes}".rstrip()
+
+
+_LEAST_NS = 20_000_000
+
+
+class RunDelay(NamedTuple):
+    """Nanoseconds that the main thread ran, and that it was ready to run and waited for a CPU."""
+
+    ran_ns: int
+    waited_ns: int
+
+
+def run_delay(root: Path = Path("/")) -> RunDelay | None:
+    """Both since the thread was made (sched-stats.rst of the kernel); None where the kernel keeps no count."""
+    fields = (text_of(root / "proc/self/schedstat") or "").split()
+    if len(fields) < len(RunDelay._fields) or not all(each.isdecimal() for each in fields):
+        return None
+    return RunDelay(int(fields[0]), int(fields[1]))
+
+
+def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
+    """The share of runnable time in which the thread waited for a CPU; None below 20 ms of runnable time."""
+    if before is None or after is None:
+        return None
+    waited_ns = after.waited_ns - before.waited_ns
+    ready_ns = after.ran_ns - before.ran_ns + waited_ns
+    return waited_ns / ready_ns if ready_ns >= _LEAST_NS else None
+
+
+def cpu_quota(root: Path) -> CpuQuota | None:
+    """The least that this process's control group and those above it grant, versions 1 and 2; None for no limit."""
+    found: list[CpuQuota] = []
+    for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
+        controllers, _, path = entry.partition(":")[2].partition(":")
+        if entry.startswith("0::"):
+            found += _limits(root, "sys/fs/cgroup", path)
+        elif "cpu" in controllers.split(","):
+            found += _limits(root, "sys/fs/cgroup/cpu", path)
+            found += _limits(root, f"sys/fs/cgroup/{controllers}", path)
+    return min(found, key=lambda each: each.cpus, default=None)
+
+
+def _limits(root: Path, mount: str, path: str) -> Iterator[CpuQuota]:
+    """In a container the mount shows the own group as its root, so groups that are not there are passed over."""
+    top = root / mount
+    group = top / path.strip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(top):
+            break
+        cpus = _of_version_2(folder) or _of_version_1(folder)
+        if cpus:
+            file = "cpu.max" if exists(folder / "cpu.max") else "cpu.cfs_quota_us"
+            yield CpuQuota(cpus=cpus, by=f"/{(folder / file).relative_to(root)}")
+
+
+def _of_version_2(folder: Path) -> float | None:
+    """'200000 100000' is two CPUs, 'max 100000' no limit."""
+    fields = (text_of(folder / "cpu.max") or "").split()
+    if not fields or not fields[0].isdecimal():
+        return None
+    period_us = int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else 100_000
+    return int(fields[0]) / period_us if period_us else None
+
+
+def _of_version_1(folder: Path) -> float | None:
+    quota_us, period_us = number_of(folder / "cpu.cfs_quota_us"), number_of(folder / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
+
+
+_SETTING = "NCCL_TOPO_FILE"
+_DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"  # Read by NCCL where nothing is set (src/graph/topo.cc)
+_MOST_BYTES = 4 * 2**20
+_MOST_DEVICES = 4096
+
+
+def read_topology_file(settings: Mapping[str, str], root: Path) -> TopologyFile | None:
+    """The file with what is in it; None where NCCL reads none. `settings` are NCCL's, of whatever origin."""
+    named = settings.get(_SETTING)
+    path, by = (named, _SETTING) if named else (_DEFAULT, "NCCL's default")
+    unknown = UnknownFields()
+    content = unknown.tail("file", below(root, Path(path)), _MOST_BYTES + 1)
+    if content is None:
+        return TopologyFile(path=printable(path), by=by, unusable=unknown.reasons["file"]) if named else None
+    if len(content) > _MOST_BYTES:
+        return TopologyFile(path=printable(path), by=by, unusable=f"it has more than {_MOST_BYTES // 2**20} MiB")
+    try:
+        system = Parser("the file").root_of(content.decode(errors="replace"))
+    except (UsageError, RecursionError) as error:
+        reason = error.seen if isinstance(error, UsageError) else "it is nested too deeply"
+        return TopologyFile(path=printable(path), by=by, unusable=printable(reason))
+    return TopologyFile(path=printable(path), by=by, links=_links(system), numa_nodes=_numa_nodes(system))
+
+
+def _links(system: Element) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for element in _all(system):
+        address = element.text("busid") if element.tag == "pci" else None
+        if address is not None and len(found) < _MOST_DEVICES:
+            link = f"{element.text('link_speed') or '?'} x{element.text('link_width') or '?'}"
+            found[printable(bus_id(address))] = printable(link)
+    return found
+
+
+def _numa_nodes(system: Element) -> tuple[int, ...]:
+    numbers = []
+    for cpu in system.named("cpu"):
+        try:
+            number = cpu.integer("numaid")
+        except UsageError:
+            continue
+        numbers += [] if number is None else [number]
+    return tuple(numbers)
+
+
+def _all(element: Element) -> Iterator[Element]:
+    yield element
+    for child in element.children:
+        yield from _all(child)
+
+
+SECONDS_TO_ANSWER = 2.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFiles:
+    """The contents of those files; `unknown` has the reasons for what is missing."""
+
+    nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    topology_file: TopologyFile | None = None
+    loadable: Mapping[str, str | None] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+
+def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
+    answer = in_time(lambda: _read(environment, loaded, root))
+    if answer is not None:
+        return answer
+    return UserFiles(unknown=dict.fromkeys(("nccl_files", "topology_file", "loadable"), no_answer()))
+
+
+def no_answer() -> str:
+    """The reason for what was not read in time."""
+    return f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
+
+
+def in_time(read: Callable[[], T]) -> T | None:
+    """What is read, by a thread; None where a file system does not answer in time."""
+    answer: list[T] = []
+    thread = threading.Thread(target=lambda: answer.append(read()), daemon=True)
+    thread.start()
+    thread.join(SECONDS_TO_ANSWER)
+    return answer[0] if answer else None
+
+
+def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path) -> UserFiles:
+    nccl_files, unknown = read_nccl_files(environment, root)
+    settings = effective(environment, nccl_files)
+    search_path = os.environ.get("LD_LIBRARY_PATH", "")
+    loadable = find_libraries(wanted_libraries(settings), loaded, search_path, root)
+    if not can_look(root):
+        loadable = {name: path for name, path in loadable.items() if path is not None}
+        unknown = {**unknown, "loadable": "no folder of the dynamic loader's can be seen"}
+    return UserFiles(
+        nccl_files=nccl_files, topology_file=read_topology_file(settings, root), loadable=loadable, unknown=unknown
+    )
+
+
+UNLIMITED = -1  # `memlock_bytes` of a process that may lock all memory
+_NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
+_SECCOMP = re.compile(r"^Seccomp:\s*(\d+)", re.ASCII | re.MULTILINE)
+_IMEX = "nvidia-caps-imex-channels"
+_PLUGIN = "libnccl-"
+_GPU_FILE = re.compile(r"nvidia\d+", re.ASCII)
+_LIBRARY = re.compile(
+    r"(libnccl-(?:net|tuner|profiler)[\w-]*|libnccl|libmpi|libmpich|libucp|libcuda|libibverbs|libfabric)(?:-[0-9a-f]+)?\.so",
+    re.ASCII,
+)
+
+
+def read_rank_facts(
+    rank: int, node: int, local_rank: int, environment: Mapping[str, str], root: Path = Path("/")
+) -> RankFacts:
+    """The facts of this process, `environment` the allow-list; lockable memory in bytes, -1 without limit."""
+    unknown = UnknownFields()
+    status = text_of(root / "proc/self/status") or ""
+    seccomp = _SECCOMP.search(status)
+    filtered = int(seccomp[1]) if seccomp else None
+    hints = container_hints(root)
+    libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
+    files = _read_user_files(environment, libraries, root)
+    channels = unknown.names("imex_channels", root / "dev" / _IMEX)
+    driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
+    shm_device, shm_bytes, shm_free_bytes = shared_memory_at(root / "dev/shm")
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return RankFacts(
+        rank=rank,
+        host=socket.gethostname().split(".")[0],
+        node=node,
+        local_rank=local_rank,
+        pid=os.getpid(),
+        boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
+        namespaces=namespaces_in(root / "proc/self/ns"),
+        shm_device=shm_device,
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
+        visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+        device_files=device_files,
+        memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
+        affinity=ranges_of(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
+        ptrace_scope=number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
+        seccomp=filtered,
+        libraries=libraries,
+        environment=dict(environment),
+        nccl_files=files.nccl_files,
+        topology_file=files.topology_file,
+        denied_device_files=denied(device_files, root),
+        imex_channels=None if channels is None else tuple(sorted(map(printable, channels))),
+        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(printable, driver_gpus)))),
+        container=hints,
+        capabilities=capabilities(status, unknown),
+        pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
+        memory_nodes=memory_nodes(status, unknown),
+        memory_policy=memory_policy(unknown, allowed=may_call(filtered, hints)),
+        loadable=files.loadable,
+        verbs_providers=verbs_providers(root, unknown),
+        mpi=read_mpi(libraries.get("libmpi") or libraries.get("libmpich")),
+        ucx_cuda=_ucx_cuda(libraries.get("libucp"), root, unknown),
+        tracer=tracer(status, root),
+        tools=tools(root),
+        cpu_quota=cpu_quota(root),
+        unknown={**unknown.reasons, **files.unknown},
+    )
+
+
+def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
+    """The same with what may have come since: a debugger, and tools and NCCL's plugins, which CUDA and NCCL load."""
+    plugins = {
+        name: file for name, file in mapped_libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)
+    }
+    return replace(
+        facts,
+        libraries={**facts.libraries, **plugins},
+        tracer=tracer(text_of(root / "proc/self/status") or "", root),
+        tools=tools(root),
+    )
+
+
+def namespaces_in(folder: Path) -> dict[str, int]:
+    """Inode numbers by kind. What new children would get (pid_for_children) is not this process's."""
+    found = {}
+    for name in names_in(folder):
+        if name.endswith("_for_children"):
+            continue
+        try:
+            match = _NAMESPACE.fullmatch((folder / name).readlink().name)
+        except OSError:
+            continue
+        if match:
+            found[name] = int(match[1])
+    return found
+
+
+def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
+    """Device, size and free bytes of /dev/shm, None each where there is none."""
+    try:
+        device, space = folder.stat().st_dev, os.statvfs(folder)
+    except OSError:
+        return None, None, None
+    return device, space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
+
+
+def _device_files(root: Path) -> tuple[str, ...]:
+    gpus = [name for name in names_in(root / "dev") if _GPU_FILE.fullmatch(name)]
+    gpus.sort(key=lambda name: int(name.removeprefix("nvidia")))
+    verbs = names_in(root / "dev/infiniband")
+    return (*(f"/dev/{name}" for name in gpus), *(f"/dev/infiniband/{name}" for name in verbs))
+
+
+def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
+    """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
+    if library is None:
+        unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
+        return None
+    return any(name.startswith("libuct_cuda.so") for name in names_in(below(root, Path(library)).parent / "ucx"))
+
+
+def mapped_libraries(maps: Path) -> dict[str, str]:
+    """The files of the libraries that carry data, by name: the first of each that is mapped."""
+    found: dict[str, str] = {}
+    for line in (text_of(maps) or "").splitlines():
+        columns = line.split(maxsplit=5)
+        if len(columns) < 6:
+            continue
+        path = columns[5].removesuffix(" (deleted)")
+        match = _LIBRARY.match(path.rpartition("/")[2])
+        if match and path.startswith("/"):
+            found.setdefault(match[1], path)
+    return found

@@ -1,0 +1,455 @@
+"""The node according to its kernel: machine, names, settings of kernel and NVIDIA driver, services of the fabric.
+
+IMEX and the subnet manager were not seen on hardware.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+
+from gpubench.machine.host import (
+    FIRST_PID_NAMESPACE,
+    UnknownFields,
+    container_around,
+    exists,
+    names_in,
+    number_of,
+    printable,
+    text_of,
+)
+from gpubench.machine.nics import nic_devices, read_nics, read_rdma_ports
+from gpubench.machine.pci import (
+    driver_of,
+    find_nvidia_devices,
+    pci_address,
+    place_of,
+    read_pci_devices,
+    switches_above,
+    trained_link,
+)
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    DriverSettings,
+    GpuDirectFacts,
+    GpuFacts,
+    HostFacts,
+    IommuFacts,
+    KernelSettings,
+    NicFacts,
+    NumaNode,
+    PciDevice,
+    PciSwitch,
+    RdmaPort,
+    Service,
+    bus_id,
+)
+from gpubench.records import dataclass
+
+_DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
+_NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)
+_PEERMEM = (
+    "sys/kernel/mm/memory_peers/nv_mem/version",
+    "sys/kernel/mm/memory_peers/nv_mem_nc/version",
+    "sys/module/nvidia_peermem/version",
+)
+"""The files by which NCCL decides whether a NIC can reach GPU memory through nvidia-peermem."""
+
+_EFA_PEERMEM = "sys/module/efa_nv_peermem"
+
+_CHASSIS = {
+    **dict.fromkeys((8, 9, 10, 14, 30, 31, 32), "laptop"),
+    **dict.fromkeys((3, 4, 5, 6, 7, 13, 15, 16, 24, 35), "desktop"),
+    **dict.fromkeys((17, 23, 25, 28, 29), "server"),
+}
+"""Kinds of chassis by the number that the firmware has for them (DMTF DSP0134, SMBIOS, 7.4.1); others tell nothing."""
+
+
+def read_machine(root: Path) -> HostFacts:
+    """Processors, memory nodes, kernel and firmware names."""
+    text = text_of(root / "proc/cpuinfo") or ""
+    models = _values_of_processors("model name", text)
+    sockets = set(_values_of_processors("physical id", text))
+    names = [text_of(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    return HostFacts(
+        kernel=text_of(root / "proc/sys/kernel/osrelease"),
+        cpu=models[0] if models else None,
+        cpus=len(_values_of_processors("processor", text)) or None,
+        sockets=len(sockets) or None,
+        numa_nodes=_numa_nodes(root / "sys/devices/system/node"),
+        virtual_machine=_virtual_machine(root, _values_of_processors("flags", text)),
+        product=" ".join(filter(None, names)) or None,
+        boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
+        chassis=_CHASSIS.get(number_of(root / "sys/class/dmi/id/chassis_type") or 0),
+        container=container_around(root),
+    )
+
+
+def _read_kernel_driver(root: Path) -> DriverFacts:
+    """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
+    text = text_of(root / "proc/driver/nvidia/version")
+    if text is None:
+        return DriverFacts()
+    version = _DRIVER_VERSION.search(text)
+    return DriverFacts(version=version[1] if version else None, open_kernel_module="Open Kernel Module" in text)
+
+
+def _read_gpudirect(root: Path) -> GpuDirectFacts:
+    """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
+    absent = False if exists(root / "sys/module") else None
+    return GpuDirectFacts(
+        peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
+        peermem_registered=_registered(root),
+        efa_peermem=True if exists(root / _EFA_PEERMEM) else absent,
+    )
+
+
+def _registered(root: Path) -> bool | None:
+    """True where nvidia-peermem holds the RDMA core; None where either is not loaded. Not seen with InfiniBand."""
+    if not exists(root / "sys/module/nvidia_peermem") or not exists(root / "sys/module/ib_core/holders"):
+        return None
+    users = {*names_in(root / "sys/module/ib_core/holders"), *names_in(root / "sys/module/ib_uverbs/holders")}
+    return "nvidia_peermem" in users
+
+
+def _values_of_processors(field: str, text: str) -> list[str]:
+    """The values of one name in /proc/cpuinfo, one a processor; nothing else of its megabytes is kept."""
+    return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
+
+
+def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
+    numbers = sorted(int(match[1]) for name in names_in(folder) if (match := _NUMA_NODE.fullmatch(name)))
+    return tuple(NumaNode(number=each, cpus=text_of(folder / f"node{each}/cpulist") or "") for each in numbers)
+
+
+def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
+    """True where a hypervisor shows itself, None where nothing is known: only x86 has a flag for it."""
+    if text_of(root / "sys/hypervisor/type"):
+        return True
+    return "hypervisor" in flags[0].split() if flags else None
+
+
+_OPTIONS = (
+    *("iommu=", "iommu.", "intel_iommu=", "amd_iommu=", "arm-smmu", "pcie_acs_override=", "pcie_aspm=", "pcie_ports="),
+    *("pcie_port_pm=", "swiotlb=", "numa=", "numa_balancing=", "mem_encrypt=", "nvidia.", "nvidia_peermem."),
+)
+_PCI_OPTIONS = (
+    *("disable_acs_redir", "config_acs", "noaer", "nommconf", "realloc", "noats", "pcie_bus_", "resource_alignment"),
+    *("nocrs", "assign-busses", "big_root_window"),
+)
+"""Of pci=, which holds several, with commas between them (the kernel's Documentation/admin-guide/kernel-parameters)."""
+
+_IMEX = "nvidia-caps-imex-channels"
+_RELEASE = re.compile(r"Linux version (\S+)", re.ASCII)
+_MICROSOFT = re.compile(r"microsoft", re.IGNORECASE)
+
+
+def read_kernel_settings(root: Path, devices: Iterable[PciDevice]) -> KernelSettings:
+    """The settings below `root`, with the types of the IOMMU groups of these devices."""
+    unknown = UnknownFields()
+    return KernelSettings(
+        options=_options(unknown.text("options", root / "proc/cmdline")),
+        wsl=_wsl(root, unknown),
+        imex=_imex(unknown.text("imex", root / "proc/devices")),
+        iommu=_iommu(root, {each.iommu_group for each in devices if each.iommu_group is not None}),
+        unknown=unknown.reasons,
+    )
+
+
+def _options(line: str | None) -> tuple[str, ...] | None:
+    """The words that count, each cut to a length that can be shown; a line can hold secrets in others."""
+    if line is None:
+        return None
+    found = []
+    for word in line.split():
+        if word.startswith("pci="):
+            inner = [each for each in word.removeprefix("pci=").split(",") if each.startswith(_PCI_OPTIONS)]
+            found += [f"pci={','.join(inner)}"] if inner else []
+        elif word.startswith(_OPTIONS):
+            found.append(word)
+    return tuple(map(printable, found))
+
+
+def _wsl(root: Path, unknown: UnknownFields) -> bool | None:
+    """Windows' Linux names Microsoft in its release, and has the device through which it reaches the GPU."""
+    if exists(root / "dev/dxg"):
+        return True
+    release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
+    if release is None:
+        unknown.reasons.setdefault("wsl", "version names no release")
+        return None
+    return _MICROSOFT.search(release[1]) is not None
+
+
+def _imex(devices: str | None) -> bool | None:
+    return None if devices is None else any(line.split()[1:] == [_IMEX] for line in devices.splitlines())
+
+
+def _iommu(root: Path, groups: Iterable[int]) -> IommuFacts:
+    unknown = UnknownFields()
+    folder = root / "sys/class/iommu"
+    units = tuple(map(printable, names_in(folder))) if exists(folder) else None
+    if units is None:
+        unknown.reasons["units"] = "sys/class/iommu is not there"
+    types = {}
+    for group in sorted(groups):
+        kind = unknown.text("group_types", root / f"sys/kernel/iommu_groups/{group}/type")
+        if kind is not None:
+            types[str(group)] = printable(kind)
+    return IommuFacts(units=units, group_types=types, unknown=unknown.reasons)
+
+
+FABRIC_MANAGER, SUBNET_MANAGER, IMEX = "nv-fabricmanager", "nvlsm", "nvidia-imex"
+_PROGRAMS = (FABRIC_MANAGER, SUBNET_MANAGER, IMEX)
+_KERNELS_LENGTH = 15  # The kernel keeps so many characters of a program's name (TASK_COMM_LEN)
+_LOGS = {
+    FABRIC_MANAGER: ("var/log/fabricmanager.log", rb"[Ff]abric ?[Mm]anager(?: NVIDIA GPU driver interface)? version"),
+    SUBNET_MANAGER: ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),
+    IMEX: ("var/log/nvidia-imex.log", rb"IMEX (?:Log )?[Vv]ersion"),
+}
+"""Their default log files, and the text before their version in there. The fabric manager's line about a driver
+that does not match is as users quote it; the others were not seen."""
+
+_LOG_BYTES = 2**16
+_MOST_PROCESSES = 10_000
+
+
+def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
+    """The programs by name, and why something of them is unknown, as `services.NAME.FIELD`. None needs root."""
+    hidden = _why_hidden(root)
+    running, complete = (set[str](), False) if hidden else _running(root)
+    found, unknown = {}, {}
+    for name in _PROGRAMS:
+        is_running = True if name in running else False if complete else None
+        if is_running is None:
+            unknown[f"services.{name}.running"] = hidden or f"more than {_MOST_PROCESSES} processes run"
+        version, reason = _version(root, name)
+        if version is None:
+            unknown[f"services.{name}.version"] = reason
+        found[name] = Service(running=is_running, version=version)
+    return found, unknown
+
+
+def _why_hidden(root: Path) -> str:
+    try:
+        namespace = (root / "proc/self/ns/pid").readlink().name
+    except OSError as error:
+        return f"/proc/self/ns/pid: {error.strerror}"
+    if namespace != FIRST_PID_NAMESPACE:
+        return "this PID namespace is a container's own: the host's processes are not visible"
+    return "" if text_of(root / "proc/1/comm") is not None else "/proc hides the processes of other users"
+
+
+def _running(root: Path) -> tuple[set[str], bool]:
+    wanted = {name[:_KERNELS_LENGTH]: name for name in _PROGRAMS}
+    found: set[str] = set()
+    for looked_at, pid in enumerate(_pids(root)):
+        if looked_at == _MOST_PROCESSES:
+            return found, False
+        name = wanted.get(_name(root, pid))
+        if name is not None:
+            found.add(name)
+            if len(found) == len(wanted):
+                break
+    return found, True
+
+
+def _pids(root: Path) -> Iterator[str]:
+    """The processes: first those that the first process started or took over, as it does with services, then all others
+    but the kernel's own threads, of which machines with thousands of CPUs have tens of thousands.
+    """
+    services = _children(root, "1")
+    yield from services
+    others = {name for name in names_in(root / "proc") if name.isdecimal()}
+    yield from sorted(others - set(services) - set(_children(root, "2")), key=int, reverse=True)
+
+
+def _children(root: Path, pid: str) -> list[str]:
+    """Those of a process, where the kernel was built to tell them (CONFIG_PROC_CHILDREN)."""
+    return (text_of(root / f"proc/{pid}/task/{pid}/children") or "").split()
+
+
+def _name(root: Path, pid: str) -> str:
+    name = UnknownFields().tail("", root / f"proc/{pid}/comm", _KERNELS_LENGTH + 1) or b""
+    return name.decode(errors="replace").strip()
+
+
+def _version(root: Path, name: str) -> tuple[str | None, str]:
+    path, before = _LOGS[name]
+    unknown = UnknownFields()
+    text = unknown.tail("version", root / path, _LOG_BYTES)
+    if text is None:
+        return None, unknown.reasons["version"]
+    found = re.findall(before + rb"\s*:?\s*(\d+(?:\.\d+)+)", text)
+    if not found:
+        return None, f"{Path(path).name} names no version near its end"
+    return found[-1].decode(), ""
+
+
+_PARAMETERS = frozenset(
+    (
+        *("NvLinkDisable", "RmNvlinkBandwidth", "RmNvlinkBandwidthLinkCount", "GrdmaPciTopoCheckOverride"),
+        *("DmaRemapPeerMmio", "EnableResizableBar", "EnablePCIERelaxedOrderingMode", "EnableStreamMemOPs"),
+        *("EnableUserNUMAManagement", "CoherentGPUMemoryMode", "EnableGpuFirmware", "EnablePCIeGen3"),
+        *("ImexChannelCount", "CreateImexChannel0", "OpenRmEnableUnsupportedGpus", "ExcludedGpus", "GpuBlacklist"),
+    )
+)
+"""Of /proc/driver/nvidia/params. RmNvlinkBandwidth is a module parameter and not on that page: NVML knows the mode."""
+
+_REGISTRY_KEYS = (
+    *("forcep2p", "rmforcep2p", "rmpciep2p", "rmp2p", "rmdisablep2p", "rmnvlink", "nvlink", "peermapping"),
+    *("rmforcestaticbar1", "rmbar1", "rmpcie", "enableresizablebar", "grdma", "rmconfcompute", "rmconfidential"),
+)
+"""Beginnings of registry keys that decide how GPUs and NICs reach each other; case does not count."""
+
+_REGISTRY = "RegistryDwords"
+_REGISTRY_PER_DEVICE = "RegistryDwordsPerDevice"
+_MODPROBE = ("etc/modprobe.d", "run/modprobe.d", "usr/lib/modprobe.d")
+_MOST_FILES = 256
+_DRIVER_OPTIONS = re.compile(r"^\s*options\s+nvidia(?:[-_][\w-]+)?\s+(.*)$", re.ASCII | re.MULTILINE)
+_OPTION = re.compile(r'NVreg_(\w+)=(?:"([^"]*)"|(\S*))', re.ASCII)
+
+
+def read_driver_settings(root: Path) -> DriverSettings:
+    """The settings below `root`; what NVML has to tell of them is left open."""
+    unknown = UnknownFields()
+    lines = _lines(unknown.text("parameters", root / "proc/driver/nvidia/params"))
+    if lines is None:
+        unknown.reasons["registry_keys"] = unknown.reasons["parameters"]
+    services, reasons = read_services(root)
+    return DriverSettings(
+        parameters=None if lines is None else _allowed(lines),
+        registry_keys=None if lines is None else _registry_keys(lines),
+        configured=_configured(root, unknown),
+        services=services,
+        unknown=unknown.reasons | reasons,
+    )
+
+
+def _lines(text: str | None) -> dict[str, str] | None:
+    """'Name: value' lines, texts in quotation marks (nv_procfs_read_params of the open kernel module)."""
+    if text is None:
+        return None
+    settings = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip().strip('"') for name, colon, value in settings if colon}
+
+
+def _allowed(settings: dict[str, str]) -> dict[str, str]:
+    return {name: printable(value) for name, value in settings.items() if name in _PARAMETERS}
+
+
+def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
+    found = {}
+    for name in (_REGISTRY, _REGISTRY_PER_DEVICE):
+        device = ""
+        for entry in settings.get(name, "").split(";"):
+            key, _, value = (part.strip() for part in entry.partition("="))
+            if name == _REGISTRY_PER_DEVICE and key.lower() == "pci":
+                device = f"@{value.lower()}"
+            elif key.lower().startswith(_REGISTRY_KEYS):
+                found[printable(key + device)] = printable(value)
+    return found
+
+
+def _configured(root: Path, unknown: UnknownFields) -> dict[str, str] | None:
+    """Options in modprobe's files; of two files of one name that in the first folder counts (modprobe.d(5))."""
+    files: dict[str, Path] = {}
+    for folder in _MODPROBE:
+        for name in names_in(root / folder):
+            if name.endswith(".conf") and len(files) < _MOST_FILES:
+                files.setdefault(name, root / folder / name)
+    if not any(exists(root / folder) for folder in _MODPROBE):
+        unknown.reasons["configured"] = "this root has no modprobe.d"
+        return None
+    found: dict[str, str] = {}
+    for name in sorted(files):
+        for options in _DRIVER_OPTIONS.findall(text_of(files[name]) or ""):
+            settings = {option: quoted or bare for option, quoted, bare in _OPTION.findall(options)}
+            found |= _allowed(settings) | _registry_keys(settings)
+    return found
+
+
+SECONDS_FOR_NAMES = 2.0  # The driver locks to name a GPU in /proc: where it is wedged, the reader stays there
+_DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
+_MINOR = re.compile(r"\d{1,6}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SysfsFacts:
+    """The node as the kernel shows it; `gpu_drivers` and `device_files` tell a lost GPU from another's."""
+
+    machine: HostFacts = field(default_factory=HostFacts)
+    driver: DriverFacts = field(default_factory=DriverFacts)
+    driver_settings: DriverSettings = field(default_factory=DriverSettings)
+    gpudirect: GpuDirectFacts = field(default_factory=GpuDirectFacts)
+    gpus: tuple[GpuFacts, ...] = ()
+    nics: tuple[NicFacts, ...] = ()
+    switches: tuple[PciSwitch, ...] = ()
+    pci_devices: tuple[PciDevice, ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    nvswitches: tuple[str, ...] = ()
+    gpu_drivers: Mapping[str, str] = field(default_factory=dict)
+    device_files: int = 0
+
+
+def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
+    """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
+    devices = find_nvidia_devices(root)
+    drivers = {bus_id(each.name): driver_of(each) for each in devices.gpus}
+    pages = _driver_pages(root) if devices.gpus else {}
+    nics = nic_devices(root)
+    pci_devices = read_pci_devices(devices.gpus, nics, _minors(pages))
+    return SysfsFacts(
+        machine=read_machine(root),
+        driver=_read_kernel_driver(root),
+        driver_settings=read_driver_settings(root),
+        gpudirect=_read_gpudirect(root),
+        gpus=tuple(_gpus(devices.gpus, pages)),
+        nics=read_nics(root),
+        switches=switches_above((*devices.gpus, *nics)),
+        pci_devices=pci_devices,
+        rdma_ports=read_rdma_ports(root),
+        kernel=read_kernel_settings(root, pci_devices),
+        nvswitches=tuple(bus_id(each.name) for each in devices.nvswitches),
+        gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
+        device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in names_in(root / "dev")),
+    )
+
+
+def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> Iterator[GpuFacts]:
+    for index, folder in enumerate(folders):
+        address = pci_address(folder) or bus_id(folder.name)
+        information = pages.get(address, {})
+        uuid = information.get("GPU UUID", "")
+        yield GpuFacts(
+            index=index,
+            bus_id=address,
+            name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
+            uuid=uuid if uuid and "?" not in uuid else None,
+            pcie=trained_link(folder),
+            place=place_of(folder),
+        )
+
+
+def _minors(pages: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    minors = {address: information.get("Device Minor", "") for address, information in pages.items()}
+    return {address: int(text) for address, text in minors.items() if _MINOR.fullmatch(text)}
+
+
+def _driver_pages(root: Path) -> dict[str, dict[str, str]]:
+    folder = root / "proc/driver/nvidia/gpus"
+    named: dict[str, dict[str, str]] = {}
+
+    def read() -> None:
+        for name in names_in(folder):
+            lines = (text_of(folder / name / "information") or "").split("\n")
+            named[bus_id(name)] = {
+                key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+            }
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(SECONDS_FOR_NAMES)
+    return dict(named)

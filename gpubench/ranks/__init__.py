@@ -1,0 +1,1 @@
+"""Starts ranks, on this host or several, and watches over them."""

@@ -1,0 +1,450 @@
+"""Ranks: starting this program again on this host or on several, and the launcher's end of the channel to them."""
+
+import json
+import math
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+
+from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launcher, unusable_mpi_launcher
+from gpubench.machine.children import die_with_parent, module_command, with_package
+from gpubench.machine.host import text_of
+from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
+from gpubench.readers.documents import opened
+from gpubench.records import dataclass
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from gpubench.model.results.report import Report
+
+OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench, not the user, set for its ranks
+
+
+def own_settings(environment: Mapping[str, str]) -> list[str]:
+    """The names of those variables, in a rank."""
+    return environment.get(OWN_SETTINGS_VARIABLE, "").split(",")
+
+
+_SECONDS_TO_ANSWER = 20
+
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_OPEN_MPI_SETTINGS = {
+    **_AS_ROOT,
+    # Open MPI 4 and 5 each know one of these pairs: more ranks than cores is fine, and no rank is tied to a core,
+    # since NCCL's and MPI's own threads would then share it with the rank.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # All ranks are on this host; looking for fabrics takes Open MPI 5 a second of start-up.
+    "OMPI_MCA_btl": "^ofi",
+    # hwloc's plugins start OpenCL, X11 or CUDA in mpirun to list GPUs, which nothing here asks it for (hwloc's manual,
+    # "Components and plugins": a name that is not there is ignored).
+    "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
+}
+
+_AGREEMENT_SETTINGS = {
+    # Every Open MPI has ob1, which talks through shared memory; a look for fabrics (UCX, libfabric, PSM) comes first
+    # where none is named. Without ptrace, as in containers, copies out of another process fail loudly.
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+"""Where MPI carries no data that is measured, but only what ranks agree on."""
+
+_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # How a user chooses what carries messages
+
+
+class Flavour(StrEnum):
+    """The MPI that an mpirun belongs to."""
+
+    OPEN_MPI = "Open MPI"
+    MPICH = "MPICH"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """An mpirun."""
+
+    path: str
+    flavour: Flavour
+
+    def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
+        """The command line that starts gpubench with `arguments` as that many ranks."""
+        return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
+
+    def environment(
+        self,
+        outer: Mapping[str, str],
+        channel: str,
+        also: Mapping[str, str] | None = None,
+        *,
+        measures_mpi: bool = True,
+    ) -> dict[str, str]:
+        """The environment of the job: this host only, the user's settings first, then `also`."""
+        inner = as_if_alone(outer)
+        settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
+        if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
+            settings = settings | _AGREEMENT_SETTINGS
+        own = {name: value for name, value in {**settings, **(also or {})}.items() if name not in inner}
+        return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
+
+    def on_hosts(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a job on several hosts: the user's own, in which root may start it, as on one host."""
+        return (_AS_ROOT if self.flavour is Flavour.OPEN_MPI else {}) | dict(outer)
+
+
+def find_launcher(search_path: str | None = None) -> Launcher:
+    """The mpirun beside this Python, else the first on PATH. Raises CouldNotMeasureError."""
+    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
+    if path is None:
+        raise missing_mpi_launcher()
+    return Launcher(path, _flavour(path))
+
+
+def _flavour(path: str) -> Flavour:
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise unusable_mpi_launcher(path, str(error)) from error
+    if "Open MPI" in answer or "OpenRTE" in answer:
+        return Flavour.OPEN_MPI
+    if "HYDRA" in answer or "MPICH" in answer:
+        return Flavour.MPICH
+    raise unusable_mpi_launcher(path, answer.strip()[:80])
+
+
+DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun whose daemon did not start: one start in hundreds
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start the job in a session of its own, so that Ctrl-C reaches only this process; output goes to `output`."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+class RankWatch:
+    """Notices a launcher that outlives its ranks, as prterun of Open MPI 5 can after a failed MPI_Init."""
+
+    def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
+        self._job = job
+        self._seconds_to_follow = seconds_to_follow
+        self._alone_since: float | None = None
+        self._had_ranks = False
+
+    def ended(self) -> bool:
+        """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
+        if self._job.poll() is not None:
+            return True
+        lists = (text_of(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
+        stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
+        if any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats):
+            self._had_ranks, self._alone_since = True, None
+        elif self._had_ranks and self._alone_since is None:
+            self._alone_since = time.monotonic()
+        return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
+
+
+def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
+    """End a job: mpirun is asked to end its ranks, and killed with them when it does not. Returns its exit code."""
+    if job.poll() is None:
+        job.terminate()
+        try:
+            job.wait(seconds_to_end)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.wait()
+
+
+Message = dict[str, Any]
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_HANG_UP = 10.0  # For watchdogs of a job that is gone to report; late on a busy machine
+_READ_BYTES = 1 << 16
+_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 107 bytes at most: unix(7)
+
+
+def report_in(message: Message) -> "Report":
+    """The report in a message that ends a run, with its sections."""
+    from gpubench.model.results.report import Report, Table
+    from gpubench.model.results.result_file import TABLES
+    from gpubench.model.terms.plain import from_plain
+
+    kinds: dict[str, Any] = {name: TABLES[name] for name in message["sections"]}
+    rows = {kind: [from_plain(kind, each) for each in message["sections"][name]] for name, kind in kinds.items()}
+    return replace(Report.from_record(message["report"]), sections=Table.by_section(rows))
+
+
+class ChannelReceiver:
+    """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
+
+    def __init__(self) -> None:
+        is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
+        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-", dir="/tmp" if is_long else None)
+        self.path = str(Path(self._directory.name) / "ranks")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(128)
+        self._ends_at = math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        self._directory.cleanup()
+
+    def expect_end(self, seconds: float) -> None:
+        """Listen no longer than that from now on, whether the job has ended or not."""
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+
+    def expect_no_end(self) -> None:
+        """Listen for as long as the job runs."""
+        self._ends_at = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """True where the job has outlived what was expected."""
+        return time.monotonic() > self._ends_at
+
+    def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
+        """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ, None)
+            if job.stdout is not None:
+                selector.register(job.stdout, selectors.EVENT_READ, _Lines())
+            listens_until, watch = math.inf, RankWatch(job)
+            while True:
+                # Once the job is gone, one more look without waiting finds what it had still sent.
+                waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
+                events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
+                # A rank's message about its end comes before mpirun's, which waits for another look.
+                of_ranks = [key for key, _ in events if key.fileobj is not job.stdout]
+                for key in of_ranks or [key for key, _ in events]:
+                    if key.data is None:
+                        connection, _ = self._listener.accept()
+                        selector.register(connection, selectors.EVENT_READ, _Lines())
+                    else:
+                        yield from _read(selector, key)
+                if events:
+                    continue
+                if not waits:
+                    return
+                if self.is_late:
+                    listens_until = 0.0
+                elif listens_until == math.inf and watch.ended():
+                    listens_until = time.monotonic() + _SECONDS_TO_HANG_UP
+
+
+def _has_lines(selector: selectors.BaseSelector) -> bool:
+    """True where a rank, or the watchdog of one, has not hung up."""
+    keys = (selector.get_map() or {}).values()
+    return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
+
+
+class _Lines:
+    rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return lines
+
+
+def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | str]:
+    source: Any = key.fileobj
+    lines, from_rank = key.data, isinstance(source, socket.socket)
+    data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
+    # What a rank had not finished saying when it died is no message.
+    complete = lines.feed(data) if data else [lines.rest] if lines.rest and not from_rank else []
+    if not data:
+        selector.unregister(source)
+        if from_rank:
+            source.close()
+    for line in complete:
+        yield json.loads(line) if from_rank else line.decode(errors="replace")
+
+
+_MOST_BYTES = 2**20
+_MOST_HOSTS = 65536
+_LINE = re.compile(
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
+    re.ASCII,
+)
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # What srun may speak to MPI, the best first; pmix_v4 counts too
+
+_MOST_LINES_KEPT = 200
+_SECONDS_FOR_LAST_LINES = 2.0  # Somebody whom the launcher left behind may hold its stderr open for ever
+_EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
+
+
+def hosts_of(path: Path) -> dict[str, int | None]:
+    """The hosts of a file as mpirun's --hostfile: 'node1 slots=8', 'node1:8' or 'node1'. Raises UsageError."""
+    try:
+        with opened(path, _EXPECTED) as file:
+            text = file.read(_MOST_BYTES + 1).decode()
+    except UnicodeDecodeError:
+        raise _unfit(path, "it is no text") from None
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise UsageError(
+            f"--hosts {path} {'does not exist' if missing else f'cannot be read: {error.strerror}'}",
+            expected=_EXPECTED,
+            reason="a host, where a file is wanted" if missing else "its owner or mode forbids it, or it is a folder",
+            next_step="printf 'node1\\nnode2\\n' > hosts.txt, then --hosts hosts.txt",
+        ) from None
+    found: dict[str, int | None] = {}
+    for line in filter(None, (each.partition("#")[0].strip() for each in text.splitlines())):
+        match = _LINE.fullmatch(line)
+        if match is None or len(found) == _MOST_HOSTS:
+            raise _unfit(path, f"{line[:80]!r} is no host" if match is None else "too many hosts")
+        found[match["host"]] = None if match["slots"] is None else int(match["slots"])
+    if not found:
+        raise _unfit(path, "no host")
+    return found
+
+
+def _unfit(path: Path, what: str) -> UsageError:
+    return UsageError(f"--hosts {path}: {what}", expected=_EXPECTED)
+
+
+def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+    """The command that starts so many ranks on every host, none tied to a core, for NCCL and MPI have threads too."""
+    ranks = str(len(hosts) * ranks_a_host)
+    if mpirun.flavour is Flavour.MPICH:
+        placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_a_host), "-bind-to", "none"]
+        placed += ["-genv", DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ]
+    else:
+        slots = ",".join(f"{host}:{ranks_a_host}" for host in hosts)
+        placed = ["--host", slots, "--map-by", f"ppr:{ranks_a_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+        placed += ["-x", f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}"]
+    return [mpirun.path, "-n", ranks, *placed, *module_command("gpubench", *arguments)]
+
+
+class EndedJob(NamedTuple):
+    """A launcher that has ended: its exit code, all that came on stdout, the last lines that came on stderr."""
+
+    exit_code: int
+    stdout: str
+    stderr: Sequence[str]
+
+
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
+    """Run a launcher, hand `tell` the lines of stderr as they come, and end the job whatever ends the wait."""
+    own = with_package({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
+    last = deque[str](maxlen=_MOST_LINES_KEPT)
+
+    def pass_on(stderr: IO[bytes]) -> None:
+        for line in stderr:
+            last.append(line.decode(errors="replace").rstrip("\r\n"))
+            tell(last[-1])
+
+    with tempfile.TemporaryFile() as stdout:
+        process = subprocess.Popen(
+            command,
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        reading = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        reading.start()
+        try:
+            process.wait()
+        finally:
+            stop(process)
+            reading.join(_SECONDS_FOR_LAST_LINES)
+        stdout.seek(0)
+        return EndedJob(process.returncode, stdout.read().decode(errors="replace"), tuple(last))
+
+
+def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
+    """The hosts that a launcher complains of, each with the line, by their names in full or up to the first dot."""
+    found: dict[str, str] = {}
+    for line in lines:
+        for host in hosts if "local host" not in line.lower() else ():
+            names = {host} if host.replace(".", "").isdecimal() else {host, host.partition(".")[0]}
+            if any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", line) for name in names):
+                found.setdefault(host, line.strip())
+    return found
+
+
+def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
+    """The nodes of this allocation of Slurm, or its list as it stands if scontrol does not answer."""
+    listed = environment.get("SLURM_JOB_NODELIST", "the allocation")
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "hostnames", listed],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return [listed]
+    return answer.stdout.split() if answer.returncode == 0 else [listed]
+
+
+def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
+    """The command that starts so many ranks on every allocated node. Raises UsageError, CouldNotMeasureError."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
+    if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
+        raise UsageError(
+            "--slurm outside of an allocation",
+            expected="SLURM_JOB_ID and SLURM_JOB_NUM_NODES, which salloc and sbatch set",
+            next_step="salloc -N 2 --gpus-per-node=8 --exclusive gpubench check --slurm",
+        )
+    srun = shutil.which("srun", path=environment.get("PATH"))
+    if srun is None:
+        raise CouldNotMeasureError("no srun on PATH", expected="Slurm's srun", next_step="--hosts FILE starts mpirun")
+    placed = [f"--nodes={nodes}", f"--ntasks={int(nodes) * ranks_a_host}", f"--ntasks-per-node={ranks_a_host}"]
+    own = [f"--mpi={_pmi_of(srun)}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+    return [srun, *placed, *own, *module_command("gpubench", *arguments)]
+
+
+def _pmi_of(srun: str) -> str:
+    """What this srun speaks to MPI: pmix where it can."""
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CouldNotMeasureError(f"{srun} --mpi=list: {error}", expected="the names of PMI plugins") from None
+    known: list[str] = re.findall(r"[a-z0-9_]+", answer.stdout + answer.stderr)
+    for kind in _PMI:
+        found = next((each for each in known if each == kind or each.startswith(f"{kind}_v")), None)
+        if found is not None:
+            return found
+    raise CouldNotMeasureError(
+        "srun speaks no PMI, so ranks would not find each other",
+        expected=f"one of {', '.join(_PMI)} in srun --mpi=list",
+        next_step="scontrol show hostnames > hosts; gpubench check --hosts hosts",
+    )

@@ -1,0 +1,409 @@
+"""The supervisor on a rank of a scan starts, watches and ends workers; it never touches CUDA, nor MPI once started."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from gpubench.machine.children import module_command, with_package
+from gpubench.machine.host import leave_core, mps_serves, process_state
+from gpubench.model.facts.environment import as_if_alone
+from gpubench.model.results.scan import LocalFigure, LocalQuantity
+from gpubench.ranks.scan.messages import (
+    OWN_FAULT,
+    REFUSED,
+    WORDS,
+    MessageType,
+    Outcome,
+    RingOrder,
+    RoundOrder,
+    RoundReply,
+    WorkerTask,
+    framed,
+    greet,
+    keep_alive,
+    packed_clock,
+    packed_local,
+    receive_one,
+)
+from gpubench.records import dataclass
+
+SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
+_FAILURES = {
+    REFUSED: Outcome.BROKEN,
+    "deadline": Outcome.DEADLINE,
+    "broken": Outcome.BROKEN,
+    "failed": Outcome.OWN_WORKER_FAILED,
+    "wrong": Outcome.WRONG_DATA,
+}
+
+
+class WorkerProcess:
+    """One worker at a time, on one rail; a dead one is replaced. One thread gives all tasks, as workers end with it."""
+
+    def __init__(self, backend: str, device: int, secret: bytes) -> None:
+        self.listener = socket.create_server(("", 0), backlog=16)
+        self._stuck: subprocess.Popen[bytes] | None = None
+        self._words = backend, device
+        self._secret = secret
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._received = b""
+        self._ended_with: int | None = None
+        self._task: WorkerTask | None = None
+        self._under_mps = backend == "nccl" and mps_serves(os.environ)
+
+    @property
+    def is_lost(self) -> bool:
+        """True while a process that was killed is still there."""
+        return self._stuck is not None and self._stuck.poll() is None
+
+    @property
+    def loss(self) -> Outcome:
+        """What it means that it is lost: its GPU hangs. Under MPS it may wait for the server, as others' deaths do."""
+        return Outcome.BROKEN if self._under_mps else Outcome.OWN_WORKER_BLOCKED
+
+    @property
+    def port(self) -> int:
+        """Where partners find it, also after it was replaced: the socket is the supervisor's."""
+        return int(self.listener.getsockname()[1])
+
+    @property
+    def control(self) -> socket.socket | None:
+        """The socket on which its answers arrive."""
+        return self._control
+
+    def begin(self, task: WorkerTask) -> None:
+        """Give it a task; a new worker where there is none."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        self._received, self._task = b"", task
+        with contextlib.suppress(OSError):
+            if self._control is not None:
+                self._control.sendall(json.dumps(asdict(task)).encode() + b"\n")
+
+    def answer(self, number: int) -> dict[str, object] | None:
+        """What it says of a task, once it has; None before. Raises EOFError where it has died."""
+        if self._control is None:
+            raise EOFError
+        with contextlib.suppress(BlockingIOError):
+            data = self._control.recv(2**16)
+            if not data:
+                raise EOFError
+            self._received += data
+        line, found, rest = self._received.partition(b"\n")
+        if not found:
+            return None
+        self._received = rest
+        answer: dict[str, object] = json.loads(line)
+        return answer if answer.get("number") == number else None
+
+    def retries(self, answer: dict[str, object]) -> bool:
+        """Whether it was refused by an MPS server, which may take it later: a new worker then has the same task."""
+        if answer.get("failure") != REFUSED or self._task is None:
+            return False
+        self._end()
+        self.begin(self._task)
+        return True
+
+    def outcome(self, answer: dict[str, object]) -> tuple[float, Outcome, str]:
+        """GB/s, outcome and remark of an answer.
+
+        Under MPS a worker that failed is ended, for a new one to have the next task: where a client dies in the middle
+        of its work, the server breaks the others too, and takes no new ones until those have ended.
+        """
+        gb_s = answer.get("gb_s")
+        if isinstance(gb_s, float):
+            return gb_s, Outcome.DONE, ""
+        if self._under_mps:
+            self._end()
+        return 0.0, _FAILURES.get(str(answer.get("failure")), Outcome.OWN_WORKER_FAILED), str(answer.get("remark", ""))
+
+    def state(self) -> Outcome:
+        """Why it does not answer, by what the kernel says of it."""
+        if self._process is None or self._process.poll() is not None:
+            return Outcome.OWN_WORKER_DIED
+        letter = process_state(self._process.pid)
+        if letter in "Tt":
+            return Outcome.OWN_WORKER_STOPPED
+        return self.loss if letter == "D" else Outcome.DEADLINE
+
+    def has_died(self) -> bool:
+        """True where it ended by itself since it was started: nobody asked it to."""
+        return self._process is not None and self._process.poll() is not None
+
+    def how_it_ended(self) -> str:
+        """'signal 9', 'exit code 1'."""
+        code = self._ended_with
+        if code is None:
+            return "no exit code"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """End it, whatever it does; where even that does not help, the rail is lost."""
+        if self._process is not None:
+            self._process.poll()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            try:
+                self._ended_with = self._process.wait(SECONDS_TO_BE_KILLED)
+            except subprocess.TimeoutExpired:
+                self._stuck = self._process
+            self._process = None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def _end(self) -> None:
+        """Have it end by itself, as a client of MPS should; else end it."""
+        if self._process is not None and self._control is not None:
+            self._control.close()
+            self._control = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_TO_BE_KILLED)
+        self.kill()
+
+    def close(self) -> None:
+        """End it, and the socket that partners find it by."""
+        self.kill()
+        self.listener.close()
+
+    def _start(self) -> None:
+        self.kill()
+        own, its = socket.socketpair()
+        backend, device = self._words
+        numbers = str(its.fileno()), str(self.listener.fileno()), str(device)
+        self._process = subprocess.Popen(
+            module_command("gpubench.backends.scan_worker", backend, *numbers),
+            pass_fds=(its.fileno(), self.listener.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=with_package(as_if_alone(os.environ)),
+            start_new_session=True,
+        )
+        its.close()
+        with contextlib.suppress(OSError):  # of one that is dead already, which whoever waits for an answer finds
+            own.sendall(self._secret.hex().encode() + b"\n")
+        own.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self._control = own
+
+
+def seconds_left(deadline: float) -> float:
+    """Until a time of the monotonic clock; 0 where it has passed."""
+    return max(0.0, deadline - time.monotonic())
+
+
+SECONDS_AFTER_DEADLINE = 1.0  # A worker ends its round itself at the deadline; so much later it is asked no more
+SECONDS_TO_ABORT = 5.0  # What a worker has to abort a communicator before it is killed
+SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
+"""What a supervisor may take beyond the deadline of a round."""
+
+SECONDS_OF_PHASE_0 = 20.0  # To start a worker, with its GPU, and to measure what it can by itself
+SECONDS_WITHOUT_ORDER = 60.0  # Beyond three rounds that end at the last moment, a supervisor then ends
+_TRIES, _SECONDS_TO_CONNECT = 20, 3.0
+_SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and strangers may stand before
+
+
+@dataclass(frozen=True, slots=True)
+class RankCard:
+    """Where a rank is found: its host's addresses, the ports of its rails, and what else the others have to know."""
+
+    rank: int
+    host: str
+    addresses: tuple[str, ...]
+    ports: Mapping[int, int]
+    control_port: int = 0
+
+    def places(self, rail: int, own_host: str) -> tuple[tuple[str, int], ...]:
+        """All addresses by which a worker may be reached from a host."""
+        local = ("127.0.0.1",) if self.host == own_host else ()
+        return tuple((address, self.ports[rail]) for address in (*local, *self.addresses))
+
+    def control_places(self, own_host: str) -> tuple[tuple[str, int], ...]:
+        """All addresses by which rank 0 may be reached."""
+        local = ("127.0.0.1",) if self.host == own_host else ()
+        return tuple((address, self.control_port) for address in (*local, *self.addresses))
+
+
+class Supervisor:
+    """The workers of one rank, and what it is told to do with them. `devices` are the GPUs of its rails."""
+
+    def __init__(self, backend: str, rank: int, devices: Mapping[int, int], secret: bytes) -> None:
+        self._rank = rank
+        self._first_quantity = LocalQuantity.MEMORY if backend == "host" else LocalQuantity.FROM_HOST
+        self._secret = secret
+        self._faults: dict[int, tuple[float, Outcome, str]] = {}
+        self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
+
+    def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
+        """Do what rank 0 says until the scan is over; True where nobody is gone. Raises OSError for a lost rank 0."""
+        own_host = cards[self._rank].host
+        if len(self.workers) > 1:
+            leave_core()
+        with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
+            greet(control, self._secret, str(self._rank).encode())
+            keep_alive(control)
+            control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
+            while True:
+                message = receive_one(control)
+                if message is None:
+                    raise ConnectionResetError("rank 0 is gone")
+                if message[0] == MessageType.END:
+                    return bool(message[-1])
+                control.sendall(framed(self._reply(message, cards, own_host)))
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers.values():
+            worker.close()
+
+    def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
+        if message[0] == MessageType.CLOCK:
+            return packed_clock(time.time())
+        if message[0] == MessageType.LOCAL_ORDER:
+            return packed_local(list(self._local()))
+        if message[0] == MessageType.RING_ORDER:
+            return self._in_rings(RingOrder.of(message[1:]), cards, own_host).packed()
+        if message[0] == MessageType.FAILED_ORDER:
+            return self._failed().packed()
+        order = RoundOrder.of(message[1:])
+        return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
+
+    def _failed(self) -> RoundReply:
+        """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
+        for rail, worker in self.workers.items():
+            if rail not in self._faults and worker.has_died():
+                worker.kill()
+                self._faults[rail] = 0.0, Outcome.OWN_WORKER_DIED, f"{worker.how_it_ended()}, in phase 0"
+        remark = next((words for _, _, words in self._faults.values()), "")
+        return RoundReply(0, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in self._faults.items()), remark)
+
+    def _tasks(self, order: RoundOrder, cards: Sequence[RankCard], own_host: str) -> Iterator[tuple[int, WorkerTask]]:
+        partner = cards[order.partner]
+        for rail in self.workers:
+            if rail in partner.ports and not order.retired >> rail & 1:
+                places = () if order.listens else partner.places(rail, own_host)
+                yield rail, WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
+
+    def _in_rings(self, order: RingOrder, cards: Sequence[RankCard], own_host: str) -> RoundReply:
+        tasks = {
+            seat.rail: WorkerTask(
+                order.number,
+                seat.rail,
+                seat.before,
+                self._rank,
+                order.deadline_s,
+                cards[seat.after].places(seat.after_rail, own_host),
+                seat.size,
+                seat.place,
+                seat.before_rail,
+                order.all_reduce,
+            )
+            for seat in order.seats
+            if seat.rail in self.workers
+        }
+        reply = self.round(order.number, tasks, order.deadline_s)
+        if order.told_later:
+            own = [(rail, Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in OWN_FAULT]
+            remark = ", ".join(filter(None, (reply.remark, "in phase 0")))
+            self._faults |= {rail: (0.0, outcome, remark) for rail, outcome in own}
+        return reply
+
+    def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:
+        """All rails at once, within the deadline and what it takes to end who hangs."""
+        found = {rail: self._faults.pop(rail) for rail in tasks if rail in self._faults}
+        for rail in [rail for rail in tasks if rail not in found]:
+            worker = self.workers[rail]
+            if worker.is_lost:
+                found[rail] = 0.0, worker.loss, "it still hangs, killed in an earlier round"
+            elif worker.has_died():
+                worker.kill()
+                found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+        waiting = [rail for rail in tasks if rail not in found]
+        for rail in waiting:
+            self.workers[rail].begin(tasks[rail])
+        answers = self._answers(number, waiting, time.monotonic() + deadline_s + SECONDS_AFTER_DEADLINE, found)
+        late = [rail for rail in waiting if rail not in answers and rail not in found]
+        states = {rail: self.workers[rail].state() for rail in late}
+        patient = [rail for rail in late if states[rail] is Outcome.DEADLINE]
+        answers |= self._answers(number, patient, time.monotonic() + SECONDS_TO_ABORT, found)
+        for rail in late:
+            if rail in answers or rail in found:
+                continue
+            self.workers[rail].kill()
+            # Whether it hangs by itself or because of its partner, whose abort it waits for, is not known here.
+            state = self.workers[rail].loss if self.workers[rail].is_lost else states[rail]
+            found[rail] = 0.0, state, "killed after the deadline"
+        found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
+        remark = next((words for _, outcome, words in found.values() if outcome and words), "")
+        return RoundReply(number, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in found.items()), remark)
+
+    def _answers(
+        self, number: int, rails: Sequence[int], deadline: float, found: dict[int, tuple[float, Outcome, str]]
+    ) -> dict[int, dict[str, object]]:
+        answers: dict[int, dict[str, object]] = {}
+        while waiting := [rail for rail in rails if rail not in answers and rail not in found]:
+            if not seconds_left(deadline):
+                break
+            controls = ((self.workers[rail].control, rail) for rail in waiting)
+            sockets = {control: rail for control, rail in controls if control is not None}
+            ready, _, _ = select.select(list(sockets), [], [], seconds_left(deadline))
+            for each in ready:
+                rail = sockets[each]
+                try:
+                    answer = self.workers[rail].answer(number)
+                except (EOFError, OSError):
+                    worker = self.workers[rail]
+                    worker.kill()
+                    found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                else:
+                    if answer is not None and not self.workers[rail].retries(answer):
+                        answers[rail] = answer
+        return answers
+
+    def _local(self) -> list[LocalFigure]:
+        """Phase 0 of the rails of this rank, all at once; whose worker hangs or dies says so in the next round.
+
+        One that fails alone goes on: what it could not copy is a figure that is not there.
+        """
+        tasks = {rail: WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
+        for rail, task in tasks.items():
+            self.workers[rail].begin(task)
+        faults = self._faults
+        answers = self._answers(0, list(tasks), time.monotonic() + SECONDS_OF_PHASE_0, faults)
+        for rail in [rail for rail in tasks if rail not in answers and rail not in faults]:
+            state = self.workers[rail].state()
+            self.workers[rail].kill()
+            faults[rail] = 0.0, state, "killed in phase 0"
+        figures = []
+        for rail, answer in answers.items():
+            local = answer.get("local")
+            if not isinstance(local, list):
+                seen = f"{WORDS[Outcome.OWN_WORKER_FAILED]}: {answer.get('remark') or 'it gave no figures'}"
+                figures.append(LocalFigure(0, rail, self._first_quantity, 0.0, failure=seen))
+                continue
+            for name, gb_s in local:
+                figures.append(LocalFigure(0, rail, LocalQuantity(name), float(gb_s)))
+        return figures
+
+
+def _connected(places: Sequence[tuple[str, int]]) -> socket.socket:
+    error: OSError = ConnectionRefusedError("rank 0 offered no address")
+    for _ in range(_TRIES):
+        for place in places:
+            try:
+                connection = socket.create_connection(place, _SECONDS_TO_CONNECT)
+            except OSError as raised:
+                error = raised
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(_SECONDS_TO_BE_GREETED)
+                return connection
+        time.sleep(0.1)
+    raise error

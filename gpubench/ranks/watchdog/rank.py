@@ -1,0 +1,288 @@
+"""A rank's side of its watchdog: starting the process, keeping it alive, reporting progress, NVTX ranges."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from typing import NamedTuple, Protocol
+
+from gpubench.machine.children import module_command, with_package
+from gpubench.machine.host import process_state
+from gpubench.model.terms.ranks import Phase
+from gpubench.model.terms.units import printable_line
+from gpubench.ports.group import Group
+from gpubench.ranks.watchdog.messages import (
+    END_SIGNAL,
+    ProgressBlock,
+    WatchdogAddress,
+    Watched,
+    bound_sockets,
+    connect,
+    job_name,
+    write_stderr_line,
+)
+
+_LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
+_DOMAIN = "gpubench"
+
+
+class Enter(Protocol):
+    """As `Progress.enter`."""
+
+    def __call__(self, phase: Phase, label: str = "", operations: int = 0) -> None:
+        """Begin another phase."""
+
+
+class Nvtx(NamedTuple):
+    """The calls that begin and end a range on this thread; without a tool that records, they take nanoseconds."""
+
+    push: Callable[[str], object]
+    pop: Callable[[], object]
+
+
+def with_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
+    """An `enter` that also begins the range of the phase and ends the one before; `enter` itself without NVTX."""
+    if nvtx is None:
+        return enter
+    is_open = False
+
+    def enter_range(phase: Phase, label: str = "", operations: int = 0) -> None:
+        nonlocal is_open
+        if is_open:
+            nvtx.pop()
+        nvtx.push(f"{phase} {label}".strip())
+        is_open = True
+        enter(phase, label, operations)
+
+    return enter_range
+
+
+def find_nvtx() -> Nvtx | None:
+    """NVTX by the package `nvtx`, else by the library of an older CUDA; None where neither is installed."""
+    with suppress(ImportError):
+        import nvtx
+
+        return Nvtx(lambda text: nvtx.push_range(text, domain=_DOMAIN), lambda: nvtx.pop_range(domain=_DOMAIN))
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(_LIBRARY)
+        push, pop = library.nvtxRangePushA, library.nvtxRangePop
+        push.argtypes = (ctypes.c_char_p,)
+        return Nvtx(lambda text: push(f"{_DOMAIN}: {text}".encode()), pop)
+    return None
+
+
+_MOST_STARTS = 4
+_SECONDS_STOPPED = 0.8  # A suspended job is continued sooner; a watchdog stopped for longer was stopped alone
+_SECONDS_TO_END = 5.0  # For a watchdog to end with its rank on a busy machine, where it is not stopped
+_SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its watchdog within that, and needs none
+
+
+class WatchdogKeeper:
+    """A watchdog for the rank `watched`, and another at the same sockets where that one is killed or breaks."""
+
+    def __init__(
+        self, watched: Watched, block: ProgressBlock, datagrams: Sequence[socket.socket], channel: str | None
+    ) -> None:
+        self._watched = watched
+        self._block = block
+        self._datagrams = datagrams
+        self._channel = channel
+        self._answers: Mapping[str, Callable[[], object]] = {}
+        self._told: dict[object, Mapping[str, object]] = {}
+        self._starts = 0
+        self._lock = threading.Lock()
+        self._start()
+        self._thread = threading.Thread(target=self._keep, name="gpubench-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process that watches now."""
+        return self._process.pid
+
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Send a message, which the next watchdog gets too; of each kind the last."""
+        with self._lock:
+            self._told[message["kind"]] = message
+            self._send(self._control, message)
+
+    def answer(self, answers: Mapping[str, Callable[[], object]]) -> None:
+        """Have a thread answer the watchdog's requests from now on, by their kind."""
+        is_first = not self._answers
+        self._answers = answers
+        if is_first:
+            self.tell({"kind": "helps"})
+            self._listen(self._control)
+
+    def close(self) -> None:
+        """End the watchdog of a rank that has left: it is killed where it does not follow."""
+        with self._lock, suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_SECONDS_TO_END)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._note("did not end with its rank and was killed")
+        for each in (self._control, *self._datagrams):
+            each.close()
+
+    def _start(self) -> None:
+        control, other = socket.socketpair()
+        with other, ExitStack() as stack:
+            descriptors = {"block": self._block.descriptor, "control": other.fileno()}
+            datagrams = [each.fileno() for each in self._datagrams]
+            if self._channel:
+                # The line is made now, so that the launcher waits for the reports of this rank's watchdog.
+                with suppress(OSError):  # the launcher is gone
+                    descriptors["channel"] = stack.enter_context(connect(self._channel)).fileno()
+            # Everybody on this host can read a command line: the secret comes later, by the control socket.
+            setup = descriptors | {
+                "datagrams": datagrams,
+                "watched": asdict(self._watched),
+                "job": job_name(os.environ),
+            }
+            # The rank's own words behind it are for people who look at the list of processes.
+            command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
+            self._process = subprocess.Popen(
+                command,
+                env=with_package(os.environ),
+                pass_fds=(*descriptors.values(), *datagrams),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._control = control
+        self._starts += 1
+
+    def _keep(self) -> None:
+        while not self._block.left():
+            was_stopped = self._killed_where_stopped()
+            status = self._process.wait()
+            time.sleep(0 if self._block.left() else _SECONDS_TO_END_TOO)
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+            how = "was stopped by a signal, and killed since it did not go on" if was_stopped else how
+            with self._lock:
+                if self._block.left():
+                    if was_stopped:
+                        self._note(how)
+                    return
+                is_watched = self._starts < _MOST_STARTS and self._start_again()
+                then = "another one was started" if is_watched else "without one, nobody ends this rank if it hangs"
+                self._note(f"{how}; {then}")
+                if not is_watched:
+                    return
+
+    def _killed_where_stopped(self) -> bool:
+        """Wait until the watchdog has ended, and kill it where somebody stopped it: whether that was so."""
+        kinds = os.WEXITED | os.WNOWAIT  # whoever asks `_process` finds the end
+        try:
+            while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)  # or the next question finds the same stop
+                time.sleep(_SECONDS_STOPPED)
+                if process_state(self.pid) == "T":
+                    self._process.kill()
+                    return True
+        except ChildProcessError:  # the process was started with SIGCHLD ignored, and the kernel tells nothing
+            pass
+        return False
+
+    def _note(self, text: str) -> None:
+        write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
+
+    def _start_again(self) -> bool:
+        before = self._control
+        try:
+            self._start()
+        except OSError:
+            return False
+        before.close()
+        for message in self._told.values():
+            self._send(self._control, message)
+        if self._answers:
+            self._listen(self._control)
+        return True
+
+    def _listen(self, control: socket.socket) -> None:
+        threading.Thread(target=self._respond, args=(control,), name="gpubench-abort", daemon=True).start()
+
+    def _respond(self, control: socket.socket) -> None:
+        with suppress(OSError), control.makefile("rb") as questions:
+            for line in questions:
+                kind = json.loads(line)["kind"]
+                self._send(control, {"kind": kind, "text": str(self._answers[kind]() or "")})
+
+    def _send(self, control: socket.socket, message: Mapping[str, object]) -> None:
+        # Without a watchdog, which somebody may have killed, the run goes on.
+        with suppress(OSError):
+            control.sendall(json.dumps(message).encode() + b"\n")
+
+
+_SECRET_BYTES = 32
+
+
+class RankProgress:
+    """The progress of this rank, and the line to its watchdog."""
+
+    def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
+        self.enter = with_ranges(block.enter, find_nvtx())
+        self.completed = block.completed
+        self._block = block
+        self._own = own
+        self._watchdog = watchdog
+
+    def exchange_addresses(self, group: Group) -> None:
+        """Give the watchdogs of all ranks each other's addresses and a secret; every rank of the job calls it."""
+        own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
+        job, secret = group.broadcast(own)
+        address = (self._own.place, self._own.host, list(self._own.addresses))
+        self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
+
+    def name_ranks(self, places: Sequence[object]) -> None:
+        """Give the watchdog the ranks in words, once they have GPUs."""
+        self._watchdog.tell({"kind": "places", "places": [str(place) for place in places]})
+
+    def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
+        """Start a thread that answers a hanging rank's watchdog: the library's error, and an abort; the last wins."""
+        self._watchdog.answer({"trouble": trouble, "abort": abort})
+
+    @property
+    def is_ending(self) -> bool:
+        """True where the watchdog, or this rank itself, has begun to end this rank."""
+        return self._block.left()
+
+    def leave(self) -> None:
+        """Note that this rank ends with an error that it reports itself, so that no watchdog has to."""
+        self._block.leave()
+        self._watchdog.tell({"kind": "breaks"})
+
+    def close(self) -> None:
+        """End the watchdog, after the last thing that may hang."""
+        self._block.leave()
+        self._watchdog.close()
+
+
+def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
+    """Start the watchdog of this process as a program of its own, before MPI and CUDA, which may hang."""
+    block = ProgressBlock()
+    block.enter(Phase.LAUNCH)
+    datagrams = bound_sockets()
+    address = WatchdogAddress(f"rank {rank} on {host}", host, [each.getsockname() for each in datagrams])
+    die_at_once_on(END_SIGNAL)
+    watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
+    return RankProgress(block, address, WatchdogKeeper(watched, block, datagrams, channel))
+
+
+def die_at_once_on(number: signal.Signals) -> None:
+    """Have a signal end this process with its number as exit code, by libc's `_exit`, inside any library."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(number, ctypes.cast(libc["_exit"], ctypes.c_void_p))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])

@@ -1,0 +1,690 @@
+"""Links of simulated nodes: bandwidth with faults, copies over them, managed memory, and the traffic of a job.
+
+A copy lasts its latency and bytes over bandwidth; shares of ways were measured on two H200s with 64 MiB.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import combinations
+
+from gpubench.model.facts.process import GpuProcess, RankFacts
+from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
+from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
+from gpubench.model.paths.topology import BITS_PER_BYTE, Topology, pcie_gb_s
+from gpubench.model.profiles.fault import HALVE_CLOCKS, Fault, Subject
+from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, NvlinkKind, Profile
+from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, HostMemory, ManagedSupport, Place
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
+from gpubench.ports.backend import Array, Memory, Region
+from gpubench.ports.copies import HOST, CopyStream, LinkBytes
+from gpubench.records import dataclass
+from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshot_of, wrong_value
+from gpubench.simulated.node import healthy_node
+
+_BITS_PER_BYTE = 8
+STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies go through host memory
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLinks:
+    """One GPU: shares of its links' bandwidth, of that to host memory and of its clock, and its host-staged pairs.
+
+    `ring_share` is that of its NVLinks which NCCL's rings find active, if NVLinks join pairs.
+    """
+
+    index: int
+    share: float = 1.0
+    ring_share: float = 1.0
+    host_share: float = 1.0
+    staged_with: frozenset[int] = frozenset()
+    clock_share: float = 1.0
+
+
+Hop = tuple[int, int]  # Positions of two GPUs among those that are there
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLinks:
+    """The GPUs that are there, and GB/s of each NIC that is up: of RDMA NICs, or of the others where there is none.
+
+    `pair_shares` are by GPU indices, of pairs with a fault between the two: their other pairs keep their bandwidth.
+    `links_left` are shares of the NVLinks of a pair, if some of a GPU's are down and NVLinks join pairs.
+    """
+
+    gpus: tuple[GpuLinks, ...]
+    nics_gb_s: tuple[float, ...]
+    pair_shares: Mapping[frozenset[int], float]
+    links_left: Mapping[frozenset[int], float]
+
+    def share(self, one: int, other: int) -> float:
+        """The share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
+        ends = self.gpus[one], self.gpus[other]
+        left = self.links_left.get(frozenset(end.index for end in ends), 1.0)
+        return min(end.share for end in ends) * left * self.pair_share(one, other)
+
+    def pair_share(self, one: int, other: int) -> float:
+        """The share that faults between the two, and not of either, leave."""
+        return self.pair_shares.get(frozenset((self.gpus[one].index, self.gpus[other].index)), 1.0)
+
+    def slowest(self, ranks: int, hops: Iterable[Hop] = (), part: float = 1.0) -> tuple[int, float]:
+        """The one of the first `ranks` GPUs that a collective waits for, and the share of its bandwidth that is left.
+
+        The collective uses all links of each GPU, and the path between the two ends of each of `hops` for `part` of
+        its time.
+        """
+        shares = [(gpu.share * gpu.ring_share, position) for position, gpu in enumerate(self.gpus[:ranks])]
+        faulty = [hop for hop in hops if self.pair_share(*hop) < 1]
+        shares += [(1 / (1 + part * (1 / self.share(*hop) - 1)), min(hop)) for hop in faulty]
+        share, position = min(shares)
+        return position, share
+
+    def staged(self, ranks: int) -> int | None:
+        """The first of the first `ranks` GPUs that reaches another through host memory; None where none does."""
+        taking_part = {gpu.index for gpu in self.gpus[:ranks]}
+        return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
+
+    def staged_hops(self, ranks: int) -> int:
+        """The hops of a ring of the first `ranks` GPUs that go through host memory; at least 1."""
+        ring = self.gpus[:ranks]
+        return max(1, sum(ring[n - 1].index in gpu.staged_with for n, gpu in enumerate(ring)))
+
+
+def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
+    """The pairs of neighbours in NCCL's rings over the first `ranks` GPUs of a node.
+
+    NCCL does not measure paths, so it does not avoid a slow one. If every path is alike (NVSwitch, PCIe), all channels
+    have one ring in order of the GPUs, as in the logs of four H200s in tests/logs; for eight GPUs this is assumed. If
+    NVLinks join pairs, the rings use all NVLinks.
+    """
+    pairs = set() if profile.nvlink is None else {frozenset(pair[:2]) for pair in profile.nvlink.pairs}
+    if not pairs:
+        return [(one, (one + 1) % ranks) for one in range(ranks)] if ranks > 1 else []
+    indices = [gpu.index for gpu in links.gpus[:ranks]]
+    return [hop for hop in combinations(range(ranks), 2) if frozenset(indices[end] for end in hop) in pairs]
+
+
+def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
+    """The links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
+    on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
+    on_nics = [fault for fault in faults if fault.subject is Subject.NIC]
+    for fault in on_gpus:
+        for index in (fault.index, fault.second):
+            _check_index(fault, index, profile.match.visible, "GPU")
+    for fault in on_nics:
+        _check_index(fault, fault.index, len(profile.nic), "NIC")
+    gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
+    left = _links_left(profile, on_gpus)
+    gpus = tuple(
+        _gpu_links(profile, index, on_gpus, left) for index in range(profile.match.visible) if index not in gone
+    )
+    return NodeLinks(gpus, _nics_gb_s(profile, on_nics), _pair_shares(profile, on_gpus), left)
+
+
+def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
+    """The share of each pair's NVLinks that are active: a GPU's last ones are down, and lead to its last peers."""
+    left: dict[frozenset[int], float] = {}
+    pairs = () if profile.nvlink is None else profile.nvlink.pairs
+    for fault in faults:
+        active = int(fault.get("nvlink") or 0)
+        for pair in pairs if fault.subject is Subject.GPU and fault.get("nvlink") is not None else ():
+            if fault.index in pair[:2]:
+                ends = frozenset(pair[:2])
+                left[ends] = min(left.get(ends, 1.0), min(active, pair[2]) / pair[2])
+                active = max(0, active - pair[2])
+    return left
+
+
+def _pair_shares(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
+    shares: dict[frozenset[int], float] = {}
+    for fault in faults:
+        if fault.index is not None and fault.second is not None:
+            pair = frozenset((fault.index, fault.second))
+            shares[pair] = shares.get(pair, 1.0) * (_share(profile, fault) or 1.0)
+    return {pair: share for pair, share in shares.items() if share < 1}
+
+
+def _check_index(fault: Fault, index: int | None, count: int, part: str) -> None:
+    if index is not None and index >= count:
+        raise wrong_value(fault, f"there is no {part} {index}", f"an index below {count}")
+
+
+def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapping[frozenset[int], float]) -> GpuLinks:
+    share, ring_share, host_share = 1.0, 1.0, 1.0
+    staged_with = {end for pair, links in left.items() if index in pair and not links for end in pair - {index}}
+    is_paired = profile.nvlink is not None and bool(profile.nvlink.pairs)
+    others = set(range(profile.match.visible)) - {index}
+    for fault in faults:
+        if index not in (fault.index, fault.second):
+            continue
+        ends = {fault.index, fault.second} - {index, None}
+        partners = {end for end in ends if end is not None} if fault.subject is Subject.LINK else others
+        remaining = _share(profile, fault)
+        if any(fault.get(key) for key in STAGING) or (remaining == 0 and not (is_paired and partners is others)):
+            staged_with |= partners
+        if fault.subject is Subject.GPU:
+            own = float(fault.get("speed") or 1.0) if is_paired else remaining or 1.0
+            share *= own
+            ring_share *= (remaining or 1.0) / own
+            host_share *= _host_share(profile, fault)
+    throttled = any(fault.index == index and fault.get("throttle") in HALVE_CLOCKS for fault in faults)
+    staged = frozenset(other for other in staged_with if _have_peer_access(profile, frozenset((index, other))))
+    return GpuLinks(index, share, ring_share, host_share, staged, _HALF if throttled else 1.0)
+
+
+def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
+    """False of GPUs that reach each other through host memory by design: a fault cannot make them."""
+    access, nvlink = profile.peer_access, profile.nvlink
+    joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(each[:2]) for each in nvlink.pairs})
+    return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
+
+
+_HALF = 0.5
+
+
+def _share(profile: Profile, fault: Fault) -> float:
+    share = float(fault.get("speed") or 1)
+    active, nvlink = fault.get("nvlink"), profile.nvlink
+    if active is not None and nvlink is not None:
+        share *= min(1.0, int(active) / _healthy_links(nvlink, fault))
+    elif fault.subject is Subject.GPU and nvlink is None:
+        share *= _pcie_share(profile, fault)
+    return share
+
+
+def _healthy_links(nvlink: NvlinkKind, fault: Fault) -> int:
+    if fault.subject is Subject.GPU:
+        return nvlink.links
+    joined = {frozenset[int | None](pair[:2]): pair[2] for pair in nvlink.pairs}
+    links = joined.get(frozenset((fault.index, fault.second)))
+    if links is None:
+        raise not_joined(fault)
+    return links
+
+
+def _host_share(profile: Profile, fault: Fault) -> float:
+    """The share of a GPU's bandwidth to host memory; without NVLinks it is the link that `speed` slows."""
+    return _share(profile, fault) if profile.nvlink is None else _pcie_share(profile, fault)
+
+
+def _pcie_share(profile: Profile, fault: Fault) -> float:
+    left = pcie_gb_s(
+        int(fault.get("generation") or profile.gpu.pcie_generation), int(fault.get("width") or profile.gpu.pcie_width)
+    )
+    return min(1.0, (left or 0.0) / profile.gpu.pcie_gb_s) if profile.gpu.pcie_gb_s else 1.0
+
+
+def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
+    """Of those that are up; devices that share a physical port have equal parts of what it carries."""
+    own = {number: [fault for fault in faults if fault.index == number] for number in range(len(profile.nic))}
+    up = {
+        number: nic
+        for number, nic in enumerate(profile.nic)
+        if not any(fault.get("missing") or fault.get("state") for fault in own[number])
+    }
+    sharing = Counter(nic.port for nic in up.values() if nic.port)
+    rdma: list[float] = []
+    ethernet: list[float] = []
+    for number, nic in up.items():
+        gb_s = nic_gb_s(nic, own[number], sharing[nic.port or ""] or 1)
+        if gb_s is not None:
+            (ethernet if nic.kind is NicKind.ETHERNET else rdma).append(gb_s)
+    return tuple(rdma or ethernet)
+
+
+def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -> float | None:
+    """Of its part of the port or its slot, whichever carries less; None where the machine does not tell the rate."""
+    rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
+    for fault in faults:
+        broken_rate = fault.get("rate")
+        rate = rate if broken_rate is None else float(broken_rate)
+        generation = int(fault.get("generation") or generation or 0)
+        width = int(fault.get("width") or width or 0)
+    if rate is None:
+        return None
+    slot = pcie_gb_s(generation, width)
+    port = rate / _BITS_PER_BYTE / sharing
+    return min(port, slot) if slot else port
+
+
+_SPREAD = 0.0005  # From sample to sample: pairs of four H200s differ by 0.1 %
+_ACHIEVED = 0.85  # Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived.
+_LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
+"""Of one copy where the profile expects nothing: what four H200s show. Kind: derived."""
+
+_PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
+
+
+class _NoMemory:
+    """Memory without contents; `lost` says whether data from another GPU get lost on the way."""
+
+    def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
+        self.place = place
+        self.size_bytes = size_bytes
+        self._lost = lost
+
+    def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
+        raise NotImplementedError("simulated memory holds no data")
+
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
+        """Nothing to fill."""
+
+    def fill_byte(self, size_bytes: int, value: int) -> None:
+        """Nothing to set."""
+
+    def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
+        """All elements of what is lost: the fabric drops what is written, and the destination keeps what it had."""
+        lost = self._lost
+        if lost is None:
+            raise NotImplementedError("simulated memory holds no data")
+        return sum(
+            block.count * block.buffers for block, sender in blocks if sender is not None and lost(sender, self.place)
+        )
+
+
+class SimulatedCopies:
+    """`ports.Copies` on one node of a simulated machine; `noise` is the spread from sample to sample."""
+
+    def __init__(
+        self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
+    ) -> None:
+        self.snapshot = snapshot_of(machine, faults, seed, node)
+        self._profile = machine.profile
+        self._typical = cache(machine.profile.typical)
+        self._spread = noise
+        links = node_links(machine.profile, [fault for fault in faults if fault.node_number == node])
+        self._seed = f"{seed}/copies" + (f"/{node}" if node else "")
+        self._noise: dict[tuple[object, ...], random.Random] = {}
+        alive = [gpu for gpu in self.snapshot.gpus if not gpu.lost]
+        self.gpus = tuple(
+            CopyGpu(gpu.device, position, gpu.bus_id or "", gpu.uuid or "", gpu.name or "")
+            for position, gpu in enumerate(alive)
+        )
+        self._links = links
+        self._host_shares = [each.host_share for each in links.gpus]
+        self._paths = _paths(machine.profile)
+        self._staged = [each.staged_with for each in links.gpus]
+        self._indices = [each.index for each in links.gpus]
+        self._access = {(pair.source, pair.destination): pair.cuda is True for pair in self.snapshot.pairs}
+        self._enabled: set[tuple[int, int]] = set()
+        self._known: tuple[Sequence[CopyStream], float, random.Random] = (), 0.0, random.Random()
+        self._corrupted = {
+            frozenset((fault.index, fault.second))
+            for fault in faults
+            if fault.node_number == node and fault.get("corrupts")
+        }
+
+    @property
+    def corrupts(self) -> bool:
+        """True where a fault has data arrive wrong: only then is there anything to verify."""
+        return bool(self._corrupted)
+
+    def can_reach(self, source: int, destination: int) -> bool:
+        """The answer of the simulated CUDA."""
+        return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
+
+    def enable(self, source: int, destination: int) -> None:
+        """Copies between the two are direct from now on."""
+        self._enabled.add((source, destination))
+        self._known = (), 0.0, random.Random()
+
+    def allocate(self, place: Place, size_bytes: int) -> Memory:
+        """Memory without a limit, and without contents."""
+        return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
+
+    def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
+        """The time of the busiest link: of all streams that leave or enter a GPU by NVLink, or by PCIe, together."""
+        if streams is not self._known[0]:  # what a copy is measured with is asked for once a sample
+            self._known = streams, self._busiest(streams), self._noise_of(streams)
+        return repeats * self._known[1] * (1 + abs(self._known[2].gauss(0.0, self._spread)))
+
+    def _noise_of(self, streams: Sequence[CopyStream]) -> random.Random:
+        """A source for each kind of sample, so that a fault of one pair leaves the noise of the others as it is."""
+        ends = [(each.by, _place(each.source), _place(each.destination), each) for each in streams]
+        kind = tuple((*map(self._index, places), each.engine, each.size_bytes) for *places, each in ends)
+        if kind not in self._noise:
+            self._noise[kind] = random.Random(f"{self._seed}/{kind}")
+        return self._noise[kind]
+
+    def _index(self, place: Place) -> Place:
+        return place if isinstance(place, HostMemory) else self._indices[place]
+
+    def _busiest(self, streams: Sequence[CopyStream]) -> float:
+        busy: dict[tuple[object, ...], float] = defaultdict(float)
+        kind = self._profile.nvlink
+        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH  # Each pair has links of its own
+        for stream in streams:
+            source, destination = _place(stream.source), _place(stream.destination)
+            seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
+            if nvlink and has_own_links:
+                busy[source, destination] += seconds
+                continue
+            for place, leaves in ((source, True), (destination, False)):
+                busy[place, leaves, nvlink] += seconds
+        return max(busy.values())
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _seconds(self, stream: CopyStream, source: Place, destination: Place) -> float:
+        if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
+            gb_s, latency_us = self._host_gb_s(source, destination), _HOST_LATENCY_US
+        elif self._is_direct(source, destination):
+            gb_s = self._direct_gb_s(stream, source, destination) * self._links.share(source, destination)
+            latency_us = self._typical("p2p.latency_us") or _LATENCY_US
+        else:
+            healthy = self._typical("p2p.staged_gb_s") or self._profile.gpu.host_gb_s * _ACHIEVED
+            gb_s = healthy * min(self._host_shares[source], self._host_shares[destination])
+            if not self._can_be_direct(source, destination):
+                gb_s *= self._links.pair_share(source, destination)
+            latency_us = self._typical("p2p.staged_latency_us") or _STAGED_LATENCY_US
+        return latency_us / MICROSECONDS_PER_SECOND + stream.size_bytes / gb_s / BYTES_PER_GB
+
+    def _is_lost(self, source: int, destination: Place) -> bool:
+        if isinstance(destination, HostMemory) or source >= len(self._indices):
+            return False
+        ends = self._indices[source], self._indices[destination]
+        return frozenset(ends) in self._corrupted and self._is_direct(source, destination)
+
+    def _is_direct(self, source: int, destination: int) -> bool:
+        return (source, destination) in self._enabled and self._can_be_direct(source, destination)
+
+    def _can_be_direct(self, source: int, destination: int) -> bool:
+        ends = (source, destination), (destination, source)
+        staged = any(self._indices[other] in self._staged[one] for one, other in ends)
+        return self.can_reach(source, destination) and not staged
+
+    def _is_nvlink(self, source: Place, destination: Place) -> bool:
+        if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
+            return False
+        path = self._paths[self._indices[source], self._indices[destination]] if source != destination else ""
+        return path.startswith("NV") and self._is_direct(source, destination)
+
+    def _direct_gb_s(self, stream: CopyStream, source: int, destination: int) -> float:
+        writes = stream.by == source
+        path = self._paths[self._indices[source], self._indices[destination]]
+        if stream.engine is Engine.SM:
+            quantity = "p2p.sm_write_gb_s"
+        else:
+            quantity = "p2p.write_gb_s" if writes else "p2p.read_gb_s"
+        typical = self._typical(quantity, path) or self._typical("p2p.write_gb_s", path)
+        nvlink, links = self._profile.nvlink, path.removeprefix("NV")
+        by_nvlink = nvlink is not None and links.isdecimal()
+        limit = int(links) * nvlink.link_gb_s if nvlink is not None and by_nvlink else self._profile.gpu.pcie_gb_s
+        return typical or limit * _ACHIEVED
+
+    def _host_gb_s(self, source: Place, destination: Place) -> float:
+        to_gpu = isinstance(source, HostMemory)
+        gpu = destination if to_gpu else source
+        share = 1.0 if isinstance(gpu, HostMemory) else self._host_shares[gpu]
+        typical = self._typical("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s")
+        pageable = HostMemory.PAGEABLE in (source, destination)
+        healthy = typical or self._profile.gpu.host_gb_s * _ACHIEVED
+        return healthy * share * (_PAGEABLE_SHARE if pageable else 1.0)
+
+
+def _paths(profile: Profile) -> dict[tuple[int, int], str]:
+    """Path classes of pairs as they are without faults: a link that is down makes a path slower, and no other one."""
+    node = Topology(healthy_node(profile))
+    return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
+
+
+class NoCounters:
+    """`ports.LinkCounters` where nothing counts."""
+
+    def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
+        """Nothing."""
+        return LinkBytes()
+
+
+def _place(region: Region) -> Place:
+    if not isinstance(region.memory, _NoMemory):
+        raise TypeError("a simulated copy has simulated memory at both ends")
+    return region.memory.place
+
+
+_TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
+"""Of the copy engine's bandwidth, by a prefetch: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388 between GPUs."""
+
+_FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
+"""Of it, by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
+
+_LOCAL_GB_S = 1000.0  # What a kernel copies within its GPU's memory: H200 1080. Derived
+
+
+class SimulatedManaged:
+    """`ports.copies.ManagedMemory` on a simulated node."""
+
+    def __init__(self, copies: SimulatedCopies) -> None:
+        self._copies = copies
+        self._location: Place = HOST
+        self._stays = False
+
+    def support(self) -> Sequence[ManagedSupport]:
+        """What CUDA says of GPUs under Linux, without HMM."""
+        return [
+            ManagedSupport(device=gpu.device, managed=True, concurrent=True, pageable=False, host_page_tables=False)
+            for gpu in self._copies.gpus
+        ]
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Memory without contents."""
+        return self._copies.allocate(HostMemory.PINNED, size_bytes)
+
+    def on(self, memory: Memory, place: Place) -> Memory:  # noqa: ARG002
+        """The same."""
+        return memory
+
+    def prefetch(self, memory: Memory, place: Place, by: int) -> float:
+        """A share of the time of the copy engine's copy between where the pages are and where they go."""
+        source, self._location = self._location, place
+        if source == place:
+            return 0.0
+        share = _BETWEEN_SHARE if HOST not in (source, place) else _TO_HOST_SHARE if place is HOST else _TO_GPU_SHARE
+        return self._plain(source, place, by, memory.size_bytes) / share
+
+    def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:  # noqa: ARG002
+        """Pages stay from now on, or move to whoever uses them."""
+        self._stays = stays
+
+    def seconds(self, stream: CopyStream) -> float:
+        """A kernel's pass over all pages, which come to its GPU where they may."""
+        source, by = self._location, stream.by
+        if source == by:
+            return stream.size_bytes / (_LOCAL_GB_S * BYTES_PER_GB)
+        if self._stays:
+            return self._plain(source, by, by, stream.size_bytes, Engine.SM)
+        plain = self._plain(source, by, by, stream.size_bytes)
+        self._location = by
+        return plain / (_FAULTS_SHARE if source is HOST else _FAULTS_BETWEEN_SHARE)
+
+    def _plain(self, source: Place, destination: Place, by: int, size_bytes: int, engine: Engine = Engine.CE) -> float:
+        ends = [
+            self._copies.allocate(HostMemory.PINNED if place is HOST else place, size_bytes)
+            for place in (source, destination)
+        ]
+        stream = CopyStream(by, engine, Region(ends[0], 0), Region(ends[1], 0), size_bytes)
+        return self._copies.seconds([stream], 1)
+
+
+NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
+"""Of what links carry: data-parallel training of two H200s kept NVLinks at 9 %, staged at 0 and PCIe at 53 %; by
+sockets of one host it moved 4.3 GB/s. Of the network nothing was seen; its share is made up."""
+
+_NOISE = 0.03
+_FIRST_PID = 4000
+_LEAST_RATE_GBIT_S = 100.0
+
+Ways = tuple[float, float, float, float]  # GB/s of a GPU: NVLink sent and received, PCIe sent and received
+_NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
+
+
+class SimulatedTraffic:
+    """Readings of a simulated node whose job began `clock()` seconds ago.
+
+    `several` is whether it has other nodes, and `links` are its links as the job's library uses them.
+    """
+
+    def __init__(
+        self,
+        node: Snapshot,
+        profile: Profile,
+        faults: Sequence[Fault],
+        seed: int,
+        clock: Callable[[], float],
+        *,
+        several: bool,
+        links: NodeLinks | None = None,
+    ) -> None:
+        self._node, self._profile, self._clock = node, profile, clock
+        self._links = links or node_links(profile, faults)
+        self._variables = {name: value for fault in faults for name, value in fault.variables.items()}
+        asked = next((value for fault in faults if (value := fault.get("traffic"))), "training")
+        self._kind = asked
+        self._several = several
+        self._random = random.Random(f"{seed}/{node.host}")
+        self._begun = clock()
+        self._before = self._begun
+        self._nvlink = dict.fromkeys(range(len(node.gpus)), (0.0, 0.0))
+        self._network: dict[str, float] = {}
+
+    def read(self) -> NodeReading:
+        """The node now: counters have moved by what its links carried since the reading before."""
+        now = self._clock()
+        seconds, self._before = now - self._before, now
+        ways = [tuple(self._noisy(each) for each in way) for way in self._rates_by_gpu()]
+        gpus = tuple(self._gpu(position, way, seconds) for position, way in enumerate(ways))
+        nics = self._nics(seconds, sum(way[2] for way in ways))
+        silent = next((each.error for each in self._node.failures if each.stage == "nvml"), None)
+        return NodeReading(
+            host=self._node.host,
+            seconds=now,
+            gpus=() if silent else gpus,
+            nics=nics,
+            tasks=self._tasks(),
+            driver_silent=silent or self._node.driver.absent,
+        )
+
+    def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
+        """Nothing is hidden here."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _noisy(self, rate: float) -> float:
+        return max(rate * self._random.gauss(1, _NOISE), 0.0)
+
+    def _rates_by_gpu(self) -> list[Ways]:
+        usable = iter(self._ways_of_usable(sum(not gpu.lost for gpu in self._node.gpus)))
+        return [_NOTHING if gpu.lost else next(usable) for gpu in self._node.gpus]
+
+    def _ways_of_usable(self, gpus: int) -> Sequence[Ways]:
+        pcie = self._profile.gpu.pcie_gb_s * PCIE_SHARE
+        nvlink = self._profile.nvlink
+        direct = 0.0 if nvlink is None else nvlink.links * nvlink.link_gb_s * NVLINK_SHARE
+        still = (0.0, 0.0, 0.005, 0.005)
+        by_kind: dict[str, Ways] = {
+            "staged": (0.0, 0.0, pcie, pcie),
+            "sockets": (0.0, 0.0, SOCKETS_GB_S, SOCKETS_GB_S),
+            "loading": (0.0, 0.0, 0.01, pcie),
+            "checkpoint": (0.0, 0.0, pcie, 0.01),
+            "inference": (0.0, 0.0, pcie * 0.7, pcie * 0.65),
+            "waiting": still,
+            "idle": still,
+        }
+        if self._kind in by_kind:
+            return [by_kind[self._kind]] * gpus
+        # What leaves the node passes the PCIe link of a GPU, by host memory or not.
+        through = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
+        ring = _ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None)
+        return [(sent, received, out + through, into + through) for sent, received, out, into in ring]
+
+    def _gpu(self, position: int, way: tuple[float, ...], seconds: float) -> GpuReading:
+        gpu = self._node.gpus[position]
+        if gpu.lost:
+            return GpuReading(index=gpu.index, bus_id=gpu.bus_id or gpu.device, lost=gpu.lost)
+        sent, received = self._nvlink[position]
+        self._nvlink[position] = sent + way[0] * seconds, received + way[1] * seconds
+        works = 0 if self._kind == "idle" or (self._kind == "waiting" and position == 0) else 98
+        memory = None if gpu.memory_bytes is None else gpu.memory_bytes // 2
+        counts = [round(each * BYTES_PER_GB) for each in self._nvlink[position]]
+        known = self._profile.nvlink is not None
+        return GpuReading(
+            index=gpu.index,
+            bus_id=gpu.bus_id or gpu.device,
+            nvlink_sent_bytes=counts[0] if known else None,
+            nvlink_received_bytes=counts[1] if known else None,
+            pcie_sent_gb_s=way[2],
+            pcie_received_gb_s=way[3],
+            utilization_percent=works,
+            clock_mhz=gpu.most_clock_mhz,
+            throttle_reasons=gpu.throttle_reasons,
+            processes=(GpuProcess(pid=_FIRST_PID + position, name="python", memory_bytes=memory),),
+            unknown={} if known else dict.fromkeys(("nvlink_sent", "nvlink_received"), "the GPU has no NVLinks"),
+        )
+
+    def _nics(self, seconds: float, out_gb_s: float) -> tuple[NicReading, ...]:
+        found = []
+        trains = self._kind in ("training", "staged") and self._several
+        rails = sum(nic.rdma for nic in self._node.nics)
+        for nic in self._node.nics:
+            rate = self._network_gb_s(nic)
+            if self._kind == "staged":  # what one GPU hands to the next is what leaves the node, over all rails
+                rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
+            moved = self._noisy(rate) * seconds if trains else 0.0
+            found.append(self._nic(nic.name, moved, rdma=nic.rdma, up=nic.state))
+        through = out_gb_s * seconds if self._kind == "sockets" else 0.0
+        return (*found, self._nic(LOOPBACK, through, rdma=False, up="active"))
+
+    @staticmethod
+    def _network_gb_s(nic: NicFacts) -> float:
+        moves = nic.rdma and nic.state in ("active", None)
+        return (nic.rate_gbit_s or _LEAST_RATE_GBIT_S) / BITS_PER_BYTE * NETWORK_SHARE if moves else 0.0
+
+    def _nic(self, name: str, moved_gb: float, *, rdma: bool, up: str | None) -> NicReading:
+        self._network[name] = self._network.get(name, 0.0) + moved_gb
+        count = round(self._network[name] * BYTES_PER_GB)
+        active = None if up is None else up == "active"
+        return NicReading(name=name, rdma=rdma, sent_bytes=count, received_bytes=count, active=active)
+
+    def _tasks(self) -> tuple[TaskFacts, ...]:
+        together = () if self._kind == "inference" else ("torch node0:29500",)
+        return tuple(
+            TaskFacts(
+                pid=_FIRST_PID + position,
+                name="python",
+                together=together,
+                communicators=self._kind != "inference",
+                facts=RankFacts(
+                    rank=position,
+                    host=self._node.host,
+                    node=0,
+                    local_rank=position,
+                    pid=0,
+                    environment=self._variables,
+                ),
+            )
+            for position in range(len(self._node.gpus))
+        )
+
+
+def _ring(links: NodeLinks, gpus: int, direct: float, pcie: float, *, has_nvlinks: bool) -> Sequence[Ways]:
+    staged_with = [gpu.staged_with for gpu in links.gpus[:gpus]]
+    indices = [gpu.index for gpu in links.gpus[:gpus]]
+    hops = [(one, (one + 1) % gpus) for one in range(gpus)]
+    staged = {
+        (one, other)
+        for one, other in hops
+        if not has_nvlinks or indices[other] in staged_with[one] or indices[one] in staged_with[other]
+    }
+    rate = pcie if staged else direct * min((links.share(*hop) for hop in hops), default=1.0)
+    found = []
+    for position in range(gpus):
+        out = (position, (position + 1) % gpus) in staged
+        into = ((position - 1) % gpus, position) in staged
+        over_nvlink = [0.0 if each else rate for each in (out, into)]
+        over_pcie = [rate if each else 0.005 for each in (out, into)]
+        found.append((*over_nvlink, *over_pcie))
+    return [(one, two, three, four) for one, two, three, four in found]

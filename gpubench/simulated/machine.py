@@ -1,0 +1,473 @@
+"""Simulated machines: nodes of a profile's kind, with faults, as snapshots of origin `simulated`."""
+
+import re
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpubench.errors import UsageError
+from gpubench.model.facts.health import decode_health
+from gpubench.model.facts.process import GpuProcess
+from gpubench.model.facts.snapshot import (
+    DriverFacts,
+    Fabric,
+    GpuFacts,
+    HostFacts,
+    NicFacts,
+    NvLink,
+    NvlinkPeer,
+    PairFacts,
+    PcieLink,
+    PciPlace,
+    ProbeFailure,
+    RemappedRows,
+    Service,
+    Snapshot,
+)
+from gpubench.model.profiles.fault import Fault, Subject
+from gpubench.model.profiles.profile import Profile
+from gpubench.profiles import domain_of, load, match, names
+from gpubench.records import dataclass
+from gpubench.simulated.node import healthy_node, with_faults_around, with_surroundings
+
+_LOST = "GPU is lost"
+_NO_DRIVER = "NVML does not start (Driver Not Loaded)"
+_NO_ANSWER = "no answer (simulated)"
+_WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
+"""Facts of a GPU that sysfs and CUDA tell."""
+
+_HEALTH_SHIFTS = range(0, 16, 2)
+
+
+def _apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+    """The node with these faults, by indices of the healthy node. Raises UsageError."""
+    faults = tuple(faults)
+    pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
+    gpus, nics = list(node.gpus), list(node.nics)
+    for fault in faults:
+        for key, value in fault.settings:
+            if fault.subject is Subject.GPU:
+                gpu = gpus[_index(fault, fault.index, gpus, "GPU")]
+                if len(gpus) == 1 and key in ("p2p", "cuda_peer"):
+                    raise wrong_value(fault, "there is no other GPU", "a machine with several GPUs")
+                _change_pairs_of(pairs, gpu, key, value)
+                gpus[gpu.index] = _GPU_CHANGES[key](gpu, value, fault) if key in _GPU_CHANGES else gpu
+            elif fault.subject is Subject.NIC:
+                number = _index(fault, fault.index, nics, "NIC")
+                nics[number] = _nic_change(nics[number], key, value, fault)
+            elif fault.subject is Subject.LINK:
+                _change_link(gpus, pairs, fault, key, value)
+    missing = {fault.index for fault in faults if fault.subject is Subject.GPU and fault.get("missing")}
+    absent = {fault.index for fault in faults if fault.subject is Subject.NIC and fault.get("missing")}
+    broken = replace(
+        node,
+        nics=tuple(nic for number, nic in enumerate(nics) if number not in absent),
+        pairs=tuple(_with_lost(pair, gpus) for pair in pairs.values()),
+    )
+    broken = _without(broken, gpus, missing)
+    for fault in faults:
+        if fault.subject is Subject.NODE:
+            broken = _node_change(broken, dict(fault.settings))
+    return broken
+
+
+def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
+    """A fault that this machine cannot have."""
+    return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
+
+
+def not_joined(fault: Fault) -> UsageError:
+    """A fault of the NVLinks between two GPUs that have none."""
+    return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
+
+
+def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], part: str) -> int:
+    if index is None or index >= len(devices):
+        have = f"{part}s 0 to {len(devices) - 1}" if devices else f"no {part}"
+        raise wrong_value(fault, f"there is no {part} {index}", f"the machine has {have}")
+    return index
+
+
+def _change_pairs_of(pairs: dict[tuple[str, str], PairFacts], gpu: GpuFacts, key: str, value: str) -> None:
+    changes: Mapping[str, Callable[[PairFacts], PairFacts]] = {
+        "p2p": lambda pair: _refused(pair, value),
+        "mig": lambda pair: _refused(pair, "NS"),
+        "fabric": lambda pair: _refused(pair, "NS"),
+        "cuda_peer": lambda pair: replace(pair, cuda=False),
+        "nvlink": lambda pair: pair if int(value) else replace(pair, nvlink="NS"),
+    }
+    for both, pair in pairs.items():
+        if key in changes and gpu.device in both:
+            pairs[both] = changes[key](pair)
+
+
+def _refused(pair: PairFacts, status: str) -> PairFacts:
+    return replace(pair, cuda=False, read=status, write=status, nvlink=status, atomics=status, pci=status)
+
+
+def _change_link(
+    gpus: list[GpuFacts], pairs: dict[tuple[str, str], PairFacts], fault: Fault, key: str, value: str
+) -> None:
+    ends = [gpus[_index(fault, index, gpus, "GPU")] for index in (fault.index, fault.second)]
+    both = [(ends[0].device, ends[1].device), (ends[1].device, ends[0].device)]
+    if key == "p2p":
+        pairs |= {names: _refused(pairs[names], value) for names in both}
+    elif key == "nvlink":
+        for end, other in (ends, ends[::-1]):
+            links = [link for link in end.nvlinks or () if link.peer_bus_id == other.bus_id]
+            if not links or links[0].peer is not NvlinkPeer.GPU:
+                raise not_joined(fault)
+            if int(value) > len(links):
+                raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
+            gpus[end.index] = replace(end, nvlinks=_deactivated(end.nvlinks or (), links[int(value) :]))
+        if not int(value):
+            pairs |= {names: replace(pairs[names], nvlink="NS") for names in both}
+
+
+def _deactivated(links: tuple[NvLink, ...], down: Iterable[NvLink]) -> tuple[NvLink, ...]:
+    numbers = {link.number for link in down}
+    return tuple(replace(link, active=False) if link.number in numbers else link for link in links)
+
+
+def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+    links = gpu.nvlinks or ()
+    if not links:
+        raise wrong_value(fault, "the GPU has no NVLinks", "a machine with NVLinks: --simulate hgx-h100-8")
+    if int(value) > len(links):
+        raise wrong_value(fault, f"the GPU has {len(links)} NVLinks", f"0 to {len(links)}")
+    return replace(gpu, nvlinks=_deactivated(links, links[int(value) :]))
+
+
+def _trained(link: PcieLink, key: str, value: str, fault: Fault) -> PcieLink:
+    most = link.max_width if key == "width" else link.max_generation
+    if most is None:
+        unknown = f"the profile of this machine does not say which PCIe {key} the device has"
+        raise wrong_value(fault, unknown, "a machine whose profile says it: --simulate hgx-h100-8")
+    if int(value) > most:
+        raise wrong_value(fault, f"its PCIe {key} is at most {most}", f"1 to {most}")
+    return replace(link, width=int(value)) if key == "width" else replace(link, generation=int(value))
+
+
+def _fabric(gpu: GpuFacts, fault: Fault) -> Fabric:
+    if gpu.fabric is None:
+        raise wrong_value(fault, "the GPU has no NVLink fabric", "a machine with NVSwitch, Hopper or later")
+    return gpu.fabric
+
+
+def _health(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+    fabric = _fabric(gpu, fault)
+    shift, bits = next(
+        (shift, bits) for shift in _HEALTH_SHIFTS for bits in (1, 2) if decode_health(bits << shift)[value]
+    )
+    mask = (fabric.health_mask or 0) & ~(3 << shift) | bits << shift
+    return replace(gpu, fabric=replace(fabric, health_mask=mask))
+
+
+def _rows(gpu: GpuFacts, value: str, _fault: Fault) -> GpuFacts:
+    rows = RemappedRows(correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure")
+    return replace(gpu, remapped_rows=rows)
+
+
+def _lost(gpu: GpuFacts, _value: str, _fault: Fault) -> GpuFacts:
+    return GpuFacts(index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST)
+
+
+_GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
+    "nvlink": _nvlink,
+    "width": lambda gpu, value, fault: replace(gpu, pcie=_trained(gpu.pcie, "width", value, fault)),
+    "generation": lambda gpu, value, fault: replace(
+        gpu, pcie=_trained(gpu.pcie, "generation", value, fault), idle=False, performance_state=0
+    ),
+    "lost": _lost,
+    "mig": lambda gpu, _value, _fault: replace(gpu, mig=True),
+    "ecc": lambda gpu, _value, _fault: replace(gpu, ecc=False),
+    "throttle": lambda gpu, value, _fault: replace(gpu, throttle_reasons=(value,), idle=False),
+    "rows": _rows,
+    "fabric": lambda gpu, value, fault: replace(gpu, fabric=replace(_fabric(gpu, fault), state=value, status=None)),
+    "health": _health,
+    "errors": lambda gpu, value, _fault: replace(gpu, memory_errors=int(value)),
+    "temperature": lambda gpu, value, _fault: replace(gpu, temperature_c=int(value), slowdown_margin_c=None),
+    "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
+    "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
+}
+"""The change of a GPU by key. A GPU trained to a lower generation is not idle: idle ones do that anyway."""
+
+
+def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
+    if key == "state":
+        return replace(nic, state=value)
+    if key == "rate":
+        return replace(nic, rate_gbit_s=float(value))
+    if key == "errors" and not nic.rdma:
+        raise wrong_value(fault, "no RDMA port counts errors of this NIC", "an InfiniBand or RoCE NIC")
+    return (
+        nic if key in ("missing", "errors", "bandwidth") else replace(nic, pcie=_trained(nic.pcie, key, value, fault))
+    )
+
+
+def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
+    lost = {gpu.device for gpu in gpus if gpu.lost}
+    if not lost & {pair.source, pair.destination}:
+        return pair
+    unknown = dict.fromkeys(("cuda", "read", "write", "nvlink", "atomics", "pci"), _LOST)
+    return PairFacts(source=pair.source, destination=pair.destination, pcie_path=pair.pcie_path, unknown=unknown)
+
+
+def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
+    """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
+    gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
+    present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
+    numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
+    usable = [gpu.index for gpu in numbered if not gpu.lost]
+    names = {old.device: new.device for old, new in zip(present, numbered, strict=True)}
+    return replace(
+        node,
+        gpus=tuple(
+            replace(gpu, cuda_index=usable.index(gpu.index) if gpu.index in usable else None) for gpu in numbered
+        ),
+        pairs=tuple(
+            replace(pair, source=names[pair.source], destination=names[pair.destination])
+            for pair in node.pairs
+            if pair.source in names and pair.destination in names
+        ),
+    )
+
+
+def _leading_nowhere(links: tuple[NvLink, ...] | None, gone: Collection[str | None]) -> tuple[NvLink, ...] | None:
+    if links is None:
+        return None
+    return tuple(
+        replace(link, active=False, peer=None, peer_bus_id=None) if link.peer_bus_id in gone else link for link in links
+    )
+
+
+def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
+    driver = node.driver
+    node = replace(
+        node,
+        driver=replace(driver, version=settings.get("driver", driver.version), cuda=settings.get("cuda", driver.cuda)),
+    )
+    if "peermem" in settings:
+        node = replace(node, gpudirect=replace(node.gpudirect, peermem=settings["peermem"] == "yes"))
+    if "clique" in settings:
+        gpus = tuple(
+            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, clique=int(settings["clique"])))
+            for gpu in node.gpus
+        )
+        node = replace(node, gpus=gpus)
+    if "silent" in settings:
+        failure = ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
+        node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))
+    if "driver_missing" in settings:
+        bare = _without_cuda(_without_nvml(node), _NO_DRIVER)
+        gpus = tuple(replace(gpu, uuid=None) for gpu in bare.gpus)
+        node = replace(bare, driver=DriverFacts(absent=_NO_DRIVER), gpus=gpus, pairs=())
+    return node
+
+
+def _without_nvml(node: Snapshot) -> Snapshot:
+    """The facts of sysfs and CUDA: the driver's version stands in /proc, CUDA's does not."""
+    return replace(
+        node,
+        driver=replace(node.driver, cuda=None),
+        gpus=tuple(GpuFacts(**{name: getattr(gpu, name) for name in _WITHOUT_NVML}) for gpu in node.gpus),
+        pairs=tuple(PairFacts(source=pair.source, destination=pair.destination, cuda=pair.cuda) for pair in node.pairs),
+    )
+
+
+def _without_cuda(node: Snapshot, reason: str = _NO_ANSWER) -> Snapshot:
+    return replace(
+        node,
+        gpudirect=replace(node.gpudirect, dma_buf=None),
+        gpus=tuple(
+            replace(gpu, cuda_index=None, multiprocessors=None, unknown={**gpu.unknown, "cuda_index": reason})
+            for gpu in node.gpus
+        ),
+        pairs=tuple(replace(pair, cuda=None, unknown={**pair.unknown, "cuda": reason}) for pair in node.pairs),
+    )
+
+
+def _without_sysfs(node: Snapshot) -> Snapshot:
+    return replace(
+        node,
+        machine=HostFacts(),
+        gpudirect=replace(node.gpudirect, peermem=None),
+        gpus=tuple(replace(gpu, place=PciPlace()) for gpu in node.gpus),
+        nics=(),
+        switches=(),
+        nvswitches=(),
+    )
+
+
+_SILENCED: Mapping[str, Callable[[Snapshot], Snapshot]] = {
+    "nvml": _without_nvml,
+    "cuda": _without_cuda,
+    "sysfs": _without_sysfs,
+}
+
+MOST_NODES = 16384
+
+_MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
+_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")  # Made up once, so that equal seeds give equal machines
+OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that only nodes of an NVLink domain of several nodes have
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMachine:
+    """So many nodes of one kind."""
+
+    profile: Profile
+    nodes: int = 1
+
+    def __str__(self) -> str:
+        visible, name = self.profile.match.visible, self.profile.name
+        own = load(name)
+        part = f"/{visible}" if visible < own.match.visible else ""
+        if self.profile.domain is not None and self.profile.domain != own.domain:
+            part = f"/{self.profile.domain.nodes * visible}"
+        size = 1 if self.profile.domain is None else self.profile.domain.nodes
+        if self.nodes % size:
+            tray = match([self.profile.gpu.name], visible)
+            name, size = name if tray is None else tray.profile.name, 1
+        count = self.nodes // size
+        return name + part + (f"*{count}" if count > 1 else "")
+
+    @property
+    def domain_nodes(self) -> int:
+        """Nodes of an NVLink domain; 1 where NVLinks lead to no other node."""
+        return 1 if self.profile.domain is None else min(self.nodes, self.profile.domain.nodes)
+
+
+def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
+    """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1', 'gb200-nvl72/64*2'.
+
+    Raises UsageError, which names `option`, for another form, profile, or number.
+    """
+    found = _MACHINE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"{option} {text!r} is no machine",
+            expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
+            next_step=f"one of {', '.join(names())}",
+        )
+    profile, gpus = load(found["name"]), found["gpus"]
+    if profile.domain is not None and gpus is not None and int(gpus) > profile.match.visible:
+        profile, gpus = _part_of_rack(profile, profile.domain.nodes, int(gpus), f"{option} {text!r}"), None
+    nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
+    # Several trays of a rack are joined by its NVLinks.
+    if nodes > 1 and gpus is None and profile.domain is None:
+        profile = domain_of(profile.match.gpus) or profile
+    if not 1 <= nodes <= MOST_NODES:
+        raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
+    return SimulatedMachine(_shown(profile, gpus, f"{option} {text!r}"), nodes)
+
+
+def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
+    own, rest = divmod(gpus, rack.match.visible)
+    if rest or own > nodes:
+        most = nodes * rack.match.visible
+        raise UsageError(f"{text} has {gpus} GPUs", expected=f"whole nodes of {rack.match.visible}, {most} at most")
+    return rack.with_domains_of(own)
+
+
+def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
+    if gpus is None:
+        return profile
+    most = profile.match.visible
+    if not 1 <= int(gpus) <= most:
+        raise UsageError(f"{text} has {gpus} GPUs", expected=f"1 to {most}" if most else "no number")
+    part = profile.part(int(gpus))
+    return part if part is profile else replace(part, node=replace(part.node, virtual_machine=True))
+
+
+def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
+    """Raise UsageError where a fault is on a node that the machine does not have."""
+    for fault in faults:
+        if machine.domain_nodes == 1 and any(fault.get(key) for key in OF_DOMAINS):
+            raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
+        if fault.node_number >= machine.nodes:
+            raise wrong_value(
+                fault, f"there is no node {fault.node_number}", f"{machine} has nodes 0 to {machine.nodes - 1}"
+            )
+
+
+def by_domains(
+    machine: SimulatedMachine, faults: Sequence[Fault], *, joined: bool = True
+) -> tuple[SimulatedMachine, list[Fault]]:
+    """The machine with each NVLink domain as one node, unless a node takes no part in its domain, or not `joined`."""
+    size = machine.domain_nodes
+    if machine.profile.domain is None:
+        return machine, list(faults)
+    if not joined or any(fault.get(key) for fault in faults for key in OF_DOMAINS):
+        tray = match([machine.profile.gpu.name], machine.profile.match.visible)
+        assert tray is not None
+        return SimulatedMachine(tray.profile, machine.nodes), list(faults)
+    moved = []
+    for fault in faults:
+        domain, place = divmod(fault.node_number, size)
+        step = place * (len(machine.profile.nic) if fault.subject is Subject.NIC else machine.profile.match.visible)
+        index = None if fault.index is None else fault.index + step
+        second = None if fault.second is None else fault.second + step
+        moved.append(replace(fault, node=domain, index=index, second=second))
+    return SimulatedMachine(machine.profile.domain_as_node(size), machine.nodes // size), moved
+
+
+def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
+    """The nodes in order; all that is alike in healthy ones is one object. Raises UsageError for an unknown part."""
+    return _snapshots(machine, faults, seed, range(machine.nodes))
+
+
+def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> Snapshot:
+    """One node of these. Raises UsageError like `snapshots`."""
+    return _snapshots(machine, faults, seed, (number,))[0]
+
+
+def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, numbers: Sequence[int]) -> list[Snapshot]:
+    check_nodes(machine, faults)
+    healthy = healthy_node(machine.profile)
+    whole = with_surroundings(healthy)
+    by_node: dict[int, list[Fault]] = {}
+    for fault in (each for each in faults if each.breaks_hardware):
+        by_node.setdefault(fault.node_number, []).append(fault)
+    found = []
+    for number in numbers:
+        own = by_node.get(number)
+        if own is None:
+            found.append(_named(whole, number, seed))
+        else:
+            broken = _apply_faults(_named(healthy, number, seed), own)
+            found.append(with_faults_around(with_surroundings(broken), own))
+    if machine.domain_nodes == 1:
+        return found
+    stopped = {fault.node_number for fault in faults if fault.get("imex")}
+    return [
+        _in_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
+        for number, node in zip(numbers, found, strict=True)
+    ]
+
+
+def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
+    settings = node.driver_settings
+    return replace(
+        node,
+        kernel=replace(node.kernel, imex=True),
+        driver_settings=replace(settings, services={**settings.services, "nvidia-imex": Service(running=imex)}),
+        gpus=tuple(
+            gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, cluster_uuid=cluster))
+            for gpu in node.gpus
+        ),
+    )
+
+
+def _named(node: Snapshot, number: int, seed: int) -> Snapshot:
+    host = f"node{number}"
+    return replace(
+        node,
+        host=host,
+        machine=replace(node.machine, boot_id=_identity(seed, host)),
+        gpus=tuple(replace(gpu, uuid=f"GPU-{_identity(seed, host, gpu.device)}") for gpu in node.gpus),
+    )
+
+
+def _identity(seed: int, *names: str) -> str:
+    return str(uuid.uuid5(_IDENTITIES, "/".join((str(seed), *names))))

@@ -1,0 +1,299 @@
+"""A scan of a simulated machine: its fabric with faults, and rounds on it: a model, never a measurement."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
+from itertools import combinations
+from statistics import median_low
+
+from gpubench.collectives.expected import NIC_EFFICIENCY
+from gpubench.collectives.registry import collective_named
+from gpubench.errors import UsageError
+from gpubench.model.profiles.fault import Fault, Subject
+from gpubench.model.profiles.profile import Profile
+from gpubench.model.results.scan import (
+    BOTH_WAYS,
+    EXCHANGED_BYTES,
+    WRONG_DATA_ARRIVED,
+    LocalFigure,
+    LocalQuantity,
+    NodeRail,
+    PairSample,
+    PlannedRound,
+    RoundOutcome,
+    ScanFabric,
+)
+from gpubench.model.terms.units import BYTES_PER_GB
+from gpubench.records import dataclass
+from gpubench.simulated.links import NodeLinks, nic_gb_s, node_links
+from gpubench.simulated.machine import SimulatedMachine, check_nodes, wrong_value
+from gpubench.simulated.times import CollectiveTimes
+
+NOISE = 0.02  # Standard deviation of a figure, for which the thresholds of a scan are shown to hold
+DIPS = 0.01  # Share of figures that something passing by lowers, by 5 to 40 %
+_SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
+
+_COLLECTIVE_SPREAD = 0.003  # Of a collective of large messages, as hardware.simulated.times has it
+SET_UP_SECONDS = 0.44  # To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long
+SECONDS_OF_COPYING = 0.5  # Of a round, after its warm-up
+CONTROL_SECONDS = 0.1  # To tell all nodes of a round and hear of all; held by benchmarks/scan_control.py
+DEADLINE_SECONDS = 10.0  # After which a round is given up where somebody hangs
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFabric:
+    """What is wrong with a fabric. Shares are of the usual bandwidth: by cell, by leaf and rail, and of its uplinks.
+
+    `dies` and `hangs` are rounds by node, from which on; `dips` the probability that a node's figure is a dip.
+    """
+
+    usual_gb_s: float
+    cells: Mapping[NodeRail, float] = field(default_factory=dict)
+    leaf_rails: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    uplinks: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    dies: Mapping[int, int] = field(default_factory=dict)
+    hangs: Mapping[int, int] = field(default_factory=dict)
+    dips: Mapping[int, float] = field(default_factory=dict)
+    noise: float = NOISE
+    usual_dips: float = DIPS
+
+
+class SimulatedRounds:
+    """Measures rounds by the model; equal seeds give equal figures."""
+
+    def __init__(self, fabric: ScanFabric, model: SimulatedFabric, seed: int) -> None:
+        self._fabric, self._model, self._seed = fabric, model, seed
+
+    def measure(self, planned: PlannedRound) -> RoundOutcome:
+        """All pairs of a round; a node that dies in it is gone, one that hangs costs the deadline."""
+        model, source = self._model, random.Random(f"{self._seed}/round{planned.number}")
+        taking_part = {node for pair in planned.pairs for node in pair}
+        gone = {node: "its supervisor stopped answering" for node in taking_part if self._dead(node, planned.number)}
+        samples: list[PairSample] = []
+        hung = False
+        for first, second in planned.pairs:
+            dead = next((node for node in (first, second) if node in gone), None)
+            hangs = any(planned.number >= model.hangs.get(node, planned.number + 1) for node in (first, second))
+            for rail in range(self._fabric.rails):
+                if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
+                    continue
+                if dead is not None:
+                    samples.append(PairSample(first, second, rail, 0.0, "the node is gone", dead))
+                elif hangs:
+                    hung = True
+                    samples.append(PairSample(first, second, rail, 0.0, "not done within the deadline"))
+                else:
+                    samples.append(PairSample(first, second, rail, self._figure(source, first, second, rail)))
+        seconds = SET_UP_SECONDS + SECONDS_OF_COPYING + CONTROL_SECONDS + (DEADLINE_SECONDS if hung or gone else 0.0)
+        return RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
+
+    def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
+        """GB/s of a ring over all rails, as slow as its slowest rail; None, with the reason, where a node is dead."""
+        model = self._model
+        if {*model.dies, *model.hangs}.intersection(nodes):
+            return None, "not done within the deadline"
+        share = 1.0
+        if model.cells or model.leaf_rails or model.uplinks:
+            share = min(
+                self._share(node, rail) * model.uplinks.get((self._leaf(node), rail), 1.0)
+                for node in nodes
+                for rail in range(self._fabric.rails)
+            )
+        noise = 1 + _COLLECTIVE_SPREAD * random.Random(f"{self._seed}/collective{len(nodes)}").gauss(0.0, 1.0)
+        return self._fabric.rails * model.usual_gb_s * share * noise, ""
+
+    def _dead(self, node: int, number: int) -> bool:
+        return number >= self._model.dies.get(node, number + 1)
+
+    def _figure(self, source: random.Random, first: int, second: int, rail: int) -> float:
+        model = self._model
+        share = min(self._share(first, rail), self._share(second, rail))
+        if model.uplinks and not self._fabric.inside(first, second):
+            share = min(share, *(model.uplinks.get((self._leaf(node), rail), 1.0) for node in (first, second)))
+        gb_s = model.usual_gb_s * share * (1 + model.noise * source.gauss(0.0, 1.0))
+        dips = max((model.dips.get(node, 0.0) for node in (first, second)), default=0.0) if model.dips else 0.0
+        if source.random() < max(dips, model.usual_dips):
+            gb_s *= 1 - source.uniform(_SMALLEST_DIP, _LARGEST_DIP)
+        return max(gb_s, 0.0)
+
+    def _share(self, node: int, rail: int) -> float:
+        share = self._model.cells.get(NodeRail(node, rail), 1.0) if self._model.cells else 1.0
+        if self._model.leaf_rails:
+            share *= self._model.leaf_rails.get((self._leaf(node), rail), 1.0)
+        return share
+
+    def _leaf(self, node: int) -> str:
+        return self._fabric.leaves[node] or ""
+
+
+NODES_PER_LEAF = 32  # Behind a leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture
+_LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
+
+
+def simulated_scan_fabric(
+    machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
+) -> ScanFabric:
+    """The nodes `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf. Raises UsageError."""
+    profile = machine.profile
+    gpus, nics = profile.match.visible, len(profile.nic)
+    if not gpus or not nics or nic_gb_s(profile.nic[0], ()) is None:
+        raise UsageError(
+            f"--simulate {machine}: its nodes have {gpus} GPUs and no NIC of known rate",
+            expected="nodes with GPUs, and with NICs that join them",
+            next_step="--simulate 'hgx-h100-8*64'",
+        )
+    hosts = host_names(machine)
+    usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
+    named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
+    of_nics = [fault for fault in faults if fault.subject is Subject.NIC]
+    by_node = [
+        [each for each in of_nics if each.node_number == node] for node in {each.node_number for each in of_nics}
+    ]
+    by_node += [[]] * (machine.nodes - len(by_node))
+    carried = (median_low(_carried(profile, own, rail) for own in by_node) for rail in range(gpus))
+    rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
+    return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
+
+
+def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
+    number = _nic_of(profile, rail)
+    own = [each for each in faults if each.index == number]
+    gone = any(each.get("missing") or each.get("state") for each in own)
+    return 0.0 if gone else nic_gb_s(profile.nic[number], own) or 0.0
+
+
+def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: ScanFabric) -> SimulatedFabric:
+    """What these faults do between nodes. Raises UsageError for a fault on something that is not there."""
+    check_nodes(machine, faults)
+    names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
+    cells: dict[NodeRail, float] = {}
+    for node in sorted({fault.node_number for fault in faults}):
+        own = [fault for fault in faults if fault.node_number == node and fault.subject not in _OF_LEAVES]
+        cells |= {NodeRail(node, rail): share for rail, share in enumerate(_shares(machine.profile, own)) if share < 1}
+    leaf_rails: dict[tuple[str, int], float] = {}
+    uplinks: dict[tuple[str, int], float] = {}
+    for fault in (each for each in faults if each.subject in _OF_LEAVES):
+        leaf, rails = _leaf(fault, names), _rails(fault, fabric)
+        for key, shares in (("bandwidth", leaf_rails), ("uplink", uplinks)):
+            value = fault.get(key)
+            shares |= {(leaf, rail): float(value) for rail in rails if value is not None}
+    usual = nic_gb_s(machine.profile.nic[0], ()) or 0.0
+    return SimulatedFabric(
+        usual * NIC_EFFICIENCY * BOTH_WAYS,
+        cells,
+        leaf_rails,
+        uplinks,
+        dies=dict(_of_nodes(faults, "dies")),
+        hangs=dict(_of_nodes(faults, "hangs")),
+        dips={fault.node_number: float(value) for fault in faults if (value := fault.get("dips")) is not None},
+    )
+
+
+def simulated_local_figures(
+    machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
+) -> Iterator[LocalFigure]:
+    """Phase 0 of these nodes: copies with host memory of every GPU, between every two, and an all-reduce."""
+    usual = list(_inside(machine.profile, ()))
+    of_nodes = [each for each in faults if each.subject not in _OF_LEAVES]
+    faulty = {
+        node: list(_inside(machine.profile, [each for each in of_nodes if each.node_number == node]))
+        for node in {each.node_number for each in of_nodes}
+    }
+    source = random.Random(f"{seed}/local")
+    for node in nodes:
+        for each in faulty.get(node, usual):
+            yield each._replace(node=node, gb_s=each.gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
+
+
+def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
+    links = node_links(profile, faults)
+    gpus = links.gpus
+    for gpu in gpus:
+        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST):
+            yield LocalFigure(0, gpu.index, quantity, profile.gpu.host_gb_s * gpu.host_share)
+    copies, staged = profile.find("p2p.write_gb_s"), profile.find("p2p.staged_gb_s")
+    if not copies:
+        return
+    through_host = staged[0].value if staged else profile.gpu.host_gb_s
+    corrupted = {frozenset((each.index, each.second)) for each in faults if each.get("corrupts")}
+    for one, other in combinations(range(len(gpus)), 2):
+        gb_s = copies[0].value * links.share(one, other)
+        first, second = gpus[one].index, gpus[other].index
+        gb_s = min(gb_s, through_host) if second in gpus[one].staged_with else gb_s
+        wrong = WRONG_DATA_ARRIVED if frozenset((first, second)) in corrupted else ""
+        yield LocalFigure(0, first, LocalQuantity.PAIR, 0.0 if wrong else BOTH_WAYS * gb_s, second, wrong)
+    with suppress(UsageError):
+        times = CollectiveTimes(SimulatedMachine(profile), [replace(each, node=0) for each in faults], noise=0.0)
+        seconds = max(times.seconds("allreduce", EXCHANGED_BYTES, row=0))
+        busbw = EXCHANGED_BYTES * collective_named("allreduce").busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
+        yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw)
+
+
+_OF_LEAVES = (Subject.LEAF, Subject.RAIL)
+
+
+def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
+    """What is left of every rail of a node: its NIC, its GPU's own links, and faults of the whole node."""
+    whole = 1.0
+    for fault in faults:
+        if fault.subject is Subject.NODE:
+            whole *= float(fault.get("bandwidth") or 1)
+            whole *= 0.0 if fault.get("driver_missing") else 1.0
+    links = node_links(profile, faults)
+    return [
+        whole * _nic_share(profile, faults, rail) * _gpu_share(profile, links, rail)
+        for rail in range(profile.match.visible)
+    ]
+
+
+def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
+    number = _nic_of(profile, rail)
+    own = [each for each in faults if each.subject is Subject.NIC and each.index == number]
+    if any(each.get("missing") or each.get("state") for each in own):
+        return 0.0
+    usual = nic_gb_s(profile.nic[number], ())
+    left = nic_gb_s(profile.nic[number], own)
+    share = left / usual if left is not None and usual else 1.0
+    for each in own:
+        share *= float(each.get("bandwidth") or 1)
+    return share
+
+
+def _gpu_share(profile: Profile, links: NodeLinks, rail: int) -> float:
+    gpu = next((each for each in links.gpus if each.index == rail), None)
+    if gpu is None:
+        return 0.0
+    nic = (nic_gb_s(profile.nic[_nic_of(profile, rail)], ()) or 0.0) * NIC_EFFICIENCY
+    return min(1.0, profile.gpu.host_gb_s * gpu.host_share / nic) if nic else 1.0
+
+
+def _nic_of(profile: Profile, rail: int) -> int:
+    return rail * len(profile.nic) // profile.match.visible
+
+
+def _leaf(fault: Fault, names: Sequence[str]) -> str:
+    if fault.index is None or fault.index >= len(names):
+        have = f"the nodes hang on {len(names)} leaves, 0 to {len(names) - 1}" if names else "no leaf is known"
+        raise wrong_value(fault, f"there is no leaf {fault.index}", have)
+    return names[fault.index]
+
+
+def _rails(fault: Fault, fabric: ScanFabric) -> Sequence[int]:
+    if fault.second is None:
+        return range(fabric.rails)
+    if fault.second >= fabric.rails:
+        raise wrong_value(fault, f"there is no rail {fault.second}", f"a node has rails 0 to {fabric.rails - 1}")
+    return [fault.second]
+
+
+def _of_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
+    for fault in faults:
+        value = fault.get(key)
+        if value is not None:
+            yield fault.node_number, int(value.removeprefix("round"))
+
+
+def host_names(machine: SimulatedMachine) -> tuple[str, ...]:
+    """The nodes by name."""
+    return tuple(f"node{node}" for node in range(machine.nodes))

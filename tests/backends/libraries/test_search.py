@@ -1,0 +1,167 @@
+"""Libraries as files say: what a shared object needs, where that is found, and what wheels brought."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpubench.backends import libraries
+from gpubench.backends.libraries import SharedObject, read_shared_object, version_of
+from gpubench.model.facts.process import LOADER, MPI_LIB, NCCL_LIB, NVSHMEM_LIB, UCX_LIB, LibraryFile
+from tests.fakes.shared_objects import shared_object, torch, wheel
+
+
+def test_what_a_shared_object_needs_and_where(tmp_path: Path) -> None:
+    path = tmp_path / "libx.so"
+    path.write_bytes(shared_object("libnccl.so.2", "libc.so.6", rpath="$ORIGIN/../nccl/lib:/opt"))
+    found = read_shared_object(path)
+    assert found == SharedObject(("libnccl.so.2", "libc.so.6"), (f"{tmp_path}/../nccl/lib", "/opt"))
+    assert found.needs("libnccl") == "libnccl.so.2"
+    assert found.needs("libmpi") is None
+
+
+def test_runpath_puts_rpath_out_of_force(tmp_path: Path) -> None:
+    path = tmp_path / "libx.so"
+    path.write_bytes(shared_object("liba.so", rpath="/one", runpath="/two"))
+    assert read_shared_object(path) == SharedObject(("liba.so",), (), ("/two",))
+
+
+def test_a_real_library_is_read() -> None:
+    loaded = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
+    assert read_shared_object(Path(loaded)).needs("libc.so") is not None
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
+    path = Path("/dev/shm") / f"gpubench-elf-{os.getpid()}"
+    try:
+        for content in (data, shared_object("a")[: len(data)] + data, b"\x7fELF\x02\x01" + data):
+            path.write_bytes(content)
+            assert isinstance(read_shared_object(path), SharedObject)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_what_is_no_shared_object_needs_nothing(tmp_path: Path) -> None:
+    assert read_shared_object(tmp_path / "missing") == SharedObject()
+    (tmp_path / "text").write_text("#!/bin/sh\n")
+    assert read_shared_object(tmp_path / "text") == SharedObject()
+    whole = bytearray(shared_object("liba.so"))
+    struct.pack_into("<Q", whole, 64 + 16, 2**60)  # a segment at an address that holds no strings
+    (tmp_path / "odd").write_bytes(whole)
+    assert read_shared_object(tmp_path / "odd") == SharedObject()
+
+
+def test_wheels_tell_what_they_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = wheel(tmp_path, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
+    ucx = wheel(tmp_path, "libucx-cu13", "1.20.0", "libucx/lib/libucp.so.0")
+    wheel(tmp_path, "nvidia-cudnn-cu13", "9.1", "nvidia/cudnn/lib/libcudnn.so.9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {file.library: file for file in libraries.wheel_files() if file.path.startswith(str(tmp_path))}
+    assert found == {
+        NCCL_LIB: LibraryFile(library=NCCL_LIB, path=str(nccl), package="nvidia-nccl-cu13 2.28.9"),
+        UCX_LIB: LibraryFile(library=UCX_LIB, path=str(ucx), package="libucx-cu13 1.20.0"),
+    }
+
+
+def test_torch_is_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = wheel(tmp_path, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
+    shmem = wheel(tmp_path, "nvidia-nvshmem-cu13", "3.4.5", "nvidia/nvshmem/lib/libnvshmem_host.so.3")
+    where = "$ORIGIN/../../nvidia/nccl/lib:$ORIGIN/../../nvidia/nvshmem/lib"
+    folder = torch(
+        tmp_path,
+        libtorch_cuda=shared_object("libtorch_nvshmem.so", "libnccl.so.2", rpath=where),
+        libtorch_nvshmem=shared_object("libnvshmem_host.so.3", rpath=where),
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user = libraries.torch_user(libraries.finder("/elsewhere", tmp_path))
+    assert user is not None
+    assert (user.label, user.path, user.note) == ("torch 2.11.0+cu130", str(folder), "built for CUDA 13.0")
+    assert user.loads == {NCCL_LIB: str(nccl), NVSHMEM_LIB: str(shmem)}
+    assert user.inside == {}
+
+
+def test_ld_library_path_comes_before_runpath_and_after_rpath(tmp_path: Path) -> None:
+    for folder in ("own", "users"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "libnccl.so.2").touch()
+    find = libraries.finder(str(tmp_path / "users"), tmp_path)
+    own = str(tmp_path / "own")
+    assert find("libnccl.so.2", SharedObject((), (own,), ())) == f"{own}/libnccl.so.2"
+    assert find("libnccl.so.2", SharedObject((), (), (own,))) == f"{tmp_path}/users/libnccl.so.2"
+    assert find("libnccl.so.9", SharedObject((), (own,), ())) is None
+
+
+def test_an_nccl_that_is_linked_into_torch_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = shared_object("libc.so.6") + b"....NCCL version 2.21.5+cuda12.4\0...."
+    torch(tmp_path, libtorch_cuda=content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user = libraries.torch_user(libraries.finder("", tmp_path))
+    assert user is not None
+    assert (user.loads, user.inside) == ({}, {NCCL_LIB: "2.21.5"})
+
+
+def test_a_torch_for_cpus_and_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch(tmp_path, version="2.11.0+cpu", cuda=None, libtorch_cpu=shared_object("libmpi.so.40"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user = libraries.torch_user(lambda name, _needing: f"/opt/{name}")
+    assert user is not None
+    assert (user.note, user.loads) == ("built for CPUs alone", {MPI_LIB: "/opt/libmpi.so.40"})
+    monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
+    assert libraries.torch_user(libraries.finder("", tmp_path)) is None
+
+
+def test_open_mpi_goes_over_ucx_by_a_component_of_its_own(tmp_path: Path) -> None:
+    library = tmp_path / "libmpi.so.40"
+    library.write_bytes(shared_object("libopen-pal.so.40"))
+    find = libraries.finder(str(tmp_path), tmp_path)
+    assert libraries.mpi_component(library, find) is None
+    (tmp_path / "openmpi").mkdir()
+    (tmp_path / "openmpi" / "mca_pml_ucx.so").write_bytes(shared_object("libucp.so.0"))
+    (tmp_path / "libucp.so.0").touch()
+    assert libraries.mpi_component(library, find) == ("mca_pml_ucx.so", f"{tmp_path}/libucp.so.0")
+
+
+def test_kernel_modules_with_their_versions(tmp_path: Path) -> None:
+    module = tmp_path / "sys/module/gdrdrv"
+    module.mkdir(parents=True)
+    (module / "version").write_text("2.5\n")
+    found = {each.name: (each.loaded, each.version) for each in libraries.kernel_modules(tmp_path)}
+    assert found["gdrdrv"] == (True, "2.5")
+    assert found["nvidia_peermem"] == (False, None)
+
+
+def test_what_does_not_load_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "libnccl.so.2"
+    path.write_text("no library")
+    answer = version_of(NCCL_LIB, str(path))
+    assert answer["version"] is None
+    assert str(path) in answer["unread"] or "libnccl" in answer["unread"]
+    assert version_of("MSCCL++", str(path))["unread"] == "it has no function that tells"
+
+
+def test_this_environment_is_read_by_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    wheel(one, "nvidia-nccl-cu12", "2.27.3", "nvidia/nccl/lib/libnccl.so.2")
+    wheel(other, "nvidia-nccl-cu13", "2.28.9", "nvidia/nccl/lib/libnccl.so.2")
+    torch(other, libtorch_cuda=shared_object("libnccl.so.2", rpath="$ORIGIN/../../nvidia/nccl/lib"))
+    monkeypatch.setenv("PYTHONPATH", f"{one}{os.pathsep}{other}")
+    facts = libraries.read_libraries(60, os.environ)
+    assert facts.failures == {}
+    nccl = {file.package: file for file in facts.files if file.library == NCCL_LIB and file.package}
+    assert {file.version for file in nccl.values()} == {"2.27.3", "2.28.9"}
+    assert all(file.unread for file in nccl.values()), "an empty library does not load, and its wheel tells"
+    users = {user.name: user for user in facts.users}
+    assert users["torch"].loads[NCCL_LIB] == nccl["nvidia-nccl-cu13 2.28.9"].path
+    assert users["mpi4py"].loads[MPI_LIB] in {file.path for file in facts.files}
+    assert LOADER in users
+
+
+def test_a_child_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = libraries.read_libraries(0.0, os.environ)
+    assert set(facts.failures) == {"search", "nccl4py", "mpi4py"}
+    assert "no answer within 0 s" in facts.failures["search"]
+    assert (facts.files, facts.users) == ((), ())

@@ -1,0 +1,12 @@
+"""How many GPUs a host has."""
+
+from pathlib import Path
+
+from gpubench.machine.host import gpus_of_host
+
+
+def test_the_driver_lists_the_gpus_of_a_host(tmp_path: Path) -> None:
+    assert gpus_of_host(tmp_path) == 0
+    for name in ("0000:18:00.0", "0000:2a:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
+    assert gpus_of_host(tmp_path) == 2
