@@ -10,17 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from gpubench import errors
-from gpubench.backends.cuda import (
-    CudaDevice,
-    CudaMemory,
-    HeldStream,
-    PatternKernels,
-    StreamGate,
-    identify,
-    library_versions,
-    load_cupy,
-    opening,
-)
+from gpubench.backends import cuda
 from gpubench.backends.mpi.backends import NumpyMemory
 from gpubench.backends.nccl.backend import AbortedError
 from gpubench.backends.nccl.communicator import GroupCommunicator
@@ -92,7 +82,7 @@ class CopyDevice:
         self._runtime.setDevice(index)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         with self._stream:
-            self.patterns = PatternKernels(cupy, self._stream)
+            self.patterns = cuda.PatternKernels(cupy, self._stream)
             self._copy = CopyKernel(cupy, self._runtime.getDeviceProperties(index)["multiProcessorCount"])
             # CUDA loads a kernel at its first launch, and may wait for the device then: never behind a closed gate.
             self._copy.launch(0, 0, 0)
@@ -144,7 +134,7 @@ def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
     )
 
 
-class GpuMemory(CudaMemory):
+class GpuMemory(cuda.CudaMemory):
     """An allocation of no pool on the GPU at a position; its owner fills and checks it, and is done on return."""
 
     pageable = False
@@ -238,17 +228,17 @@ class CudaCopies:
         self._enabled: set[tuple[int, int]] = set()
         self._memories: list[CopyMemory] = []
         self._unusable: dict[int, CouldNotMeasureError] = {}
-        with opening(self._runtime):
+        with cuda.opening(self._runtime):
             self.gpus = tuple(self._identify(each, device_names) for each in range(self._runtime.getDeviceCount()))
         self._devices = {position: each for position in range(len(self.gpus)) if (each := self._open(position))}
         if not self._devices:
             raise self._unusable[0]
-        with opening(self._runtime):
-            self._gate = StreamGate(self._runtime)
+        with cuda.opening(self._runtime):
+            self._gate = cuda.StreamGate(self._runtime)
 
     def libraries(self) -> dict[str, str]:
         """Driver, CUDA and CuPy versions."""
-        return library_versions(self._cupy, self._driver)
+        return cuda.library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
         """True where, for CUDA, one GPU may address another's memory."""
@@ -335,7 +325,7 @@ class CudaCopies:
             self._gate.free()
 
     def _identify(self, index: int, device_names: Mapping[str, str]) -> CopyGpu:
-        identity = identify(self._runtime, index)
+        identity = cuda.identify(self._runtime, index)
         address = bus_id(identity.bus_id)
         device = device_names.get(address, f"GPU{index}")
         return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
@@ -343,7 +333,7 @@ class CudaCopies:
     def _open(self, position: int) -> CopyDevice | None:
         """The GPU at a position; one that CUDA does not give us costs its own pairs, not everybody's."""
         gpu = self.gpus[position]
-        with opening(self._runtime):
+        with cuda.opening(self._runtime):
             try:
                 return CopyDevice(self._cupy, gpu.index, gpu.device)
             except self._runtime.CUDARuntimeError as error:
@@ -425,7 +415,7 @@ class CudaCopies:
         event = self._cupy.cuda.Event
         start, stop = event(), event()
         first, others = work[0].queue.stream, [each.queue for each in work[1:]]
-        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+        with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:
             first.record(start)
             for other in others:
                 other.stream.wait_event(start)
@@ -444,7 +434,7 @@ class CudaCopies:
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
     """The GPUs of this process, by `device_names` (bus id → name), else CUDA's. Raises CouldNotMeasureError."""
-    return CudaCopies(load_cupy(driver), driver, device_names)
+    return CudaCopies(cuda.load_cupy(driver), driver, device_names)
 
 
 def _memory(region: Region) -> CopyMemory:
@@ -486,16 +476,16 @@ class Network:
 class CudaRankCopies:
     """Copies between the GPU of this rank and those of others. Without a `network` all ranks are on one node."""
 
-    def __init__(self, opened: CudaDevice, network: Network | None = None) -> None:
+    def __init__(self, opened: cuda.CudaDevice, network: Network | None = None) -> None:
         self._opened = opened
         self._cupy = opened.cupy
         self._runtime: Any = opened.cupy.cuda.runtime
         self._network = network
         self._memories: list[GpuMemory] = []
         self._addresses: dict[bytes, int] = {}
-        with opening(self._runtime):
+        with cuda.opening(self._runtime):
             self._device = CopyDevice(opened.cupy, opened.identity.index, f"GPU {opened.identity.bus_id}")
-            self._gate = StreamGate(self._runtime)
+            self._gate = cuda.StreamGate(self._runtime)
 
     def libraries(self) -> Mapping[str, str]:
         """Versions of what copies, for the metadata."""
@@ -565,7 +555,7 @@ class CudaRankCopies:
         """Seconds on the GPU for all operations; the host sleeps, as NCCL's threads need its core."""
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
         with no_garbage_collection():
-            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(HeldStream()) as hold:
+            with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:
                 queue.stream.record(start)
                 for _ in range(repeats):
                     hold.count(1)

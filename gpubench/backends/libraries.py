@@ -24,19 +24,7 @@ from gpubench.machine.host import exists, names_in, printable, text_of
 from gpubench.machine.probe import StageResult, run_stages
 from gpubench.machine.process import mapped_libraries
 from gpubench.machine.stage import MPI4PY, NCCL4PY, SEARCH, VERSION
-from gpubench.model.facts.process import (
-    LOADER,
-    MPI_LIB,
-    MSCCLPP_LIB,
-    NCCL_LIB,
-    NVSHMEM_LIB,
-    RCCL_LIB,
-    UCX_LIB,
-    KernelModule,
-    LibrariesFacts,
-    LibraryFile,
-    LibraryUser,
-)
+from gpubench.model.facts import process
 from gpubench.model.terms.operation import nccl_version
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.records import dataclass
@@ -112,11 +100,11 @@ def _offset_of(programs: Sequence[tuple[int, ...]], address: int) -> int:
 
 
 _FILES = {
-    NCCL_LIB: "libnccl.so.2",
-    RCCL_LIB: "librccl.so.1",
-    UCX_LIB: "libucp.so.0",
-    NVSHMEM_LIB: "libnvshmem_host.so.3",
-    MSCCLPP_LIB: "libmscclpp.so",
+    process.NCCL_LIB: "libnccl.so.2",
+    process.RCCL_LIB: "librccl.so.1",
+    process.UCX_LIB: "libucp.so.0",
+    process.NVSHMEM_LIB: "libnvshmem_host.so.3",
+    process.MSCCLPP_LIB: "libmscclpp.so",
 }
 """The name by which programs ask for each."""
 
@@ -138,7 +126,7 @@ def _library_of(name: str) -> str | None:
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
-def wheel_files() -> Iterator[LibraryFile]:
+def wheel_files() -> Iterator[process.LibraryFile]:
     """The libraries that wheels of this environment brought."""
     for each in distributions():
         name = each.metadata["Name"] or ""
@@ -148,23 +136,23 @@ def wheel_files() -> Iterator[LibraryFile]:
             library = _library_of(file.name)
             path = Path(str(each.locate_file(file)))
             if library is not None and ".so" in file.name and exists(path):
-                yield LibraryFile(library=library, path=printable(str(path)), package=f"{name} {each.version}")
+                yield process.LibraryFile(library=library, path=printable(str(path)), package=f"{name} {each.version}")
                 break
 
 
-def _conda_files(prefix: Path) -> Iterator[LibraryFile]:
+def _conda_files(prefix: Path) -> Iterator[process.LibraryFile]:
     """Those of the conda environment that this Python belongs to, which it finds by its own folder."""
     if exists(prefix / "conda-meta"):
         for library, name in _FILES.items():
             if exists(prefix / "lib" / name):
-                yield LibraryFile(library=library, path=printable(str(prefix / "lib" / name)), package="conda")
+                yield process.LibraryFile(library=library, path=printable(str(prefix / "lib" / name)), package="conda")
 
 
-def _loader_user(search_path: str, root: Path) -> LibraryUser:
+def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
     found = find_libraries(_FILES.values(), {}, search_path, root)
     loads = {library: path for library, name in _FILES.items() if (path := found[name]) is not None}
     purpose = "what leaves it to the dynamic loader, such as nccl-tests"
-    return LibraryUser(name=LOADER, purpose=purpose, loads=loads)
+    return process.LibraryUser(name=process.LOADER, purpose=purpose, loads=loads)
 
 
 def finder(search_path: str, root: Path) -> Finder:
@@ -178,7 +166,7 @@ def finder(search_path: str, root: Path) -> Finder:
     return find
 
 
-def torch_user(find: Finder) -> LibraryUser | None:
+def torch_user(find: Finder) -> process.LibraryUser | None:
     """PyTorch and the libraries that its own need, by its files; None where there is none."""
     folder = _torch_folder()
     if folder is None:
@@ -194,13 +182,13 @@ def torch_user(find: Finder) -> LibraryUser | None:
             continue
         own = read_shared_object(path)
         for name in own.needed:
-            library = MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
+            library = process.MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
             if library is not None and (taken := find(name, own)) is not None:
                 loads.setdefault(library, printable(taken))
         if part == "libtorch_cuda.so" and own.needed and own.needs("libnccl") is None:
-            inside[NCCL_LIB] = _linked_version(path)
+            inside[process.NCCL_LIB] = _linked_version(path)
     words = ", ".join(f"{name.upper()} {release}" for name, release in built.items())
-    return LibraryUser(
+    return process.LibraryUser(
         name="torch",
         version=version[1] if version else None,
         path=printable(str(folder)),
@@ -252,11 +240,11 @@ def _package_of(distribution: str, module: str | None = None) -> Package | None:
     return None
 
 
-def kernel_modules(root: Path) -> tuple[KernelModule, ...]:
+def kernel_modules(root: Path) -> tuple[process.KernelModule, ...]:
     """The modules by which other devices reach GPU memory."""
     present = set(names_in(root / "sys/module"))
     return tuple(
-        KernelModule(name=name, loaded=name in present, version=text_of(root / "sys/module" / name / "version"))
+        process.KernelModule(name=name, loaded=name in present, version=text_of(root / "sys/module" / name / "version"))
         for name in _MODULES
     )
 
@@ -286,12 +274,14 @@ def found(root: Path, environment: Mapping[str, str]) -> Answer:
     }
 
 
-def _cupy_user() -> LibraryUser | None:
+def _cupy_user() -> process.LibraryUser | None:
     package = _package_of("cupy")
     if package is None:
         return None
     purpose = "gpubench: memory of GPUs, kernels and graphs"
-    return LibraryUser(name="CuPy", version=package.version, path=package.path, purpose=purpose, note=package.name)
+    return process.LibraryUser(
+        name="CuPy", version=package.version, path=package.path, purpose=purpose, note=package.name
+    )
 
 
 def _nccl4py_user() -> Answer:
@@ -301,10 +291,10 @@ def _nccl4py_user() -> Answer:
         return {"user": None}
     loads, unread = {}, ""
     try:
-        loads = {NCCL_LIB: printable(NcclLibrary().path)}
+        loads = {process.NCCL_LIB: printable(NcclLibrary().path)}
     except (GpubenchError, ImportError, OSError) as error:
         unread = printable(error.seen if isinstance(error, GpubenchError) else str(error))
-    user = LibraryUser(
+    user = process.LibraryUser(
         name="nccl4py",
         version=package.version,
         path=package.path,
@@ -320,7 +310,7 @@ def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
     package = _package_of("mpi4py")
     if package is None:
         return {"user": None}
-    user = LibraryUser(
+    user = process.LibraryUser(
         name="mpi4py",
         version=package.version,
         path=package.path,
@@ -331,14 +321,19 @@ def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
     except (RuntimeError, ImportError, OSError) as error:
         return {"user": replace(user, unread=printable(str(error)))}
     maps = mapped_libraries(_MAPS)
-    names = {"libnccl": NCCL_LIB, "libucp": UCX_LIB, "libmpi": MPI_LIB, "libmpich": MPI_LIB}
+    names = {
+        "libnccl": process.NCCL_LIB,
+        "libucp": process.UCX_LIB,
+        "libmpi": process.MPI_LIB,
+        "libmpich": process.MPI_LIB,
+    }
     loads = {names[name]: path for name, path in maps.items() if name in names}
-    library = ctypes.CDLL(loads[MPI_LIB]) if MPI_LIB in loads else None
+    library = ctypes.CDLL(loads[process.MPI_LIB]) if process.MPI_LIB in loads else None
     find = finder(environment.get("LD_LIBRARY_PATH", ""), root)
-    through = mpi_component(Path(loads[MPI_LIB]), find) if MPI_LIB in loads else None
+    through = mpi_component(Path(loads[process.MPI_LIB]), find) if process.MPI_LIB in loads else None
     user = replace(
         user,
-        loads={**loads, **({UCX_LIB: printable(through[1])} if through else {})},
+        loads={**loads, **({process.UCX_LIB: printable(through[1])} if through else {})},
         note=f"UCX through {through[0]}" if through else "",
     )
     return {"user": user, "mpi": version, "cuda": None if library is None else cuda_built(library)}
@@ -358,10 +353,10 @@ def _three(function: str, library: Any) -> str:
 
 
 _ASKED: Mapping[str, Callable[[Any], str]] = {
-    NCCL_LIB: _nccl,
-    RCCL_LIB: _nccl,
-    UCX_LIB: lambda library: _three("ucp_get_version", library),
-    NVSHMEM_LIB: lambda library: _three("nvshmemx_vendor_get_version_info", library),
+    process.NCCL_LIB: _nccl,
+    process.RCCL_LIB: _nccl,
+    process.UCX_LIB: lambda library: _three("ucp_get_version", library),
+    process.NVSHMEM_LIB: lambda library: _three("nvshmemx_vendor_get_version_info", library),
 }
 
 
@@ -378,10 +373,10 @@ def version_of(library: str, path: str) -> Answer:
 
 Run = Mapping[str, StageResult]
 
-_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", LOADER)
+_ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
 
 
-def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> LibrariesFacts:
+def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.LibrariesFacts:
     """The libraries of this host, read in about `timeout_s`; what did not answer is in `failures`."""
     inner = with_package(environment)
     first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
@@ -396,37 +391,42 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> Librarie
     return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
 
 
-def _facts(**values: Any) -> LibrariesFacts:
-    return LibrariesFacts(host=socket.gethostname().split(".")[0], python=sys.executable, **values)
+def _facts(**values: Any) -> process.LibrariesFacts:
+    return process.LibrariesFacts(host=socket.gethostname().split(".")[0], python=sys.executable, **values)
 
 
 def _command(*arguments: str) -> list[str]:
     return module_command("gpubench.backends.libraries", *arguments)
 
 
-def _merged_libraries(results: Run) -> tuple[list[LibraryFile], list[LibraryUser], Sequence[KernelModule]]:
+def _merged_libraries(
+    results: Run,
+) -> tuple[list[process.LibraryFile], list[process.LibraryUser], Sequence[process.KernelModule]]:
     documents = {name: result.document or {} for name, result in results.items()}
     found = documents[SEARCH]
-    users = [from_plain(LibraryUser, each) for each in found.get("users", ())]
+    users = [from_plain(process.LibraryUser, each) for each in found.get("users", ())]
     users += [
-        from_plain(LibraryUser, user) for task in (NCCL4PY, MPI4PY) if (user := documents[task].get("user")) is not None
+        from_plain(process.LibraryUser, user)
+        for task in (NCCL4PY, MPI4PY)
+        if (user := documents[task].get("user")) is not None
     ]
     users.sort(key=lambda user: _ORDER.index(user.name))
     files = {
-        os.path.realpath(file.path): file for file in (from_plain(LibraryFile, each) for each in found.get("files", ()))
+        os.path.realpath(file.path): file
+        for file in (from_plain(process.LibraryFile, each) for each in found.get("files", ()))
     }
     mpi = documents[MPI4PY]
     for user in users:
         for library, path in user.loads.items():
-            file = LibraryFile(library=library, path=path)
-            if library == MPI_LIB and user.name == "mpi4py":
+            file = process.LibraryFile(library=library, path=path)
+            if library == process.MPI_LIB and user.name == "mpi4py":
                 file = replace(file, version=mpi.get("mpi"), cuda=mpi.get("cuda"))
             files.setdefault(os.path.realpath(path), file)
-    modules = [from_plain(KernelModule, each) for each in found.get("modules", ())]
+    modules = [from_plain(process.KernelModule, each) for each in found.get("modules", ())]
     return list(files.values()), users, modules
 
 
-def _with_version(file: LibraryFile, result: StageResult) -> LibraryFile:
+def _with_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
     """The file with its own word; else with what its package or its name says, and why it did not say so itself."""
     answer = result.document or {}
     version = answer.get("version")

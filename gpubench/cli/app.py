@@ -10,17 +10,9 @@ import typer
 import typer.completion
 from typer.core import TyperCommand
 
-from gpubench import __version__
+from gpubench import __version__, errors
 from gpubench.cli.process import COMMANDS, exit_with
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup, usage_error
-from gpubench.errors import (
-    DONE,
-    JUDGED_AND_FAILED,
-    GpubenchError,
-    InterruptedRunError,
-    OutputError,
-    exit_style_under_launcher,
-)
 from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.commands import BARE, Command
 
@@ -102,7 +94,7 @@ class LazyCommands(HelpfulGroup):
         except KeyboardInterrupt:
             from gpubench.formats.delivery import interruption
 
-            raise InterruptedRunError(interruption()) from None
+            raise errors.InterruptedRunError(interruption()) from None
 
 
 @cache
@@ -147,29 +139,29 @@ def run_command_line(launch: LaunchedBy | None) -> int:
     style = _exit_style()
     try:
         if style is not None and launch is not None and launch.size > 1:
-            raise exit_style_under_launcher(launch.launcher)
+            raise errors.exit_style_under_launcher(launch.launcher)
         return app(standalone_mode=False) or 0
     except SystemExit as ended:
         # Where nobody reads a help any more, typer exits with the code of what was judged and failed.
-        return DONE if ended.code == JUDGED_AND_FAILED else int(ended.code or DONE)
+        return errors.DONE if ended.code == errors.JUDGED_AND_FAILED else int(ended.code or errors.DONE)
     except typer.TyperException as error:
         return _tell(usage_error(error, _command_of(error)), style)
-    except GpubenchError as error:
+    except errors.GpubenchError as error:
         return _tell(error, style)
     except BrokenPipeError:
         return _output_ended(None, style)
-    except OutputError as error:
+    except errors.OutputError as error:
         return _output_ended(error, style)
 
 
-def _output_ended(error: OutputError | None, style: "ExitStyle | None") -> int:
+def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -> int:
     """The exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:
         return _tell(full_output(error), style)
     forget(sys.stdout)
-    return DONE
+    return errors.DONE
 
 
 def _exit_style() -> "ExitStyle | None":
@@ -199,7 +191,7 @@ def _style_by_default() -> "ExitStyle | None":
     return ExitStyle(text) if text in tuple(ExitStyle) else None
 
 
-def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
+def _tell(error: errors.GpubenchError, style: "ExitStyle | None") -> int:
     from gpubench.formats.delivery import tell
 
     tell(error, sys.stderr)
@@ -208,6 +200,6 @@ def _tell(error: GpubenchError, style: "ExitStyle | None") -> int:
         return error.exit_code
     from gpubench.model.terms.verdict import Verdict
 
-    verdict = Verdict.FAIL if error.exit_code == JUDGED_AND_FAILED else Verdict.ERROR
+    verdict = Verdict.FAIL if error.exit_code == errors.JUDGED_AND_FAILED else Verdict.ERROR
     print(style.line(verdict, error.seen, drains=error.blames_node), end="")  # noqa: T201
     return style.code(verdict, drains=error.blames_node)

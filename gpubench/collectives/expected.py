@@ -9,22 +9,8 @@ from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
 from gpubench.model.paths.wiring import NodeNetwork, nccl_name, network_limit
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
+from gpubench.model.results import speed
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import (
-    LARGE_BYTES,
-    LEAST_KNOWN,
-    MEASURED,
-    MODELLED,
-    MODELLED_SENDS,
-    MODELLED_SMALL,
-    MODELLED_SMALL_BYTES,
-    OF_ANOTHER_NCCL,
-    OVER_ETHERNET,
-    OVER_LINKS,
-    ExpectedTime,
-    Tolerance,
-    between_nodes,
-)
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.records import dataclass
@@ -176,7 +162,7 @@ _NVLS = "NVLS"
 
 def from_profile(
     profile: Profile, collective: Collective, row: CollectiveRow, *, nccl: str | None, like_model: bool = False
-) -> ExpectedTime | None:
+) -> speed.ExpectedTime | None:
     """The time by the profile's points for this collective, number of GPUs and algorithm; None where it has none.
 
     Between points straight lines hold, below the smallest its time, beyond the largest its bandwidth; another number of
@@ -192,9 +178,9 @@ def from_profile(
         return None
     time_us = points.at(row.size_bytes) * MICROSECONDS_PER_SECOND
     measured = [each for each in _measured(profile, collective, row.ranks) if each.nvls == nvls or like_model]
-    model = MODELLED if row.size_bytes >= MODELLED_SMALL_BYTES else MODELLED_SMALL
+    model = speed.MODELLED if row.size_bytes >= speed.MODELLED_SMALL_BYTES else speed.MODELLED_SMALL
     if collective.point_to_point and collective.busbw_factor(row.ranks) == 1.0:
-        model = MODELLED_SENDS
+        model = speed.MODELLED_SENDS
     is_usual = row.dtype == DataType.FLOAT32 and row.op in (None, ReduceOp.SUM)
     tolerance = _tolerance(points, measured, row.size_bytes, nccl, model) if is_usual else model
     kind = ", by a model" if tolerance is model else ""
@@ -202,8 +188,8 @@ def from_profile(
     if row.algorithm is None and not like_model:
         fastest_us = curve(profile, collective, row.ranks, row.ranks).at(row.size_bytes) * MICROSECONDS_PER_SECOND
         if fastest_us < time_us:
-            return ExpectedTime(fastest_us, f"{source}, NVLS assumed", tolerance.of_faster(time_us / fastest_us))
-    return ExpectedTime(time_us, source, tolerance)
+            return speed.ExpectedTime(fastest_us, f"{source}, NVLS assumed", tolerance.of_faster(time_us / fastest_us))
+    return speed.ExpectedTime(time_us, source, tolerance)
 
 
 def from_network(
@@ -214,7 +200,7 @@ def from_network(
     *,
     like_model: bool = False,
     nics_known: bool = True,
-) -> ExpectedTime | None:
+) -> speed.ExpectedTime | None:
     """The time between nodes, by their NICs and what the profile's GPUs reach inside a node; None inside a node.
 
     By the algorithm of NCCL's log, else of NCCL's model, which then warns and does not fail unless `like_model`. If it
@@ -231,8 +217,8 @@ def from_network(
     # one has a size at half of its neighbours: only what is slower than that is a FAIL.
     size_bytes = row.size_bytes
     if profile.domain is not None and network.nodes > 1:
-        size_bytes = 0 if network.nodes > 2 else min(size_bytes, LARGE_BYTES)
-    tolerance = between_nodes(size_bytes) if network.rdma else OVER_ETHERNET
+        size_bytes = 0 if network.nodes > 2 else min(size_bytes, speed.LARGE_BYTES)
+    tolerance = speed.between_nodes(size_bytes) if network.rdma else speed.OVER_ETHERNET
     profile = profile.domain_as_node(max(1, row.nodes // network.nodes))
     if rest or local > profile.match.visible or network.ranks != row.ranks:
         return None
@@ -240,22 +226,22 @@ def from_network(
         if network.nodes == 1:
             seconds = curve(profile, collective, local, local).at(row.size_bytes)
             source = f"profile {profile.name}, {row.ranks} GPUs of one NVLink domain"
-            return ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, tolerance)
+            return speed.ExpectedTime(seconds * MICROSECONDS_PER_SECOND, source, tolerance)
         inside = Inside.of(profile, collective, local)
         found = expected_between(collective, row.size_bytes, network, inside, row.algorithm)
     except UsageError:
         return None
     how = "" if row.algorithm or found.algorithm is None else f", {_NAMES[found.algorithm]} assumed"
-    if how and not like_model and row.size_bytes >= LARGE_BYTES:
+    if how and not like_model and row.size_bytes >= speed.LARGE_BYTES:
         ring = expected_between(collective, row.size_bytes, network, inside, _RING).seconds / found.seconds
         tolerance = tolerance.of_slower(ring) if nics_known else tolerance.of_slower(ring).of_faster(ring)
     one = "domain" if row.nodes > network.nodes else "node"
     nics = f"NICs of {network.node_gb_s:g} GB/s a {one}"
     source = f"{network.nodes} {one}s by a model: {nics}, profile {profile.name}{how}"
-    return ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance)
+    return speed.ExpectedTime(found.seconds * MICROSECONDS_PER_SECOND, source, tolerance)
 
 
-def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> ExpectedTime | None:
+def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> speed.ExpectedTime | None:
     """The time of CPU buffers over the links between nodes; None on one node and for small, core-bound buffers."""
     limit = network_limit("RING", collective, network).gb_s
     if row.nodes < 2 or network.ranks != row.ranks or not limit or row.size_bytes < _OVER_LINKS_FROM_BYTES:
@@ -263,7 +249,7 @@ def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork)
     hops_us = 2 * math.ceil(math.log2(network.nodes)) * _HOP_OF_MPI_US
     seconds = row.size_bytes * collective.busbw_factor(row.ranks) / (limit * efficiency(network) * BYTES_PER_GB)
     source = f"{network.nodes} nodes by their links: {network.node_gb_s:g} GB/s a node"
-    return ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, OVER_LINKS)
+    return speed.ExpectedTime(hops_us + seconds * MICROSECONDS_PER_SECOND, source, speed.OVER_LINKS)
 
 
 _OVER_LINKS_FROM_BYTES = 2**20  # Eight healthy hosts took 1.2 × the expected time for 8 MiB, 2.4 × for 1 MiB
@@ -271,7 +257,7 @@ _HOP_OF_MPI_US = 50.0  # Of one message over TCP between hosts
 _NAMES = {"RING": "ring", "TREE": "tree", "NVLSTREE": "NVLSTree"}
 
 
-def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | None:
+def from_limit(collective: Collective, row: CollectiveRow) -> speed.ExpectedTime | None:
     """The longest time of healthy machines with such links; None for an unknown limit, or paths through host memory."""
     factor = collective.busbw_factor(row.ranks)
     if not row.limit_gb_s or not factor or row.host_staged:
@@ -281,7 +267,7 @@ def from_limit(collective: Collective, row: CollectiveRow) -> ExpectedTime | Non
     share = _LEAST_SHARE_OF_SENDS if collective.point_to_point else _LEAST_SHARE
     seconds = row.size_bytes * factor / (share * row.limit_gb_s * BYTES_PER_GB)
     source = f"{share:.0%} of the limit, which every healthy machine on record reaches"
-    return ExpectedTime(latency_us + seconds * MICROSECONDS_PER_SECOND, source, LEAST_KNOWN)
+    return speed.ExpectedTime(latency_us + seconds * MICROSECONDS_PER_SECOND, source, speed.LEAST_KNOWN)
 
 
 def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expected]:
@@ -294,25 +280,25 @@ def _measured(profile: Profile, collective: Collective, ranks: int) -> list[Expe
 
 
 def _tolerance(
-    points: Curve, measured: Sequence[Expected], size_bytes: int, nccl: str | None, model: Tolerance
-) -> Tolerance:
+    points: Curve, measured: Sequence[Expected], size_bytes: int, nccl: str | None, model: speed.Tolerance
+) -> speed.Tolerance:
     """That of a measured size, by the NCCL that measured it; between two of them wider, up to that of a model.
 
     A protocol may change anywhere between them. But no size takes longer than a larger one: what the next measured size
     may take, this one may.
     """
     own = [each for each in measured if nccl is not None and _release(each.nccl) == _release(nccl)]
-    known, taken = (MEASURED, own) if len(own) > 1 else (OF_ANOTHER_NCCL, measured)
+    known, taken = (speed.MEASURED, own) if len(own) > 1 else (speed.OF_ANOTHER_NCCL, measured)
     sizes = [each.size_bytes or 0 for each in taken]
     larger = min((size for size in sizes if size >= size_bytes), default=None)
-    if len(sizes) < 2 or (model is MODELLED_SENDS and known is OF_ANOTHER_NCCL):
+    if len(sizes) < 2 or (model is speed.MODELLED_SENDS and known is speed.OF_ANOTHER_NCCL):
         return model
     if size_bytes < min(sizes) and min(sizes) > _LATENCY_KNOWN_BYTES:
         return model
     if larger is None or larger == size_bytes or size_bytes <= min(sizes):
         return known
     fail = (1 + known.fail) * points.at(larger) / points.at(size_bytes) - 1
-    return model if fail >= model.fail else Tolerance(fail, microseconds=known.microseconds)
+    return model if fail >= model.fail else speed.Tolerance(fail, microseconds=known.microseconds)
 
 
 _LATENCY_KNOWN_BYTES = 2**20  # A larger size, if it is the smallest one measured, says nothing of smaller ones

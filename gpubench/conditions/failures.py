@@ -8,16 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import unset
-from gpubench.conditions.definition.condition import (
-    REMOTE,
-    Condition,
-    Family,
-    Sighting,
-    complaint,
-    joined,
-    nothing_in_facts,
-)
 from gpubench.conditions.nvlink import RESTART_FABRIC
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
@@ -27,7 +19,7 @@ _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
-def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
+def _unfinished(facts: LogFacts) -> Iterator[condition.Sighting]:
     """Communicators whose initialization began but did not end.
 
     A FAIL if no other initialization ended, no ranks were connected, and all ranks have a log; otherwise the log may
@@ -40,7 +32,7 @@ def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
         if waiting and not facts.left_out:
             hangs = not ended and not communicator.missing_ranks and not communicator.connections.joins_ranks
             ranks = compress_names([str(rank) for rank in waiting])
-            yield Sighting(
+            yield condition.Sighting(
                 subject=f"communicator {communicator.id}",
                 seen=f"rank {ranks} of {communicator.size} began its initialization but did not finish it",
                 severity=Verdict.FAIL if hangs else Verdict.WARN,
@@ -59,37 +51,37 @@ def _devices(facts: LogFacts) -> dict[str, list[str]]:
     }
 
 
-def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
+def _nics_differ(facts: LogFacts) -> Iterator[condition.Sighting]:
     mixed = [each for each in facts.remarks if each.note.kind is RemarkKind.NICS_MIXED]
     warned = [each for each in facts.complaints if each.processes and _MIXED in each.text]
     if mixed or warned:
         said = [(each.processes, each.note.text) for each in mixed] + [(each.processes, each.text) for each in warned]
-        yield Sighting(subject=joined(said[0][0]), seen=said[0][1])
+        yield condition.Sighting(subject=condition.joined(said[0][0]), seen=said[0][1])
         return
     found = _devices(facts)
     counts = {devices: len(devices.split()) for devices in found}
     fewer = [devices for devices, count in counts.items() if count < max(counts.values())]
     if fewer:
         most = max(found, key=lambda devices: counts[devices])
-        yield Sighting(
-            subject=joined(process for devices in fewer for process in found[devices]),
-            seen=f"{counts[fewer[0]]} RDMA device ({fewer[0]}), {counts[most]} on {joined(found[most])}"
+        yield condition.Sighting(
+            subject=condition.joined(process for devices in fewer for process in found[devices]),
+            seen=f"{counts[fewer[0]]} RDMA device ({fewer[0]}), {counts[most]} on {condition.joined(found[most])}"
             if counts[fewer[0]] == 1
-            else f"{counts[fewer[0]]} RDMA devices ({fewer[0]}), {counts[most]} on {joined(found[most])}",
+            else f"{counts[fewer[0]]} RDMA devices ({fewer[0]}), {counts[most]} on {condition.joined(found[most])}",
         )
 
 
-def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
+def _not_opened(facts: LogFacts) -> Iterator[condition.Sighting]:
     """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
     found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(each.nodes != 1 for each in facts.communicators):
-        names = joined(each.note.about[0] for each in found)
-        yield Sighting(
-            subject=joined(name for each in found for name in each.processes), seen=f"could not open {names}"
+        names = condition.joined(each.note.about[0] for each in found)
+        yield condition.Sighting(
+            subject=condition.joined(name for each in found for name in each.processes), seen=f"could not open {names}"
         )
 
 
-def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
+def _with_mixed_fabrics(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
     mixed = [devices for devices in _devices(facts) if len(set(_LINK_LAYER.findall(devices))) > 1]
     if not mixed:
         return sighting
@@ -100,12 +92,12 @@ def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
+def _timed_out(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
     """The same, of the ranks that said so, and with what an answer of RAS adds."""
     sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
     ranks = [f"rank {each.rank}" for each in facts.watchdogs]
     if ranks:
-        sighting = replace(sighting, subject=joined(ranks), names=tuple(ranks))
+        sighting = replace(sighting, subject=condition.joined(ranks), names=tuple(ranks))
     if not facts.ras or any(each.group in {answer.id for answer in facts.ras} for each in facts.hangs):
         return sighting
     return replace(
@@ -115,7 +107,7 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
+def _without_peers(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
     """The same, without peer access as a likely reason if it is off, or no node has two ranks of a communicator."""
     several = [each for each in facts.communicators if (each.size or 0) > 1]
     nodes = [[member.node for member in each.members] for each in several]
@@ -129,9 +121,9 @@ def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-_failed = partial(complaint, expected="a job that starts", link=_TROUBLE)
+_failed = partial(condition.complaint, expected="a job that starts", link=_TROUBLE)
 
-NCCL_START = Family.of(
+NCCL_START = condition.Family.of(
     "nccl_start",
     "Jobs that NCCL does not start",
     _failed(
@@ -262,7 +254,7 @@ NCCL_START = Family.of(
         likely="ranks that call different collectives or sizes, or the same rank started twice",
         seen_as=("unhandled invalid usage", "Message truncated"),
     ),
-    Condition(
+    condition.Condition(
         id="nccl-init-unfinished",
         title="The initialization of a communicator did not finish: the job hangs or ended there",
         seen_as=("Init START",),
@@ -274,11 +266,11 @@ NCCL_START = Family.of(
             "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET makes NCCL log the progress."
         ),
         link=_TROUBLE,
-        look=nothing_in_facts,
+        look=condition.nothing_in_facts,
         in_job=_unfinished,
         general=True,
     ),
-    Condition(
+    condition.Condition(
         id="nccl-nics-differ",
         title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or take fewer",
         seen_as=("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB",),
@@ -287,11 +279,11 @@ NCCL_START = Family.of(
         likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
         cure=Cure.of("ibstat", comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks."),
         link="https://github.com/NVIDIA/nccl/issues/2428",
-        look=nothing_in_facts,
+        look=condition.nothing_in_facts,
         in_job=_nics_differ,
         general=True,
     ),
-    Condition(
+    condition.Condition(
         id="rdma-nic-not-opened",
         title="NET/IB : Unable to open device: an RDMA device exists and NCCL cannot use it",
         seen_as=("NET/IB : Unable to open device mlx5_3",),
@@ -300,7 +292,7 @@ NCCL_START = Family.of(
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
         cure=Cure.of("ibv_devinfo", comment="Run it where the rank runs; give the container all of /dev/infiniband."),
         link=_TROUBLE,
-        look=nothing_in_facts,
+        look=condition.nothing_in_facts,
         in_job=_not_opened,
         general=True,
     ),
@@ -374,12 +366,14 @@ that prints it was not found, and logs of jobs that went on are the reason.
 _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re.ASCII | re.IGNORECASE)
 
 
-def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
+def _unknown_warnings(facts: LogFacts) -> Iterator[condition.Sighting]:
     found = [each for each in facts.complaints if each.processes and not _HARMLESS.search(each.text)]
     found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
     if found:
         more = f"; and {len(found) - 1} more warnings" if len(found) > 1 else ""
-        yield Sighting(subject=joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}")
+        yield condition.Sighting(
+            subject=condition.joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}"
+        )
 
 
 _HOW_IT_ENDED = (
@@ -395,10 +389,10 @@ _AROUND_ENDING = re.compile(
 )
 """Who wrote the line, and what says nothing of the end."""
 
-NCCL_TRANSFERS = Family.of(
+NCCL_TRANSFERS = condition.Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
-    complaint(
+    condition.complaint(
         "nccl-ranks-disagree",
         "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
         r"collective mismatch error",
@@ -414,7 +408,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("collective mismatch error, local size 496640 remote size 65536",),
         detection="the warning in NCCL's log",
     ),
-    complaint(
+    condition.complaint(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
@@ -429,7 +423,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
         detection="the warning in NCCL's log",
     ),
-    complaint(
+    condition.complaint(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
         r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
@@ -444,7 +438,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("NET/OFI", "RC: -22"),
         detection="a return code in the plugin's warning in NCCL's log",
     ),
-    complaint(
+    condition.complaint(
         "rdma-connect-failed",
         "Call to ibv_modify_qp failed: two NICs cannot be connected for RDMA",
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
@@ -458,7 +452,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("Call to ibv_modify_qp failed with error Connection timed out",),
         detection="the warning in NCCL's log",
     ),
-    complaint(
+    condition.complaint(
         "nccl-tests-wrong-data",
         "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
         r"^out of bounds values|^wrong data in a row of nccl-tests",
@@ -473,7 +467,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("Out of bounds values : 8 FAILED",),
         detection="nccl-tests' rows and last lines in the same text",
     ),
-    complaint(
+    condition.complaint(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
@@ -492,7 +486,7 @@ NCCL_TRANSFERS = Family.of(
         detection="completion status 12 in NCCL's log",
         refined=_with_mixed_fabrics,
     ),
-    complaint(
+    condition.complaint(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
@@ -507,7 +501,7 @@ NCCL_TRANSFERS = Family.of(
         detection="a warning of NCCL's resiliency (2.29 and later)",
         refined=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
     ),
-    complaint(
+    condition.complaint(
         "gin-not-enabled",
         "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
         r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
@@ -523,7 +517,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("User requested GIN but not all ranks in the communicator support GIN", "GIN is disabled."),
         detection="a warning of NCCL's (2.28 and later)",
     ),
-    complaint(
+    condition.complaint(
         "collnet-not-used",
         "CollNet (SHARP) was asked for and cannot be set up: NCCL reduces in the GPUs instead of the switches",
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
@@ -538,7 +532,7 @@ NCCL_TRANSFERS = Family.of(
         detection="the warning of the plugin in NCCL's log",
         severity=Verdict.WARN,
     ),
-    complaint(
+    condition.complaint(
         "communicators-aborted",
         "A process aborted its communicators: PyTorch does so at a program's end without destroy_process_group()",
         r"\[Service thread\] (?:Accept failed|could not receive type from localRank -?\d+, res=3, closed=0)"
@@ -552,7 +546,7 @@ NCCL_TRANSFERS = Family.of(
         severity=Verdict.WARN,
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
@@ -569,7 +563,7 @@ NCCL_TRANSFERS = Family.of(
         seen_as=("Got completion with error", "Got completion from peer"),
         detection="a completion with another status in NCCL's log",
     ),
-    complaint(
+    condition.complaint(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
@@ -585,7 +579,7 @@ NCCL_TRANSFERS = Family.of(
         refined=_timed_out,
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "remote-process-exited",
         "Connection closed by remote peer, ncclRemoteError: another rank exited",
         r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
@@ -596,10 +590,10 @@ NCCL_TRANSFERS = Family.of(
         link=_RESULTS,
         seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
         detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
-        codes=(REMOTE,),
+        codes=(condition.REMOTE,),
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "nccl-call-failed",
         "An NCCL call failed: unhandled system error, internal error",
         r"unhandled|failed to execute operation (?!Close from rank \d+, retcode 3)\w+ .*retcode [1-9]"
@@ -614,7 +608,7 @@ NCCL_TRANSFERS = Family.of(
         codes=(1, 2, 3, 4, 5),
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "program-failed",
         "The program that uses NCCL ended with an error",
         r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
@@ -635,7 +629,7 @@ NCCL_TRANSFERS = Family.of(
         of_programs=True,
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "program-exception",
         "The program that uses NCCL printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
@@ -649,7 +643,7 @@ NCCL_TRANSFERS = Family.of(
         of_programs=True,
         general=True,
     ),
-    complaint(
+    condition.complaint(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
@@ -666,7 +660,7 @@ NCCL_TRANSFERS = Family.of(
         detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
         of_programs=True,
     ),
-    complaint(
+    condition.complaint(
         "nccl-tests-unfinished",
         "nccl-tests did not print its last line: it hung or ended early, or the text is truncated",
         r"^no line of Avg bus bandwidth",
@@ -684,7 +678,7 @@ NCCL_TRANSFERS = Family.of(
         of_programs=True,
         general=True,
     ),
-    Condition(
+    condition.Condition(
         id="nccl-warning",
         title="NCCL prints a warning that gpubench does not know",
         detection="any other warning in NCCL's log, except harmless ones",
@@ -692,7 +686,7 @@ NCCL_TRANSFERS = Family.of(
         likely="the reason in the warning's text",
         cure=Cure(comment="Search the issues of NVIDIA/nccl for this warning."),
         link="https://github.com/NVIDIA/nccl",
-        look=nothing_in_facts,
+        look=condition.nothing_in_facts,
         in_job=_unknown_warnings,
         general=True,
     ),

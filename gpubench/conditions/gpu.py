@@ -4,19 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
-    Condition,
-    Family,
-    Found,
-    Look,
-    Sighting,
-    in_each_node,
-    joined,
-    of_every_gpu,
-    of_gpu,
-    of_node,
-)
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
 from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
@@ -37,38 +26,40 @@ _SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
 _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
 
 
-@in_each_node
-def _lost(run: Circumstances) -> Found:
+@condition.in_each_node
+def _lost(run: Circumstances) -> condition.Found:
     """GPUs that the driver lost, and GPUs on the PCI bus that it does not list at all."""
     for position, _, gpu in run.gpus():
         if gpu.lost:
-            yield of_gpu(run, position, gpu.lost)
+            yield condition.of_gpu(run, position, gpu.lost)
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         on_bus = [each.bus_id for each in snapshot.pci_devices if each.kind is PciKind.GPU]
         listed = len(snapshot.gpus) + snapshot.gpus_of_others
         if snapshot.gpus and len(on_bus) > listed:
-            missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
+            missing = condition.joined(
+                bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus}
+            )
             seen = f"{counted(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
-            yield of_node(run, number, seen)
+            yield condition.of_node(run, number, seen)
 
 
-def _throttled(*harmful: str) -> Look:
+def _throttled(*harmful: str) -> condition.Look:
 
-    @in_each_node
-    def look(run: Circumstances) -> Found:
+    @condition.in_each_node
+    def look(run: Circumstances) -> condition.Found:
         for position, _, gpu in run.gpus():
             then = run.at_work.get(position)
             every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
             reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
             if reasons:
-                yield of_gpu(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
+                yield condition.of_gpu(run, position, f"clocks lowered: {condition.joined(reasons).replace('_', ' ')}")
 
     return look
 
 
-@in_each_node
-def _held_back(run: Circumstances) -> Found:
+@condition.in_each_node
+def _held_back(run: Circumstances) -> condition.Found:
     """In a sync boost group one slow GPU slows the others. A power cap is normal on busy GPUs and on idle T4, L4 or
     A10: it counts only on a GPU that is neither and whose siblings have none.
     """
@@ -78,16 +69,16 @@ def _held_back(run: Circumstances) -> Found:
         free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
         if _SYNC_BOOST in reasons:
             expected, likely = "independent clocks", "a sync boost group set with dcgmi or nvidia-smi"
-            yield of_gpu(run, position, "clocks tied to a sync boost group", expected=expected, likely=likely)
+            yield condition.of_gpu(run, position, "clocks tied to a sync boost group", expected=expected, likely=likely)
         elif _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
             expected, likely = "no power cap, like its siblings", "a low power limit, or a failed power supply"
-            yield of_gpu(
+            yield condition.of_gpu(
                 run, position, "a power cap lowers the clocks of an unused GPU", expected=expected, likely=likely
             )
 
 
-@in_each_node
-def _clocks_held_down(run: Circumstances) -> Found:
+@condition.in_each_node
+def _clocks_held_down(run: Circumstances) -> condition.Found:
     """Applications clocks set below the default, and low clocks under load without a reason from the driver."""
     for position, _, gpu in run.gpus():
         then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
@@ -101,11 +92,11 @@ def _clocks_held_down(run: Circumstances) -> Found:
         else:
             continue
         sure = Confidence.PROVEN if set_to <= of / 2 else Confidence.LIKELY
-        yield of_gpu(run, position, seen, sure, expected=f"{of} MHz")
+        yield condition.of_gpu(run, position, seen, sure, expected=f"{of} MHz")
 
 
-@in_each_node
-def _power_limited(run: Circumstances) -> Found:
+@condition.in_each_node
+def _power_limited(run: Circumstances) -> condition.Found:
     """A limit that all siblings have is the operator's choice: it is a finding only if it is low enough to slow copies,
     which need little power. Otherwise it only explains what is slow.
     """
@@ -118,7 +109,7 @@ def _power_limited(run: Circumstances) -> Found:
             seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
             expected = "the limit of its siblings" if is_odd else f"{limits.default_power_w:g} W"
             quiet = not is_odd and share > _LOW_POWER_SHARE
-            yield of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
+            yield condition.of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
 
 
 def _row_failed(gpu: GpuFacts) -> str:
@@ -140,8 +131,8 @@ def _many_rows(gpu: GpuFacts) -> str:
     return f"{rows} memory rows remapped after uncorrectable errors" if many else ""
 
 
-@in_each_node
-def _ecc_off(run: Circumstances) -> Found:
+@condition.in_each_node
+def _ecc_off(run: Circumstances) -> condition.Found:
     """ECC is a choice, and workstation cards are often sold with it off."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -149,14 +140,14 @@ def _ecc_off(run: Circumstances) -> Found:
         usual = profile is not None and profile.gpu.ecc is True and not is_workstation_card(gpu)
         if gpu.ecc is False and (sibling or usual):
             reference = "like its siblings" if sibling else "as in the profile"
-            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
+            yield condition.of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
 
 
-@in_each_node
-def _memory_errors(run: Circumstances) -> Found:
+@condition.in_each_node
+def _memory_errors(run: Circumstances) -> condition.Found:
     for position, node, gpu in run.gpus():
         if gpu.memory_errors:
-            yield of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+            yield condition.of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
@@ -167,7 +158,7 @@ def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
     return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
-def _low_clocks(run: Circumstances) -> Found:
+def _low_clocks(run: Circumstances) -> condition.Found:
     every = [gpu for _, _, gpu in run.gpus() if gpu.most_clock_mhz]
     by_model = {
         name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
@@ -177,11 +168,11 @@ def _low_clocks(run: Circumstances) -> Found:
         if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
             expected = f"{usual[gpu.name]} MHz, like other GPUs of its model"
             seen = f"highest clock {gpu.most_clock_mhz} MHz"
-            yield of_gpu(run, position, seen, Confidence.LIKELY, expected=expected)
+            yield condition.of_gpu(run, position, seen, Confidence.LIKELY, expected=expected)
 
 
-@in_each_node
-def _hot(run: Circumstances) -> Found:
+@condition.in_each_node
+def _hot(run: Circumstances) -> condition.Found:
     for position, _, gpu in run.gpus():
         margin = gpu.slowdown_margin_c
         if margin is None and gpu.temperature_c is not None:
@@ -190,16 +181,18 @@ def _hot(run: Circumstances) -> Found:
             told = "its slowdown temperature" if gpu.slowdown_margin_c is not None else f"{_USUAL_SLOWDOWN_C} °C"
             where = f"{margin} °C below" if margin > 0 else f"{-margin} °C above" if margin < 0 else "at"
             expected = f"more than {_LEAST_MARGIN_C} °C below {told}"
-            yield of_gpu(run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected)
+            yield condition.of_gpu(
+                run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected
+            )
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 
-GPU = Family.of(
+GPU = condition.Family.of(
     "gpu",
     "GPUs",
-    Condition(
+    condition.Condition(
         id="gpu-lost",
         title="GPU has fallen off the bus (Xid 79), GPU is lost",
         detection="NVML's answer for every GPU, and the GPUs on the PCI bus against those that the driver lists",
@@ -211,7 +204,7 @@ GPU = Family.of(
         look=_lost,
         implies=("gpu-missing",),
     ),
-    Condition(
+    condition.Condition(
         id="gpu-hw-slowdown",
         title="GPU clocks are throttled by the hardware (HW Slowdown, HW Thermal Slowdown, HW Power Brake)",
         seen_as=("HW Slowdown : Active", "HW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
@@ -228,7 +221,7 @@ GPU = Family.of(
         look=_throttled(*_BY_HARDWARE),
         aliases=("gpu-throttled",),
     ),
-    Condition(
+    condition.Condition(
         id="gpu-throttled",
         title="GPU clocks are throttled by the driver because of heat (SW Thermal Slowdown)",
         seen_as=("SW Thermal Slowdown : Active",),
@@ -241,7 +234,7 @@ GPU = Family.of(
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_throttled(*_BY_SOFTWARE),
     ),
-    Condition(
+    condition.Condition(
         id="clocks-capped",
         title="A power cap lowers the clocks of an unused GPU, or a sync boost group limits a GPU's clocks",
         seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
@@ -252,7 +245,7 @@ GPU = Family.of(
         cure=Cure.of("nvidia-smi -q -d PERFORMANCE,POWER -i GPU"),
         look=_held_back,
     ),
-    Condition(
+    condition.Condition(
         id="clocks-held-down",
         title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
         seen_as=("Applications Clocks Setting : Active",),
@@ -264,7 +257,7 @@ GPU = Family.of(
         cure=Cure.of("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU", comment="Run both as root."),
         look=_clocks_held_down,
     ),
-    Condition(
+    condition.Condition(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
         seen_as=("SW Power Cap : Active",),
@@ -278,7 +271,7 @@ GPU = Family.of(
         ),
         look=_power_limited,
     ),
-    Condition(
+    condition.Condition(
         id="row-remap-failed",
         title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
         seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
@@ -289,10 +282,10 @@ GPU = Family.of(
         likely="uncorrectable memory errors, and no spare row left",
         cure=Cure.of("nvidia-smi -q -d ROW_REMAPPER -i GPU", comment="Replace the GPU (RMA)."),
         link=_MEMORY,
-        look=of_every_gpu(_row_failed, Confidence.WEAK),
+        look=condition.of_every_gpu(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
     ),
-    Condition(
+    condition.Condition(
         id="row-remap-pending",
         title="Row remapping is pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
         seen_as=("Pending : Yes", "Xid 63"),
@@ -303,10 +296,10 @@ GPU = Family.of(
         likely="an uncorrectable memory error since the last reset",
         cure=Cure.of("nvidia-smi --gpu-reset -i GPU", comment="Run it while the GPU is idle, or reboot."),
         link="https://github.com/NVIDIA/DCGM/issues/198",
-        look=of_every_gpu(_row_pending, Confidence.WEAK),
+        look=condition.of_every_gpu(_row_pending, Confidence.WEAK),
         aliases=("memory-rows-pending",),
     ),
-    Condition(
+    condition.Condition(
         id="row-remap",
         title="Many memory rows were remapped after uncorrectable errors",
         detection=f"nvmlDeviceGetRemappedRows: {_MOST_REMAPPED_ROWS} or more",
@@ -318,9 +311,9 @@ GPU = Family.of(
             comment="Replace the GPU if the count grows or a bank has no spare row left.",
         ),
         link=_MEMORY,
-        look=of_every_gpu(_many_rows),
+        look=condition.of_every_gpu(_many_rows),
     ),
-    Condition(
+    condition.Condition(
         id="page-retirement-pending",
         title="Page retirement is pending: a memory page is retired at the next reset (double bit ECC error)",
         detection="nvmlDeviceGetRetiredPagesPendingStatus",
@@ -331,11 +324,11 @@ GPU = Family.of(
             comment="Run it while the GPU is idle; nvidia-smi -q -d PAGE_RETIREMENT shows the pages.",
         ),
         link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
-        look=of_every_gpu(
+        look=condition.of_every_gpu(
             lambda gpu: "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
         ),
     ),
-    Condition(
+    condition.Condition(
         id="ecc-off",
         title="ECC is disabled on a GPU",
         detection="nvmlDeviceGetEccMode against siblings and the profile",
@@ -344,7 +337,7 @@ GPU = Family.of(
         cure=Cure.of("nvidia-smi -e 1 -i GPU", comment="Then reboot."),
         look=_ecc_off,
     ),
-    Condition(
+    condition.Condition(
         id="memory-errors",
         title="Uncorrectable ECC memory errors",
         detection="nvmlDeviceGetTotalEccErrors (uncorrected, volatile), in total and during the run",
@@ -357,7 +350,7 @@ GPU = Family.of(
         link=_MEMORY,
         look=_memory_errors,
     ),
-    Condition(
+    condition.Condition(
         id="clock-limited",
         title="A GPU's highest clock is below that of other GPUs of its model",
         detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
@@ -369,7 +362,7 @@ GPU = Family.of(
         ),
         look=_low_clocks,
     ),
-    Condition(
+    condition.Condition(
         id="gpu-hot",
         title="A GPU is near its slowdown temperature",
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
@@ -389,29 +382,29 @@ _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
 
 
-def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> Look:
+def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> condition.Look:
 
-    def look(run: Circumstances) -> Found:
+    def look(run: Circumstances) -> condition.Found:
         for position, gpu in run.idle_gpus.items():
             sent, received = rates_of(gpu.rates)
             words = [f"sends {sent:.3g}"] if sent is not None and is_foreign(sent) else []
             words += [f"receives {received:.3g}"] if received is not None and is_foreign(received) else []
             if words:
                 seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
-                yield of_gpu(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
+                yield condition.of_gpu(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
 
     return look
 
 
-def _foreign_nvlink(run: Circumstances) -> Found:
+def _foreign_nvlink(run: Circumstances) -> condition.Found:
     """Traffic while this job is idle; else NVLink counters that moved by more than this job can have moved."""
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
-    seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
+    seen = {gpu for each in found if isinstance(each, condition.Sighting) for gpu in each.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
             moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
-            yield of_gpu(run, position, moved)
+            yield condition.of_gpu(run, position, moved)
 
 
 def _there(users: Sequence[GpuProcess]) -> str:
@@ -430,8 +423,8 @@ def _named(users: Sequence[GpuProcess]) -> str:
     return ", ".join(each.label + (f", {size / 2**30:.1f} GiB" if size else "") for each, size in held)
 
 
-@in_each_node
-def _in_use(run: Circumstances) -> Found:
+@condition.in_each_node
+def _in_use(run: Circumstances) -> condition.Found:
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -441,26 +434,28 @@ def _in_use(run: Circumstances) -> Found:
             own = {each.pid for each in run.facts if each.node == node}
             others = [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
             if others and is_busy(gpu):
-                yield of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
+                yield condition.of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
 
 
-def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
+def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> condition.Found:
     """A busy process is proven to disturb; an idle one is likely to if the GPU has other traffic, else it may."""
     use, name = gpu.use, run.name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
         seen = f"{name} is in use by {by}: {use.utilization_percent} % busy {_IDLE}"
-        yield of_gpu(run, position, seen, cure=_cure(use.users))
+        yield condition.of_gpu(run, position, seen, cure=_cure(use.users))
     elif use.users:
         rates = gpu.rates
         moved = any(map(is_foreign, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
-        yield of_gpu(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
+        yield condition.of_gpu(
+            run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users)
+        )
 
 
-@in_each_node
-def _memory_kept(run: Circumstances) -> Found:
+@condition.in_each_node
+def _memory_kept(run: Circumstances) -> condition.Found:
     """Memory in use before this job opened the GPU; once paths were measured, this job uses some itself."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
@@ -473,10 +468,10 @@ def _memory_kept(run: Circumstances) -> Found:
             if run.staged is not None:
                 continue
         if gpu.memory_bytes and used > max(_MOST_USED_BYTES, _MOST_USED_SHARE * gpu.memory_bytes) and not users:
-            yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
+            yield condition.of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
-def _host_bound(run: Circumstances) -> Found:
+def _host_bound(run: Circumstances) -> condition.Found:
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)
@@ -485,11 +480,11 @@ def _host_bound(run: Circumstances) -> Found:
             f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"
         )
         gpus = frozenset(range(len(run.wiring.gpus)))
-        yield Sighting(subject="the host", seen=seen, gpus=gpus)
+        yield condition.Sighting(subject="the host", seen=seen, gpus=gpus)
 
 
 _used_by_somebody = partial(
-    Condition,
+    condition.Condition,
     check="gpu_free",
     likely="a job that is still running, or a job in another container, whose processes are not visible here",
     settles="nvidia-smi pmon -s um",
@@ -497,8 +492,8 @@ _used_by_somebody = partial(
 )
 
 
-def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Condition:
-    return Condition(
+def _foreign_traffic(id_: str, link: str, detection: str, look: condition.Look) -> condition.Condition:
+    return condition.Condition(
         id=id_,
         title=f"Traffic of another job passes a GPU's {link} while this job is idle",
         detection=detection,
@@ -509,7 +504,7 @@ def _foreign_traffic(id_: str, link: str, detection: str, look: Look) -> Conditi
     )
 
 
-CONTENTION = Family.of(
+CONTENTION = condition.Family.of(
     "contention",
     "Contention",
     _foreign_traffic(
@@ -542,7 +537,7 @@ CONTENTION = Family.of(
         expected="free memory",
         look=_memory_kept,
     ),
-    Condition(
+    condition.Condition(
         id="host-bound",
         title="The host is too slow to launch operations: issuing them takes as long as the operations",
         detection=f"slow rows with at least {_HOST_BOUND_SHARE:.0%} of their time spent on issuing operations",

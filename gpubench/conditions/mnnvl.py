@@ -2,18 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal, unset
-from gpubench.conditions.definition.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    Unread,
-    doubted,
-    joined,
-    of_node,
-    unread,
-)
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.topology import active_links
@@ -55,25 +45,25 @@ def _in_clusters(run: Circumstances) -> list[int]:
     return sorted({number for nodes in _clusters(run).values() for number in nodes})
 
 
-def _imex_channel(run: Circumstances) -> Found:
+def _imex_channel(run: Circumstances) -> condition.Found:
     for number in _in_clusters(run):
         for rank in run.ranks_of(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
                 seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
-                yield of_node(run, number, seen, Confidence.LIKELY)
+                yield condition.of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _imex_service(run: Circumstances) -> Found:
+def _imex_service(run: Circumstances) -> condition.Found:
     for number in _in_clusters(run):
         settings = run.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
-            yield of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
+            yield condition.of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
-            yield from unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
+            yield from condition.unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
 
 
-def _cliques(run: Circumstances) -> Found:
+def _cliques(run: Circumstances) -> condition.Found:
     """Nodes of one cluster in several cliques: partitions of equal size may be wanted, a smaller one is not."""
     for uuid, nodes in _clusters(run).items():
         sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
@@ -84,8 +74,8 @@ def _cliques(run: Circumstances) -> Found:
             parts = ", ".join(f"{counted(size, 'node')} in clique {clique}" for clique, size in sizes.items())
             even = len(set(sizes.values())) == 1 and least > 1
             names = tuple(run.on(number) for number in (nodes if even else small))
-            yield Sighting(
-                subject=joined(names),
+            yield condition.Sighting(
+                subject=condition.joined(names),
                 names=names,
                 places=tuple(map(DevicePlace, names)),
                 seen=f"cliques of cluster {uuid} differ: {parts}",
@@ -99,7 +89,7 @@ def _cliques(run: Circumstances) -> Found:
 _PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of each by NVLink, and these by the network"
 
 
-def _clique_small(run: Circumstances) -> Found:
+def _clique_small(run: Circumstances) -> condition.Found:
     """Domains of the same kind of node, in clusters of their own, of which some have fewer nodes than the others."""
     domains = _domains(run, 1)
     sizes = {domain: len(nodes) for domain, nodes in domains.items()}
@@ -109,8 +99,8 @@ def _clique_small(run: Circumstances) -> Found:
     for (uuid, clique), nodes in domains.items():
         if len(nodes) < usual:
             names = tuple(run.on(number) for number in nodes)
-            yield Sighting(
-                subject=joined(names),
+            yield condition.Sighting(
+                subject=condition.joined(names),
                 names=names,
                 places=tuple(map(DevicePlace, names)),
                 seen=f"{counted(len(nodes), 'node')} in clique {clique} of cluster {uuid}",
@@ -127,7 +117,7 @@ def _is_of_rack(gpu: GpuFacts) -> bool:
     return not to_gpus and any(model in (gpu.name or "") for model in _OF_RACKS)
 
 
-def _no_domain(run: Circumstances) -> Found:
+def _no_domain(run: Circumstances) -> condition.Found:
     """Nodes of a rack's GPUs, whose NVLinks lead to NVSwitches, without a cluster in NVML's fabric info."""
     without = [
         number
@@ -137,11 +127,11 @@ def _no_domain(run: Circumstances) -> Found:
     bare = [number for number in without if all(map(_is_of_rack, run.nodes[number].gpus))]
     for number in without if len(without) > 1 else ():
         if any(gpu.name is None for gpu in run.nodes[number].gpus):
-            yield Unread(run.on(number), "gpu.name was not read")
+            yield condition.Unread(run.on(number), "gpu.name was not read")
     if len(bare) > 1:
         names = tuple(run.on(number) for number in bare)
-        yield Sighting(
-            subject=joined(names),
+        yield condition.Sighting(
+            subject=condition.joined(names),
             names=names,
             places=tuple(map(DevicePlace, names)),
             seen="the fabric info of its GPUs has no cluster (UUID 0)",
@@ -151,7 +141,7 @@ def _no_domain(run: Circumstances) -> Found:
         )
 
 
-def _unused(run: Circumstances) -> Found:
+def _unused(run: Circumstances) -> condition.Found:
     """Slow rows inside a domain that NCCL's log shows on a network, or that are no faster than its NICs."""
     rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
@@ -168,8 +158,8 @@ def _unused(run: Circumstances) -> Found:
             nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
             way = f"over {row.transport}" if logged else "as over the network"
             names = tuple(run.on(number) for number in nodes)
-            yield Sighting(
-                subject=joined(names),
+            yield condition.Sighting(
+                subject=condition.joined(names),
                 names=names,
                 places=tuple(map(DevicePlace, names)),
                 seen=f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}",
@@ -185,14 +175,14 @@ def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: Collectiv
     return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s
 
 
-def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
+def _switched_off(variable: str) -> Callable[[Circumstances], condition.Found]:
 
-    def look(run: Circumstances) -> Found:
+    def look(run: Circumstances) -> condition.Found:
         if "0" not in run.values(variable):
             return
         places = places_of((variable,), run.facts)
         for number in _in_clusters(run):
-            yield Sighting(
+            yield condition.Sighting(
                 subject=run.on(number),
                 seen=f"{variable}=0 in {' and '.join(places)}",
                 gpus=run.gpus_of(number),
@@ -206,7 +196,7 @@ def _switched_off(variable: str) -> Callable[[Circumstances], Found]:
 _NO_CLUSTER = "0.0"
 
 
-def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
+def _unused_in_log(facts: LogFacts) -> Iterator[condition.Sighting]:
     """Ranks of one clique on several hosts, all of whose connections to each other go over a network."""
     domain_of = {
         process: remark.note.about
@@ -227,8 +217,8 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
                 hosts.update(dict.fromkeys(sorted(of_both)))
                 transports.update(dict.fromkeys(route.transport.name for route in pair.routes))
         if hosts and all(each.startswith("NET") for each in transports):
-            yield Sighting(
-                subject=joined(sorted(hosts)),
+            yield condition.Sighting(
+                subject=condition.joined(sorted(hosts)),
                 names=tuple(sorted(hosts)),
                 places=tuple(map(DevicePlace, sorted(hosts))),
                 seen=f"{', '.join(sorted(transports)[:2])} between hosts of one NVLink domain",
@@ -244,10 +234,10 @@ _log_mnnvl = remark_in_log(
 
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 
-MNNVL = Family.of(
+MNNVL = condition.Family.of(
     "mnnvl",
     "NVLinks between nodes",
-    Condition(
+    condition.Condition(
         id="imex-service-stopped",
         title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
         detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
@@ -260,10 +250,10 @@ MNNVL = Family.of(
         look=_imex_service,
         expected=_EXPECTED,
         in_log=_log_mnnvl,
-        in_job=doubted(r"MNNVL .*is available but not working"),
+        in_job=condition.doubted(r"MNNVL .*is available but not working"),
         implies=("imex-channel-missing", _UNUSED),
     ),
-    Condition(
+    condition.Condition(
         id="imex-channel-missing",
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
         detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
@@ -276,7 +266,7 @@ MNNVL = Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    Condition(
+    condition.Condition(
         id="mnnvl-clique-differs",
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
         detection="cluster uuid and clique of every GPU's fabric, over all nodes",
@@ -291,7 +281,7 @@ MNNVL = Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    Condition(
+    condition.Condition(
         id="nccl-mnnvl-disabled",
         title="NCCL_MNNVL_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         detection="the variable of ranks on nodes of one NVLink cluster",
@@ -302,7 +292,7 @@ MNNVL = Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    Condition(
+    condition.Condition(
         id="nccl-cumem-disabled",
         title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
         detection="the variable of ranks on nodes of one NVLink cluster",
@@ -313,7 +303,7 @@ MNNVL = Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    Condition(
+    condition.Condition(
         id="mnnvl-clique-small",
         title="An NVLink domain of the job has fewer nodes than the others",
         detection="nodes by cluster uuid and clique, of domains in different clusters",
@@ -328,7 +318,7 @@ MNNVL = Family.of(
         check="fabric",
         expected="the same number of nodes of every domain",
     ),
-    Condition(
+    condition.Condition(
         id="mnnvl-no-domain",
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
         detection="several GB200 or GB300 nodes with NVLinks to NVSwitches but cluster UUID 0 in NVML's fabric info",
@@ -342,7 +332,7 @@ MNNVL = Family.of(
         check="fabric",
         expected="the cluster and clique of its rack",
     ),
-    Condition(
+    condition.Condition(
         id=_UNUSED,
         title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
         detection="transport NET, or a large collective no faster than the NICs, between nodes of one NVLink domain",

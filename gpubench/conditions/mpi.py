@@ -2,17 +2,8 @@
 
 from itertools import permutations
 
+from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
-from gpubench.conditions.definition.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    joined,
-    of_every_rank,
-    of_ranks,
-    unread,
-)
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
@@ -28,17 +19,19 @@ _LLAMA, _LLAMA_SWITCH = "GGML_CUDA_", "GGML_CUDA_P2P"
 _UCX_TLS, _UCX_RDMA = "UCX_TLS", "UCX_IB_GPU_DIRECT_RDMA"
 
 
-def _switched_off(run: Circumstances) -> Found:
+def _switched_off(run: Circumstances) -> condition.Found:
     for facts in run.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            yield of_ranks(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
+            yield condition.of_ranks(
+                run, [facts], condition.joined(f"{name}={facts.environment[name]}" for name in off)
+            )
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
-            yield of_ranks(run, [facts], seen, Confidence.LIKELY)
+            yield condition.of_ranks(run, [facts], seen, Confidence.LIKELY)
 
 
-def _not_aware(run: Circumstances) -> Found:
+def _not_aware(run: Circumstances) -> condition.Found:
     """What operations on GPU memory did, else what the library says; weak, as few programs hand GPU memory to MPI."""
     if run.mpi_support is not None:
         yield from _tried(run.mpi_support)
@@ -48,12 +41,12 @@ def _not_aware(run: Circumstances) -> Found:
             continue
         if facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
-            yield of_ranks(run, [facts], seen, Confidence.WEAK)
+            yield condition.of_ranks(run, [facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
-            yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
+            yield from condition.unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
 
 
-def _tried(support: MpiSupport) -> Found:
+def _tried(support: MpiSupport) -> condition.Found:
     failing, working = support.failing, support.working
     if not failing:
         return
@@ -61,7 +54,7 @@ def _tried(support: MpiSupport) -> Found:
     taken = f"; {', '.join(working)} {'work' if len(working) > 1 else 'works'}" if working else ""
     others = len(failing) - 1
     more = f"; {counted(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
-    yield Sighting(
+    yield condition.Sighting(
         subject=support.library,
         seen=f"{support.why_not(first)}{more}{taken}",
         severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
@@ -79,30 +72,30 @@ def on_support(support: MpiSupport) -> tuple[Finding, ...]:
     return tuple(NOT_CUDA_AWARE.findings(Circumstances(wiring=Wiring([], {}), mpi_support=support)))
 
 
-def _ucx_tls(run: Circumstances) -> Found:
+def _ucx_tls(run: Circumstances) -> condition.Found:
     for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
         if names and not allowed:
-            yield of_ranks(
+            yield condition.of_ranks(
                 run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
             )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            yield condition.of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _ucx_cuda(facts: RankFacts) -> str:
     return "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
-def _not_enabled(run: Circumstances) -> Found:
+def _not_enabled(run: Circumstances) -> condition.Found:
     """llama.cpp without its peer access, which newer versions leave off unless asked: weak, the version is unknown."""
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
-            seen = f"{joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
-            yield of_ranks(run, [facts], seen, Confidence.WEAK)
+            seen = f"{condition.joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
+            yield condition.of_ranks(run, [facts], seen, Confidence.WEAK)
 
 
 def _has_peer_access(run: Circumstances, node: int) -> bool:
@@ -112,7 +105,7 @@ def _has_peer_access(run: Circumstances, node: int) -> bool:
 
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
 
-NOT_CUDA_AWARE = Condition(
+NOT_CUDA_AWARE = condition.Condition(
     id="mpi-not-cuda-aware",
     title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
     seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
@@ -128,10 +121,10 @@ NOT_CUDA_AWARE = Condition(
     look=_not_aware,
 )
 
-MPI = Family.of(
+MPI = condition.Family.of(
     "mpi",
     "MPI, UCX and other programs",
-    Condition(
+    condition.Condition(
         id="mpi-cuda-off",
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
         detection="the variables of every rank; the build options and state that the loaded library reports",
@@ -145,7 +138,7 @@ MPI = Family.of(
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
     ),
-    Condition(
+    condition.Condition(
         id="ucx-tls",
         title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
         detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
@@ -157,17 +150,17 @@ MPI = Family.of(
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
-    Condition(
+    condition.Condition(
         id="ucx-without-cuda",
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
         detection="libuct_cuda.so next to the UCX library that a rank has loaded",
         settles="ucx_info -v; ucx_info -d | grep cuda",
         cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
         link="https://github.com/openucx/ucx/issues/3156",
-        look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
+        look=condition.of_every_rank(_ucx_cuda, Confidence.LIKELY),
     ),
     NOT_CUDA_AWARE,
-    Condition(
+    condition.Condition(
         id="peer-access-not-enabled",
         title="Peer access is possible but the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",

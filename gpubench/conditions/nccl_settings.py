@@ -5,17 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from gpubench.conditions.definition.circumstances import (
-    ASK_FOR_MORE,
-    OFF,
-    VERIFIED_COPIES,
-    Circumstances,
-    LoggedReason,
-    Staged,
-    places_of,
-    removal,
-    unset,
-)
+from gpubench.conditions.definition import circumstances
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -86,17 +76,17 @@ _AMD = "1/2"
 
 
 def blame(
-    run: Circumstances,
+    run: circumstances.Circumstances,
     blamed: dict[str, Iterable[str]],
     confidence: Confidence,
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
     """A sighting of variables: values, place, nodes or ranks, and the command that removes them."""
     having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
-    places = places_of(blamed, having)
+    places = circumstances.places_of(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
-    cure = removal(list(blamed), places)
+    cure = circumstances.removal(list(blamed), places)
     if pairs:
         return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
     places_of_them = run.places_of_ranks(having)
@@ -108,7 +98,7 @@ def _value(facts: RankFacts, name: str) -> str | None:
     return settings[name].value if name in settings else facts.environment.get(name)
 
 
-def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
+def _who(run: circumstances.Circumstances, having: Sequence[RankFacts]) -> str:
     if not having or len(having) == len(run.facts):
         return "all nodes" if len(run.nodes) > 1 else "this job"
     nodes = sorted({each.node for each in having})
@@ -117,7 +107,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
     return run.on(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
 
 
-def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
+def in_log(blamed: Iterable[tuple[str, str]]) -> circumstances.LoggedReason | None:
     """The reason and cure for variables that a log reports as set; None without any."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
@@ -126,16 +116,19 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
-    cure = Cure((*unset(*values).commands, files), "If it is still set, the second command finds it in NCCL's files.")
+    cure = Cure(
+        (*circumstances.unset(*values).commands, files),
+        "If it is still set, the second command finds it in NCCL's files.",
+    )
     verb = "are" if shown[1:] else "is"
-    return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
+    return circumstances.LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
 
 
-def _p2p(run: Circumstances) -> Found:
+def _p2p(run: circumstances.Circumstances) -> Found:
     return _blamed(run) if run.asked_of_nccl else iter(())
 
 
-def _blamed(run: Circumstances, *first: str) -> Found:
+def _blamed(run: circumstances.Circumstances, *first: str) -> Found:
     """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all of a node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     of_node = cache(partial(_values_on, run))
@@ -150,7 +143,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
             yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
 
 
-def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
+def _values_on(run: circumstances.Circumstances, node: int, name: str) -> tuple[str, ...]:
     """The values of a variable on the ranks of a node. A value that no rank has is from a log and counts everywhere."""
     by_rank = [(each.node, _value(each, name)) for each in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
@@ -158,10 +151,12 @@ def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
 
 
 def _is_on(values: Iterable[str]) -> bool:
-    return any(value not in OFF for value in values)
+    return any(value not in circumstances.OFF for value in values)
 
 
-def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]) -> Iterator[str]:
+def keep_off_peers(
+    run: circumstances.Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]
+) -> Iterator[str]:
     """The variables that keep NCCL off a pair's peer access, which it would use by default."""
     path = run.wiring.path(pair)
     node = run.nodes.get(run.wiring.gpus[pair[0]].node)
@@ -176,7 +171,7 @@ def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Itera
         yield P2P_LEVEL
 
 
-def _shm(run: Circumstances) -> Found:
+def _shm(run: circumstances.Circumstances) -> Found:
     if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
         if run.inside:
             yield from _blamed(run, SHM_DISABLE)
@@ -189,7 +184,7 @@ _NO_LINK_LOST = Cure(
 )
 
 
-def _hostid(run: Circumstances) -> Found:
+def _hostid(run: circumstances.Circumstances) -> Found:
     """NCCL takes ranks of one host for ranks of several if their values differ."""
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
@@ -208,14 +203,14 @@ def _hostid(run: Circumstances) -> Found:
         yield replace(seen, severity=Verdict.SKIP, cure=_NO_LINK_LOST, quiet=True)
 
 
-def split_by_design(run: Circumstances, ranks: Pair) -> str:
+def split_by_design(run: circumstances.Circumstances, ranks: Pair) -> str:
     """The reason why ranks of one GPU use a network: NCCL_HOSTID makes them ranks of different hosts; else ''."""
     if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
-def _policy(run: Circumstances) -> Found:
+def _policy(run: circumstances.Circumstances) -> Found:
     """Pairs with possible peer access that NCCL does not use by default."""
     if not run.asked_of_nccl:
         return
@@ -231,19 +226,19 @@ def _policy(run: Circumstances) -> Found:
         yield of_pairs(run, paths, seen)
 
 
-def _network_taken(run: Circumstances) -> Found:
+def _network_taken(run: circumstances.Circumstances) -> Found:
     by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
         yield of_pairs(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 
 
-def _log_p2p(staged: Staged) -> LoggedReason | None:
+def _log_p2p(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
     """Variables that keep NCCL off peer access, whatever path it prints: it prints the path after applying them."""
     return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
 
 
-def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
-    yield from _other_than(staged, P2P_DISABLE, OFF)
+def _against_peer_access(staged: circumstances.Staged) -> Iterator[tuple[str, str]]:
+    yield from _other_than(staged, P2P_DISABLE, circumstances.OFF)
     for value in staged.settings(P2P_LEVEL):
         limit = level(value)
         is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
@@ -251,13 +246,13 @@ def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
             yield P2P_LEVEL, value
 
 
-def _log_shm(staged: Staged) -> LoggedReason | None:
-    found = list(_other_than(staged, SHM_DISABLE, OFF))
+def _log_shm(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+    found = list(_other_than(staged, SHM_DISABLE, circumstances.OFF))
     by_network = staged.inside and staged.network is not None
     return in_log([*found, *_against_peer_access(staged)]) if by_network and found else None
 
 
-def _log_hostid(staged: Staged) -> LoggedReason | None:
+def _log_hostid(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
     by_network = staged.inside and staged.network is not None
     reason = in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
     if reason is None or not staged.one_gpu:
@@ -265,11 +260,11 @@ def _log_hostid(staged: Staged) -> LoggedReason | None:
     return reason._replace(cure=_NO_LINK_LOST, by_design=True)
 
 
-def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _other_than(staged: circumstances.Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     return ((name, value) for value in staged.settings(name) if value not in values)
 
 
-def _log_policy(staged: Staged) -> LoggedReason | None:
+def _log_policy(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
     """A path beyond NCCL's default level.
 
     NCCL prints its matrix after routing refused pairs through the processor, so a printed PHB is the real path only if
@@ -278,7 +273,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     path = staged.path
     if not staged.inside or staged.network is not None or (path is not None and is_within(path)):
         return None
-    if list(_other_than(staged, P2P_DISABLE, OFF)) or has_nvlinks(staged):
+    if list(_other_than(staged, P2P_DISABLE, circumstances.OFF)) or has_nvlinks(staged):
         return None
     limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := level(value))]
     if any(is_within(limit) or (path is not None and is_within(path, limit)) for limit in limits):
@@ -289,26 +284,28 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
     if is_amd and amd_takes_all(staged.gpus):
         return None
     seen = f"the GPUs are {path} apart; by default NCCL uses peer access only over PCIe switches, up to {DEFAULT_LEVEL}"
-    hidden = next((name for name in _BLINDING if any(value not in OFF for value in staged.settings(name))), None)
+    hidden = next(
+        (name for name in _BLINDING if any(value not in circumstances.OFF for value in staged.settings(name))), None
+    )
     if hidden is not None:
-        return LoggedReason(
+        return circumstances.LoggedReason(
             f"{seen}; {hidden} is set and hides NCCL's messages about these GPUs",
-            Cure.of(f"unset {hidden}", comment=f"Then run the job again with {ASK_FOR_MORE}."),
+            Cure.of(f"unset {hidden}", comment=f"Then run the job again with {circumstances.ASK_FOR_MORE}."),
             is_proven=False,
         )
     if limits:
-        return LoggedReason(
+        return circumstances.LoggedReason(
             f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL",
-            Cure.of(f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
+            Cure.of(f"{circumstances.VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
             is_proven=False,
         )
     if staged.virtual:
-        return LoggedReason(
+        return circumstances.LoggedReason(
             f"{seen}; a virtual machine may not show the real path",
             Cure.of("gpubench p2p", comment="If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access."),
             is_proven=False,
         )
-    return LoggedReason(
+    return circumstances.LoggedReason(
         seen,
         Cure(
             comment="Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster "
@@ -321,15 +318,16 @@ _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
 """With the first, NCCL does not report a refusal by the driver; with the second, paths come from a file."""
 
 
-def _what_lies_between(staged: Staged) -> LoggedReason | None:
+def _what_lies_between(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
     """GPUs that use peer access to other GPUs but not to each other: neither a setting nor the driver explains that."""
     if not staged.peers_elsewhere:
         return None
-    return LoggedReason(
+    return circumstances.LoggedReason(
         "both GPUs use peer access to other GPUs but not to each other, as across PCIe switches or sockets",
         Cure.of(
             "gpubench topo",
-            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path.",
+            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; "
+            f"{circumstances.ASK_FOR_MORE} makes NCCL log the path.",
         ),
         is_proven=False,
     )
@@ -342,7 +340,7 @@ def _variable(
     id_: str,
     title: str,
     look: Look,
-    log: Callable[[Staged], LoggedReason | None],
+    log: Callable[[circumstances.Staged], circumstances.LoggedReason | None],
     names: str,
     *implies: str,
 ) -> Condition:
@@ -353,7 +351,7 @@ def _variable(
         detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
         "/etc/nccl.conf; `set by environment to` in NCCL's log",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=unset(*names.split(), comment="If a file sets it, remove it there."),
+        cure=circumstances.unset(*names.split(), comment="If a file sets it, remove it there."),
         look=look,
         in_log=log,
         implies=implies,
@@ -392,7 +390,7 @@ NCCL_SETTINGS = Family.of(
         detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
         settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
         cure=Cure.of(
-            f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
+            f"{circumstances.VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
             comment="There is nothing to repair; keep this setting if the run is faster than without it and "
             "its data are right.",
         ),
@@ -442,7 +440,7 @@ ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls",
 PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
-def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
+def _lines(run: circumstances.Circumstances, weighed: Mapping[str, Weighed]) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():
@@ -459,11 +457,11 @@ def _surest(found: Iterable[Confidence]) -> Confidence:
     return min(found, key=(Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK).index)
 
 
-def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
+def _gpus(run: circumstances.Circumstances) -> Iterator[GpuFacts]:
     return (gpu for _, _, gpu in run.gpus())
 
 
-def _few_channels(run: Circumstances) -> Found:
+def _few_channels(run: circumstances.Circumstances) -> Found:
     """Fewer channels than NCCL chooses; of a minimum above the maximum NCCL takes the minimum."""
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
@@ -487,7 +485,7 @@ def _few_channels(run: Circumstances) -> Found:
     yield from _lines(run, {**weighed, **point_to_point, **{name: few_of_a_peer(name) for name in _OF_A_PEER}})
 
 
-def _small_buffers(run: Circumstances) -> Found:
+def _small_buffers(run: circumstances.Circumstances) -> Found:
     def small(own: int) -> Weighed:
         def weigh(size: int) -> Confidence | None:
             if size < 0 or size >= own:
@@ -499,7 +497,7 @@ def _small_buffers(run: Circumstances) -> Found:
     yield from _lines(run, {name: small(own) for name, own in _OWN_BYTES.items()})
 
 
-def _few_threads(run: Circumstances) -> Found:
+def _few_threads(run: circumstances.Circumstances) -> Found:
     over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
 
     def few(own: int) -> Weighed:
@@ -514,7 +512,7 @@ def _few_threads(run: Circumstances) -> Found:
     yield from _lines(run, {"NCCL_NTHREADS": few(own), "NCCL_LL128_NTHREADS": few(_OWN_LL128_THREADS)})
 
 
-def _forced(run: Circumstances) -> Found:
+def _forced(run: circumstances.Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
@@ -551,7 +549,7 @@ def _of_protocols(allowed: Chosen) -> Confidence | None:
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
 
 
-def _memcpy(run: Circumstances) -> Found:
+def _memcpy(run: circumstances.Circumstances) -> Found:
     if not run.asked_of_nccl:
         return
     for name, confidence in (
@@ -563,13 +561,13 @@ def _memcpy(run: Circumstances) -> Found:
             yield blame(run, {name: on}, confidence, None)
 
 
-def _nvls_off(run: Circumstances) -> Found:
+def _nvls_off(run: circumstances.Circumstances) -> Found:
     multicast = any(gpu.cuda_features.get("multicast") for gpu in _gpus(run))
     if multicast and run.asked_of_nccl and "0" in run.values("NCCL_NVLS_ENABLE"):
         yield blame(run, {"NCCL_NVLS_ENABLE": ("0",)}, Confidence.WEAK, None)
 
 
-def _debug(run: Circumstances) -> Found:
+def _debug(run: circumstances.Circumstances) -> Found:
     """One log line for every operation, which a rank formats and writes before it continues."""
     levels = run.values("NCCL_DEBUG")
     subsystems = run.values("NCCL_DEBUG_SUBSYS")
@@ -589,7 +587,7 @@ _NO_PLUGIN = ("", "none", "STATIC_PLUGIN")
 _LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is called for every operation"}
 
 
-def _plugin(run: Circumstances) -> Found:
+def _plugin(run: circumstances.Circumstances) -> Found:
     if not run.asked_of_nccl:
         return
     weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
@@ -603,7 +601,7 @@ def _plugin(run: Circumstances) -> Found:
     yield from _loaded_plugins(run)
 
 
-def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
+def _loaded_plugins(run: circumstances.Circumstances) -> Iterator[Sighting]:
     for name, does in _LOADED.items():
         for node in sorted({each.node for each in run.facts}):
             having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
@@ -630,7 +628,7 @@ def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condi
         seen_as=tuple(f"{name} set by environment to" for name in names.split()),
         detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=unset(*names.split(), comment=_UNSET),
+        cure=circumstances.unset(*names.split(), comment=_UNSET),
         look=look,
         aliases=("nccl-slow-settings",),
     )

@@ -5,21 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
-    Condition,
-    Family,
-    Found,
-    Sighting,
-    complained,
-    in_each_node,
-    joined,
-    of_every_node,
-    of_gpu,
-    of_node,
-    rdma_nics,
-    unread,
-)
 from gpubench.errors import LOAD_DRIVER
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
@@ -55,11 +42,11 @@ def _missing(node: Topology) -> str:
     return f"{counted(len(node.gpus), 'NVIDIA GPU')} on the PCI bus, but {driver.absent}"
 
 
-def _out_of_reach(run: Circumstances) -> Found:
+def _out_of_reach(run: Circumstances) -> condition.Found:
     for number, node in run.nodes.items():
         driver = node.snapshot.driver
         if node.gpus and driver.absent is not None and driver.version is not None:
-            sighting = of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
+            sighting = condition.of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
             yield replace(sighting, likely=_OUT_OF_REACH, cure=_REACHED_AGAIN)
 
 
@@ -72,7 +59,7 @@ def _completed(node: Topology) -> str:
     )
 
 
-def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
+def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> condition.Found:
     for number, node in run.nodes.items():
         for failure in node.snapshot.failures:
             if holds(failure, node.snapshot):
@@ -80,12 +67,12 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
                 if failure.error.endswith(WAITED_FOR_CPU):
                     likely, cure = "programs that use all CPUs of the node", Cure.of("uptime")
                 names = (f"{run.named(number)}, {failure.stage}",)
-                sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
+                sighting = condition.of_node(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
 
-def _silent(run: Circumstances) -> Found:
+def _silent(run: Circumstances) -> condition.Found:
     return _failures(run, lambda failure, _: failure.timed_out)
 
 
@@ -95,21 +82,21 @@ def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
 
-def _cuda_refuses(run: Circumstances) -> Found:
+def _cuda_refuses(run: Circumstances) -> condition.Found:
     return _failures(run, _refuses, "NVML works, but CUDA does not start: ")
 
 
-def _broken(run: Circumstances) -> Found:
+def _broken(run: Circumstances) -> condition.Found:
     yield from _failures(run, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
     yield from _out_of_reach(run)
 
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
-DRIVER = Family.of(
+DRIVER = condition.Family.of(
     "driver",
     "The driver",
-    Condition(
+    condition.Condition(
         id="driver-silent",
         title="nvidia-smi hangs: the NVIDIA driver does not answer",
         detection="every source of facts is read in a separate process with a deadline",
@@ -120,7 +107,7 @@ DRIVER = Family.of(
         link=_XID,
         look=_silent,
     ),
-    Condition(
+    condition.Condition(
         id="cuda-refuses",
         title="CUDA error 802: system not yet initialized, although nvidia-smi works",
         detection="cuInit returns CUDA_ERROR_SYSTEM_NOT_READY although NVML works",
@@ -130,9 +117,9 @@ DRIVER = Family.of(
         cure=Cure.of("systemctl status nvidia-fabricmanager", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=_cuda_refuses,
-        in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
+        in_job=condition.complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
-    Condition(
+    condition.Condition(
         id="probe-failed",
         title="NVML, CUDA or /sys cannot be read (the library crashed, or belongs to another driver version)",
         detection="the exit of the process that reads them",
@@ -142,7 +129,7 @@ DRIVER = Family.of(
         link=_XID,
         look=_broken,
     ),
-    Condition(
+    condition.Condition(
         id="driver-missing",
         title="NVIDIA GPUs are on the PCI bus but no driver is loaded (NVIDIA-SMI has failed)",
         detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
@@ -151,9 +138,9 @@ DRIVER = Family.of(
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
         cure=Cure.of(LOAD_DRIVER, comment="For a container: docker run --gpus all."),
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
-        look=of_every_node(_missing),
+        look=condition.of_every_node(_missing),
     ),
-    Condition(
+    condition.Condition(
         id="topology-text-cut",
         title="Rows are missing in the text of nvidia-smi topo -m",
         detection="devices in the header of the matrix that have no row of their own, or half of one",
@@ -162,7 +149,7 @@ DRIVER = Family.of(
         likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
         cure=Cure.of("nvidia-smi topo -m > topo.txt"),
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
-        look=of_every_node(_completed),
+        look=condition.of_every_node(_completed),
     ),
 )
 
@@ -186,7 +173,7 @@ def cpus_in(ranges: str) -> set[int] | None:
     return found
 
 
-def _numa(run: Circumstances) -> Found:
+def _numa(run: Circumstances) -> condition.Found:
     """Processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
     for facts in run.facts:
         node = run.nodes.get(facts.node)
@@ -195,7 +182,7 @@ def _numa(run: Circumstances) -> Found:
         makes_copies = not run.asked_of_nccl
         if node is None or own is None or not (len(gpus) == 1 or makes_copies):
             if node is not None:
-                yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
+                yield from condition.unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
             continue
         for position in sorted(gpus):
             gpu = run.wiring.gpu(position)
@@ -203,7 +190,7 @@ def _numa(run: Circumstances) -> Found:
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
                 # Launches are slightly slower from there; copies to and from host memory are clearly slower.
-                yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
+                yield condition.of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -211,7 +198,7 @@ def _near(node: Topology, numa_node: int | None) -> set[int] | None:
     return cpus_in(memory[numa_node]) if numa_node in memory else None
 
 
-def _topology_file(run: Circumstances) -> Found:
+def _topology_file(run: Circumstances) -> condition.Found:
     seen: set[tuple[int, str]] = set()
     for facts in run.facts:
         file, node = facts.topology_file, run.nodes.get(facts.node)
@@ -221,13 +208,13 @@ def _topology_file(run: Circumstances) -> Found:
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
         missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
         if file.unusable:
-            yield of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+            yield condition.of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
-            missed = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
-            yield of_node(run, facts.node, missed)
+            missed = f"{file.path} ({file.by}) has none of this machine's devices: {condition.joined(missing)}"
+            yield condition.of_node(run, facts.node, missed)
 
 
-def _flat(run: Circumstances) -> Found:
+def _flat(run: Circumstances) -> condition.Found:
     """A virtual machine with RDMA NICs whose PCI tree does not show which GPU is near which NIC."""
     for number, node in run.nodes.items():
         snapshot = node.snapshot
@@ -237,10 +224,10 @@ def _flat(run: Circumstances) -> Found:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs are on one host bridge"
-            yield of_node(run, number, seen, Confidence.LIKELY)
+            yield condition.of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _node_differs(run: Circumstances) -> Found:
+def _node_differs(run: Circumstances) -> condition.Found:
     sizes = {kind.name: len(kind.alike) for kind in run.kinds}
     for kind in run.kinds:
         if kind.differs_from is not None and kind.rivals:
@@ -248,7 +235,7 @@ def _node_differs(run: Circumstances) -> Found:
         elif kind.differs_from is not None:
             hosts = _hosts(run, kind.alike)
             others = f"the same as the {sizes[kind.differs_from]} nodes of kind {kind.differs_from}"
-            yield Sighting(
+            yield condition.Sighting(
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
                 heading=f"kind {kind.name}: {compress_names(hosts)}",
                 names=hosts,
@@ -264,17 +251,17 @@ def _node_differs(run: Circumstances) -> Found:
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
-                yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
+                yield condition.of_node(run, number, "; ".join(condense(differs)), expected=usual)
 
 
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
-) -> Sighting:
+) -> condition.Sighting:
     """A difference between two equally large groups of nodes; `differs` describes the second group."""
     hosts = _hosts(run, (*some, *others))
     where = f"on {compress_names(_hosts(run, others))}"
     usual = f"on {compress_names(_hosts(run, some))}"
-    return Sighting(
+    return condition.Sighting(
         subject=compress_names(hosts),
         heading=compress_names(hosts),
         names=hosts,
@@ -289,18 +276,20 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
     return tuple(run.nodes[number].snapshot.host for number in numbers)
 
 
-@in_each_node
-def _network_down(run: Circumstances) -> Found:
+@condition.in_each_node
+def _network_down(run: Circumstances) -> condition.Found:
     job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
     severity = Verdict.FAIL if job_has_a_network else Verdict.SKIP if len(run.nodes) == 1 else None
     for number, node in run.nodes.items():
-        if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
+        if node.nics and not condition.rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)
             places = run.places(number, *node.nics)
-            yield of_node(run, number, "every network interface is down", names=names, severity=severity, places=places)
+            yield condition.of_node(
+                run, number, "every network interface is down", names=names, severity=severity, places=places
+            )
 
 
-def _settings_differ(run: Circumstances) -> Found:
+def _settings_differ(run: Circumstances) -> condition.Found:
     """The hosts of ranks whose value is not the most frequent one; if tied, unset counts as usual. NCCL's files count
     like the environment.
     """
@@ -314,8 +303,8 @@ def _settings_differ(run: Circumstances) -> Found:
             files |= {known[name].place: None} if name in known and known[name].place != ENVIRONMENT else {}
         if len(values) > 1:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
-            shown = [f"{value or 'unset'} on {joined(_ranks_on(who))}" for value, who in values.items()]
-            shown += [f"in {joined(files)}"] if files else []
+            shown = [f"{value or 'unset'} on {condition.joined(_ranks_on(who))}" for value, who in values.items()]
+            shown += [f"in {condition.joined(files)}"] if files else []
             odd = dict.fromkeys(rank.host for value, who in values.items() if value != usual for rank in who)
             cure = Cure(comment=f"Export {name} to all ranks, with `mpirun -x {name}` or `srun --export=ALL`.")
             if files:
@@ -323,7 +312,7 @@ def _settings_differ(run: Circumstances) -> Found:
                     f"grep -n {name} {' '.join(files)}", comment="Run it on every node. Make the files alike."
                 )
             places = tuple(map(DevicePlace, odd))
-            yield Sighting(
+            yield condition.Sighting(
                 subject=name, heading=name, names=tuple(odd), places=places, seen="; ".join(shown), cure=cure
             )
 
@@ -339,20 +328,22 @@ def _rank_on(rank: RankFacts) -> str:
     return f"rank {rank.rank} on {rank.host}"
 
 
-def _driver_differs(run: Circumstances) -> Found:
+def _driver_differs(run: Circumstances) -> condition.Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
         expected = f"driver {usual}, as on the other nodes"
-        yield Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
+        yield condition.Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
 
 
-def _library_differs(run: Circumstances) -> Found:
+def _library_differs(run: Circumstances) -> condition.Found:
     """Without the driver's own libraries, which the driver's version covers."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
         having = {_rank_on(rank): rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
             seen, expected = f"{name} is {file}", f"{usual}, as on the other ranks"
-            yield Sighting(subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]]))
+            yield condition.Sighting(
+                subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]])
+            )
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -372,7 +363,7 @@ _COMPARE = "check.md"
 
 
 _differs = partial(
-    Condition,
+    condition.Condition,
     check="versions",
     likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
     cure=Cure.of("nvidia-smi --version", "ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
@@ -380,21 +371,21 @@ _differs = partial(
 )
 
 
-NODE = Family.of(
+NODE = condition.Family.of(
     "node",
     "Nodes and processes",
-    Condition(
+    condition.Condition(
         id="wsl",
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
         detection="/proc/version names Microsoft, or /dev/dxg exists",
         settles="uname -r",
         cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=of_every_node(_wsl, unknown="wsl"),
+        look=condition.of_every_node(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
         by_design=True,
     ),
-    Condition(
+    condition.Condition(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
         detection="a virtual machine with all GPUs and RDMA NICs on one host bridge, without NCCL_TOPO_FILE",
@@ -408,7 +399,7 @@ NODE = Family.of(
         look=_flat,
         implies=("gpudirect-too-far",),
     ),
-    Condition(
+    condition.Condition(
         id="topology-file-wrong",
         title="NCCL_TOPO_FILE describes another machine, or cannot be read",
         detection="bus ids in the file against those of the node's GPUs and NICs",
@@ -417,7 +408,7 @@ NODE = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/749",
         look=_topology_file,
     ),
-    Condition(
+    condition.Condition(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
         detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; for p2p in one process, "
@@ -430,7 +421,7 @@ NODE = Family.of(
         link="https://github.com/NVIDIA/nccl/issues/1674",
         look=_numa,
     ),
-    Condition(
+    condition.Condition(
         id="node-differs",
         title="A node differs from the others of its kind",
         detection="devices, links, settings and versions of nodes with the same GPUs",
@@ -440,7 +431,7 @@ NODE = Family.of(
         link=_COMPARE,
         look=_node_differs,
     ),
-    Condition(
+    condition.Condition(
         id="network-down",
         title="Every network interface of a node is down",
         detection="/sys/class/net/*/operstate of nodes without RDMA NICs",
@@ -451,7 +442,7 @@ NODE = Family.of(
         link=_COMPARE,
         look=_network_down,
     ),
-    Condition(
+    condition.Condition(
         id="settings-differ",
         title="NCCL_ variables are not the same on all ranks",
         detection="the environment of every rank, and NCCL's files (/etc/nccl.conf, ~/.nccl.conf)",

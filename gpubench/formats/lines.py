@@ -13,20 +13,11 @@ from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.results.backends import RefusedRow, WinnerRow, crossings
 from gpubench.model.results.compare import OPEN_ENDED, Chart, Points
 from gpubench.model.results.report import BACKENDS, Metadata, Report
+from gpubench.model.terms import units
 from gpubench.model.terms.operation import GATE, KERNELS, gated
 from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl
 from gpubench.model.terms.settings import AGAIN, HIERARCHICAL, OWN_CHOICE, NcclSetting, taken_name
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
-from gpubench.model.terms.units import (
-    compress_names,
-    counted,
-    describe_dropped,
-    format_percent,
-    format_size,
-    grouped,
-    printable_line,
-    spans,
-)
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.records import dataclass
 
@@ -60,7 +51,7 @@ def line_text(line: str, style: str = "") -> "Text":
     """A line as rich prints it; whatever others wrote into it, it is one line and only shows something."""
     from rich.text import Text
 
-    return Text(printable_line(line), style=style)
+    return Text(units.printable_line(line), style=style)
 
 
 _GAP = "  "
@@ -87,7 +78,7 @@ class Column:
     right: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cells", tuple(map(printable_line, self.cells)))
+        object.__setattr__(self, "cells", tuple(map(units.printable_line, self.cells)))
 
     @property
     def width(self) -> int:
@@ -180,7 +171,7 @@ def lines(columns: Sequence[Column]) -> Iterator[str]:
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """A sentence broken at a width, its further lines indented; an empty one is an empty line."""
-    return textwrap.wrap(printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return textwrap.wrap(units.printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def described_lines(columns: Sequence[Column], head: str, texts: Sequence[str], width: int) -> Iterator[str]:
@@ -274,7 +265,7 @@ def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:
-        text = format_size(size)
+        text = units.format_size(size)
         start = min(canvas.column(size), canvas.columns - len(text))
         if start >= free:
             cells[start : start + len(text)] = text
@@ -352,14 +343,14 @@ def _series(rows: Sequence[WinnerRow], width: int) -> Iterator[str]:
 def winner_columns(rows: Sequence[WinnerRow]) -> list[Column]:
     """The fastest way by size, beside the own choice."""
     return [
-        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+        Column("size", [units.format_size(row.size_bytes) for row in rows], right=True),
         Column("fastest", [row.fastest for row in rows]),
         Column("time µs", [figure(row.time_us) for row in rows], right=True),
         Column("own choice", [(taken_name(row.own_algorithm, row.own_protocol) or row.own_backend) for row in rows]),
         Column("time µs", [figure(row.own_time_us) for row in rows], right=True),
         Column("loses", [_loss(row) for row in rows], right=True),
-        Column("noise", [format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
-        Column("drift", [format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
+        Column("noise", [units.format_percent(row.noise_percent, "?", 1) for row in rows], spare=1, right=True),
+        Column("drift", [units.format_percent(row.own_drift_percent, "?", 1) for row in rows], spare=2, right=True),
     ]
 
 
@@ -371,7 +362,10 @@ def _crossings(rows: Sequence[WinnerRow]) -> str:
     before = max(row.size_bytes for row in rows if row.size_bytes < further[0][0])
     return (
         ", ".join(
-            (f"{name} up to {format_size(before)}", *(f"{each} from {format_size(size)}" for size, each in further))
+            (
+                f"{name} up to {units.format_size(before)}",
+                *(f"{each} from {units.format_size(size)}" for size, each in further),
+            )
         )
         + " on"
     )
@@ -388,14 +382,14 @@ def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
         return "noise unknown: sizes were too few; more of them, or --iters auto, tell"
     if not worst.beyond_noise:
         return "own choice        nothing is faster beyond the noise"
-    where = f"{format_size(worst.size_bytes)} {worst.placement.replace('_', ' ')}"
+    where = f"{units.format_size(worst.size_bytes)} {worst.placement.replace('_', ' ')}"
     return (
         f"own choice        loses {worst.loss_percent:.1f}% at most, at {where} to {worst.fastest} (* beyond the noise)"
     )
 
 
 def _refused(row: RefusedRow) -> str:
-    where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
+    where = "" if row.size_bytes is None else f" from {units.format_size(row.size_bytes)}"
     what = " ".join(filter(None, (row.dtype, row.op)))
     name = row.setting if NcclSetting.of(row.setting) != NcclSetting() else f"{row.backend} {row.setting}"
     name = row.backend if row.setting == row.backend else name
@@ -438,7 +432,7 @@ def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[
     if bearing:
         yield f"{INDENT}{_BEARING}: " + ", ".join(f"{name}={value}" for name, value in bearing.items())
     if others := len(environment) - len(bearing):
-        yield f"{INDENT}{counted(others, 'other setting')}: -v shows all"
+        yield f"{INDENT}{units.counted(others, 'other setting')}: -v shows all"
 
 
 def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> Iterator[str]:
@@ -446,10 +440,12 @@ def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> It
     if verbose:
         yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
         return
-    alike = grouped(devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2))
+    alike = units.grouped(
+        devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2)
+    )
     mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
     for model, names in list(alike.items())[:_MOST_KINDS]:
-        yield f"{INDENT}{label}{compress_names(names)}{mark} {model}"
+        yield f"{INDENT}{label}{units.compress_names(names)}{mark} {model}"
     if len(alike) > _MOST_KINDS:
         yield f"{INDENT}and {len(alike) - _MOST_KINDS} more kinds: -v shows all"
 
@@ -457,7 +453,8 @@ def device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> It
 def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     """The header of a collective: the machine, the libraries, and how to read the figures."""
     beside = "".join(f" and {each}" for each in backends_beside(metadata))
-    job = f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}{_hosts_of_nccl(metadata)}"
+    ranks, hosts = units.counted(len(metadata.ranks), "rank"), units.counted(len(metadata.hosts), "host")
+    job = f"{ranks} on {hosts}{_hosts_of_nccl(metadata)}"
     yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
     if metadata.backend == "host" or (
         metadata.backend == "torch:gloo" and not any(each.gpu for each in metadata.ranks)
@@ -481,7 +478,7 @@ def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
         yield f"{INDENT}{how}: {', '.join(ways)}"
     yield from _clock_lines(metadata)
     yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
-    for line in describe_dropped(metadata.dropped_sizes):
+    for line in units.describe_dropped(metadata.dropped_sizes):
         yield f"{INDENT}not measured: {line}"
 
 
@@ -537,15 +534,17 @@ def rank_lines(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]
     """A line a host, and one for all with equal GPUs where hosts are many; in full a line a rank, as far as they go."""
     hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
     if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):
-        for gpus, alike in grouped(hosts, _gpus).items():
-            names = compress_names([members[0].host for members in alike])
-            numbers = spans([rank.rank for members in alike for rank in members])
-            yield f"{INDENT}rank {numbers} on {counted(len(alike), 'host')}: {names}" + (f": {gpus}" if gpus else "")
+        for gpus, alike in units.grouped(hosts, _gpus).items():
+            names = units.compress_names([members[0].host for members in alike])
+            numbers = units.spans([rank.rank for members in alike for rank in members])
+            yield f"{INDENT}rank {numbers} on {units.counted(len(alike), 'host')}: {names}" + (
+                f": {gpus}" if gpus else ""
+            )
         return
     for members in hosts:
         if not verbose or len(ranks) > _MOST_LINES_IN_FULL or not _gpus(members):
             gpus = _gpus(members)
-            numbers = spans([rank.rank for rank in members])
+            numbers = units.spans([rank.rank for rank in members])
             yield f"{INDENT}rank {numbers} on {members[0].host}" + (f": {_indices(members)}{gpus}" if gpus else "")
         else:
             yield from (
@@ -559,7 +558,7 @@ def _hosts_of_nccl(metadata: Metadata) -> str:
     counted_by_nccl = hosts_of_nccl(metadata.ranks)
     if all(each.nccl_host is None or each.device is None for each in metadata.ranks):
         return ""
-    return f", {counted(counted_by_nccl, 'host')} for NCCL, by NCCL_HOSTID"
+    return f", {units.counted(counted_by_nccl, 'host')} for NCCL, by NCCL_HOSTID"
 
 
 def sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
@@ -572,7 +571,7 @@ def sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
             how = f"MPS, {shares} of its SMs each" if percents else "taking turns"
             shared.setdefault(f"{len(each)} ranks share {{}} ({how})", []).append(each[0])
     for text, firsts in shared.items():
-        names = f"GPU {spans(sorted({each.gpu_index or 0 for each in firsts}))}"
+        names = f"GPU {units.spans(sorted({each.gpu_index or 0 for each in firsts}))}"
         yield INDENT + text.format(names if len(firsts) == 1 else f"each of {names}")
 
 
@@ -582,4 +581,4 @@ def _gpus(ranks: Sequence[RankIdentity]) -> str:
 
 def _indices(ranks: Sequence[RankIdentity]) -> str:
     known = sorted({rank.gpu_index for rank in ranks if rank.gpu_index is not None})
-    return f"GPU {spans(known)}, " if known else ""
+    return f"GPU {units.spans(known)}, " if known else ""

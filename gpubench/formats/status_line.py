@@ -10,16 +10,8 @@ with `eval "$(gpubench p2p --veto)"`: an export, or a comment alone where nothin
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from gpubench.formats import presentation
 from gpubench.formats.json import DocumentRun, documents
-from gpubench.formats.presentation import (
-    MOST_CHARACTERS,
-    STATES,
-    ExitStyle,
-    is_inert,
-    nagios_line,
-    npd_line,
-    slurm_line,
-)
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
@@ -46,14 +38,17 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
 
     figures = " ".join(map(str, _figures(run)))
     text = _summary(_sentence(run), run.report).removeprefix("(simulated) ")  # the title says it
-    yield nagios_line(title(run.metadata), STATES[run.report.verdict], text, figures)
+    yield presentation.nagios_line(title(run.metadata), presentation.STATES[run.report.verdict], text, figures)
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
     """The longest sentence whose line fits: signs of several bytes in ASCII make it longer than its characters."""
     if run.report.complete:
-        lines = (npd_line(_sentence(run, most)) for most in range(MOST_CHARACTERS, MOST_CHARACTERS // 2, -1))
-        yield next((line for line in lines if not line.endswith("...\n")), npd_line(run.report.sentence))
+        lines = (
+            presentation.npd_line(_sentence(run, most))
+            for most in range(presentation.MOST_CHARACTERS, presentation.MOST_CHARACTERS // 2, -1)
+        )
+        yield next((line for line in lines if not line.endswith("...\n")), presentation.npd_line(run.report.sentence))
 
 
 def _slurm(run: DocumentRun) -> Iterator[str]:
@@ -64,11 +59,13 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
     if not run.report.complete:
         return
     at_fault = worst([finding for finding in run.report.findings if drains(finding)])
-    code = ExitStyle.SLURM.code(run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None)
+    code = presentation.ExitStyle.SLURM.code(
+        run.report.verdict, strict=is_strict(run.metadata.options), drains=at_fault is not None
+    )
     text = _summary(run.report.sentence, run.report)
     if at_fault is not None and at_fault != worst(run.report.findings):
         text = f"{at_fault.subject}: {at_fault.seen}"
-    yield slurm_line(code, text)
+    yield presentation.slurm_line(code, text)
 
 
 def _summary(sentence: str, report: Report) -> str:
@@ -85,7 +82,7 @@ def _sentence(run: DocumentRun, most: int | None = None) -> str:
     figures = SpeedFigures()
     for row in (*run.rows, *run.report.rows(PairRow), *run.report.rows(CollectiveRow)):
         figures.add(row)
-    return sentence(run.metadata, run.report, figures, most=most, passes=is_inert)
+    return sentence(run.metadata, run.report, figures, most=most, passes=presentation.is_inert)
 
 
 def _figures(run: DocumentRun) -> Iterator[_Figure]:

@@ -7,52 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpubench import errors
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.timing import copy_seconds
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.definition.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
-from gpubench.errors import (
-    SIMULATED_INSTEAD,
-    CouldNotMeasureError,
-    GpubenchError,
-    no_gpu,
-    shared_gpu_under_launcher,
-)
 from gpubench.formats.presenter import Presenter, rank_style
+from gpubench.jobs import sources
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
 from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.rank import AgreedError, agree, own_identity
-from gpubench.jobs.sources import (
-    Replayed,
-    Simulated,
-    Simulation,
-    gathered,
-    own_process,
-    refuse_under_launcher,
-    say_what_is_ignored,
-)
 from gpubench.machine import recorded
 from gpubench.machine.children import module_command
 from gpubench.machine.probe import probe, watch_errors
+from gpubench.measure.check import health
 from gpubench.measure.check.health import SECTIONS as SECTIONS
-from gpubench.measure.check.health import (
-    accounted,
-    findings_beside_speed,
-    findings_of_copies,
-    judge,
-    of_collective,
-    of_node,
-    of_nodes,
-    of_p2p,
-    together,
-    without_paths,
-    without_wrong_data,
-)
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group
@@ -73,7 +47,7 @@ from gpubench.readers.documents import read_json_line
 from gpubench.records import dataclass
 
 NAME = "check"
-_WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {SIMULATED_INSTEAD}"
+_WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {errors.SIMULATED_INSTEAD}"
 
 SMALL_BYTES, LARGE_BYTES, HUGE_BYTES = 2**10, 256 * 2**20, 4 * 2**30
 GPU_SIZES = (SMALL_BYTES, LARGE_BYTES, HUGE_BYTES)  # A latency and two bandwidths, the larger as in profiles
@@ -133,19 +107,19 @@ def measured(
         waiting(f"copies between {gpus} GPUs", _SECONDS_TO_START + pairs * _SECONDS_A_PAIR[depth])
     parts = [by.copies()]
     if by.why_alone:
-        return together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
+        return health.together([*parts, Measurements(left_out={Need.ALL_REDUCE: by.why_alone})])
     sizes = _sizes_of(depth, on_gpus=any(node.gpus for node in nodes))
     try:
         for collective in map(collective_named, SUMMARIES if depth is Depth.FULL else ("allreduce",)):
             ranks = f"{gpus} GPUs" if gpus else "CPU ranks"
             waiting(f"{collective.name} of {ranks}", _SECONDS_TO_START * bool(gpus) + _SECONDS_A_COLLECTIVE[depth])
             parts.append(by.collective(collective, sizes))
-    except CouldNotMeasureError as error:
+    except errors.CouldNotMeasureError as error:
         # A look at a machine without GPUs says what there is: MPI need not be there.
         lacks = Measurements(left_out={Need.ALL_REDUCE: str(error)})
         is_look = depth is Depth.BRIEF and not any(node.gpus for node in nodes)
         parts.append(lacks if is_look else Measurements(failed={Need.ALL_REDUCE: str(error)}))
-    return together(parts)
+    return health.together(parts)
 
 
 MEMORY_BYTES = 64 * 2**20  # More than a core's caches; nodes with the same CPU compare
@@ -181,7 +155,7 @@ class ChildCommands:
         """By `gpubench p2p`; a host has no other to compare its memory with."""
         from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
-        return together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
+        return health.together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
         """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
@@ -192,8 +166,8 @@ class ChildCommands:
         brief = self._depth is Depth.BRIEF and gpus > 1
         arguments = ["p2p", "--strict", *self._judged_by, *(_BRIEF_COPIES if brief else _COPIES[self._depth])]
         try:
-            found = of_p2p(_document(arguments, self._timeout_s))
-        except CouldNotMeasureError as error:
+            found = health.of_p2p(_document(arguments, self._timeout_s))
+        except errors.CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
         if gpus == 1:
             return replace(found, left_out={Need.PEER_COPIES: "one GPU: copies need two"})
@@ -204,7 +178,7 @@ class ChildCommands:
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
-        return of_collective(_document([collective.name, *options], self._timeout_s))
+        return health.of_collective(_document([collective.name, *options], self._timeout_s))
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
@@ -229,7 +203,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
-        raise CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s")
+        raise errors.CouldNotMeasureError(f"{name} did not end within {timeout_s:g} s")
     try:
         document: Mapping[str, Any] = json.loads(ended.output)
     except ValueError:
@@ -239,7 +213,7 @@ def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     words = "; ".join(" ".join(line.split()) for line in ended.own_words.splitlines() if line.strip())
     if len(words) > _MOST_WORDS:  # gpubench says first what it saw, others last
         words = f"{words[:_MOST_WORDS]} ..." if ended.own_words != ended.said else f"... {words[-_MOST_WORDS:]}"
-    raise CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
+    raise errors.CouldNotMeasureError(f"{name} ended with exit code {ended.code}: {words or 'it said nothing'}")
 
 
 _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
@@ -250,7 +224,7 @@ class SimulatedMeasurer:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: sources.Simulation,
         nodes: Sequence[Topology],
         depth: Depth,
         noise: float | None = None,
@@ -277,10 +251,13 @@ class SimulatedMeasurer:
             if number not in faulty:
                 healthy = own
             host = node.snapshot.host
-            hosts[host] = of_node(own, host) if len(self._nodes) > 1 else own
+            hosts[host] = health.of_node(own, host) if len(self._nodes) > 1 else own
         no_data = "no data are moved on a simulated machine"
-        return together(
-            [of_nodes(hosts), Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data))]
+        return health.together(
+            [
+                health.of_nodes(hosts),
+                Measurements(left_out=dict.fromkeys((Need.VERIFIED_DATA, Need.HOST_MEMORY), no_data)),
+            ]
         )
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
@@ -291,12 +268,12 @@ class SimulatedMeasurer:
         from gpubench.measure.collective.recording import MOST_SIMULATED_ROWS, simulate
 
         if any(node.snapshot.failures or node.snapshot.driver.absent for node in self._nodes):
-            raise CouldNotMeasureError("a node's driver does not answer")
+            raise errors.CouldNotMeasureError("a node's driver does not answer")
         collector = ReportCollector()
         speed = judge_of_model(collective, self._times, self._nodes, self._times.gpus, self._machine.profile)
         snapshots = [node.snapshot for node in self._nodes]
         ranks = list(identities_of(snapshots, self._times.gpus))
-        processes = Simulated(self._simulation).processes([(rank.node, snapshots[rank.node]) for rank in ranks])
+        processes = sources.Simulated(self._simulation).processes([(rank.node, snapshots[rank.node]) for rank in ranks])
         try:
             staged = self._times.staged_pairs(self._times.gpus)
             report = simulate(
@@ -310,10 +287,11 @@ class SimulatedMeasurer:
                 simulated(staged, ranks, self._nodes.__getitem__, processes),
                 speed,
             )
-        except GpubenchError as error:
-            raise CouldNotMeasureError(error.seen) from error
+        except errors.GpubenchError as error:
+            raise errors.CouldNotMeasureError(error.seen) from error
         return Measurements(
-            collectives=tuple(collector.collectives), findings=without_paths(findings_beside_speed(report.findings))
+            collectives=tuple(collector.collectives),
+            findings=health.without_paths(health.findings_beside_speed(report.findings)),
         )
 
     def _node_copies(self, number: int, node: Topology) -> Measurements:
@@ -358,7 +336,7 @@ class SimulatedMeasurer:
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
             patterns=tuple(report.rows(PatternRow)),
-            findings=findings_of_copies(report.findings, report.rows(FallbackRow), report.rows(EvidenceRow)),
+            findings=health.findings_of_copies(report.findings, report.rows(FallbackRow), report.rows(EvidenceRow)),
             left_out={Need.HOST_COPIES: "gpubench check measures them"}
             if brief
             else {}
@@ -381,7 +359,7 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
     is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
     check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu, _WITHOUT_GPU)
     if not has_gpus and not is_host:
-        raise no_gpu(machines.why_no_gpu, NAME, _WITHOUT_GPU)
+        raise errors.no_gpu(machines.why_no_gpu, NAME, _WITHOUT_GPU)
     return matches
 
 
@@ -402,12 +380,12 @@ def deliver(
             write(measurements)
     visible = machines.visible()
     nodes, hidden = visible.nodes, machines.gpus - visible.gpus
-    measurements = accounted(measurements)
+    measurements = health.accounted(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
         nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
     )
-    report = judge(facts)
+    report = health.judge(facts)
     unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK
     if unmeasured and report.verdict is Verdict.PASS:
         report = replace(report, verdict=Verdict.SKIP)
@@ -445,7 +423,7 @@ def _recorded_measurements(directory: Path, machines: Machines, asked: str | Non
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
-    found = together([read_json_line(Measurements, line, where) for line, where in lines])
+    found = health.together([read_json_line(Measurements, line, where) for line, where in lines])
     from gpubench.jobs.collective.recorded_rows import judged_again
 
     return replace(
@@ -480,10 +458,10 @@ class RankMeasurer:
         if identity.local_rank == 0:
             node = self.nodes[identity.node]
             commands = ChildCommands([node], self.plan.depth, self.plan.timeout_s, self.plan.profile)
-            own = of_node(commands.peer_and_host_copies(), node.snapshot.host)
+            own = health.of_node(commands.peer_and_host_copies(), node.snapshot.host)
         parts = [part for part in self.group.gather(own) if part is not None]
         hosts = [node.snapshot.host for node in self.nodes]
-        return together([memory, of_nodes(dict(zip(hosts, parts, strict=True)))])
+        return health.together([memory, health.of_nodes(dict(zip(hosts, parts, strict=True)))])
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
@@ -506,7 +484,7 @@ def _measurements(collector: ReportCollector) -> Measurements:
     return Measurements(
         collectives=tuple(collector.collectives),
         ranks=() if metadata is None else tuple(metadata.ranks),
-        findings=() if report is None else without_wrong_data(findings_beside_speed(report.findings)),
+        findings=() if report is None else health.without_wrong_data(health.findings_beside_speed(report.findings)),
     )
 
 
@@ -519,7 +497,7 @@ class CheckRankJob:
 
     def _check_options(self) -> None:
         if self._plan.ranks_per_gpu > 1:
-            raise shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
+            raise errors.shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
         """Read, measure, gather, judge, and return the exit code. Raises AgreedError, known to every rank."""
@@ -530,7 +508,7 @@ class CheckRankJob:
         seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0
         place = str(self.identity)
         own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
-        machines = group.broadcast(gathered(group, own, own_process(self.identity)))
+        machines = group.broadcast(sources.gathered(group, own, sources.own_process(self.identity)))
         matches = agree(group, lambda: _matches_of(plan, machines))
         nodes = machines.visible().nodes
         by = RankMeasurer(group, self._progress, self.identity, nodes, plan)
@@ -549,7 +527,7 @@ class CheckRankJob:
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check, alone or as one rank; the exit code. Raises GpubenchError: nothing checked, or output not written."""
     launch = launched_by(os.environ)
-    refuse_under_launcher(NAME, plan.source, launch)
+    sources.refuse_under_launcher(NAME, plan.source, launch)
     if launch is None or launch.size == 1:
         return run_alone(plan, arguments)
     from gpubench.jobs import rank
@@ -565,7 +543,7 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
     is_here = plan.source.text is None
     with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
         presenter.waiting("reading this machine", SECONDS_TO_READ)
-        say_what_is_ignored(plan.source, presenter)
+        sources.say_what_is_ignored(plan.source, presenter)
         machines = plan.source.machines()
         matches = _matches_of(plan, machines)
         measurements = _measured(plan, machines.visible(), presenter.waiting if is_here else None)
@@ -577,9 +555,9 @@ def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
 
 def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:
     source = plan.source
-    if isinstance(source, Replayed):
+    if isinstance(source, sources.Replayed):
         return _recorded_measurements(source.directory, machines, plan.profile)
     by: CheckMeasurer = ChildCommands(machines.nodes, plan.depth, plan.timeout_s, plan.profile, plan.ranks_per_gpu)
-    if isinstance(source, Simulated):
+    if isinstance(source, sources.Simulated):
         by = SimulatedMeasurer(source.simulation, machines.nodes, plan.depth, profile=plan.profile)
     return measured(plan.depth, machines.nodes, by, waiting)

@@ -10,39 +10,12 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.planned_machine import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all
 from gpubench.jobs.training import TrainingPlan
+from gpubench.measure.plan import program, report
 from gpubench.measure.plan.events import USUAL_CONTENTION, ContentionTable
-from gpubench.measure.plan.program import (
-    EXPECTED,
-    OPTIMIZER_TRAFFIC,
-    CollectiveTimesFound,
-    ComputeTimes,
-    StepJob,
-    StepSettings,
-    times_at,
-    times_of_sheet,
-)
-from gpubench.measure.plan.report import (
-    NO_FAULT,
-    FaultCase,
-    FaultCost,
-    PlanOutcome,
-    fault_costs,
-    plan_report,
-    tokens_per_second,
-)
 from gpubench.measure.plan.report import SECTIONS as SECTIONS
 from gpubench.measure.plan.step import StepPrediction, compute_of_step, predict
+from gpubench.model import workload
 from gpubench.model.terms.units import format_memory
-from gpubench.model.workload import (
-    OPTIMIZER_BYTES,
-    ParallelLayout,
-    Sharding,
-    TransformerModel,
-    check_layout,
-    model_of_parameters,
-    parse_layout,
-    states_bytes,
-)
 from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
 
 if TYPE_CHECKING:
@@ -52,7 +25,7 @@ if TYPE_CHECKING:
 _MILLISECONDS = 1e3
 
 
-def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> ComputeTimes:
+def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) -> program.ComputeTimes:
     """Forward and backward of a microbatch of the whole model, timed here.
 
     Raises CouldNotMeasureError: there is no PyTorch with a GPU, or its memory is too small.
@@ -61,7 +34,7 @@ def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> Comput
 
     blocks = time_blocks(model)
     layers = model.layers + model.head_flops() / sum(each.flops for each in model.operations(0))
-    return ComputeTimes(
+    return program.ComputeTimes(
         forward_seconds=mean(blocks.forward) * layers,
         backward_seconds=mean(blocks.backward) * layers,
         source=blocks.described + (", the head by their speed" if model.vocabulary else ""),
@@ -71,9 +44,11 @@ def measured_compute(model: TransformerModel, copy_gb_s: float | None) -> Comput
     )
 
 
-def _compute_times(plan: TrainingPlan, model: TransformerModel, machine: PlannedMachine) -> ComputeTimes:
+def _compute_times(
+    plan: TrainingPlan, model: workload.TransformerModel, machine: PlannedMachine
+) -> program.ComputeTimes:
     """Forward and backward of one microbatch on one GPU. Raises UsageError: nothing is known of the GPU."""
-    sheet = times_of_sheet(model, machine.gpu)
+    sheet = program.times_of_sheet(model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.measure:
         if not machine.is_here:
@@ -85,7 +60,7 @@ def _compute_times(plan: TrainingPlan, model: TransformerModel, machine: Planned
         return measured_compute(model, copy_gb_s)
     if plan.tflops is not None or (sheet is None and plan.measured_text):
         source = f"--tflops {plan.tflops or 0:g}"
-        return times_at(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
+        return program.times_at(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
     if sheet is None:
         raise UsageError(
             f"how fast {machine.gpu} computes is not known",
@@ -115,17 +90,17 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
         model, notes = model_of(plan)
         outcome = _outcome(plan, model, machine, found, notes, presenter.waiting)
         presenter.begin(_metadata(plan, arguments, machine, outcome, notes), ())
-        presenter.end(plan_report(outcome, machine.origin))
+        presenter.end(report.plan_report(outcome, machine.origin))
     return presenter.exit_code
 
 
-def model_of(plan: TrainingPlan) -> tuple[TransformerModel, list[str]]:
+def model_of(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[str]]:
     """The model of a plan, and in sentences what was assumed of it. Raises UsageError: it cannot be read."""
     if plan.model_file is not None:
         model, notes = read_model(plan.model_file, sequence=plan.sequence, batch=plan.batch)
     else:
         count, sequence = parse_parameters(plan.parameters or ""), plan.sequence or USUAL_SEQUENCE
-        model = model_of_parameters(count, sequence=sequence, batch=plan.batch or 1)
+        model = workload.model_of_parameters(count, sequence=sequence, batch=plan.batch or 1)
         shape = f"{model.layers} layers with a hidden size of {model.hidden}, {model.parameters / 1e9:.3g} B parameters"
         notes = [f"--parameters {plan.parameters} is taken for {shape} without embedding"]
     return replace(model, recompute=plan.recompute or model.recompute, fp8=plan.fp8 or model.fp8), notes
@@ -133,12 +108,12 @@ def model_of(plan: TrainingPlan) -> tuple[TransformerModel, list[str]]:
 
 def _outcome(
     plan: TrainingPlan,
-    model: TransformerModel,
+    model: workload.TransformerModel,
     machine: PlannedMachine,
     found: FoundResults,
     notes: list[str],
     announce: Callable[[str, float], None],
-) -> PlanOutcome:
+) -> report.PlanOutcome:
     from gpubench.jobs.fault_costs import fault_cases
 
     if plan.measure and machine.is_here:
@@ -148,12 +123,16 @@ def _outcome(
     job, layouts = job_of(plan, model, finder)
     ranked = _ranked(plan, machine, job, layouts, notes)
     cases = fault_cases(machine, plan.faults, plan.faults_from, notes, with_usual=not finder.staged)
-    outcome = PlanOutcome(ranked=ranked, faults=fault_costs(ranked[0], cases), gpu_memory_bytes=machine.memory_bytes)
+    outcome = report.PlanOutcome(
+        ranked=ranked, faults=report.fault_costs(ranked[0], cases), gpu_memory_bytes=machine.memory_bytes
+    )
     notes += [*_notes(machine, found, outcome), *dict.fromkeys(finder.notes)]
     return replace(outcome, as_expected=_as_expected(machine, outcome))
 
 
-def job_of(plan: TrainingPlan, model: TransformerModel, finder: CurveFinder) -> tuple[StepJob, list[ParallelLayout]]:
+def job_of(
+    plan: TrainingPlan, model: workload.TransformerModel, finder: CurveFinder
+) -> tuple[program.StepJob, list[workload.ParallelLayout]]:
     """What the steps of all layouts follow from, with its computation, and the layouts that were asked for.
 
     Raises UsageError where they do not fit the model or the GPUs, or computation is not known.
@@ -166,32 +145,32 @@ def job_of(plan: TrainingPlan, model: TransformerModel, finder: CurveFinder) -> 
             expected=f"at most {machine.gpus}",
             next_step=f"--nodes {-(-gpus // machine.gpus_per_node)}",
         )
-    layouts = [parse_layout(text, gpus) for text in plan.layouts]
+    layouts = [workload.parse_layout(text, gpus) for text in plan.layouts]
     for layout in layouts:
-        check_layout(model, layout)
+        workload.check_layout(model, layout)
     own = [each for each in finder.found.contention if each.ctas is None]
-    job = StepJob(
+    job = program.StepJob(
         model=model,
-        layout=ParallelLayout(data=gpus),
+        layout=workload.ParallelLayout(data=gpus),
         compute=_compute_times(plan, model, machine),
-        times=CollectiveTimesFound(finder.curve),
+        times=program.CollectiveTimesFound(finder.curve),
         contention=ContentionTable(own, USUAL_CONTENTION),
-        settings=StepSettings(
+        settings=program.StepSettings(
             bucket_bytes=None if plan.bucket_mb is None else round(plan.bucket_mb * _MEGABYTE),
             imbalance=plan.imbalance,
             reduces_fp32=plan.reduce_fp32,
-            optimizer_bytes=OPTIMIZER_TRAFFIC if plan.with_optimizer else 0,
+            optimizer_bytes=program.OPTIMIZER_TRAFFIC if plan.with_optimizer else 0,
         ),
         gpus_per_node=machine.gpus_per_node,
     )
     return _calibrated(plan, job, gpus) if plan.measured_text else job, layouts
 
 
-def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
+def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.StepJob:
     measured_on = plan.measured_on or gpus
-    layout = parse_layout(plan.layouts[0], measured_on)
-    check_layout(job.model, layout)
-    target = parse_layout(plan.layouts[0], gpus)
+    layout = workload.parse_layout(plan.layouts[0], measured_on)
+    workload.check_layout(job.model, layout)
+    target = workload.parse_layout(plan.layouts[0], gpus)
     count = microbatches_of(plan, job.model, target)
     seconds = plan.step_seconds or 0.0
     if plan.tokens_per_second is not None:
@@ -210,7 +189,7 @@ def _calibrated(plan: TrainingPlan, job: StepJob, gpus: int) -> StepJob:
     return replace(job, compute=replace(compute, source=source, origin="given"))
 
 
-def microbatches_of(plan: TrainingPlan, model: TransformerModel, layout: ParallelLayout) -> int:
+def microbatches_of(plan: TrainingPlan, model: workload.TransformerModel, layout: workload.ParallelLayout) -> int:
     """Microbatches of a data-parallel rank in a step.
 
     Raises UsageError where the sequences do not divide; an interleaved pipeline needs a multiple of its stages.
@@ -228,10 +207,14 @@ def microbatches_of(plan: TrainingPlan, model: TransformerModel, layout: Paralle
 
 
 def _ranked(
-    plan: TrainingPlan, machine: PlannedMachine, job: StepJob, asked: Sequence[ParallelLayout], notes: list[str]
+    plan: TrainingPlan,
+    machine: PlannedMachine,
+    job: program.StepJob,
+    asked: Sequence[workload.ParallelLayout],
+    notes: list[str],
 ) -> list[StepPrediction]:
     """The steps of all layouts that fit, fastest first; without --layout of data parallelism in each of its ways."""
-    ways = [ParallelLayout(data=job.layout.gpus, sharding=each) for each in Sharding]
+    ways = [workload.ParallelLayout(data=job.layout.gpus, sharding=each) for each in workload.Sharding]
     jobs = [
         replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, job.model, each)))
         for each in asked or {str(each): each for each in ways}.values()
@@ -255,17 +238,17 @@ def _ranked(
         raise unknown
     if memory is not None and not ranked:
         raise _does_not_fit(plan, min(jobs, key=lambda each: each.states_bytes), machine, memory)
-    return sorted(ranked, key=lambda each: -tokens_per_second(each))
+    return sorted(ranked, key=lambda each: -report.tokens_per_second(each))
 
 
-def _does_not_fit(plan: TrainingPlan, least: StepJob, machine: PlannedMachine, memory: int) -> UsageError:
+def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMachine, memory: int) -> UsageError:
     """No layout fits; `least` is the one that needs least, and a next step the first machine on which FSDP would."""
     model, gpus = least.model, least.layout.gpus
-    optimizer_bytes = OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
+    optimizer_bytes = workload.OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
     next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
     for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
-        layout = ParallelLayout(data=nodes * machine.gpus_per_node, sharding=Sharding.FSDP)
-        need = states_bytes(model, layout, optimizer_bytes)
+        layout = workload.ParallelLayout(data=nodes * machine.gpus_per_node, sharding=workload.Sharding.FSDP)
+        need = workload.states_bytes(model, layout, optimizer_bytes)
         if layout.gpus >= gpus and need <= _FILLED * memory:
             next_step = f"--layout fsdp, which takes {format_memory(need)} on each of {layout.gpus} GPUs"
             if layout.gpus > gpus:
@@ -277,7 +260,7 @@ def _does_not_fit(plan: TrainingPlan, least: StepJob, machine: PlannedMachine, m
         f"of {format_memory(memory)} a GPU",
         expected=f"weights, gradients and optimizer states within {format_memory(memory)}, and room for activations",
         reason=f"{model.parameters / 1e9:.3g} B parameters take "
-        f"{format_memory(states_bytes(model, ParallelLayout(), optimizer_bytes))} in all"
+        f"{format_memory(workload.states_bytes(model, workload.ParallelLayout(), optimizer_bytes))} in all"
         + (" with Adam" if optimizer_bytes else ""),
         next_step=next_step,
     )
@@ -288,24 +271,26 @@ _FILLED = 0.8
 """Of a GPU's memory, by states on a machine that is suggested: the rest is room for activations."""
 
 
-def _as_expected(machine: PlannedMachine, outcome: PlanOutcome) -> FaultCost | None:
+def _as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
     """The step with the collectives that the profile expects; None where it has these, or they are not known."""
-    if machine.profile is None or all(each.origin == EXPECTED for each in outcome.best.job.times.curves.values()):
+    if machine.profile is None or all(
+        each.origin == program.EXPECTED for each in outcome.best.job.times.curves.values()
+    ):
         return None
-    expected = CollectiveTimesFound(CurveFinder(machine).curve)
-    case = FaultCase(
-        text=NO_FAULT,
+    expected = program.CollectiveTimesFound(CurveFinder(machine).curve)
+    case = report.FaultCase(
+        text=report.NO_FAULT,
         what="the fabric as its profile expects it",
         source=machine.profile.name,
         seconds=lambda collective, group, size, _seconds: expected.seconds(collective, group, size),
     )
     try:
-        return fault_costs(outcome.best, [case])[0]
+        return report.fault_costs(outcome.best, [case])[0]
     except UsageError:
         return None
 
 
-def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -> list[str]:
+def _notes(machine: PlannedMachine, found: FoundResults, outcome: report.PlanOutcome) -> list[str]:
     best = outcome.best
     notes = [f"computation: {best.job.compute.source}"]
     if found.contention:
@@ -334,7 +319,11 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: PlanOutcome) -
 
 
 def _metadata(
-    plan: TrainingPlan, arguments: Sequence[str], machine: PlannedMachine, outcome: PlanOutcome, notes: Sequence[str]
+    plan: TrainingPlan,
+    arguments: Sequence[str],
+    machine: PlannedMachine,
+    outcome: report.PlanOutcome,
+    notes: Sequence[str],
 ) -> "Metadata":
     model, compute = outcome.best.job.model, outcome.best.job.compute
     options: dict[str, Any] = {

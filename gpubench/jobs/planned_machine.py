@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.training import TrainingPlan
+from gpubench.measure.plan import program
 from gpubench.measure.plan.events import MeasuredContention
-from gpubench.measure.plan.program import (
-    EXPECTED,
-    MEASURED,
-    SIMULATED,
-    CollectiveCurve,
-    CommunicatorRanks,
-    CurvePoint,
-    curve_of,
-)
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, made_of
@@ -61,7 +53,9 @@ class PlannedMachine:
         """GPUs in all."""
         return self.gpus_per_node * self.nodes
 
-    def collectives(self, group: CommunicatorRanks, faults: Sequence[Fault] = ()) -> Callable[[str, int], float]:
+    def collectives(
+        self, group: program.CommunicatorRanks, faults: Sequence[Fault] = ()
+    ) -> Callable[[str, int], float]:
         """Seconds of collectives by their bytes among a group, as its profile expects them on a machine with faults."""
         from gpubench.simulated.machine import SimulatedMachine
         from gpubench.simulated.times import CollectiveTimes
@@ -320,7 +314,7 @@ class CurveFinder:
     notes: list[str] = field(default_factory=list)
     staged: bool = False
 
-    def curve(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+    def curve(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve:
         """The curve of a collective among the ranks of a group.
 
         Raises:
@@ -335,10 +329,10 @@ class CurveFinder:
             if rows:
                 self.notes.append(f"{collective} among {group.ranks} ranks was measured now")
                 self._note_staged(collective, rows)
-                return curve_of(_points(rows), source="measured now")
+                return program.curve_of(_points(rows), source="measured now")
         return self._expected(collective, group)
 
-    def _stored(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve | None:
+    def _stored(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve | None:
         found = self._of_one_backend(
             collective,
             [
@@ -356,9 +350,9 @@ class CurveFinder:
         if ranks != group.ranks:
             self.notes.append(f"{collective} among {group}: scaled from {ranks} ranks by the bytes of rings")
         factor = collective_named(collective).busbw_factor
-        return curve_of(
+        return program.curve_of(
             _points(rows, factor(group.ranks) / factor(ranks)),
-            origin=SIMULATED if any(row.origin == Origin.SIMULATED for row in rows) else MEASURED,
+            origin=program.SIMULATED if any(row.origin == Origin.SIMULATED for row in rows) else program.MEASURED,
             source=", ".join(dict.fromkeys(file.name for row, file in found if row.ranks == ranks)),
         )
 
@@ -381,7 +375,7 @@ class CurveFinder:
             self.notes.append(f"{collective} is that of {backends[0]}, which is not what GPUs usually train with")
         return [(row, file) for row, file in right if row.backend == backends[0]]
 
-    def _expected(self, collective: str, group: CommunicatorRanks) -> CollectiveCurve:
+    def _expected(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve:
         profile = self.machine.profile
         if collective not in SUMMARIES or profile is None:
             raise self._unknown(collective, group, "no profile knows this machine")
@@ -392,9 +386,11 @@ class CurveFinder:
         # Pairs of GPUs side by side have a NIC each, as far as there are NICs.
         pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
         source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
-        return curve_of([CurvePoint(size, pairs * each) for size, each in seconds], EXPECTED, source)
+        return program.curve_of(
+            [program.CurvePoint(size, pairs * each) for size, each in seconds], program.EXPECTED, source
+        )
 
-    def _unknown(self, collective: str, group: CommunicatorRanks, why: str) -> UsageError:
+    def _unknown(self, collective: str, group: program.CommunicatorRanks, why: str) -> UsageError:
         known = ", ".join(
             dict.fromkeys(f"{row.collective} of {row.ranks}" for file in self.found.files for row in file.rows)
         )
@@ -429,9 +425,11 @@ def _is_usual(row: CollectiveRow) -> bool:
     )
 
 
-def _points(rows: Sequence[CollectiveRow], scale: float = 1.0) -> list[CurvePoint]:
+def _points(rows: Sequence[CollectiveRow], scale: float = 1.0) -> list[program.CurvePoint]:
     return [
-        CurvePoint(row.size_bytes, scale * row.time_us / MICROSECONDS_PER_SECOND, (row.ci95_percent or 0.0) / 100)
+        program.CurvePoint(
+            row.size_bytes, scale * row.time_us / MICROSECONDS_PER_SECOND, (row.ci95_percent or 0.0) / 100
+        )
         for row in rows
         if row.size_bytes > 0
     ]

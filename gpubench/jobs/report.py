@@ -18,17 +18,7 @@ from gpubench.jobs.failed_runs import beside_rows, failures_in, show_failures, w
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
-from gpubench.measure.collective.judged_rows import (
-    DOMAIN_ASSUMED,
-    INCOMPLETE,
-    NICS_ASSUMED,
-    absent_gpus,
-    check_figures,
-    check_limits,
-    judge_rows,
-    left_out_findings,
-    limits,
-)
+from gpubench.measure.collective import judged_rows
 from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
@@ -159,7 +149,7 @@ class ReadCopies:
             absent = [name for name in self.names if name not in names]
             if absent:
                 yield Finding(
-                    id=INCOMPLETE,
+                    id=judged_rows.INCOMPLETE,
                     severity=Verdict.WARN,
                     subject=some_of(absent),
                     seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
@@ -357,17 +347,17 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
     if file.pairs and not (file.rows or file.latencies):
         return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
-    check_figures(rows, file.name)
+    judged_rows.check_figures(rows, file.name)
     table = _table(plan, file, rows)
     speed = table.speed_judge(file, _assumed_network(plan, table))
     wiring, collective = table.wiring, speed.expected.collective
-    limit_of = None if wiring is None else limits(collective, wiring)
+    limit_of = None if wiring is None else judged_rows.limits(collective, wiring)
     if limit_of is not None:
-        check_limits(rows, limit_of, file.name)
+        judged_rows.check_limits(rows, limit_of, file.name)
     with presenting(plan.presentation) as presenter:
         metadata = _metadata_of_results(plan, file, table, speed, arguments)
         presenter.begin(metadata)
-        report = judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
+        report = judged_rows.judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
         presenter.end(with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
     return presenter.exit_code
 
@@ -379,7 +369,7 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
     name, _, nodes = str(machine).partition("*")
     part = f"{name.partition('/')[0]}/{present}" + (f"*{nodes}" if nodes else "")
     command = f"gpubench report {plan.name} --machine {shlex.quote(part)}. It judges them as a part of the machine"
-    return absent_gpus(str(machine), present, machine.profile.match.visible, command)
+    return judged_rows.absent_gpus(str(machine), present, machine.profile.match.visible, command)
 
 
 def _user_facts(plan: ReportPlan) -> UserFacts:
@@ -413,8 +403,8 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
             f"{machine.profile.match.visible}",
             expected="the machine that the matrices are of",
         )
-    absent = _absent_gpus(plan, len(copies.names)) or absent_gpus(file.name, len(copies.names), len(models))
-    others = (*failures, *left_out_findings(file), *absent, *copies.incomplete())
+    absent = _absent_gpus(plan, len(copies.names)) or judged_rows.absent_gpus(file.name, len(copies.names), len(models))
+    others = (*failures, *judged_rows.left_out_findings(file), *absent, *copies.incomplete())
     return _judge_copies(plan, file, copies, machine, others, arguments)
 
 
@@ -424,8 +414,8 @@ def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
     if machine is None or (plan.machine is not None and machine.nodes <= machine.domain_nodes):
         return ""
     if plan.machine is None and machine.domain_nodes > 1:
-        return DOMAIN_ASSUMED
-    return "" if plan.nics is not None else NICS_ASSUMED
+        return judged_rows.DOMAIN_ASSUMED
+    return "" if plan.nics is not None else judged_rows.NICS_ASSUMED
 
 
 def _what_is_missing(

@@ -26,25 +26,8 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
+from gpubench.model.results import scan
 from gpubench.model.results.figures import QUICK
-from gpubench.model.results.scan import (
-    MOST_RAILS,
-    ROUNDS,
-    BeforeRounds,
-    ExclusionRow,
-    LocalFigure,
-    NodePair,
-    NodeRail,
-    PlannedRound,
-    RoundOutcome,
-    ScanFabric,
-    ScanPhase,
-    StoredAbsent,
-    StoredFabric,
-    StoredLocal,
-    StoredRound,
-    Tool,
-)
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.ranks.scan.coordinator import NodeRanks
@@ -96,10 +79,10 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
             next_step=f"mpirun --map-by ppr:{gpus[0]}:node, or ppr:1:node",
         )
     own = {rank: place for ranks in members.values() for place, rank in enumerate(ranks)}
-    if max(own.values()) >= MOST_RAILS:
+    if max(own.values()) >= scan.MOST_RAILS:
         raise UsageError(
             f"{max(own.values()) + 1} ranks on each node",
-            expected=f"{MOST_RAILS} at most",
+            expected=f"{scan.MOST_RAILS} at most",
             next_step="mpirun --map-by ppr:1:node",
         )
     return NodeRanks(tuple(map(tuple, members.values())), tuple((own[rank],) for rank in range(len(nodes))))
@@ -158,9 +141,9 @@ def fact_findings(
 def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Keep]:
     """`keep`, that also tells how far the scan is, on stderr, until the scan is over."""
     display = _display(plan, is_rank=is_rank)
-    display.update(0, ROUNDS[ScanPhase.SCREENING], ScanPhase.SCREENING)
+    display.update(0, scan.ROUNDS[scan.ScanPhase.SCREENING], scan.ScanPhase.SCREENING)
 
-    def kept(planned: PlannedRound, outcome: RoundOutcome) -> None:
+    def kept(planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
         keep(planned, outcome)
         display.update(planned.number, _most_rounds(planned.phase), f"rounds at most, after {planned.phase}")
 
@@ -170,11 +153,13 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
         display.stop()
 
 
-def _most_rounds(phase: ScanPhase) -> int:
+def _most_rounds(phase: scan.ScanPhase) -> int:
     """The rounds that a scan in this phase has at most; one whose screening finds nothing ends with it."""
-    if phase is ScanPhase.SCREENING:
-        return ROUNDS[phase]
-    return sum(ROUNDS[each] for each in (ScanPhase.SCREENING, ScanPhase.SUSPECTS, ScanPhase.CONFIRMATION))
+    if phase is scan.ScanPhase.SCREENING:
+        return scan.ROUNDS[phase]
+    return sum(
+        scan.ROUNDS[each] for each in (scan.ScanPhase.SCREENING, scan.ScanPhase.SUSPECTS, scan.ScanPhase.CONFIRMATION)
+    )
 
 
 def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
@@ -184,8 +169,8 @@ def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
 
 
 FILE = "scan.jsonl"
-_PHASES = tuple(phase for phase, rounds in ROUNDS.items() for _ in range(rounds))
-_SCREENING = ROUNDS[ScanPhase.SCREENING]
+_PHASES = tuple(phase for phase, rounds in scan.ROUNDS.items() for _ in range(rounds))
+_SCREENING = scan.ROUNDS[scan.ScanPhase.SCREENING]
 _MOST_BYTES = 512 * 2**20
 _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
 
@@ -197,13 +182,13 @@ class KeptScan:
     `phases_0` are of the scan and of each job that went on with it, `before` is what did not work in any of them.
     """
 
-    stored: StoredFabric
-    fabric: ScanFabric
-    phases_0: list[StoredLocal] = field(default_factory=list)
-    outcomes: list[RoundOutcome] = field(default_factory=list)
-    before: BeforeRounds = field(default_factory=BeforeRounds)
+    stored: scan.StoredFabric
+    fabric: scan.ScanFabric
+    phases_0: list[scan.StoredLocal] = field(default_factory=list)
+    outcomes: list[scan.RoundOutcome] = field(default_factory=list)
+    before: scan.BeforeRounds = field(default_factory=scan.BeforeRounds)
 
-    def local(self) -> dict[LocalFigure, float]:
+    def local(self) -> dict[scan.LocalFigure, float]:
         """What fell behind in a phase 0, with its share of what is usual."""
         return slowest_of(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
 
@@ -232,7 +217,7 @@ class RoundsFolder:
         self._path = None if directory is None else directory / FILE
         self._kept = kept
 
-    def begin(self, stored: StoredFabric) -> None:
+    def begin(self, stored: scan.StoredFabric) -> None:
         """A new file with the nodes; of a scan that goes on, go on behind the last whole line.
 
         Raises UsageError where the folder cannot be written, or holds another scan; CouldNotMeasureError where one that
@@ -269,14 +254,14 @@ class RoundsFolder:
         except OSError as error:
             raise self._lost(error) from error
 
-    def found(self, before: BeforeRounds) -> None:
+    def found(self, before: scan.BeforeRounds) -> None:
         """What does not work before the next round. Raises CouldNotMeasureError where it cannot be written."""
         if before.gone or before.failed:
-            self._add(json_line(StoredAbsent.of(before)))
+            self._add(json_line(scan.StoredAbsent.of(before)))
 
-    def phase_0(self, local: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> None:
+    def phase_0(self, local: Sequence[scan.LocalFigure], findings: Sequence[Finding] = ()) -> None:
         """The figures of phase 0, and what it showed. Raises CouldNotMeasureError where they cannot be written."""
-        stored = StoredLocal.of(local, findings)
+        stored = scan.StoredLocal.of(local, findings)
         if self._kept is None or stored not in self._kept.phases_0:
             self._add(json_line(stored))
 
@@ -287,10 +272,10 @@ class RoundsFolder:
             next_step=f"gpubench scan --replay {self._path.parent if self._path else ''} judges those before",
         )
 
-    def keep(self, _planned: PlannedRound, outcome: RoundOutcome) -> None:
+    def keep(self, _planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
         """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
         if self._kept is None or outcome.number > len(self._kept.outcomes):
-            self._add(json_line(StoredRound.of(outcome)))
+            self._add(json_line(scan.StoredRound.of(outcome)))
 
     def _add(self, lines: str) -> None:
         try:
@@ -312,7 +297,7 @@ def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what
     return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
 
 
-def check_same(kept: KeptScan, now: StoredFabric, directory: Path) -> KeptScan:
+def check_same(kept: KeptScan, now: scan.StoredFabric, directory: Path) -> KeptScan:
     """The scan that was kept, which goes on. Raises UsageError where it is of other nodes or measured otherwise."""
     for what, before, here in (
         ("nodes", kept.stored.hosts, now.hosts),
@@ -340,31 +325,31 @@ def read_rounds(directory: Path) -> KeptScan:
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
     if not lines:
         raise _WANTED.unfit(f"{path} is cut off in its first line", reason="the job ended as it began")
-    stored = read_json_line(StoredFabric, lines[0], f"{path}, line 1")
+    stored = read_json_line(scan.StoredFabric, lines[0], f"{path}, line 1")
     kept = KeptScan(stored, stored.fabric())
     for number, line in enumerate(lines[1:], 2):
         where = f"{path}, line {number}"
         if '"quantities"' in line:
-            kept.phases_0.append(read_json_line(StoredLocal, line, where))
+            kept.phases_0.append(read_json_line(scan.StoredLocal, line, where))
             kept.phases_0[-1].figures(kept.fabric)
         elif '"absent"' in line:
-            kept = _without(kept, read_json_line(StoredAbsent, line, where))
+            kept = _without(kept, read_json_line(scan.StoredAbsent, line, where))
         else:
-            kept.outcomes.append(read_json_line(StoredRound, line, where).outcome(kept.fabric))
+            kept.outcomes.append(read_json_line(scan.StoredRound, line, where).outcome(kept.fabric))
     _check_order(kept.outcomes, path)
     return kept
 
 
-def _without(kept: KeptScan, absent: StoredAbsent) -> KeptScan:
+def _without(kept: KeptScan, absent: scan.StoredAbsent) -> KeptScan:
     gone = absent.nodes(kept.fabric)
-    before = BeforeRounds(kept.before.gone, {**absent.rails(kept.fabric), **kept.before.failed})
+    before = scan.BeforeRounds(kept.before.gone, {**absent.rails(kept.fabric), **kept.before.failed})
     if kept.outcomes:
         kept.outcomes[-1] = replace(kept.outcomes[-1], gone={**gone, **kept.outcomes[-1].gone})
         return replace(kept, before=before)
     return replace(kept, before=replace(before, gone={**gone, **kept.before.gone}))
 
 
-def _check_order(outcomes: Sequence[RoundOutcome], path: Path) -> None:
+def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
     numbers = [each.number for each in outcomes]
     phases = [each.phase for each in outcomes]
     if numbers != list(range(1, len(numbers) + 1)) or phases != list(_PHASES[: len(phases)]):
@@ -379,7 +364,7 @@ class ResumedRounds:
     """Hands out the rounds that were kept, then measures; nodes that are here no more are gone from then on."""
 
     def __init__(
-        self, kept: Sequence[RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
+        self, kept: Sequence[scan.RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
     ) -> None:
         self._kept = list(kept)
         self._measurer = measurer
@@ -387,7 +372,7 @@ class ResumedRounds:
             last = self._kept[-1]
             self._kept[-1] = replace(last, gone={**absent, **last.gone})
 
-    def measure(self, planned: PlannedRound) -> RoundOutcome:
+    def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
         """The round of that number, measured before or now. Raises EndOfRoundsError where nobody measures any more."""
         if planned.number <= len(self._kept):
             return self._kept[planned.number - 1]
@@ -405,11 +390,11 @@ class RenumberedRounds:
         self._then = numbers
         self._now = {then: now for now, then in numbers.items()}
 
-    def measure(self, planned: PlannedRound) -> RoundOutcome:
+    def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
         """The round, with nodes numbered as in the scan."""
         now = self._now
-        pairs = tuple(NodePair(now[first], now[second]) for first, second in planned.pairs)
-        retired = frozenset(NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
+        pairs = tuple(scan.NodePair(now[first], now[second]) for first, second in planned.pairs)
+        retired = frozenset(scan.NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
         outcome = self._measurer.measure(replace(planned, pairs=pairs, retired=retired))
         samples = (
             each._replace(
@@ -423,10 +408,10 @@ class RenumberedRounds:
         return replace(outcome, samples=tuple(samples), gone=gone)
 
 
-def numbered(found: BeforeRounds, numbers: Mapping[int, int]) -> BeforeRounds:
+def numbered(found: scan.BeforeRounds, numbers: Mapping[int, int]) -> scan.BeforeRounds:
     """What phase 0 of a job found, with nodes numbered as in the scan."""
-    failed = {NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
-    return BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
+    failed = {scan.NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
+    return scan.BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
 
 
 def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:
@@ -487,8 +472,8 @@ def deliver(
         presenter.begin(metadata, ())
         presenter.end(report)
         if plan.hostfile is not None:
-            rows = report.rows(ExclusionRow)
-            lines = [f"{row.line}\n" for row in rows if row.tool == Tool.MPIRUN]
+            rows = report.rows(scan.ExclusionRow)
+            lines = [f"{row.line}\n" for row in rows if row.tool == scan.Tool.MPIRUN]
             with naming_output(plan.hostfile):
                 plan.hostfile.write_text("".join(lines), encoding="utf-8")
         return presenter.exit_code

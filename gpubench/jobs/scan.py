@@ -42,15 +42,7 @@ from gpubench.machine.environment import NODE_VARIABLE
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import visible_count
 from gpubench.machine.probe import probe
-from gpubench.measure.scan.judging import (
-    below_profile,
-    better_of,
-    not_measured_inside,
-    slow_figures,
-    slowest_of,
-    still_slow,
-    wrong_data_inside,
-)
+from gpubench.measure.scan import judging
 from gpubench.measure.scan.report import SECTIONS as SECTIONS
 from gpubench.measure.scan.report import ScanResult, clock_findings
 from gpubench.measure.scan.rounds import (
@@ -261,21 +253,21 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
         folder.found(failed.without(before))
         before = failed.beside(before)
     first, second = passes
-    local: dict[LocalFigure, float] = still_slow(slow_figures(first), second)
+    local: dict[LocalFigure, float] = judging.still_slow(judging.slow_figures(first), second)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
     profiles = matched_profiles(meeting.nodes, os.environ)
     findings = [
         *fact_findings(meeting.nodes, profiles),
         *clock_findings(fabric, clocks),
-        *wrong_data_inside(fabric, (*first, *second)),
-        *not_measured_inside(fabric, (first, second), list(local)),
+        *judging.wrong_data_inside(fabric, (*first, *second)),
+        *judging.not_measured_inside(fabric, (first, second), list(local)),
     ]
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
-        findings += below_profile(fabric, (first, second), of_nodes, list(local))
-    folder.phase_0(better_of(first, second), findings)
+        findings += judging.below_profile(fabric, (first, second), of_nodes, list(local))
+    folder.phase_0(judging.better_of(first, second), findings)
     if kept is not None:
-        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        local, findings = judging.slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
     quick = is_quick(plan.quick, kept)
     with telling(plan, folder.keep, is_rank=True) as keep:
         course = scan(fabric, seed, measurer, quick=quick, keep=keep, before=before)
@@ -401,17 +393,17 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     kept = None if plan.resume is None else check_same(read_rounds(plan.resume), stored, plan.resume)
     folder = RoundsFolder(plan.resume or plan.rounds, kept)
     folder.begin(stored)
-    local = still_slow(slow_figures(first), second)
+    local = judging.still_slow(judging.slow_figures(first), second)
     profiles = dict.fromkeys(range(machine.nodes), machine.profile)
     findings = [
         *_facts(simulation),
-        *wrong_data_inside(fabric, (*first, *second)),
-        *below_profile(fabric, (first, second), profiles, list(local)),
+        *judging.wrong_data_inside(fabric, (*first, *second)),
+        *judging.below_profile(fabric, (first, second), profiles, list(local)),
     ]
-    folder.phase_0(better_of(first, second), findings)
+    folder.phase_0(judging.better_of(first, second), findings)
     before = NOTHING_BEFORE
     if kept is not None:
-        local, findings = slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
+        local, findings = judging.slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
         before = kept.before
     quick = is_quick(plan.quick, kept)
     measurer = rounds if kept is None else ResumedRounds(kept.outcomes, rounds)

@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
-from gpubench.jobs.options import (
-    INPUT,
-    MEASURE,
-    SIMULATE,
-    argument,
-    flag,
-    one_of,
-    option,
-    paths,
-    step_timeout,
-    unknown_choice,
-)
+from gpubench.jobs import options
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -38,13 +27,13 @@ def _parse_step(text: str) -> float:
 def _parse_recompute(text: str) -> "Recompute":
     from gpubench.model.workload import Recompute
 
-    return one_of("--recompute", Recompute)(text)
+    return options.one_of("--recompute", Recompute)(text)
 
 
 def _parse_optimizer(text: str) -> bool:
     """Whether there is one."""
     if text not in ("adam", "none"):
-        raise unknown_choice("--optimizer", text, ("adam", "none"))
+        raise options.unknown_choice("--optimizer", text, ("adam", "none"))
     return text == "adam"
 
 
@@ -56,17 +45,21 @@ class TrainingPlan:
     plan), with the first of `layouts`.
     """
 
-    help_group: ClassVar = INPUT
+    help_group: ClassVar = options.INPUT
 
-    model_file: Path | None = argument("MODEL", "File with the model (.toml or .json), or use --parameters.", read=Path)
-    parameters: str | None = option(
+    model_file: Path | None = options.argument(
+        "MODEL", "File with the model (.toml or .json), or use --parameters.", read=Path
+    )
+    parameters: str | None = options.option(
         "7B", "In place of MODEL: a transformer with about this many parameters, without embedding.", common=True
     )
-    sequence: int | None = option("N", "Tokens per sequence.", min=1, max=100_000_000)
-    batch: int | None = option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
-    global_batch: int | None = option("N", "Sequences per step on all GPUs (default: --batch × GPUs).", min=1)
-    microbatches: int | None = option("N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000)
-    layouts: tuple[str, ...] = option(
+    sequence: int | None = options.option("N", "Tokens per sequence.", min=1, max=100_000_000)
+    batch: int | None = options.option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
+    global_batch: int | None = options.option("N", "Sequences per step on all GPUs (default: --batch × GPUs).", min=1)
+    microbatches: int | None = options.option(
+        "N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000
+    )
+    layouts: tuple[str, ...] = options.option(
         "WORDS",
         "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, epN. Repeatable "
         "(default: the first four).",
@@ -76,61 +69,72 @@ class TrainingPlan:
         without=(),
         common=True,
     )
-    recompute: "Recompute | None" = option(
+    recompute: "Recompute | None" = options.option(
         "full|selective|none",
         "What the backward pass computes again, to save memory (default: none).",
         read=_parse_recompute,
         common=True,
     )
-    fp8: bool = flag("Matrix products compute in 8 bits.")
-    simulate: str | None = option(
+    fp8: bool = options.flag("Matrix products compute in 8 bits.")
+    simulate: str | None = options.option(
         "MACHINE",
         "Plan for a machine by its profile: hgx-h200-8, or 'hgx-h100-8*4' for 4 nodes (default: this machine).",
         completed_as="simulate",
         common=True,
-        group=SIMULATE,
+        group=options.SIMULATE,
     )
-    profile: str | None = option("NAME|FILE", "Profile for times that were not measured.", completed_as="profile")
-    nodes: int | None = option(
+    profile: str | None = options.option(
+        "NAME|FILE", "Profile for times that were not measured.", completed_as="profile"
+    )
+    nodes: int | None = options.option(
         "N", "Plan for N nodes of this machine, joined as in its profile.", min=1, max=16384, common=True
     )
-    gpus: int | None = option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
-    results: tuple[Path, ...] = option(
-        "DIR|FILE", "Stored results of collectives. Repeatable.", read=paths, several=True, without=(), common=True
+    gpus: int | None = options.option("N", "Use only N GPUs (default: all).", min=1, max=1_000_000)
+    results: tuple[Path, ...] = options.option(
+        "DIR|FILE",
+        "Stored results of collectives. Repeatable.",
+        read=options.paths,
+        several=True,
+        without=(),
+        common=True,
     )
-    overlap: tuple[Path, ...] = option(
-        "FILE", "Stored results of gpubench overlap. Repeatable.", read=paths, several=True, without=()
+    overlap: tuple[Path, ...] = options.option(
+        "FILE", "Stored results of gpubench overlap. Repeatable.", read=options.paths, several=True, without=()
     )
-    other_machine: bool = flag("Use results of another machine.")
-    measure: bool = flag("Measure the model's computation here: its blocks with PyTorch.", common=True, group=MEASURE)
-    tflops: float | None = option("N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True)
-    step_seconds: float | None = option(
+    other_machine: bool = options.flag("Use results of another machine.")
+    measure: bool = options.flag(
+        "Measure the model's computation here: its blocks with PyTorch.", common=True, group=options.MEASURE
+    )
+    tflops: float | None = options.option(
+        "N", "Speed of the model on one GPU, TFLOP/s.", min=1e-3, max=1e6, common=True
+    )
+    step_seconds: float | None = options.option(
         "412ms",
         "Measured time of a step with the first --layout: everything else follows from it.",
         name="--step",
         read=_parse_step,
         common=True,
     )
-    tokens_per_second: float | None = option(
+    tokens_per_second: float | None = options.option(
         "N", "Measured tokens per second of all GPUs, in place of --step.", min=1e-3, max=1e15, common=True
     )
-    measured_on: int | None = option(
+    measured_on: int | None = options.option(
         "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
     )
-    with_optimizer: bool = option(
+    with_optimizer: bool = options.option(
         "adam|none", "Optimizer of the step.", name="--optimizer", default="adam", read=_parse_optimizer
     )
-    bucket_mb: float | None = option(
+    bucket_mb: float | None = options.option(
         "MB",
         "Size of gradient buckets (default: 25 for ddp, as in PyTorch; for zero1 as in Megatron-LM).",
         min=0.001,
         max=1e6,
     )
-    reduce_fp32: bool = flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.")
-    imbalance: float = option(
+    reduce_fp32: bool = options.flag("Gradients are reduced in 32 bits, as by Megatron-LM and torchtitan.")
+    imbalance: float = options.option(
         "FACTOR", "Tokens of the busiest expert rank, divided by the average.", default=1.0, min=1, max=1000
     )
-    faults: tuple[str, ...] = option(
+    faults: tuple[str, ...] = options.option(
         "WHERE:KEY=VALUE",
         "Predict the cost of this fault, e.g. gpu0:nvlink=9. Repeatable.",
         name="--fault",
@@ -138,12 +142,12 @@ class TrainingPlan:
         several=True,
         without=(),
         common=True,
-        group=SIMULATE,
+        group=options.SIMULATE,
     )
-    faults_from: Path | None = option(
+    faults_from: Path | None = options.option(
         "FILE", "Predict the cost of the faults in a stored result of check or scan.", read=Path
     )
-    timeout_s: float = step_timeout("one measurement", default=120.0)
+    timeout_s: float = options.step_timeout("one measurement", default=120.0)
     presentation: Presentation = field(default_factory=Presentation)
 
     @property

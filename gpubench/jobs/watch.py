@@ -17,20 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gpubench.errors import UsageError, advising, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
+from gpubench.jobs import sources
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
-from gpubench.jobs.sources import (
-    SECONDS_TO_READ_A_NODE,
-    Here,
-    Replayed,
-    Simulated,
-    Simulation,
-    gathered,
-    own_process,
-    refuse_under_launcher,
-    say_what_is_ignored,
-)
 from gpubench.machine import recorded
 from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
@@ -228,7 +218,7 @@ def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
 
 
 def _simulated_readers(
-    simulation: Simulation, nodes: Sequence[Snapshot], clock: Callable[[], float]
+    simulation: sources.Simulation, nodes: Sequence[Snapshot], clock: Callable[[], float]
 ) -> list[SimulatedTraffic]:
     readers, profile = [], simulation.machine.profile
     for number, node in enumerate(nodes):
@@ -291,7 +281,9 @@ def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
 
 
 def _check_watchable(plan: WatchPlan, machines: "Machines") -> None:
-    if isinstance(plan.source, Here) and not any(node.gpus or node.snapshot.failures for node in machines.nodes):
+    if isinstance(plan.source, sources.Here) and not any(
+        node.gpus or node.snapshot.failures for node in machines.nodes
+    ):
         reason = machines.nodes[0].snapshot.driver.absent or "the driver finds none on this host"
         raise no_gpu(reason, for_what=NAME)
 
@@ -312,7 +304,7 @@ def watch(
     from gpubench.model.results.watch import TrafficRow
 
     topologies = {node.snapshot.host: node for node in machines.nodes}
-    origin = Origin.RECORDED if isinstance(plan.source, Replayed) else machines.origin
+    origin = Origin.RECORDED if isinstance(plan.source, sources.Replayed) else machines.origin
     course = Course(topologies.get)
     limits = cache(lambda host: Limits(topologies.get(host)))
     metadata = _metadata(plan, arguments, machines, origin)
@@ -414,7 +406,7 @@ class WatchRankJob:
         outputs = plan.presentation.outputs
         agree(group, lambda: check_writable(outputs, plan.recording.record) if group.rank == 0 else None)
         snapshots = agree(group, self._own_snapshots, place=str(self.identity))
-        machines = gathered(group, snapshots, own_process(self.identity))
+        machines = sources.gathered(group, snapshots, sources.own_process(self.identity))
         agree(group, lambda: None if machines is None else self._check(machines))
         most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
         self._plan = plan.with_interval_of(group.broadcast(most))
@@ -432,7 +424,7 @@ class WatchRankJob:
 
         if self.identity.local_rank != 0:
             return []
-        return [probe(max(self._plan.timeout_s, SECONDS_TO_READ_A_NODE), os.environ)]
+        return [probe(max(self._plan.timeout_s, sources.SECONDS_TO_READ_A_NODE), os.environ)]
 
     def _node(self, snapshots: "Sequence[Snapshot]", stack: ExitStack) -> "_OwnNode":
         from gpubench.measure.watch.report import NodeWatch, joined_by
@@ -512,12 +504,12 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     """Watch, alone or as one rank; the exit code. Raises GpubenchError."""
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:
-        refuse_under_launcher(NAME, plan.source, launch)
+        sources.refuse_under_launcher(NAME, plan.source, launch)
 
         return run_ranks(plan, arguments, launch)
     is_terminal = launch is None and sys.stdout.isatty()
     with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
-        say_what_is_ignored(plan.source, presenter)
+        sources.say_what_is_ignored(plan.source, presenter)
         machines = plan.source.machines()
         _check_watchable(plan, machines)
         with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
@@ -531,7 +523,7 @@ def _paced(
     plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
 ) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
     """Readings and their clock; of a recording the plan has the interval at which it was made."""
-    if isinstance(plan.source, Replayed):
+    if isinstance(plan.source, sources.Replayed):
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
         return (
@@ -540,16 +532,16 @@ def _paced(
             recorded,
         )
     pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
-    if isinstance(plan.source, Simulated):
+    if isinstance(plan.source, sources.Simulated):
         return plan, pace, _simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
     plan = plan.with_interval_of(len(machines.nodes[0].gpus))
     return plan, pace, [reader_here(plan, machines.nodes[0].snapshot.host)]
 
 
 def _is_real(plan: WatchPlan, *, is_terminal: bool) -> bool:
-    if isinstance(plan.source, Here):
+    if isinstance(plan.source, sources.Here):
         return True
-    return isinstance(plan.source, Simulated) and _is_live(plan.presentation, is_terminal=is_terminal)
+    return isinstance(plan.source, sources.Simulated) and _is_live(plan.presentation, is_terminal=is_terminal)
 
 
 def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
@@ -563,7 +555,7 @@ def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Itera
     from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
 
     presentation = plan.presentation
-    if isinstance(plan.source, Replayed) or not _is_live(presentation, is_terminal=is_terminal):
+    if isinstance(plan.source, sources.Replayed) or not _is_live(presentation, is_terminal=is_terminal):
         yield (PlainScreen(chosen_width(presentation)) if presentation.format is TABLE else NoScreen()), sleep
         return
     color = terminal_style(presentation, sys.stdout).color

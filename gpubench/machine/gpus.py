@@ -9,21 +9,8 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
+from gpubench.model.facts import snapshot
 from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
-from gpubench.model.facts.snapshot import (
-    ConfidentialComputing,
-    DriverFacts,
-    DriverSettings,
-    Fabric,
-    GpuFacts,
-    GpuLimits,
-    NvLink,
-    NvlinkPeer,
-    PairFacts,
-    PcieLink,
-    RemappedRows,
-    bus_id,
-)
 from gpubench.model.terms.units import ranges_of
 from gpubench.records import dataclass
 
@@ -40,11 +27,11 @@ CRC_DATA and ECC_DATA, the counters 3 and 4, are left out: on H200 they count wh
 on every healthy link."""
 
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-_PEERS = {0: NvlinkPeer.GPU, 1: NvlinkPeer.CPU, 2: NvlinkPeer.SWITCH}
+_PEERS = {0: snapshot.NvlinkPeer.GPU, 1: snapshot.NvlinkPeer.CPU, 2: snapshot.NvlinkPeer.SWITCH}
 _HOPPER = (9, 0)
 
 
-def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[NvLink, ...] | None:
+def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
     """The links of a GPU, None where NVML does not say; `unknown` has the reasons, as `nvlinks.version`."""
     common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
@@ -79,7 +66,7 @@ class _LinkReader:
     capability: tuple[int, int]
     counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
-    def read(self, link: int) -> NvLink:
+    def read(self, link: int) -> snapshot.NvLink:
         """One link. What an inactive one does not answer stays unknown."""
         state = self._state(link)
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
@@ -87,7 +74,7 @@ class _LinkReader:
         if version is None:
             version = self.answers.ask("nvlinks.version", "nvmlDeviceGetNvLinkVersion", link)
         peer = self.answers.ask("nvlinks.peer", "nvmlDeviceGetNvLinkRemoteDeviceType", link)
-        return NvLink(
+        return snapshot.NvLink(
             number=link,
             active=None if state is None else bool(state),
             version=_VERSIONS.get(version) if version is not None else None,
@@ -111,7 +98,7 @@ class _LinkReader:
     def _peer_bus_id(self, link: int) -> str | None:
         """The device at the other end; a virtual machine hides it behind an address of ones."""
         remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
-        address = bus_id(text(remote.busId) or "") if remote is not None else ""
+        address = snapshot.bus_id(text(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
             self.answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
         return address if address and not address.startswith("ffffffff:") else None
@@ -140,10 +127,10 @@ _BANDWIDTH_MODES = ("full", "off", "min", "half", "3quarter")
 _UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 
 
-def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings:
+def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
     """The settings, from a pynvml that is initialised; `handles` are those of the GPUs that answer, by index."""
     unknown: dict[str, str] = {}
-    return DriverSettings(
+    return snapshot.DriverSettings(
         confidential_computing=_confidential_computing(library, unknown),
         nvlink_bandwidth_mode=_bandwidth_mode(library, unknown),
         nvlink_bandwidth_reduced=_bandwidth_reduced(library, handles, unknown),
@@ -151,7 +138,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> DriverSettings
     )
 
 
-def _confidential_computing(library: Any, unknown: dict[str, str]) -> ConfidentialComputing | None:
+def _confidential_computing(library: Any, unknown: dict[str, str]) -> snapshot.ConfidentialComputing | None:
     """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
     with contextlib.suppress(AttributeError, library.NVMLError):
         form = library.c_nvmlSystemConfComputeSettings_v1_t()
@@ -171,8 +158,8 @@ def _answer(library: Any, function: str, setting: str, unknown: dict[str, str]) 
     return None
 
 
-def _conf_compute(form: Any, multi_gpu: str | None) -> ConfidentialComputing:
-    return ConfidentialComputing(
+def _conf_compute(form: Any, multi_gpu: str | None) -> snapshot.ConfidentialComputing:
+    return snapshot.ConfidentialComputing(
         enabled=form.ccFeature == 1,
         developer_tools=form.devToolsMode == 1,
         environment=word_of(_ENVIRONMENTS, form.environment),
@@ -236,25 +223,25 @@ _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 class NvmlFacts:
     """The node as NVML describes it; a missing driver is in `driver.absent`."""
 
-    driver: DriverFacts = field(default_factory=DriverFacts)
-    settings: DriverSettings = field(default_factory=DriverSettings)
-    gpus: tuple[GpuFacts, ...] = ()
-    pairs: tuple[PairFacts, ...] = ()
+    driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
+    settings: snapshot.DriverSettings = field(default_factory=snapshot.DriverSettings)
+    gpus: tuple[snapshot.GpuFacts, ...] = ()
+    pairs: tuple[snapshot.PairFacts, ...] = ()
 
 
 def read_node(library: Any, cpus: int) -> NvmlFacts:
     """Driver, GPUs and pairs, from a pynvml that is initialised; `cpus` is how many the machine can have."""
     handles: dict[int, object] = {}
-    gone: list[GpuFacts] = []
+    gone: list[snapshot.GpuFacts] = []
     for index in range(library.nvmlDeviceGetCount()):
         try:
             handles[index] = library.nvmlDeviceGetHandleByIndex(index)
         except library.NVMLError as error:
-            gone.append(GpuFacts(index=index, lost=str(error)))
+            gone.append(snapshot.GpuFacts(index=index, lost=str(error)))
     gpus = tuple(_read_gpu(Answers(library, handle), index, cpus) for index, handle in handles.items())
     alive = {gpu.index: handles[gpu.index] for gpu in gpus if gpu.lost is None}
     return NvmlFacts(
-        driver=DriverFacts(
+        driver=snapshot.DriverFacts(
             version=text(library.nvmlSystemGetDriverVersion()),
             cuda=version_text(library.nvmlSystemGetCudaDriverVersion()),
         ),
@@ -264,7 +251,7 @@ def read_node(library: Any, cpus: int) -> NvmlFacts:
     )
 
 
-def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
+def _read_gpu(answers: Answers, index: int, cpus: int) -> snapshot.GpuFacts:
     pci = answers.ask("bus_id", "nvmlDeviceGetPciInfo")
     capability = answers.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
     memory = answers.ask_in_turn(
@@ -273,9 +260,9 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
     reasons = read_clock_reasons(answers)
     bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
     # The arguments are evaluated in this order: `lost` and `unknown` are complete when their turn comes.
-    return GpuFacts(
+    return snapshot.GpuFacts(
         index=index,
-        bus_id=bus_id(text(pci.busId) or "") if pci is not None else None,
+        bus_id=snapshot.bus_id(text(pci.busId) or "") if pci is not None else None,
         name=text(answers.ask("name", "nvmlDeviceGetName")),
         uuid=text(answers.ask("uuid", "nvmlDeviceGetUUID")),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
@@ -306,11 +293,11 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> GpuFacts:
     )
 
 
-def _limits(answers: Answers) -> GpuLimits:
+def _limits(answers: Answers) -> snapshot.GpuLimits:
     """NVML answers milliwatts."""
     power = answers.call("nvmlDeviceGetPowerManagementLimit").value
     default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
-    return GpuLimits(
+    return snapshot.GpuLimits(
         clock_mhz=answers.call("nvmlDeviceGetApplicationsClock", MULTIPROCESSORS).value,
         default_clock_mhz=answers.call("nvmlDeviceGetDefaultApplicationsClock", MULTIPROCESSORS).value,
         power_w=None if power is None else power / 1000,
@@ -360,12 +347,12 @@ def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
     return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
 
 
-def _remapped_rows(answers: Answers) -> RemappedRows | None:
+def _remapped_rows(answers: Answers) -> snapshot.RemappedRows | None:
     rows = answers.ask("remapped_rows", "nvmlDeviceGetRemappedRows")
     if rows is None:
         return None
     spares = answers.call("nvmlDeviceGetRowRemapperHistogram").value
-    return RemappedRows(
+    return snapshot.RemappedRows(
         correctable=rows[0],
         uncorrectable=rows[1],
         pending=bool(rows[2]),
@@ -374,9 +361,9 @@ def _remapped_rows(answers: Answers) -> RemappedRows | None:
     )
 
 
-def _pcie(answers: Answers) -> PcieLink:
+def _pcie(answers: Answers) -> snapshot.PcieLink:
     """NVML answers 0 for what it does not know of a link."""
-    return PcieLink(
+    return snapshot.PcieLink(
         generation=answers.ask("pcie.generation", "nvmlDeviceGetCurrPcieLinkGeneration") or None,
         width=answers.ask("pcie.width", "nvmlDeviceGetCurrPcieLinkWidth") or None,
         max_generation=answers.ask("pcie.max_generation", "nvmlDeviceGetMaxPcieLinkGeneration") or None,
@@ -390,7 +377,7 @@ def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
     return ranges_of(mask) or None
 
 
-def _fabric(answers: Answers) -> Fabric | None:
+def _fabric(answers: Answers) -> snapshot.Fabric | None:
     """The registration with the NVLink fabric, in the newest form of the driver; status only where completed."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
@@ -408,8 +395,8 @@ def _fabric(answers: Answers) -> Fabric | None:
         return None
     state = word_of(_FABRIC_STATES, info.state)
     if state != "completed":
-        return Fabric(state=state)
-    return Fabric(
+        return snapshot.Fabric(state=state)
+    return snapshot.Fabric(
         state=state,
         status="success" if info.status == 0 else str(answers.library.NVMLError(info.status)),
         clique=_clique(info),
@@ -454,7 +441,7 @@ def _process_name(library: Any, pid: int) -> str | None:
         return None
 
 
-def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts, ...]:
+def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[snapshot.PairFacts, ...]:
     paths: dict[frozenset[int], str | None] = {}
     pairs = []
     for source, destination in permutations(handles, 2):
@@ -468,5 +455,5 @@ def _read_pairs(library: Any, handles: Mapping[int, object]) -> tuple[PairFacts,
             for name, number in _P2P_QUESTIONS.items()
         }
         words |= {"source": f"GPU{source}", "destination": f"GPU{destination}", "pcie_path": paths[both]}
-        pairs.append(PairFacts(**words, unknown=answers.unknown))
+        pairs.append(snapshot.PairFacts(**words, unknown=answers.unknown))
     return tuple(pairs)

@@ -12,17 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpubench.machine.host import UnknownFields, names_in, number_of, text_of
-from gpubench.model.facts.snapshot import (
-    ACCESS_CONTROLS,
-    AccessControl,
-    PciDevice,
-    PcieErrors,
-    PcieLink,
-    PciKind,
-    PciPlace,
-    PciSwitch,
-    bus_id,
-)
+from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 from gpubench.records import dataclass
 
@@ -50,7 +40,7 @@ def find_nvidia_devices(root: Path) -> PciDevices:
     folder = root / "sys/bus/pci/devices"
     gpus: list[Path] = []
     nvswitches: list[Path] = []
-    for name in sorted(names_in(folder), key=lambda each: bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
+    for name in sorted(names_in(folder), key=lambda each: snapshot.bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
         number = number_of(folder.joinpath(name, "class"))
         kind = None if number is None else number >> 8
         if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
@@ -61,7 +51,7 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 def pci_address(device: Path) -> str | None:
     """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
     ports = _ports_of(device)
-    return bus_id(ports[-1].name) if ports else None
+    return snapshot.bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
@@ -70,25 +60,25 @@ def pci_folder(device: Path) -> Path | None:
     return ports[-1] if ports else None
 
 
-def place_of(device: Path) -> PciPlace:
+def place_of(device: Path) -> snapshot.PciPlace:
     """The place in the PCI tree of the device that a sysfs path leads to; a PCIe switch shows as two bridges."""
     ports = _ports_of(device)
     if not ports:
-        return PciPlace()
+        return snapshot.PciPlace()
     bridges = ports[:-1]
     numa_node = number_of(ports[-1] / "numa_node")
     host_bridge = ports[0].parent.name
-    return PciPlace(
+    return snapshot.PciPlace(
         host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
-        root_port=bus_id(bridges[0].name) if bridges else None,
-        switches=tuple(bus_id(port.name) for port in bridges[1::2]),
+        root_port=snapshot.bus_id(bridges[0].name) if bridges else None,
+        switches=tuple(snapshot.bus_id(port.name) for port in bridges[1::2]),
         numa_node=None if numa_node is None or numa_node < 0 else numa_node,
     )
 
 
-def link_of(device: Path) -> PcieLink:
+def link_of(device: Path) -> snapshot.PcieLink:
     """The link of a device towards the CPU as it is trained, and at most, as this end of it has them."""
-    return PcieLink(
+    return snapshot.PcieLink(
         generation=_generation(device / "current_link_speed"),
         width=_width(device / "current_link_width"),
         max_generation=_generation(device / "max_link_speed"),
@@ -96,7 +86,7 @@ def link_of(device: Path) -> PcieLink:
     )
 
 
-def trained_link(device: Path) -> PcieLink:
+def trained_link(device: Path) -> snapshot.PcieLink:
     """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
     ports = _ports_of(device)
     link = link_of(ports[-1] if ports else device)
@@ -110,11 +100,12 @@ def trained_link(device: Path) -> PcieLink:
     )
 
 
-def switches_above(devices: Iterable[Path]) -> tuple[PciSwitch, ...]:
+def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
     """The PCIe switches above some devices, each once, in the order of their bus ids."""
-    ports = {bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
+    ports = {snapshot.bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
     return tuple(
-        PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port)) for name, port in sorted(ports.items())
+        snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port))
+        for name, port in sorted(ports.items())
     )
 
 
@@ -171,12 +162,12 @@ _ATS_ENABLED = 1 << 31  # The highest bit of the control register, in the upper 
 _WORD_BYTES = 4
 
 
-def read_access_control(device: Path, unknown: UnknownFields) -> AccessControl | None:
+def read_access_control(device: Path, unknown: UnknownFields) -> snapshot.AccessControl | None:
     """The port's ACS registers; None, with the reason kept, where they cannot be read."""
     registers = _capability(device, _ACS, ACCESS_CONTROL, unknown)
     if registers is None:
-        return None if ACCESS_CONTROL in unknown.reasons else AccessControl()
-    return AccessControl(capable=_names(registers & 0xFFFF), enabled=_names(registers >> 16))
+        return None if ACCESS_CONTROL in unknown.reasons else snapshot.AccessControl()
+    return snapshot.AccessControl(capable=_names(registers & 0xFFFF), enabled=_names(registers >> 16))
 
 
 def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
@@ -231,7 +222,7 @@ def _whole_word(file: int, offset: int) -> int:
 
 
 def _names(bits: int) -> tuple[str, ...]:
-    return tuple(name for position, name in enumerate(ACCESS_CONTROLS) if bits >> position & 1)
+    return tuple(name for position, name in enumerate(snapshot.ACCESS_CONTROLS) if bits >> position & 1)
 
 
 def _word(file: int, offset: int) -> int | None:
@@ -244,7 +235,7 @@ _TOTAL = "TOTAL_ERR_"
 _MOST_DIGITS = 19
 
 
-def read_errors(device: Path, unknown: UnknownFields) -> PcieErrors | None:
+def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | None:
     """The counters of a device; None, with the reason kept as `errors`, where it has none that can be read."""
     totals: dict[str, int] = {}
     named: dict[str, int] = {}
@@ -262,7 +253,7 @@ def read_errors(device: Path, unknown: UnknownFields) -> PcieErrors | None:
         totals[severity] = total
         errors = {name: count for name, count in counts.items() if count and not name.startswith(_TOTAL)}
         named |= {f"{severity}.{name}": count for name, count in errors.items()}
-    return PcieErrors(**totals, named=named) if totals else None
+    return snapshot.PcieErrors(**totals, named=named) if totals else None
 
 
 def _counts(text: str) -> dict[str, int]:
@@ -282,38 +273,40 @@ _WIDEST_BAR = 63
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
-def read_pci_devices(gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]) -> tuple[PciDevice, ...]:
+def read_pci_devices(
+    gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]
+) -> tuple[snapshot.PciDevice, ...]:
     """All PCI devices on the paths of GPUs and NICs, by bus id; `minors` numbers the GPUs' device files."""
-    found: dict[str, PciDevice] = {}
-    for kind, devices in ((PciKind.GPU, gpus), (PciKind.NIC, nics)):
+    found: dict[str, snapshot.PciDevice] = {}
+    for kind, devices in ((snapshot.PciKind.GPU, gpus), (snapshot.PciKind.NIC, nics)):
         for device in devices:
             above: str | None = None
             for folder, each in _chain(device, kind):
-                name = bus_id(folder.name)
+                name = snapshot.bus_id(folder.name)
                 if name not in found:
                     found[name] = _read(folder, each, above, minors)
                 above = name
     return tuple(found[name] for name in sorted(found))
 
 
-def _chain(device: Path, kind: PciKind) -> Iterable[tuple[Path, PciKind]]:
+def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapshot.PciKind]]:
     """The bridges above a device, from the CPU on, and the device itself. Behind the root port they come in pairs."""
     ports = _ports_of(device)
     for position, folder in enumerate(ports[:-1]):
-        inner = PciKind.UPSTREAM_PORT if position % 2 else PciKind.DOWNSTREAM_PORT
-        yield folder, inner if position else PciKind.ROOT_PORT
+        inner = snapshot.PciKind.UPSTREAM_PORT if position % 2 else snapshot.PciKind.DOWNSTREAM_PORT
+        yield folder, inner if position else snapshot.PciKind.ROOT_PORT
     yield from ((folder, kind) for folder in ports[-1:])
 
 
-def _read(folder: Path, kind: PciKind, above: str | None, minors: Mapping[str, int]) -> PciDevice:
-    unknown, name = UnknownFields(), bus_id(folder.name)
+def _read(folder: Path, kind: snapshot.PciKind, above: str | None, minors: Mapping[str, int]) -> snapshot.PciDevice:
+    unknown, name = UnknownFields(), snapshot.bus_id(folder.name)
     bar1, most, minor = None, None, None
-    if kind is PciKind.GPU:
+    if kind is snapshot.PciKind.GPU:
         bar1, most, minor = _bar1(folder, unknown), _bar1_most(folder, unknown), minors.get(name)
         if minor is None:
             unknown.reasons["minor"] = "the driver's page of this GPU in /proc does not tell it"
-    is_bridge = kind not in (PciKind.GPU, PciKind.NIC)
-    return PciDevice(
+    is_bridge = kind not in (snapshot.PciKind.GPU, snapshot.PciKind.NIC)
+    return snapshot.PciDevice(
         bus_id=name,
         kind=kind,
         above=above,

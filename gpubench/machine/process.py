@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from gpubench.errors import UsageError
+from gpubench.machine import host
 from gpubench.machine.environment import (
     can_look,
     effective,
@@ -21,17 +22,6 @@ from gpubench.machine.environment import (
     read_nccl_files,
     verbs_providers,
     wanted_libraries,
-)
-from gpubench.machine.host import (
-    RUNTIMES,
-    UnknownFields,
-    below,
-    container_hints,
-    exists,
-    names_in,
-    number_of,
-    printable,
-    text_of,
 )
 from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import bus_id
@@ -68,7 +58,7 @@ _TOOLS = {
 without asking it for anything."""
 
 
-def capabilities(status: str, unknown: UnknownFields) -> tuple[str, ...] | None:
+def capabilities(status: str, unknown: host.UnknownFields) -> tuple[str, ...] | None:
     """Those in force, of the ones that count here, from the text of /proc/self/status."""
     match = _EFFECTIVE.search(status)
     if match is None:
@@ -78,7 +68,7 @@ def capabilities(status: str, unknown: UnknownFields) -> tuple[str, ...] | None:
     return tuple(name for bit, name in _CAPABILITIES.items() if bits >> bit & 1)
 
 
-def memory_nodes(status: str, unknown: UnknownFields) -> str | None:
+def memory_nodes(status: str, unknown: host.UnknownFields) -> str | None:
     """The memory nodes that this process may take memory from, as a list of ranges."""
     match = _MEMORY_NODES.search(status)
     if match is None:
@@ -99,19 +89,19 @@ def tracer(status: str, root: Path) -> str | None:
     match = _TRACER.search(status)
     if match is None:
         return None
-    name = printable(text_of(root / "proc" / match[1] / "comm") or "")
+    name = host.printable(host.text_of(root / "proc" / match[1] / "comm") or "")
     return f"{match[1]} ({name})" if name else match[1]
 
 
 def tools(root: Path) -> dict[str, str]:
     """The first library of each tool that is mapped here, by the tool's name."""
     found: dict[str, str] = {}
-    lines = (text_of(root / "proc/self/maps") or "").splitlines()
+    lines = (host.text_of(root / "proc/self/maps") or "").splitlines()
     for path in dict.fromkeys(line.partition("/")[2].removesuffix(" (deleted)") for line in lines):
         file = path.rpartition("/")[2]
         for name, pattern in _TOOLS.items():
             if file and name not in found and pattern.match(file):
-                found[name] = f"/{printable(path)}"
+                found[name] = f"/{host.printable(path)}"
     return found
 
 
@@ -129,10 +119,10 @@ _NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
 
 def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
     """True where calls may be tried: no filter, or a container runtime's, which refuses calls and kills nobody."""
-    return seccomp != _FILTERED or not RUNTIMES.isdisjoint(hints)
+    return seccomp != _FILTERED or not host.RUNTIMES.isdisjoint(hints)
 
 
-def pidfd_getfd(unknown: UnknownFields, *, allowed: bool) -> bool | None:
+def pidfd_getfd(unknown: host.UnknownFields, *, allowed: bool) -> bool | None:
     """True where pidfd_getfd passes descriptors of GPU memory, as expandable segments do; tried on this process."""
     if not allowed:
         unknown.reasons["pidfd_getfd"] = _NOT_TRIED
@@ -151,7 +141,7 @@ def pidfd_getfd(unknown: UnknownFields, *, allowed: bool) -> bool | None:
     return bool(taken >= 0)
 
 
-def memory_policy(unknown: UnknownFields, *, allowed: bool) -> str | None:
+def memory_policy(unknown: host.UnknownFields, *, allowed: bool) -> str | None:
     """From which memory nodes this process takes memory: 'default', or 'bind 0-1' as numactl sets it."""
     number = _GET_MEMPOLICY.get(platform.machine())
     if not allowed or number is None:
@@ -180,7 +170,7 @@ class RunDelay(NamedTuple):
 
 def run_delay(root: Path = Path("/")) -> RunDelay | None:
     """Both since the thread was made (sched-stats.rst of the kernel); None where the kernel keeps no count."""
-    fields = (text_of(root / "proc/self/schedstat") or "").split()
+    fields = (host.text_of(root / "proc/self/schedstat") or "").split()
     if len(fields) < len(RunDelay._fields) or not all(each.isdecimal() for each in fields):
         return None
     return RunDelay(int(fields[0]), int(fields[1]))
@@ -198,7 +188,7 @@ def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | Non
 def cpu_quota(root: Path) -> CpuQuota | None:
     """The least that this process's control group and those above it grant, versions 1 and 2; None for no limit."""
     found: list[CpuQuota] = []
-    for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
+    for entry in (host.text_of(root / "proc/self/cgroup") or "").splitlines():
         controllers, _, path = entry.partition(":")[2].partition(":")
         if entry.startswith("0::"):
             found += _limits(root, "sys/fs/cgroup", path)
@@ -217,13 +207,13 @@ def _limits(root: Path, mount: str, path: str) -> Iterator[CpuQuota]:
             break
         cpus = _of_version_2(folder) or _of_version_1(folder)
         if cpus:
-            file = "cpu.max" if exists(folder / "cpu.max") else "cpu.cfs_quota_us"
+            file = "cpu.max" if host.exists(folder / "cpu.max") else "cpu.cfs_quota_us"
             yield CpuQuota(cpus=cpus, by=f"/{(folder / file).relative_to(root)}")
 
 
 def _of_version_2(folder: Path) -> float | None:
     """'200000 100000' is two CPUs, 'max 100000' no limit."""
-    fields = (text_of(folder / "cpu.max") or "").split()
+    fields = (host.text_of(folder / "cpu.max") or "").split()
     if not fields or not fields[0].isdecimal():
         return None
     period_us = int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else 100_000
@@ -231,7 +221,7 @@ def _of_version_2(folder: Path) -> float | None:
 
 
 def _of_version_1(folder: Path) -> float | None:
-    quota_us, period_us = number_of(folder / "cpu.cfs_quota_us"), number_of(folder / "cpu.cfs_period_us")
+    quota_us, period_us = host.number_of(folder / "cpu.cfs_quota_us"), host.number_of(folder / "cpu.cfs_period_us")
     return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
 
 
@@ -245,18 +235,18 @@ def read_topology_file(settings: Mapping[str, str], root: Path) -> TopologyFile 
     """The file with what is in it; None where NCCL reads none. `settings` are NCCL's, of whatever origin."""
     named = settings.get(_SETTING)
     path, by = (named, _SETTING) if named else (_DEFAULT, "NCCL's default")
-    unknown = UnknownFields()
-    content = unknown.tail("file", below(root, Path(path)), _MOST_BYTES + 1)
+    unknown = host.UnknownFields()
+    content = unknown.tail("file", host.below(root, Path(path)), _MOST_BYTES + 1)
     if content is None:
-        return TopologyFile(path=printable(path), by=by, unusable=unknown.reasons["file"]) if named else None
+        return TopologyFile(path=host.printable(path), by=by, unusable=unknown.reasons["file"]) if named else None
     if len(content) > _MOST_BYTES:
-        return TopologyFile(path=printable(path), by=by, unusable=f"it has more than {_MOST_BYTES // 2**20} MiB")
+        return TopologyFile(path=host.printable(path), by=by, unusable=f"it has more than {_MOST_BYTES // 2**20} MiB")
     try:
         system = Parser("the file").root_of(content.decode(errors="replace"))
     except (UsageError, RecursionError) as error:
         reason = error.seen if isinstance(error, UsageError) else "it is nested too deeply"
-        return TopologyFile(path=printable(path), by=by, unusable=printable(reason))
-    return TopologyFile(path=printable(path), by=by, links=_links(system), numa_nodes=_numa_nodes(system))
+        return TopologyFile(path=host.printable(path), by=by, unusable=host.printable(reason))
+    return TopologyFile(path=host.printable(path), by=by, links=_links(system), numa_nodes=_numa_nodes(system))
 
 
 def _links(system: Element) -> dict[str, str]:
@@ -265,7 +255,7 @@ def _links(system: Element) -> dict[str, str]:
         address = element.text("busid") if element.tag == "pci" else None
         if address is not None and len(found) < _MOST_DEVICES:
             link = f"{element.text('link_speed') or '?'} x{element.text('link_width') or '?'}"
-            found[printable(bus_id(address))] = printable(link)
+            found[host.printable(bus_id(address))] = host.printable(link)
     return found
 
 
@@ -351,11 +341,11 @@ def read_rank_facts(
     rank: int, node: int, local_rank: int, environment: Mapping[str, str], root: Path = Path("/")
 ) -> RankFacts:
     """The facts of this process, `environment` the allow-list; lockable memory in bytes, -1 without limit."""
-    unknown = UnknownFields()
-    status = text_of(root / "proc/self/status") or ""
+    unknown = host.UnknownFields()
+    status = host.text_of(root / "proc/self/status") or ""
     seccomp = _SECCOMP.search(status)
     filtered = int(seccomp[1]) if seccomp else None
-    hints = container_hints(root)
+    hints = host.container_hints(root)
     libraries, device_files = mapped_libraries(root / "proc/self/maps"), _device_files(root)
     files = _read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
@@ -368,7 +358,7 @@ def read_rank_facts(
         node=node,
         local_rank=local_rank,
         pid=os.getpid(),
-        boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
+        boot_id=host.text_of(root / "proc/sys/kernel/random/boot_id"),
         namespaces=namespaces_in(root / "proc/self/ns"),
         shm_device=shm_device,
         shm_bytes=shm_bytes,
@@ -377,15 +367,15 @@ def read_rank_facts(
         device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
         affinity=ranges_of(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
-        ptrace_scope=number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
+        ptrace_scope=host.number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
         seccomp=filtered,
         libraries=libraries,
         environment=dict(environment),
         nccl_files=files.nccl_files,
         topology_file=files.topology_file,
         denied_device_files=denied(device_files, root),
-        imex_channels=None if channels is None else tuple(sorted(map(printable, channels))),
-        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(printable, driver_gpus)))),
+        imex_channels=None if channels is None else tuple(sorted(map(host.printable, channels))),
+        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(host.printable, driver_gpus)))),
         container=hints,
         capabilities=capabilities(status, unknown),
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),
@@ -410,7 +400,7 @@ def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
     return replace(
         facts,
         libraries={**facts.libraries, **plugins},
-        tracer=tracer(text_of(root / "proc/self/status") or "", root),
+        tracer=tracer(host.text_of(root / "proc/self/status") or "", root),
         tools=tools(root),
     )
 
@@ -418,7 +408,7 @@ def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
 def namespaces_in(folder: Path) -> dict[str, int]:
     """Inode numbers by kind. What new children would get (pid_for_children) is not this process's."""
     found = {}
-    for name in names_in(folder):
+    for name in host.names_in(folder):
         if name.endswith("_for_children"):
             continue
         try:
@@ -440,24 +430,26 @@ def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
 
 
 def _device_files(root: Path) -> tuple[str, ...]:
-    gpus = [name for name in names_in(root / "dev") if _GPU_FILE.fullmatch(name)]
+    gpus = [name for name in host.names_in(root / "dev") if _GPU_FILE.fullmatch(name)]
     gpus.sort(key=lambda name: int(name.removeprefix("nvidia")))
-    verbs = names_in(root / "dev/infiniband")
+    verbs = host.names_in(root / "dev/infiniband")
     return (*(f"/dev/{name}" for name in gpus), *(f"/dev/infiniband/{name}" for name in verbs))
 
 
-def _ucx_cuda(library: str | None, root: Path, unknown: UnknownFields) -> bool | None:
+def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> bool | None:
     """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None
-    return any(name.startswith("libuct_cuda.so") for name in names_in(below(root, Path(library)).parent / "ucx"))
+    return any(
+        name.startswith("libuct_cuda.so") for name in host.names_in(host.below(root, Path(library)).parent / "ucx")
+    )
 
 
 def mapped_libraries(maps: Path) -> dict[str, str]:
     """The files of the libraries that carry data, by name: the first of each that is mapped."""
     found: dict[str, str] = {}
-    for line in (text_of(maps) or "").splitlines():
+    for line in (host.text_of(maps) or "").splitlines():
         columns = line.split(maxsplit=5)
         if len(columns) < 6:
             continue

@@ -9,42 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
-from gpubench.machine.host import (
-    FIRST_PID_NAMESPACE,
-    UnknownFields,
-    container_around,
-    exists,
-    names_in,
-    number_of,
-    printable,
-    text_of,
-)
+from gpubench.machine import host, pci
 from gpubench.machine.nics import nic_devices, read_nics, read_rdma_ports
-from gpubench.machine.pci import (
-    driver_of,
-    find_nvidia_devices,
-    pci_address,
-    place_of,
-    read_pci_devices,
-    switches_above,
-    trained_link,
-)
-from gpubench.model.facts.snapshot import (
-    DriverFacts,
-    DriverSettings,
-    GpuDirectFacts,
-    GpuFacts,
-    HostFacts,
-    IommuFacts,
-    KernelSettings,
-    NicFacts,
-    NumaNode,
-    PciDevice,
-    PciSwitch,
-    RdmaPort,
-    Service,
-    bus_id,
-)
+from gpubench.model.facts import snapshot
 from gpubench.records import dataclass
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
@@ -66,50 +33,52 @@ _CHASSIS = {
 """Kinds of chassis by the number that the firmware has for them (DMTF DSP0134, SMBIOS, 7.4.1); others tell nothing."""
 
 
-def read_machine(root: Path) -> HostFacts:
+def read_machine(root: Path) -> snapshot.HostFacts:
     """Processors, memory nodes, kernel and firmware names."""
-    text = text_of(root / "proc/cpuinfo") or ""
+    text = host.text_of(root / "proc/cpuinfo") or ""
     models = _values_of_processors("model name", text)
     sockets = set(_values_of_processors("physical id", text))
-    names = [text_of(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
-    return HostFacts(
-        kernel=text_of(root / "proc/sys/kernel/osrelease"),
+    names = [host.text_of(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    return snapshot.HostFacts(
+        kernel=host.text_of(root / "proc/sys/kernel/osrelease"),
         cpu=models[0] if models else None,
         cpus=len(_values_of_processors("processor", text)) or None,
         sockets=len(sockets) or None,
         numa_nodes=_numa_nodes(root / "sys/devices/system/node"),
         virtual_machine=_virtual_machine(root, _values_of_processors("flags", text)),
         product=" ".join(filter(None, names)) or None,
-        boot_id=text_of(root / "proc/sys/kernel/random/boot_id"),
-        chassis=_CHASSIS.get(number_of(root / "sys/class/dmi/id/chassis_type") or 0),
-        container=container_around(root),
+        boot_id=host.text_of(root / "proc/sys/kernel/random/boot_id"),
+        chassis=_CHASSIS.get(host.number_of(root / "sys/class/dmi/id/chassis_type") or 0),
+        container=host.container_around(root),
     )
 
 
-def _read_kernel_driver(root: Path) -> DriverFacts:
+def _read_kernel_driver(root: Path) -> snapshot.DriverFacts:
     """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
-    text = text_of(root / "proc/driver/nvidia/version")
+    text = host.text_of(root / "proc/driver/nvidia/version")
     if text is None:
-        return DriverFacts()
+        return snapshot.DriverFacts()
     version = _DRIVER_VERSION.search(text)
-    return DriverFacts(version=version[1] if version else None, open_kernel_module="Open Kernel Module" in text)
+    return snapshot.DriverFacts(
+        version=version[1] if version else None, open_kernel_module="Open Kernel Module" in text
+    )
 
 
-def _read_gpudirect(root: Path) -> GpuDirectFacts:
+def _read_gpudirect(root: Path) -> snapshot.GpuDirectFacts:
     """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
-    absent = False if exists(root / "sys/module") else None
-    return GpuDirectFacts(
-        peermem=True if any(exists(root / path) for path in _PEERMEM) else absent,
+    absent = False if host.exists(root / "sys/module") else None
+    return snapshot.GpuDirectFacts(
+        peermem=True if any(host.exists(root / path) for path in _PEERMEM) else absent,
         peermem_registered=_registered(root),
-        efa_peermem=True if exists(root / _EFA_PEERMEM) else absent,
+        efa_peermem=True if host.exists(root / _EFA_PEERMEM) else absent,
     )
 
 
 def _registered(root: Path) -> bool | None:
     """True where nvidia-peermem holds the RDMA core; None where either is not loaded. Not seen with InfiniBand."""
-    if not exists(root / "sys/module/nvidia_peermem") or not exists(root / "sys/module/ib_core/holders"):
+    if not host.exists(root / "sys/module/nvidia_peermem") or not host.exists(root / "sys/module/ib_core/holders"):
         return None
-    users = {*names_in(root / "sys/module/ib_core/holders"), *names_in(root / "sys/module/ib_uverbs/holders")}
+    users = {*host.names_in(root / "sys/module/ib_core/holders"), *host.names_in(root / "sys/module/ib_uverbs/holders")}
     return "nvidia_peermem" in users
 
 
@@ -118,14 +87,16 @@ def _values_of_processors(field: str, text: str) -> list[str]:
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
-def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
-    numbers = sorted(int(match[1]) for name in names_in(folder) if (match := _NUMA_NODE.fullmatch(name)))
-    return tuple(NumaNode(number=each, cpus=text_of(folder / f"node{each}/cpulist") or "") for each in numbers)
+def _numa_nodes(folder: Path) -> tuple[snapshot.NumaNode, ...]:
+    numbers = sorted(int(match[1]) for name in host.names_in(folder) if (match := _NUMA_NODE.fullmatch(name)))
+    return tuple(
+        snapshot.NumaNode(number=each, cpus=host.text_of(folder / f"node{each}/cpulist") or "") for each in numbers
+    )
 
 
 def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
     """True where a hypervisor shows itself, None where nothing is known: only x86 has a flag for it."""
-    if text_of(root / "sys/hypervisor/type"):
+    if host.text_of(root / "sys/hypervisor/type"):
         return True
     return "hypervisor" in flags[0].split() if flags else None
 
@@ -145,10 +116,10 @@ _RELEASE = re.compile(r"Linux version (\S+)", re.ASCII)
 _MICROSOFT = re.compile(r"microsoft", re.IGNORECASE)
 
 
-def read_kernel_settings(root: Path, devices: Iterable[PciDevice]) -> KernelSettings:
+def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> snapshot.KernelSettings:
     """The settings below `root`, with the types of the IOMMU groups of these devices."""
-    unknown = UnknownFields()
-    return KernelSettings(
+    unknown = host.UnknownFields()
+    return snapshot.KernelSettings(
         options=_options(unknown.text("options", root / "proc/cmdline")),
         wsl=_wsl(root, unknown),
         imex=_imex(unknown.text("imex", root / "proc/devices")),
@@ -168,12 +139,12 @@ def _options(line: str | None) -> tuple[str, ...] | None:
             found += [f"pci={','.join(inner)}"] if inner else []
         elif word.startswith(_OPTIONS):
             found.append(word)
-    return tuple(map(printable, found))
+    return tuple(map(host.printable, found))
 
 
-def _wsl(root: Path, unknown: UnknownFields) -> bool | None:
+def _wsl(root: Path, unknown: host.UnknownFields) -> bool | None:
     """Windows' Linux names Microsoft in its release, and has the device through which it reaches the GPU."""
-    if exists(root / "dev/dxg"):
+    if host.exists(root / "dev/dxg"):
         return True
     release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
     if release is None:
@@ -186,18 +157,18 @@ def _imex(devices: str | None) -> bool | None:
     return None if devices is None else any(line.split()[1:] == [_IMEX] for line in devices.splitlines())
 
 
-def _iommu(root: Path, groups: Iterable[int]) -> IommuFacts:
-    unknown = UnknownFields()
+def _iommu(root: Path, groups: Iterable[int]) -> snapshot.IommuFacts:
+    unknown = host.UnknownFields()
     folder = root / "sys/class/iommu"
-    units = tuple(map(printable, names_in(folder))) if exists(folder) else None
+    units = tuple(map(host.printable, host.names_in(folder))) if host.exists(folder) else None
     if units is None:
         unknown.reasons["units"] = "sys/class/iommu is not there"
     types = {}
     for group in sorted(groups):
         kind = unknown.text("group_types", root / f"sys/kernel/iommu_groups/{group}/type")
         if kind is not None:
-            types[str(group)] = printable(kind)
-    return IommuFacts(units=units, group_types=types, unknown=unknown.reasons)
+            types[str(group)] = host.printable(kind)
+    return snapshot.IommuFacts(units=units, group_types=types, unknown=unknown.reasons)
 
 
 FABRIC_MANAGER, SUBNET_MANAGER, IMEX = "nv-fabricmanager", "nvlsm", "nvidia-imex"
@@ -215,7 +186,7 @@ _LOG_BYTES = 2**16
 _MOST_PROCESSES = 10_000
 
 
-def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
+def read_services(root: Path) -> tuple[dict[str, snapshot.Service], dict[str, str]]:
     """The programs by name, and why something of them is unknown, as `services.NAME.FIELD`. None needs root."""
     hidden = _why_hidden(root)
     running, complete = (set[str](), False) if hidden else _running(root)
@@ -227,7 +198,7 @@ def read_services(root: Path) -> tuple[dict[str, Service], dict[str, str]]:
         version, reason = _version(root, name)
         if version is None:
             unknown[f"services.{name}.version"] = reason
-        found[name] = Service(running=is_running, version=version)
+        found[name] = snapshot.Service(running=is_running, version=version)
     return found, unknown
 
 
@@ -236,9 +207,9 @@ def _why_hidden(root: Path) -> str:
         namespace = (root / "proc/self/ns/pid").readlink().name
     except OSError as error:
         return f"/proc/self/ns/pid: {error.strerror}"
-    if namespace != FIRST_PID_NAMESPACE:
+    if namespace != host.FIRST_PID_NAMESPACE:
         return "this PID namespace is a container's own: the host's processes are not visible"
-    return "" if text_of(root / "proc/1/comm") is not None else "/proc hides the processes of other users"
+    return "" if host.text_of(root / "proc/1/comm") is not None else "/proc hides the processes of other users"
 
 
 def _running(root: Path) -> tuple[set[str], bool]:
@@ -261,23 +232,23 @@ def _pids(root: Path) -> Iterator[str]:
     """
     services = _children(root, "1")
     yield from services
-    others = {name for name in names_in(root / "proc") if name.isdecimal()}
+    others = {name for name in host.names_in(root / "proc") if name.isdecimal()}
     yield from sorted(others - set(services) - set(_children(root, "2")), key=int, reverse=True)
 
 
 def _children(root: Path, pid: str) -> list[str]:
     """Those of a process, where the kernel was built to tell them (CONFIG_PROC_CHILDREN)."""
-    return (text_of(root / f"proc/{pid}/task/{pid}/children") or "").split()
+    return (host.text_of(root / f"proc/{pid}/task/{pid}/children") or "").split()
 
 
 def _name(root: Path, pid: str) -> str:
-    name = UnknownFields().tail("", root / f"proc/{pid}/comm", _KERNELS_LENGTH + 1) or b""
+    name = host.UnknownFields().tail("", root / f"proc/{pid}/comm", _KERNELS_LENGTH + 1) or b""
     return name.decode(errors="replace").strip()
 
 
 def _version(root: Path, name: str) -> tuple[str | None, str]:
     path, before = _LOGS[name]
-    unknown = UnknownFields()
+    unknown = host.UnknownFields()
     text = unknown.tail("version", root / path, _LOG_BYTES)
     if text is None:
         return None, unknown.reasons["version"]
@@ -311,14 +282,14 @@ _DRIVER_OPTIONS = re.compile(r"^\s*options\s+nvidia(?:[-_][\w-]+)?\s+(.*)$", re.
 _OPTION = re.compile(r'NVreg_(\w+)=(?:"([^"]*)"|(\S*))', re.ASCII)
 
 
-def read_driver_settings(root: Path) -> DriverSettings:
+def read_driver_settings(root: Path) -> snapshot.DriverSettings:
     """The settings below `root`; what NVML has to tell of them is left open."""
-    unknown = UnknownFields()
+    unknown = host.UnknownFields()
     lines = _lines(unknown.text("parameters", root / "proc/driver/nvidia/params"))
     if lines is None:
         unknown.reasons["registry_keys"] = unknown.reasons["parameters"]
     services, reasons = read_services(root)
-    return DriverSettings(
+    return snapshot.DriverSettings(
         parameters=None if lines is None else _allowed(lines),
         registry_keys=None if lines is None else _registry_keys(lines),
         configured=_configured(root, unknown),
@@ -336,7 +307,7 @@ def _lines(text: str | None) -> dict[str, str] | None:
 
 
 def _allowed(settings: dict[str, str]) -> dict[str, str]:
-    return {name: printable(value) for name, value in settings.items() if name in _PARAMETERS}
+    return {name: host.printable(value) for name, value in settings.items() if name in _PARAMETERS}
 
 
 def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
@@ -348,23 +319,23 @@ def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
             if name == _REGISTRY_PER_DEVICE and key.lower() == "pci":
                 device = f"@{value.lower()}"
             elif key.lower().startswith(_REGISTRY_KEYS):
-                found[printable(key + device)] = printable(value)
+                found[host.printable(key + device)] = host.printable(value)
     return found
 
 
-def _configured(root: Path, unknown: UnknownFields) -> dict[str, str] | None:
+def _configured(root: Path, unknown: host.UnknownFields) -> dict[str, str] | None:
     """Options in modprobe's files; of two files of one name that in the first folder counts (modprobe.d(5))."""
     files: dict[str, Path] = {}
     for folder in _MODPROBE:
-        for name in names_in(root / folder):
+        for name in host.names_in(root / folder):
             if name.endswith(".conf") and len(files) < _MOST_FILES:
                 files.setdefault(name, root / folder / name)
-    if not any(exists(root / folder) for folder in _MODPROBE):
+    if not any(host.exists(root / folder) for folder in _MODPROBE):
         unknown.reasons["configured"] = "this root has no modprobe.d"
         return None
     found: dict[str, str] = {}
     for name in sorted(files):
-        for options in _DRIVER_OPTIONS.findall(text_of(files[name]) or ""):
+        for options in _DRIVER_OPTIONS.findall(host.text_of(files[name]) or ""):
             settings = {option: quoted or bare for option, quoted, bare in _OPTION.findall(options)}
             found |= _allowed(settings) | _registry_keys(settings)
     return found
@@ -379,16 +350,16 @@ _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 class SysfsFacts:
     """The node as the kernel shows it; `gpu_drivers` and `device_files` tell a lost GPU from another's."""
 
-    machine: HostFacts = field(default_factory=HostFacts)
-    driver: DriverFacts = field(default_factory=DriverFacts)
-    driver_settings: DriverSettings = field(default_factory=DriverSettings)
-    gpudirect: GpuDirectFacts = field(default_factory=GpuDirectFacts)
-    gpus: tuple[GpuFacts, ...] = ()
-    nics: tuple[NicFacts, ...] = ()
-    switches: tuple[PciSwitch, ...] = ()
-    pci_devices: tuple[PciDevice, ...] = ()
-    rdma_ports: tuple[RdmaPort, ...] = ()
-    kernel: KernelSettings = field(default_factory=KernelSettings)
+    machine: snapshot.HostFacts = field(default_factory=snapshot.HostFacts)
+    driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
+    driver_settings: snapshot.DriverSettings = field(default_factory=snapshot.DriverSettings)
+    gpudirect: snapshot.GpuDirectFacts = field(default_factory=snapshot.GpuDirectFacts)
+    gpus: tuple[snapshot.GpuFacts, ...] = ()
+    nics: tuple[snapshot.NicFacts, ...] = ()
+    switches: tuple[snapshot.PciSwitch, ...] = ()
+    pci_devices: tuple[snapshot.PciDevice, ...] = ()
+    rdma_ports: tuple[snapshot.RdmaPort, ...] = ()
+    kernel: snapshot.KernelSettings = field(default_factory=snapshot.KernelSettings)
     nvswitches: tuple[str, ...] = ()
     gpu_drivers: Mapping[str, str] = field(default_factory=dict)
     device_files: int = 0
@@ -396,11 +367,11 @@ class SysfsFacts:
 
 def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
-    devices = find_nvidia_devices(root)
-    drivers = {bus_id(each.name): driver_of(each) for each in devices.gpus}
+    devices = pci.find_nvidia_devices(root)
+    drivers = {snapshot.bus_id(each.name): pci.driver_of(each) for each in devices.gpus}
     pages = _driver_pages(root) if devices.gpus else {}
     nics = nic_devices(root)
-    pci_devices = read_pci_devices(devices.gpus, nics, _minors(pages))
+    pci_devices = pci.read_pci_devices(devices.gpus, nics, _minors(pages))
     return SysfsFacts(
         machine=read_machine(root),
         driver=_read_kernel_driver(root),
@@ -408,28 +379,28 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         gpudirect=_read_gpudirect(root),
         gpus=tuple(_gpus(devices.gpus, pages)),
         nics=read_nics(root),
-        switches=switches_above((*devices.gpus, *nics)),
+        switches=pci.switches_above((*devices.gpus, *nics)),
         pci_devices=pci_devices,
         rdma_ports=read_rdma_ports(root),
         kernel=read_kernel_settings(root, pci_devices),
-        nvswitches=tuple(bus_id(each.name) for each in devices.nvswitches),
+        nvswitches=tuple(snapshot.bus_id(each.name) for each in devices.nvswitches),
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
-        device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in names_in(root / "dev")),
+        device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in host.names_in(root / "dev")),
     )
 
 
-def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> Iterator[GpuFacts]:
+def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.GpuFacts]:
     for index, folder in enumerate(folders):
-        address = pci_address(folder) or bus_id(folder.name)
+        address = pci.pci_address(folder) or snapshot.bus_id(folder.name)
         information = pages.get(address, {})
         uuid = information.get("GPU UUID", "")
-        yield GpuFacts(
+        yield snapshot.GpuFacts(
             index=index,
             bus_id=address,
-            name=information.get("Model") or f"NVIDIA GPU 0x{number_of(folder / 'device') or 0:04x}",
+            name=information.get("Model") or f"NVIDIA GPU 0x{host.number_of(folder / 'device') or 0:04x}",
             uuid=uuid if uuid and "?" not in uuid else None,
-            pcie=trained_link(folder),
-            place=place_of(folder),
+            pcie=pci.trained_link(folder),
+            place=pci.place_of(folder),
         )
 
 
@@ -443,9 +414,9 @@ def _driver_pages(root: Path) -> dict[str, dict[str, str]]:
     named: dict[str, dict[str, str]] = {}
 
     def read() -> None:
-        for name in names_in(folder):
-            lines = (text_of(folder / name / "information") or "").split("\n")
-            named[bus_id(name)] = {
+        for name in host.names_in(folder):
+            lines = (host.text_of(folder / name / "information") or "").split("\n")
+            named[snapshot.bus_id(name)] = {
                 key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
             }
 

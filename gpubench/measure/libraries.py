@@ -3,17 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 
-from gpubench.model.facts.process import (
-    MPI_LIB,
-    MSCCLPP_LIB,
-    NCCL_LIB,
-    NVSHMEM_LIB,
-    RCCL_LIB,
-    UCX_LIB,
-    LibrariesFacts,
-    LibraryFile,
-    LibraryUser,
-)
+from gpubench.model.facts import process
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
@@ -23,8 +13,15 @@ from gpubench.records import dataclass
 
 SECTIONS = (LibraryRow.section, "findings")
 
-_FILES = (NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
-_ALWAYS = (NCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB)
+_FILES = (
+    process.NCCL_LIB,
+    process.RCCL_LIB,
+    process.MPI_LIB,
+    process.UCX_LIB,
+    process.NVSHMEM_LIB,
+    process.MSCCLPP_LIB,
+)
+_ALWAYS = (process.NCCL_LIB, process.MPI_LIB, process.UCX_LIB, process.NVSHMEM_LIB, process.MSCCLPP_LIB)
 _PACKAGES = ("nccl4py", "CuPy", "torch", "mpi4py")
 _RDMA = "NCCL and UCX: RDMA into GPU memory"
 _MODULE_USES = {
@@ -42,7 +39,7 @@ _MOST_SUBJECTS = 4
 class HostLibraries:
     """The libraries of one host, and whether its kernel hands GPU memory out as dma-buf; None where that is unknown."""
 
-    facts: LibrariesFacts
+    facts: process.LibrariesFacts
     dma_buf: bool | None = None
     dma_buf_unknown: str = ""
 
@@ -64,7 +61,7 @@ def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Repor
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [finding for host in hosts for finding in (*_version_difference(host.facts), *_unread(host.facts))]
     findings += _between_hosts([host.facts for host in hosts])
-    able = {row.node for row in rows if row.found and row.library in (NCCL_LIB, RCCL_LIB)}
+    able = {row.node for row in rows if row.found and row.library in (process.NCCL_LIB, process.RCCL_LIB)}
     looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
     verdict = overall([looked, *(finding.severity for finding in findings)])
     sections = Table.by_section({LibraryRow: rows})
@@ -102,11 +99,11 @@ def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
     yield from _kernel_rows(host, origin)
 
 
-def _file_row(facts: LibrariesFacts, file: LibraryFile, origin: Origin) -> LibraryRow:
+def _file_row(facts: process.LibrariesFacts, file: process.LibraryFile, origin: Origin) -> LibraryRow:
     notes = []
     if file.unread:
         notes.append(f"version by its {'package' if file.package else 'file name'}" if file.version else file.unread)
-    if file.library == MPI_LIB and file.cuda is not None:
+    if file.library == process.MPI_LIB and file.cuda is not None:
         notes.append(f"{'built' if file.cuda else 'not built'} for memory of GPUs; {_NOT_PROBED}")
     return LibraryRow(
         node=facts.host,
@@ -123,7 +120,7 @@ def _file_row(facts: LibrariesFacts, file: LibraryFile, origin: Origin) -> Libra
     )
 
 
-def _package_row(facts: LibrariesFacts, user: LibraryUser, origin: Origin) -> LibraryRow:
+def _package_row(facts: process.LibrariesFacts, user: process.LibraryUser, origin: Origin) -> LibraryRow:
     return LibraryRow(
         node=facts.host,
         library=user.name,
@@ -160,7 +157,7 @@ def _kernel_rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
         )
 
 
-def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
+def _absent(facts: process.LibrariesFacts, name: str, kind: LibraryKind, origin: Origin) -> LibraryRow:
     failed = facts.failures.get(name.lower()) or facts.failures.get("search")
     note = f"not read: {failed}" if failed else _NOT_FOUND if kind is LibraryKind.LIBRARY else "not installed here"
     return LibraryRow(
@@ -168,21 +165,21 @@ def _absent(facts: LibrariesFacts, name: str, kind: LibraryKind, origin: Origin)
     )
 
 
-def _use(user: LibraryUser) -> str:
+def _use(user: process.LibraryUser) -> str:
     return f"{user.label} ({user.purpose})"
 
 
-def _copies(facts: LibrariesFacts) -> Iterator[_Copy]:
+def _copies(facts: process.LibrariesFacts) -> Iterator[_Copy]:
     for file in facts.files:
-        if file.library == NCCL_LIB and file.version is not None:
-            users = [user.label for user in facts.users if user.loads.get(NCCL_LIB) == file.path]
+        if file.library == process.NCCL_LIB and file.version is not None:
+            users = [user.label for user in facts.users if user.loads.get(process.NCCL_LIB) == file.path]
             yield _Copy(file.version, file.path, users)
     for user in facts.users:
-        if user.inside.get(NCCL_LIB):
-            yield _Copy(user.inside[NCCL_LIB], f"linked into {user.name}", [user.label])
+        if user.inside.get(process.NCCL_LIB):
+            yield _Copy(user.inside[process.NCCL_LIB], f"linked into {user.name}", [user.label])
 
 
-def _version_difference(facts: LibrariesFacts) -> Iterator[Finding]:
+def _version_difference(facts: process.LibrariesFacts) -> Iterator[Finding]:
     copies = list(_copies(facts))
     versions = sorted({copy.version for copy in copies})
     if len(versions) < 2:
@@ -207,7 +204,7 @@ def _version_difference(facts: LibrariesFacts) -> Iterator[Finding]:
     )
 
 
-def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
+def _between_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]:
     by_user: dict[str, dict[str, list[str]]] = {}
     for facts in hosts:
         for copy in _copies(facts):
@@ -229,7 +226,7 @@ def _between_hosts(hosts: Sequence[LibrariesFacts]) -> Iterator[Finding]:
             )
 
 
-def _unread(facts: LibrariesFacts) -> Iterator[Finding]:
+def _unread(facts: process.LibrariesFacts) -> Iterator[Finding]:
     broken = [(file.path, file.unread) for file in facts.files if file.unread and file.version is None]
     broken += [(user.label, user.unread) for user in facts.users if user.unread]
     if broken:

@@ -25,21 +25,8 @@ from gpubench.model.results.report import (
     Verified,
     made_of,
 )
+from gpubench.model.terms import overlap
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap import (
-    ClockedStep,
-    OverlapAsked,
-    OverlapTimes,
-    Partner,
-    StepOrder,
-    StepSample,
-    StepsOfRanks,
-    cap_name,
-    clocked,
-    operation_words,
-    overlap_times,
-    partner_operations,
-)
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
@@ -60,8 +47,8 @@ _SECONDS_BETWEEN_READINGS = 0.025
 class StepPhase(NamedTuple):
     """The steps of a phase: their order, the partner, the collectives in turn, operations of a step."""
 
-    order: StepOrder
-    partner: Partner
+    order: overlap.StepOrder
+    partner: overlap.Partner
     collectives: Sequence[Launch]
     operations: int
 
@@ -70,7 +57,7 @@ class StepPhase(NamedTuple):
 class PhaseSample:
     """The measured steps of one rank, and readings of its GPU meanwhile."""
 
-    steps: list[ClockedStep]
+    steps: list[overlap.ClockedStep]
     load: GpuLoad
 
 
@@ -78,13 +65,15 @@ class PhaseSample:
 class PhaseOfRanks:
     """The same of all ranks."""
 
-    steps: StepsOfRanks
+    steps: overlap.StepsOfRanks
     load: GpuLoad
 
     @classmethod
     def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
         """From a sample a rank."""
-        return cls(StepsOfRanks([each.steps for each in samples]), load_of_ranks([each.load for each in samples]))
+        return cls(
+            overlap.StepsOfRanks([each.steps for each in samples]), load_of_ranks([each.load for each in samples])
+        )
 
 
 @dataclass(slots=True)
@@ -110,7 +99,7 @@ class StepMeter:
             _, period, took = self._batch(phase, count)
             spent += took
         self._readings.clear()
-        measured, spent = list[ClockedStep](), 0.0
+        measured, spent = list[overlap.ClockedStep](), 0.0
         while spent < seconds:
             steps, _, took = self._batch(phase, count)
             measured += steps
@@ -124,12 +113,12 @@ class StepMeter:
         collected = self.group.collect(sample)
         return None if collected is None else PhaseOfRanks.of(collected)
 
-    def _batch(self, phase: StepPhase, count: int) -> tuple[list[ClockedStep], float, float]:
+    def _batch(self, phase: StepPhase, count: int) -> tuple[list[overlap.ClockedStep], float, float]:
         """Steps of this rank, and the same on every rank: the mean period of the slowest, and the time of the batch."""
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
-        steps, took = clocked(marks), self.clock() - start
+        steps, took = overlap.clocked(marks), self.clock() - start
         period, spent = self.group.largest([fmean(step.period for step in steps), took])
         return steps, period, spent
 
@@ -150,22 +139,24 @@ class OverlapCase:
     size_bytes: int
     dtype: DataType
     ctas: int | None
-    partner: Partner
+    partner: overlap.Partner
     partner_operation: str
 
 
-def _overlap_case(case: Case, collective: str, asked: OverlapAsked, partner: Partner, ctas: int | None) -> OverlapCase:
+def _overlap_case(
+    case: Case, collective: str, asked: overlap.OverlapAsked, partner: overlap.Partner, ctas: int | None
+) -> OverlapCase:
     return OverlapCase(
         collective=collective,
         size_bytes=case.size_bytes,
         dtype=case.dtype,
         ctas=ctas,
         partner=partner,
-        partner_operation=operation_words(partner, asked, case.dtype),
+        partner_operation=overlap.operation_words(partner, asked, case.dtype),
     )
 
 
-def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -> Iterator[OverlapCase]:
+def overlap_cases(cases: Sequence[Case], collective: str, asked: overlap.OverlapAsked) -> Iterator[OverlapCase]:
     """Every row, in the order in which it is measured: the caps of a size are neighbours in time."""
     for partner in asked.partners:
         for case in cases:
@@ -173,7 +164,7 @@ def overlap_cases(cases: Sequence[Case], collective: str, asked: OverlapAsked) -
                 yield _overlap_case(case, collective, asked, partner, ctas)
 
 
-def row_of(case: OverlapCase, job: JobFacts, sample: StepSample) -> OverlapRow:
+def row_of(case: OverlapCase, job: JobFacts, sample: overlap.StepSample) -> OverlapRow:
     """The row of a case."""
     times, checked = sample.times, sample.wrong is not None
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
@@ -331,7 +322,7 @@ class OverlapMeans:
 
 def measure_overlap(
     request: SweepRequest,
-    asked: OverlapAsked,
+    asked: overlap.OverlapAsked,
     group: Group,
     caps: Sequence[Cap],
     identities: Sequence[RankIdentity],
@@ -360,17 +351,17 @@ def measure_overlap(
     for partner in asked.partners:
         operation = bench.learn(partner)
         for case in cases:
-            count = asked.partner_count or partner_operations(own_seconds[case.size_bytes], operation)
+            count = asked.partner_count or overlap.partner_operations(own_seconds[case.size_bytes], operation)
             for run in (each for each in shown if case in each.cases):
                 cap = by_variant[run.variant.setting]
-                listener.progress(done, total, f"{case.label}, {cap_name(cap.ctas)}, {partner}")
+                listener.progress(done, total, f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}")
                 row = bench.row(_LATER + done, case, run, cap, partner, count, _of_size(undisturbed.rows, case))
                 done += 1
                 if row is not None:
                     rows.append(row)
                     listener.row(row)
             if len(shown) > 1 and shown[0].variant.setting is None:
-                listener.progress(done - 1, total, f"{case.label}, {cap_name(None)} again, {partner}")
+                listener.progress(done - 1, total, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
                 repeated[partner, case.size_bytes] = bench.measure_again(case, shown[0], partner, count)
     report = finished(collector, observers)
     return with_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
@@ -381,58 +372,65 @@ class _OverlapBench:
     """The rows of one rank, which the first puts together."""
 
     request: SweepRequest
-    asked: OverlapAsked
+    asked: overlap.OverlapAsked
     meter: StepMeter
     observers: Observers
     job: JobFacts
     collector: RowCollector
 
-    def learn(self, partner: Partner) -> float:
+    def learn(self, partner: overlap.Partner) -> float:
         self.observers.progress.enter(Phase.WARM_UP, f"{partner} alone")
-        phase = StepPhase(StepOrder.COMPUTATION, partner, (), _OPERATIONS_TO_LEARN)
+        phase = StepPhase(overlap.StepOrder.COMPUTATION, partner, (), _OPERATIONS_TO_LEARN)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORTER)
         (seconds,) = self.meter.group.largest([fmean(step.partner for step in sample.steps)])
         return seconds / _OPERATIONS_TO_LEARN
 
-    def measure_again(self, case: Case, run: VariantRun, partner: Partner, count: int) -> float:
+    def measure_again(self, case: Case, run: VariantRun, partner: overlap.Partner, count: int) -> float:
         """Seconds of a step once more, on the slowest rank; every rank has the same."""
-        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {cap_name(None)} again, {partner}")
-        phase = StepPhase(StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
+        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
+        phase = StepPhase(overlap.StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
         (seconds,) = self.meter.group.largest([fmean(step.period for step in sample.steps)])
         return seconds
 
     def row(
-        self, number: int, case: Case, run: VariantRun, cap: Cap, partner: Partner, count: int, own_row: CollectiveRow
+        self,
+        number: int,
+        case: Case,
+        run: VariantRun,
+        cap: Cap,
+        partner: overlap.Partner,
+        count: int,
+        own_row: CollectiveRow,
     ) -> OverlapRow | None:
         """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
         sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
-        label = f"{case.label}, {cap_name(cap.ctas)}, {partner}"
+        label = f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}"
         self.observers.progress.enter(Phase.WARM_UP, label)
         sweep.fill(number, case, len(launches))
         self.observers.progress.enter(Phase.OPERATION, label)
 
-        def measured(order: StepOrder, part: float) -> PhaseOfRanks | None:
+        def measured(order: overlap.StepOrder, part: float) -> PhaseOfRanks | None:
             phase = StepPhase(order, partner, launches, count)
             return self.meter.gathered(self.meter.measure(phase, seconds * part))
 
-        communication = measured(StepOrder.COMMUNICATION, _SHORTER)
-        first = measured(StepOrder.COMMUNICATION_FIRST, _SHORT)
-        computation = measured(StepOrder.COMPUTATION, _SHORT)
+        communication = measured(overlap.StepOrder.COMMUNICATION, _SHORTER)
+        first = measured(overlap.StepOrder.COMMUNICATION_FIRST, _SHORT)
+        computation = measured(overlap.StepOrder.COMPUTATION, _SHORT)
         sweep.poison(case, len(launches))
-        together = measured(StepOrder.COMPUTATION_FIRST, 1.0)
+        together = measured(overlap.StepOrder.COMPUTATION_FIRST, 1.0)
         wrong = sweep.verify(number, case, launches) if check else 0
         wrong_partner = self.meter.steps.partner_wrong(partner) if check else 0
         self.observers.progress.enter(Phase.OUTPUT, label)
         counts = self.meter.group.collect((wrong, wrong_partner))
         if communication is None or first is None or computation is None or together is None or counts is None:
             return None
-        times = overlap_times(computation.steps, communication.steps, first.steps, together.steps)
+        times = overlap.overlap_times(computation.steps, communication.steps, first.steps, together.steps)
         periods, load = together.steps.periods, together.load
         computed_wrong = sum(each for _, each in counts)
         channels = self.collector.channels(replace(case, setting=run.variant.setting), own_row)
-        sample = StepSample(
+        sample = overlap.StepSample(
             times=times,
             partner_count=count,
             steps=together.steps.count,
@@ -451,7 +449,7 @@ class _OverlapBench:
         )
 
 
-def _notes(times: OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
+def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
     if computed_wrong:
         yield f"{computed_wrong} of the wrong elements are the partner's"
     if cap.ctas is not None and channels is not None and channels > cap.ctas:

@@ -15,13 +15,8 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
 from gpubench.model.paths.p2p import MOVED_SHARE, Carried
 from gpubench.model.paths.transport import Conclusion, Edge, LoggedChannels, Pair, RankSelection, Transport, Tuning
+from gpubench.model.results import report
 from gpubench.model.results.fallback import Explanation, KnownPath, cure_columns
-from gpubench.model.results.report import (
-    CauseRow,
-    CollectiveRow,
-    Effect,
-    UnreadRow,
-)
 from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkBytes, LinkCounters
@@ -203,7 +198,7 @@ class Explained:
     def __init__(self, circumstances: Circumstances) -> None:
         self.circumstances = circumstances
 
-    def with_slow(self, rows: Sequence[CollectiveRow]) -> "Explained":
+    def with_slow(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
         """The same with what these slow rows show; itself where they show nothing more."""
         several = [row for row in rows if row.nodes > 1]
         return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
@@ -259,12 +254,12 @@ class Explained:
         wiring = self.circumstances.wiring
         return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
-    def rows(self, *, of_programs: bool = False) -> list[CauseRow]:
+    def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
         """Causes of paths that were seen, then of those that may be slow; `of_programs`: MPI or others move bytes."""
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
-        effects = BESIDE if of_programs else (Effect.SLOW, Effect.WRONG)
+        effects = BESIDE if of_programs else (report.Effect.SLOW, report.Effect.WRONG)
         beside = [
             each for each in self.diagnosis.of_effect(*effects) if each.cause.id not in ids and self._matters(each)
         ]
@@ -276,27 +271,29 @@ class Explained:
         slows = named.cause.explains.slows
         return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
 
-    def conditions(self) -> list[CauseRow]:
+    def conditions(self) -> list[report.CauseRow]:
         """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
         ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
         return [row for named in ordered for row in self._rows(named, {})]
 
-    def unread(self) -> list[UnreadRow]:
+    def unread(self) -> list[report.UnreadRow]:
         """The reason why it is not known whether other causes hold; of machines without GPUs nobody asks."""
         if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}
         found = [(id_, each) for id_, unread in self.diagnosis.unread.items() for each in unread]
-        return [UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found]
+        return [
+            report.UnreadRow(id=id_, title=titles[id_], subject=each.subject, reason=each.reason) for id_, each in found
+        ]
 
-    def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[CauseRow]:
+    def _rows(self, named: Named, staged: Mapping[Pair, object]) -> Iterator[report.CauseRow]:
         yield self._row(named, staged)
         for below in named.implied:
             yield replace(self._row(below, staged), verdict=named.gravity, implied_by=named.cause.id)
 
-    def _row(self, named: Named, staged: Mapping[Pair, object]) -> CauseRow:
+    def _row(self, named: Named, staged: Mapping[Pair, object]) -> report.CauseRow:
         cause = named.cause
-        return CauseRow(
+        return report.CauseRow(
             id=cause.id,
             evidence=named.seen,
             **cure_columns(named.cure),

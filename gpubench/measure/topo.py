@@ -21,43 +21,13 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Conclusion, Confidence, Pair
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.profile import Profile
+from gpubench.model.results import report, topo
 from gpubench.model.results.fallback import Explanation, cure_columns, cure_of, shown
-from gpubench.model.results.report import (
-    CauseRow,
-    Effect,
-    FallbackRow,
-    PairRow,
-    Record,
-    Report,
-    Section,
-    Table,
-    UnreadRow,
-)
 from gpubench.model.results.report import Matrix as MatrixSection
-from gpubench.model.results.topo import (
-    GpuRow,
-    KindRow,
-    NicRow,
-    NodeRow,
-    NvlinkRow,
-    RankRow,
-    TreeRow,
-    gpu_rows_of,
-    kind_rows,
-    limits,
-    link_rows,
-    nic_rows,
-    node_rows,
-    pair_rows_of,
-    peer_access,
-    rank_rows,
-    rows_by_node,
-    tree_rows,
-)
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 
 _EXPECTED = PathKind(Relation.ONE_NODE, Medium.HOST_MEMORY)
-_BETWEEN_NODES = (Effect.SOCKETS, Effect.NO_GPUDIRECT)
+_BETWEEN_NODES = (report.Effect.SOCKETS, report.Effect.NO_GPUDIRECT)
 _BY_ID = {cause.id: cause for cause in CAUSES}
 _MOST_NAMED = 1000
 _MOST_SURVEYED = 64
@@ -108,7 +78,9 @@ def _with_settings_of_their_own(ranks: Sequence[RankFacts]) -> list[int]:
     return [each.node for each in ranks if each.nccl_settings != ranks[0].nccl_settings]
 
 
-def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained) -> list[FallbackRow]:
+def prospects(
+    nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained
+) -> list[report.FallbackRow]:
     """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected."""
     groups: dict[_Prospect, list[_FallbackPairs]] = {}
     for kind in kinds:
@@ -127,7 +99,7 @@ def prospects(nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained
 
 
 def prospect_findings(
-    rows: Sequence[FallbackRow], explained: Explained, others: Iterable[Finding]
+    rows: Sequence[report.FallbackRow], explained: Explained, others: Iterable[Finding]
 ) -> Iterator[Finding]:
     """Conditions in the way of paths, in a node or between, that no check reported, nor anything that follows.
 
@@ -217,10 +189,10 @@ def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]
                 yield (one, other), (source.device, destination.device)
 
 
-def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> FallbackRow:
+def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> report.FallbackRow:
     cause = None if prospect.cause is None else explained.diagnosis.with_ids(prospect.cause)
     paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
-    return FallbackRow(
+    return report.FallbackRow(
         conclusion=prospect.conclusion,
         verdict=prospect.verdict,
         confidence=prospect.confidence,
@@ -241,7 +213,7 @@ def examine(
     *,
     asked: bool = False,
     expected_gpus: int | None = None,
-) -> Report:
+) -> report.Report:
     """Report on nodes, each with its profile."""
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
@@ -254,24 +226,28 @@ def examine(
     judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
     verdict = overall([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
-    sections: dict[str, Section] = {
-        "gpus": _table(GpuRow, cache(lambda: gpu_rows_of(nodes))),
-        "nvlinks": Table.of_nodes(NvlinkRow.columns(), lambda: rows_by_node(nodes, link_rows)),
-        "nics": Table.of_nodes(NicRow.columns(), lambda: rows_by_node(nodes, nic_rows)),
-        "nodes": _table(NodeRow, lambda: node_rows(nodes, kinds)),
-        "kinds": _table(KindRow, lambda: kind_rows(nodes, kinds)),
+    sections: dict[str, report.Section] = {
+        "gpus": _table(topo.GpuRow, cache(lambda: topo.gpu_rows_of(nodes))),
+        "nvlinks": report.Table.of_nodes(topo.NvlinkRow.columns(), lambda: topo.rows_by_node(nodes, topo.link_rows)),
+        "nics": report.Table.of_nodes(topo.NicRow.columns(), lambda: topo.rows_by_node(nodes, topo.nic_rows)),
+        "nodes": _table(topo.NodeRow, lambda: topo.node_rows(nodes, kinds)),
+        "kinds": _table(topo.KindRow, lambda: topo.kind_rows(nodes, kinds)),
         "matrix": MatrixSection(first.matrix),
-        "peer_access": MatrixSection(peer_access(first)),
-        "limits": MatrixSection(limits(first)),
-        PairRow.section: Table.of_nodes(PairRow.columns(), lambda: pair_rows_of(nodes)),
-        "ranks": _table(RankRow, lambda: rank_rows(ranks)),
-        "tree": _table(TreeRow, lambda: chain.from_iterable(tree_rows(nodes[kind.representative]) for kind in kinds)),
-        FallbackRow.section: _table(FallbackRow, lambda: expected),
-        CauseRow.section: _table(CauseRow, explained.conditions),
-        UnreadRow.section: _table(UnreadRow, explained.unread),
+        "peer_access": MatrixSection(topo.peer_access(first)),
+        "limits": MatrixSection(topo.limits(first)),
+        report.PairRow.section: report.Table.of_nodes(report.PairRow.columns(), lambda: topo.pair_rows_of(nodes)),
+        "ranks": _table(topo.RankRow, lambda: topo.rank_rows(ranks)),
+        "tree": _table(
+            topo.TreeRow, lambda: chain.from_iterable(topo.tree_rows(nodes[kind.representative]) for kind in kinds)
+        ),
+        report.FallbackRow.section: _table(report.FallbackRow, lambda: expected),
+        report.CauseRow.section: _table(report.CauseRow, explained.conditions),
+        report.UnreadRow.section: _table(report.UnreadRow, explained.unread),
     }
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
+    return report.Report(
+        verdict=verdict, complete=True, findings=findings, sections=sections, main=report.PairRow.section
+    )
 
 
-def _table(row: type[Record], rows: Callable[[], Iterable[Record]]) -> Table:
-    return Table(row.columns(), rows)
+def _table(row: type[report.Record], rows: Callable[[], Iterable[report.Record]]) -> report.Table:
+    return report.Table(row.columns(), rows)

@@ -6,24 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.errors import UsageError
+from gpubench.model.facts import snapshot
 from gpubench.model.facts.health import decode_health
 from gpubench.model.facts.process import GpuProcess
-from gpubench.model.facts.snapshot import (
-    DriverFacts,
-    Fabric,
-    GpuFacts,
-    HostFacts,
-    NicFacts,
-    NvLink,
-    NvlinkPeer,
-    PairFacts,
-    PcieLink,
-    PciPlace,
-    ProbeFailure,
-    RemappedRows,
-    Service,
-    Snapshot,
-)
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles import domain_of, load, match, names
@@ -39,7 +24,7 @@ _WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocesso
 _HEALTH_SHIFTS = range(0, 16, 2)
 
 
-def _apply_faults(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
     """The node with these faults, by indices of the healthy node. Raises UsageError."""
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
@@ -81,15 +66,19 @@ def not_joined(fault: Fault) -> UsageError:
     return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
 
 
-def _index(fault: Fault, index: int | None, devices: list[GpuFacts] | list[NicFacts], part: str) -> int:
+def _index(
+    fault: Fault, index: int | None, devices: list[snapshot.GpuFacts] | list[snapshot.NicFacts], part: str
+) -> int:
     if index is None or index >= len(devices):
         have = f"{part}s 0 to {len(devices) - 1}" if devices else f"no {part}"
         raise wrong_value(fault, f"there is no {part} {index}", f"the machine has {have}")
     return index
 
 
-def _change_pairs_of(pairs: dict[tuple[str, str], PairFacts], gpu: GpuFacts, key: str, value: str) -> None:
-    changes: Mapping[str, Callable[[PairFacts], PairFacts]] = {
+def _change_pairs_of(
+    pairs: dict[tuple[str, str], snapshot.PairFacts], gpu: snapshot.GpuFacts, key: str, value: str
+) -> None:
+    changes: Mapping[str, Callable[[snapshot.PairFacts], snapshot.PairFacts]] = {
         "p2p": lambda pair: _refused(pair, value),
         "mig": lambda pair: _refused(pair, "NS"),
         "fabric": lambda pair: _refused(pair, "NS"),
@@ -101,12 +90,12 @@ def _change_pairs_of(pairs: dict[tuple[str, str], PairFacts], gpu: GpuFacts, key
             pairs[both] = changes[key](pair)
 
 
-def _refused(pair: PairFacts, status: str) -> PairFacts:
+def _refused(pair: snapshot.PairFacts, status: str) -> snapshot.PairFacts:
     return replace(pair, cuda=False, read=status, write=status, nvlink=status, atomics=status, pci=status)
 
 
 def _change_link(
-    gpus: list[GpuFacts], pairs: dict[tuple[str, str], PairFacts], fault: Fault, key: str, value: str
+    gpus: list[snapshot.GpuFacts], pairs: dict[tuple[str, str], snapshot.PairFacts], fault: Fault, key: str, value: str
 ) -> None:
     ends = [gpus[_index(fault, index, gpus, "GPU")] for index in (fault.index, fault.second)]
     both = [(ends[0].device, ends[1].device), (ends[1].device, ends[0].device)]
@@ -115,7 +104,7 @@ def _change_link(
     elif key == "nvlink":
         for end, other in (ends, ends[::-1]):
             links = [link for link in end.nvlinks or () if link.peer_bus_id == other.bus_id]
-            if not links or links[0].peer is not NvlinkPeer.GPU:
+            if not links or links[0].peer is not snapshot.NvlinkPeer.GPU:
                 raise not_joined(fault)
             if int(value) > len(links):
                 raise wrong_value(fault, f"{len(links)} NVLinks join the two", f"0 to {len(links)}")
@@ -124,12 +113,12 @@ def _change_link(
             pairs |= {names: replace(pairs[names], nvlink="NS") for names in both}
 
 
-def _deactivated(links: tuple[NvLink, ...], down: Iterable[NvLink]) -> tuple[NvLink, ...]:
+def _deactivated(links: tuple[snapshot.NvLink, ...], down: Iterable[snapshot.NvLink]) -> tuple[snapshot.NvLink, ...]:
     numbers = {link.number for link in down}
     return tuple(replace(link, active=False) if link.number in numbers else link for link in links)
 
 
-def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+def _nvlink(gpu: snapshot.GpuFacts, value: str, fault: Fault) -> snapshot.GpuFacts:
     links = gpu.nvlinks or ()
     if not links:
         raise wrong_value(fault, "the GPU has no NVLinks", "a machine with NVLinks: --simulate hgx-h100-8")
@@ -138,7 +127,7 @@ def _nvlink(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
     return replace(gpu, nvlinks=_deactivated(links, links[int(value) :]))
 
 
-def _trained(link: PcieLink, key: str, value: str, fault: Fault) -> PcieLink:
+def _trained(link: snapshot.PcieLink, key: str, value: str, fault: Fault) -> snapshot.PcieLink:
     most = link.max_width if key == "width" else link.max_generation
     if most is None:
         unknown = f"the profile of this machine does not say which PCIe {key} the device has"
@@ -148,13 +137,13 @@ def _trained(link: PcieLink, key: str, value: str, fault: Fault) -> PcieLink:
     return replace(link, width=int(value)) if key == "width" else replace(link, generation=int(value))
 
 
-def _fabric(gpu: GpuFacts, fault: Fault) -> Fabric:
+def _fabric(gpu: snapshot.GpuFacts, fault: Fault) -> snapshot.Fabric:
     if gpu.fabric is None:
         raise wrong_value(fault, "the GPU has no NVLink fabric", "a machine with NVSwitch, Hopper or later")
     return gpu.fabric
 
 
-def _health(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
+def _health(gpu: snapshot.GpuFacts, value: str, fault: Fault) -> snapshot.GpuFacts:
     fabric = _fabric(gpu, fault)
     shift, bits = next(
         (shift, bits) for shift in _HEALTH_SHIFTS for bits in (1, 2) if decode_health(bits << shift)[value]
@@ -163,16 +152,16 @@ def _health(gpu: GpuFacts, value: str, fault: Fault) -> GpuFacts:
     return replace(gpu, fabric=replace(fabric, health_mask=mask))
 
 
-def _rows(gpu: GpuFacts, value: str, _fault: Fault) -> GpuFacts:
-    rows = RemappedRows(correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure")
+def _rows(gpu: snapshot.GpuFacts, value: str, _fault: Fault) -> snapshot.GpuFacts:
+    rows = snapshot.RemappedRows(correctable=0, uncorrectable=1, pending=value == "pending", failure=value == "failure")
     return replace(gpu, remapped_rows=rows)
 
 
-def _lost(gpu: GpuFacts, _value: str, _fault: Fault) -> GpuFacts:
-    return GpuFacts(index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST)
+def _lost(gpu: snapshot.GpuFacts, _value: str, _fault: Fault) -> snapshot.GpuFacts:
+    return snapshot.GpuFacts(index=gpu.index, bus_id=gpu.bus_id, place=gpu.place, lost=_LOST)
 
 
-_GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
+_GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.GpuFacts]] = {
     "nvlink": _nvlink,
     "width": lambda gpu, value, fault: replace(gpu, pcie=_trained(gpu.pcie, "width", value, fault)),
     "generation": lambda gpu, value, fault: replace(
@@ -193,7 +182,7 @@ _GPU_CHANGES: Mapping[str, Callable[[GpuFacts, str, Fault], GpuFacts]] = {
 """The change of a GPU by key. A GPU trained to a lower generation is not idle: idle ones do that anyway."""
 
 
-def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
+def _nic_change(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
     if key == "state":
         return replace(nic, state=value)
     if key == "rate":
@@ -205,15 +194,17 @@ def _nic_change(nic: NicFacts, key: str, value: str, fault: Fault) -> NicFacts:
     )
 
 
-def _with_lost(pair: PairFacts, gpus: list[GpuFacts]) -> PairFacts:
+def _with_lost(pair: snapshot.PairFacts, gpus: list[snapshot.GpuFacts]) -> snapshot.PairFacts:
     lost = {gpu.device for gpu in gpus if gpu.lost}
     if not lost & {pair.source, pair.destination}:
         return pair
     unknown = dict.fromkeys(("cuda", "read", "write", "nvlink", "atomics", "pci"), _LOST)
-    return PairFacts(source=pair.source, destination=pair.destination, pcie_path=pair.pcie_path, unknown=unknown)
+    return snapshot.PairFacts(
+        source=pair.source, destination=pair.destination, pcie_path=pair.pcie_path, unknown=unknown
+    )
 
 
-def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> Snapshot:
+def _without(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: set[int | None]) -> snapshot.Snapshot:
     """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
     present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
@@ -233,7 +224,9 @@ def _without(node: Snapshot, gpus: list[GpuFacts], missing: set[int | None]) -> 
     )
 
 
-def _leading_nowhere(links: tuple[NvLink, ...] | None, gone: Collection[str | None]) -> tuple[NvLink, ...] | None:
+def _leading_nowhere(
+    links: tuple[snapshot.NvLink, ...] | None, gone: Collection[str | None]
+) -> tuple[snapshot.NvLink, ...] | None:
     if links is None:
         return None
     return tuple(
@@ -241,7 +234,7 @@ def _leading_nowhere(links: tuple[NvLink, ...] | None, gone: Collection[str | No
     )
 
 
-def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
+def _node_change(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapshot.Snapshot:
     driver = node.driver
     node = replace(
         node,
@@ -256,26 +249,28 @@ def _node_change(node: Snapshot, settings: Mapping[str, str]) -> Snapshot:
         )
         node = replace(node, gpus=gpus)
     if "silent" in settings:
-        failure = ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
+        failure = snapshot.ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
         node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))
     if "driver_missing" in settings:
         bare = _without_cuda(_without_nvml(node), _NO_DRIVER)
         gpus = tuple(replace(gpu, uuid=None) for gpu in bare.gpus)
-        node = replace(bare, driver=DriverFacts(absent=_NO_DRIVER), gpus=gpus, pairs=())
+        node = replace(bare, driver=snapshot.DriverFacts(absent=_NO_DRIVER), gpus=gpus, pairs=())
     return node
 
 
-def _without_nvml(node: Snapshot) -> Snapshot:
+def _without_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
     """The facts of sysfs and CUDA: the driver's version stands in /proc, CUDA's does not."""
     return replace(
         node,
         driver=replace(node.driver, cuda=None),
-        gpus=tuple(GpuFacts(**{name: getattr(gpu, name) for name in _WITHOUT_NVML}) for gpu in node.gpus),
-        pairs=tuple(PairFacts(source=pair.source, destination=pair.destination, cuda=pair.cuda) for pair in node.pairs),
+        gpus=tuple(snapshot.GpuFacts(**{name: getattr(gpu, name) for name in _WITHOUT_NVML}) for gpu in node.gpus),
+        pairs=tuple(
+            snapshot.PairFacts(source=pair.source, destination=pair.destination, cuda=pair.cuda) for pair in node.pairs
+        ),
     )
 
 
-def _without_cuda(node: Snapshot, reason: str = _NO_ANSWER) -> Snapshot:
+def _without_cuda(node: snapshot.Snapshot, reason: str = _NO_ANSWER) -> snapshot.Snapshot:
     return replace(
         node,
         gpudirect=replace(node.gpudirect, dma_buf=None),
@@ -287,19 +282,19 @@ def _without_cuda(node: Snapshot, reason: str = _NO_ANSWER) -> Snapshot:
     )
 
 
-def _without_sysfs(node: Snapshot) -> Snapshot:
+def _without_sysfs(node: snapshot.Snapshot) -> snapshot.Snapshot:
     return replace(
         node,
-        machine=HostFacts(),
+        machine=snapshot.HostFacts(),
         gpudirect=replace(node.gpudirect, peermem=None),
-        gpus=tuple(replace(gpu, place=PciPlace()) for gpu in node.gpus),
+        gpus=tuple(replace(gpu, place=snapshot.PciPlace()) for gpu in node.gpus),
         nics=(),
         switches=(),
         nvswitches=(),
     )
 
 
-_SILENCED: Mapping[str, Callable[[Snapshot], Snapshot]] = {
+_SILENCED: Mapping[str, Callable[[snapshot.Snapshot], snapshot.Snapshot]] = {
     "nvml": _without_nvml,
     "cuda": _without_cuda,
     "sysfs": _without_sysfs,
@@ -412,17 +407,19 @@ def by_domains(
     return SimulatedMachine(machine.profile.domain_as_node(size), machine.nodes // size), moved
 
 
-def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[Snapshot]:
+def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[snapshot.Snapshot]:
     """The nodes in order; all that is alike in healthy ones is one object. Raises UsageError for an unknown part."""
     return _snapshots(machine, faults, seed, range(machine.nodes))
 
 
-def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> Snapshot:
+def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> snapshot.Snapshot:
     """One node of these. Raises UsageError like `snapshots`."""
     return _snapshots(machine, faults, seed, (number,))[0]
 
 
-def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, numbers: Sequence[int]) -> list[Snapshot]:
+def _snapshots(
+    machine: SimulatedMachine, faults: Sequence[Fault], seed: int, numbers: Sequence[int]
+) -> list[snapshot.Snapshot]:
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)
     whole = with_surroundings(healthy)
@@ -446,12 +443,14 @@ def _snapshots(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, nu
     ]
 
 
-def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
+def _in_domain(node: snapshot.Snapshot, cluster: str, *, imex: bool) -> snapshot.Snapshot:
     settings = node.driver_settings
     return replace(
         node,
         kernel=replace(node.kernel, imex=True),
-        driver_settings=replace(settings, services={**settings.services, "nvidia-imex": Service(running=imex)}),
+        driver_settings=replace(
+            settings, services={**settings.services, "nvidia-imex": snapshot.Service(running=imex)}
+        ),
         gpus=tuple(
             gpu if gpu.fabric is None else replace(gpu, fabric=replace(gpu.fabric, cluster_uuid=cluster))
             for gpu in node.gpus
@@ -459,7 +458,7 @@ def _in_domain(node: Snapshot, cluster: str, *, imex: bool) -> Snapshot:
     )
 
 
-def _named(node: Snapshot, number: int, seed: int) -> Snapshot:
+def _named(node: snapshot.Snapshot, number: int, seed: int) -> snapshot.Snapshot:
     host = f"node{number}"
     return replace(
         node,

@@ -4,35 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import (
-    AccessControl,
-    ConfidentialComputing,
-    DriverFacts,
-    DriverSettings,
-    Fabric,
-    Gid,
-    GpuDirectFacts,
-    GpuFacts,
-    HostFacts,
-    IommuFacts,
-    KernelSettings,
-    NicFacts,
-    NicKind,
-    NumaNode,
-    NvLink,
-    NvlinkPeer,
-    PairFacts,
-    PciDevice,
-    PcieErrors,
-    PcieLink,
-    PciKind,
-    PciPlace,
-    PciSwitch,
-    RdmaPort,
-    RemappedRows,
-    Service,
-    Snapshot,
-)
+from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import pcie_path_class
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import P2P_OK, NicKindOfMachine, Profile
@@ -48,17 +20,17 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
 
 
-def healthy_node(profile: Profile) -> Snapshot:
+def healthy_node(profile: Profile) -> snapshot.Snapshot:
     """One node of that kind with nothing wrong; the host's name, boot id and GPUs' UUIDs are for the caller to set."""
     tree = _PciTree(profile)
     gpus = tuple(_gpu(profile, tree, index) for index in range(profile.match.visible))
-    return Snapshot(
+    return snapshot.Snapshot(
         host="",
         origin=Origin.SIMULATED,
         source=f"profile {profile.name}",
         machine=_machine(profile),
-        driver=DriverFacts(version=profile.node.driver, cuda=profile.node.cuda),
-        gpudirect=GpuDirectFacts(peermem=profile.node.peermem, dma_buf=profile.node.dma_buf),
+        driver=snapshot.DriverFacts(version=profile.node.driver, cuda=profile.node.cuda),
+        gpudirect=snapshot.GpuDirectFacts(peermem=profile.node.peermem, dma_buf=profile.node.dma_buf),
         gpus=gpus,
         nics=tuple(_nic(nic, tree, number) for number, nic in enumerate(profile.nic)),
         switches=tuple(tree.switches.values()),
@@ -74,51 +46,51 @@ class _PciTree:
         self._profile = profile
         self._buses = 0
         self._ports: dict[str, int] = {}
-        self.switches: dict[str, PciSwitch] = {}
+        self.switches: dict[str, snapshot.PciSwitch] = {}
         self._bridges = [self._bridge() for _ in range(max(1, profile.node.numa_nodes))]
         for switch in profile.switch:
             parent = self.switches.get(switch.above or "")
             place = self._below(parent) if parent else self._root_port(self._bridge(), switch.numa)
             link = _trained(switch.pcie_generation, switch.pcie_width)
-            self.switches[switch.name] = PciSwitch(bus_id=self._device(), link=link, place=place)
+            self.switches[switch.name] = snapshot.PciSwitch(bus_id=self._device(), link=link, place=place)
         nvlink = profile.nvlink
         count = nvlink.switches if nvlink and not profile.node.virtual_machine else 0
         self.nvswitches = tuple(self._device() for _ in range(count))
 
-    def gpu(self, index: int) -> tuple[str, PciPlace]:
+    def gpu(self, index: int) -> tuple[str, snapshot.PciPlace]:
         if self._profile.node.flat_pci:
-            return f"0000:00:{_FIRST_FLAT_GPU + index:02x}.0", PciPlace(host_bridge=self._bridges[0])
+            return f"0000:00:{_FIRST_FLAT_GPU + index:02x}.0", snapshot.PciPlace(host_bridge=self._bridges[0])
         places = self._profile.gpu.places
         return self._placed(places[index] if places else None, index, self._profile.match.visible)
 
-    def nic(self, index: int, place: str | None) -> tuple[str, PciPlace]:
+    def nic(self, index: int, place: str | None) -> tuple[str, snapshot.PciPlace]:
         """Bus id and place of a NIC; on a flat bus they stand before the GPUs as far as there is room."""
         if not self._profile.node.flat_pci:
             return self._placed(place, 0, 1)
         room = _FIRST_FLAT_GPU - _FIRST_FLAT_NIC
         number = index + (_FIRST_FLAT_NIC if index < room else self._profile.match.visible + _FIRST_FLAT_NIC)
-        return f"0000:00:{number:02x}.0", PciPlace(host_bridge=self._bridges[0])
+        return f"0000:00:{number:02x}.0", snapshot.PciPlace(host_bridge=self._bridges[0])
 
-    def _placed(self, place: str | None, index: int, count: int) -> tuple[str, PciPlace]:
+    def _placed(self, place: str | None, index: int, count: int) -> tuple[str, snapshot.PciPlace]:
         if place is not None:
             return self._device(), self._below(self.switches[place])
         numa_nodes = self._profile.node.numa_nodes
         numa = index * numa_nodes // count if numa_nodes else None
         return self._device(), self._root_port(self._bridges[numa or 0], numa)
 
-    def _below(self, switch: PciSwitch) -> PciPlace:
+    def _below(self, switch: snapshot.PciSwitch) -> snapshot.PciPlace:
         above = switch.place
-        return PciPlace(
+        return snapshot.PciPlace(
             host_bridge=above.host_bridge,
             root_port=above.root_port,
             switches=(*above.switches, switch.bus_id),
             numa_node=above.numa_node,
         )
 
-    def _root_port(self, bridge: str, numa: int | None) -> PciPlace:
+    def _root_port(self, bridge: str, numa: int | None) -> snapshot.PciPlace:
         self._ports[bridge] = self._ports.get(bridge, 0) + 1
         port = f"{bridge.removeprefix('pci')}:{self._ports[bridge]:02x}.0"
-        return PciPlace(host_bridge=bridge, root_port=port, numa_node=numa)
+        return snapshot.PciPlace(host_bridge=bridge, root_port=port, numa_node=numa)
 
     def _bridge(self) -> str:
         return f"pci{self._bus()}"
@@ -131,9 +103,9 @@ class _PciTree:
         return f"{number // _BUSES:04x}:{number % _BUSES:02x}"
 
 
-def _trained(generation: int | None, width: int | None) -> PcieLink:
+def _trained(generation: int | None, width: int | None) -> snapshot.PcieLink:
     generation, width = generation or None, width or None
-    return PcieLink(generation=generation, width=width, max_generation=generation, max_width=width)
+    return snapshot.PcieLink(generation=generation, width=width, max_generation=generation, max_width=width)
 
 
 def _cpus(profile: Profile, numa: int | None) -> str:
@@ -143,22 +115,22 @@ def _cpus(profile: Profile, numa: int | None) -> str:
     return f"{cpus * numa // numa_nodes}-{cpus * (numa + 1) // numa_nodes - 1}"
 
 
-def _machine(profile: Profile) -> HostFacts:
+def _machine(profile: Profile) -> snapshot.HostFacts:
     node = profile.node
-    return HostFacts(
+    return snapshot.HostFacts(
         cpus=node.cpus,
         sockets=node.sockets,
-        numa_nodes=tuple(NumaNode(number=numa, cpus=_cpus(profile, numa)) for numa in range(node.numa_nodes)),
+        numa_nodes=tuple(snapshot.NumaNode(number=numa, cpus=_cpus(profile, numa)) for numa in range(node.numa_nodes)),
         virtual_machine=node.virtual_machine,
         product=profile.title,
     )
 
 
-def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
+def _gpu(profile: Profile, tree: _PciTree, index: int) -> snapshot.GpuFacts:
     kind = profile.gpu
     bus_id, place = tree.gpu(index)
     missing = {"bar1_bytes": kind.bar1_bytes, "ecc": kind.ecc, "mig": kind.mig}
-    return GpuFacts(
+    return snapshot.GpuFacts(
         index=index,
         bus_id=bus_id,
         name=kind.name,
@@ -172,7 +144,9 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
         persistence=True,
         idle=True,
         throttle_reasons=(),
-        remapped_rows=RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False) if kind.ecc else None,
+        remapped_rows=snapshot.RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False)
+        if kind.ecc
+        else None,
         memory_errors=0 if kind.ecc else None,
         temperature_c=_IDLE_C,
         pcie=_trained(kind.pcie_generation, kind.pcie_width),
@@ -187,18 +161,18 @@ def _gpu(profile: Profile, tree: _PciTree, index: int) -> GpuFacts:
     )
 
 
-def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[NvLink, ...]:
+def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[snapshot.NvLink, ...]:
     nvlink = profile.nvlink
     if nvlink is None:
         return ()
-    if nvlink.to is NvlinkPeer.SWITCH:
+    if nvlink.to is snapshot.NvlinkPeer.SWITCH:
         peers = [tree.nvswitches[i % len(tree.nvswitches)] if tree.nvswitches else None for i in range(nvlink.links)]
     else:
         others = [(pair[1] if pair[0] == index else pair[0], pair[2]) for pair in nvlink.pairs if index in pair[:2]]
         others = [(other, links) for other, links in others if other < profile.match.visible]
         peers = [_gpu_bus_id(profile, other) for other, links in others for _ in range(links)]
     return tuple(
-        NvLink(
+        snapshot.NvLink(
             number=number,
             active=True,
             version=nvlink.version,
@@ -217,23 +191,23 @@ def _gpu_bus_id(profile: Profile, index: int) -> str:
     return [tree.gpu(each)[0] for each in range(index + 1)][-1]
 
 
-def _fabric(profile: Profile) -> Fabric | None:
+def _fabric(profile: Profile) -> snapshot.Fabric | None:
     capability = tuple(int(part) for part in profile.gpu.compute_capability.split("."))
-    if profile.nvlink is None or profile.nvlink.to is not NvlinkPeer.SWITCH or capability < _FABRIC_CAPABILITY:
+    if profile.nvlink is None or profile.nvlink.to is not snapshot.NvlinkPeer.SWITCH or capability < _FABRIC_CAPABILITY:
         return None
     # A virtual machine is not told the health of the fabric (seen on 4 H200, driver 580).
     mask = 0 if profile.node.virtual_machine else _HEALTHY_MASK
-    return Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
+    return snapshot.Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
 
 
-def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
+def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFacts:
     bus_id, place = tree.nic(number, nic.place)
-    return NicFacts(
+    return snapshot.NicFacts(
         name=nic.name,
         kind=nic.kind,
         state="active",
         rate_gbit_s=nic.rate_gbit_s,
-        interfaces=(nic.name,) if nic.kind is NicKind.ETHERNET else (),
+        interfaces=(nic.name,) if nic.kind is snapshot.NicKind.ETHERNET else (),
         bus_id=bus_id,
         model=nic.model,
         port=nic.port,
@@ -243,15 +217,15 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> NicFacts:
     )
 
 
-def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
+def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) -> snapshot.PairFacts:
     """NVML's and CUDA's answers; with NVLink the status of plain PCI access is NS, as H200 answers."""
     joined = profile.nvlink is not None and (
-        profile.nvlink.to is NvlinkPeer.SWITCH
+        profile.nvlink.to is snapshot.NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
     )
     access = profile.peer_access
     status = access.status if joined or access.unlinked is None else access.unlinked
-    return PairFacts(
+    return snapshot.PairFacts(
         source=one.device,
         destination=other.device,
         pcie_path=pcie_path_class(one.place, other.place, profile.node.numa_nodes),
@@ -266,36 +240,40 @@ def _pair(profile: Profile, one: GpuFacts, other: GpuFacts) -> PairFacts:
 
 _SIMULATED = "the simulation does not say"
 _NO_IOMMU = {"iommu_group": "no IOMMU is simulated", "identity": _SIMULATED}
-_NO_ERRORS = PcieErrors(correctable=0, nonfatal=0, fatal=0)
+_NO_ERRORS = snapshot.PcieErrors(correctable=0, nonfatal=0, fatal=0)
 _NO_COUNTS: Mapping[str, int] = {"link_downed": 0, "port_rcv_errors": 0, "symbol_error": 0}
 _ROCE_GIDS = (
-    Gid(index=0, kind="IB/RoCE v1", address="link_local"),
-    Gid(index=1, kind="RoCE v2", address="link_local"),
-    Gid(index=2, kind="IB/RoCE v1", address="ipv4"),
-    Gid(index=3, kind="RoCE v2", address="ipv4"),
+    snapshot.Gid(index=0, kind="IB/RoCE v1", address="link_local"),
+    snapshot.Gid(index=1, kind="RoCE v2", address="link_local"),
+    snapshot.Gid(index=2, kind="IB/RoCE v1", address="ipv4"),
+    snapshot.Gid(index=3, kind="RoCE v2", address="ipv4"),
 )
-_INFINIBAND_GIDS = (Gid(index=0, kind="IB/RoCE v1", address="link_local"),)
-_LINK_LAYERS = {NicKind.INFINIBAND: "InfiniBand", NicKind.ROCE: "Ethernet", NicKind.EFA: "Unspecified"}
+_INFINIBAND_GIDS = (snapshot.Gid(index=0, kind="IB/RoCE v1", address="link_local"),)
+_LINK_LAYERS = {
+    snapshot.NicKind.INFINIBAND: "InfiniBand",
+    snapshot.NicKind.ROCE: "Ethernet",
+    snapshot.NicKind.EFA: "Unspecified",
+}
 
 
-def with_surroundings(node: Snapshot) -> Snapshot:
+def with_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
     """The node with its surroundings."""
     return replace(
         node,
         pci_devices=_pci_devices(node),
         rdma_ports=tuple(_port(nic, number) for number, nic in enumerate(each for each in node.nics if each.rdma)),
-        kernel=KernelSettings(options=(), wsl=False, imex=False, iommu=IommuFacts(units=())),
+        kernel=snapshot.KernelSettings(options=(), wsl=False, imex=False, iommu=snapshot.IommuFacts(units=())),
         driver_settings=_driver_settings(node),
     )
 
 
-_REDIRECTS = AccessControl(
+_REDIRECTS = snapshot.AccessControl(
     capable=("request_redirect", "completion_redirect"), enabled=("request_redirect", "completion_redirect")
 )
-_TRANSLATING = IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
+_TRANSLATING = snapshot.IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
 
 
-def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
+def with_faults_around(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
     """The node with the faults of its surroundings, which it already has."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
@@ -317,88 +295,90 @@ def with_faults_around(node: Snapshot, faults: Iterable[Fault]) -> Snapshot:
     return node
 
 
-def _counted(port: RdmaPort, nics: Sequence[NicFacts], index: int, errors: int) -> RdmaPort:
+def _counted(port: snapshot.RdmaPort, nics: Sequence[snapshot.NicFacts], index: int, errors: int) -> snapshot.RdmaPort:
     own = index < len(nics) and port.nic == nics[index].name
     return replace(port, counters={**(port.counters or {}), "symbol_error": errors}) if own else port
 
 
-def _pci_devices(node: Snapshot) -> tuple[PciDevice, ...]:
-    found: dict[str, PciDevice] = {}
+def _pci_devices(node: snapshot.Snapshot) -> tuple[snapshot.PciDevice, ...]:
+    found: dict[str, snapshot.PciDevice] = {}
     ports: dict[str, int] = {}
     uplinks = {switch.bus_id: switch for switch in node.switches}
 
-    def add(bus_id: str, kind: PciKind, above: str | None, link: PcieLink) -> str:
+    def add(bus_id: str, kind: snapshot.PciKind, above: str | None, link: snapshot.PcieLink) -> str:
         if bus_id not in found:
             found[bus_id] = _device(bus_id, kind, above, link)
         return bus_id
 
-    def below(switch: str, link: PcieLink) -> str:
+    def below(switch: str, link: snapshot.PcieLink) -> str:
         ports[switch] = ports.get(switch, 0) + 1
         address = f"{switch.rpartition(':')[0]}:{ports[switch]:02x}.0"
-        return add(address, PciKind.DOWNSTREAM_PORT, switch, link)
+        return add(address, snapshot.PciKind.DOWNSTREAM_PORT, switch, link)
 
-    def reach(root_port: str | None, switches: tuple[str, ...], link: PcieLink) -> str | None:
+    def reach(root_port: str | None, switches: tuple[str, ...], link: snapshot.PcieLink) -> str | None:
         """The port to which something with these above it is connected, which is made where it is not there yet."""
         if not switches:
-            return root_port and add(root_port, PciKind.ROOT_PORT, None, link)
+            return root_port and add(root_port, snapshot.PciKind.ROOT_PORT, None, link)
         last = switches[-1]
         if last not in found:
             own = uplinks[last].link
-            add(last, PciKind.UPSTREAM_PORT, reach(root_port, switches[:-1], own), own)
+            add(last, snapshot.PciKind.UPSTREAM_PORT, reach(root_port, switches[:-1], own), own)
         return below(last, link)
 
-    devices: tuple[GpuFacts | NicFacts, ...] = (*node.gpus, *node.nics)
+    devices: tuple[snapshot.GpuFacts | snapshot.NicFacts, ...] = (*node.gpus, *node.nics)
     for device in devices:
         if device.bus_id is not None and device.bus_id not in found:
-            kind = PciKind.GPU if isinstance(device, GpuFacts) else PciKind.NIC
+            kind = snapshot.PciKind.GPU if isinstance(device, snapshot.GpuFacts) else snapshot.PciKind.NIC
             above = reach(device.place.root_port, device.place.switches, device.pcie)
             add(device.bus_id, kind, above, device.pcie)
     return tuple(found[bus_id] for bus_id in sorted(found))
 
 
-def _device(bus_id: str, kind: PciKind, above: str | None, link: PcieLink) -> PciDevice:
+def _device(bus_id: str, kind: snapshot.PciKind, above: str | None, link: snapshot.PcieLink) -> snapshot.PciDevice:
     unknown = dict(_NO_IOMMU)
-    if kind is PciKind.GPU:
+    if kind is snapshot.PciKind.GPU:
         unknown |= dict.fromkeys(("bar1_bytes", "bar1_most_bytes", "minor"), _SIMULATED)
-    return PciDevice(
+    return snapshot.PciDevice(
         bus_id=bus_id,
         kind=kind,
         above=above,
         link=link,
-        address_translation=False if kind in (PciKind.GPU, PciKind.NIC) else None,
-        access_control=None if kind in (PciKind.GPU, PciKind.NIC) else AccessControl(),
+        address_translation=False if kind in (snapshot.PciKind.GPU, snapshot.PciKind.NIC) else None,
+        access_control=None if kind in (snapshot.PciKind.GPU, snapshot.PciKind.NIC) else snapshot.AccessControl(),
         errors=_NO_ERRORS,
         unknown=unknown,
     )
 
 
-def _port(nic: NicFacts, number: int) -> RdmaPort:
-    return RdmaPort(
+def _port(nic: snapshot.NicFacts, number: int) -> snapshot.RdmaPort:
+    return snapshot.RdmaPort(
         nic=nic.name,
         physical_state="linkup" if nic.state == "active" else "polling",
         link_layer=_LINK_LAYERS[nic.kind],
         counters=_NO_COUNTS,
         hardware_counters={},
-        gids=_ROCE_GIDS if nic.kind is NicKind.ROCE else _INFINIBAND_GIDS,
+        gids=_ROCE_GIDS if nic.kind is snapshot.NicKind.ROCE else _INFINIBAND_GIDS,
         device_file=f"/dev/infiniband/uverbs{number}",
     )
 
 
-def _driver_settings(node: Snapshot) -> DriverSettings:
+def _driver_settings(node: snapshot.Snapshot) -> snapshot.DriverSettings:
     """Nothing set. A node with NVSwitch has its fabric manager, of the driver's version, unless others run it."""
-    fabric_manager = Service(running=bool(node.nvswitches), version=node.driver.version if node.nvswitches else None)
+    fabric_manager = snapshot.Service(
+        running=bool(node.nvswitches), version=node.driver.version if node.nvswitches else None
+    )
     if node.machine.virtual_machine:
-        fabric_manager = Service()
-    return DriverSettings(
+        fabric_manager = snapshot.Service()
+    return snapshot.DriverSettings(
         parameters={"NvLinkDisable": "0"},
         registry_keys={},
         configured={},
         services={
             "nv-fabricmanager": fabric_manager,
-            "nvlsm": Service(running=False),
-            "nvidia-imex": Service(running=False),
+            "nvlsm": snapshot.Service(running=False),
+            "nvidia-imex": snapshot.Service(running=False),
         },
-        confidential_computing=ConfidentialComputing(
+        confidential_computing=snapshot.ConfidentialComputing(
             enabled=False, developer_tools=False, environment="unavailable", multi_gpu="none"
         ),
         nvlink_bandwidth_mode="full",

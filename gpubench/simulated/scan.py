@@ -12,18 +12,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan import (
-    BOTH_WAYS,
-    EXCHANGED_BYTES,
-    WRONG_DATA_ARRIVED,
-    LocalFigure,
-    LocalQuantity,
-    NodeRail,
-    PairSample,
-    PlannedRound,
-    RoundOutcome,
-    ScanFabric,
-)
+from gpubench.model.results import scan
 from gpubench.model.terms.units import BYTES_PER_GB
 from gpubench.records import dataclass
 from gpubench.simulated.links import NodeLinks, nic_gb_s, node_links
@@ -49,7 +38,7 @@ class SimulatedFabric:
     """
 
     usual_gb_s: float
-    cells: Mapping[NodeRail, float] = field(default_factory=dict)
+    cells: Mapping[scan.NodeRail, float] = field(default_factory=dict)
     leaf_rails: Mapping[tuple[str, int], float] = field(default_factory=dict)
     uplinks: Mapping[tuple[str, int], float] = field(default_factory=dict)
     dies: Mapping[int, int] = field(default_factory=dict)
@@ -62,31 +51,33 @@ class SimulatedFabric:
 class SimulatedRounds:
     """Measures rounds by the model; equal seeds give equal figures."""
 
-    def __init__(self, fabric: ScanFabric, model: SimulatedFabric, seed: int) -> None:
+    def __init__(self, fabric: scan.ScanFabric, model: SimulatedFabric, seed: int) -> None:
         self._fabric, self._model, self._seed = fabric, model, seed
 
-    def measure(self, planned: PlannedRound) -> RoundOutcome:
+    def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
         """All pairs of a round; a node that dies in it is gone, one that hangs costs the deadline."""
         model, source = self._model, random.Random(f"{self._seed}/round{planned.number}")
         taking_part = {node for pair in planned.pairs for node in pair}
         gone = {node: "its supervisor stopped answering" for node in taking_part if self._dead(node, planned.number)}
-        samples: list[PairSample] = []
+        samples: list[scan.PairSample] = []
         hung = False
         for first, second in planned.pairs:
             dead = next((node for node in (first, second) if node in gone), None)
             hangs = any(planned.number >= model.hangs.get(node, planned.number + 1) for node in (first, second))
             for rail in range(self._fabric.rails):
-                if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
+                if planned.retired and not planned.retired.isdisjoint(
+                    (scan.NodeRail(first, rail), scan.NodeRail(second, rail))
+                ):
                     continue
                 if dead is not None:
-                    samples.append(PairSample(first, second, rail, 0.0, "the node is gone", dead))
+                    samples.append(scan.PairSample(first, second, rail, 0.0, "the node is gone", dead))
                 elif hangs:
                     hung = True
-                    samples.append(PairSample(first, second, rail, 0.0, "not done within the deadline"))
+                    samples.append(scan.PairSample(first, second, rail, 0.0, "not done within the deadline"))
                 else:
-                    samples.append(PairSample(first, second, rail, self._figure(source, first, second, rail)))
+                    samples.append(scan.PairSample(first, second, rail, self._figure(source, first, second, rail)))
         seconds = SET_UP_SECONDS + SECONDS_OF_COPYING + CONTROL_SECONDS + (DEADLINE_SECONDS if hung or gone else 0.0)
-        return RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
+        return scan.RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
 
     def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
         """GB/s of a ring over all rails, as slow as its slowest rail; None, with the reason, where a node is dead."""
@@ -118,7 +109,7 @@ class SimulatedRounds:
         return max(gb_s, 0.0)
 
     def _share(self, node: int, rail: int) -> float:
-        share = self._model.cells.get(NodeRail(node, rail), 1.0) if self._model.cells else 1.0
+        share = self._model.cells.get(scan.NodeRail(node, rail), 1.0) if self._model.cells else 1.0
         if self._model.leaf_rails:
             share *= self._model.leaf_rails.get((self._leaf(node), rail), 1.0)
         return share
@@ -133,7 +124,7 @@ _LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
 
 def simulated_scan_fabric(
     machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
-) -> ScanFabric:
+) -> scan.ScanFabric:
     """The nodes `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf. Raises UsageError."""
     profile = machine.profile
     gpus, nics = profile.match.visible, len(profile.nic)
@@ -153,7 +144,7 @@ def simulated_scan_fabric(
     by_node += [[]] * (machine.nodes - len(by_node))
     carried = (median_low(_carried(profile, own, rail) for own in by_node) for rail in range(gpus))
     rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
-    return ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
+    return scan.ScanFabric(hosts, gpus, usual if leaves is None else tuple(leaves), named, rates)
 
 
 def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
@@ -163,14 +154,16 @@ def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
     return 0.0 if gone else nic_gb_s(profile.nic[number], own) or 0.0
 
 
-def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: ScanFabric) -> SimulatedFabric:
+def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: scan.ScanFabric) -> SimulatedFabric:
     """What these faults do between nodes. Raises UsageError for a fault on something that is not there."""
     check_nodes(machine, faults)
     names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
-    cells: dict[NodeRail, float] = {}
+    cells: dict[scan.NodeRail, float] = {}
     for node in sorted({fault.node_number for fault in faults}):
         own = [fault for fault in faults if fault.node_number == node and fault.subject not in _OF_LEAVES]
-        cells |= {NodeRail(node, rail): share for rail, share in enumerate(_shares(machine.profile, own)) if share < 1}
+        cells |= {
+            scan.NodeRail(node, rail): share for rail, share in enumerate(_shares(machine.profile, own)) if share < 1
+        }
     leaf_rails: dict[tuple[str, int], float] = {}
     uplinks: dict[tuple[str, int], float] = {}
     for fault in (each for each in faults if each.subject in _OF_LEAVES):
@@ -180,7 +173,7 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
             shares |= {(leaf, rail): float(value) for rail in rails if value is not None}
     usual = nic_gb_s(machine.profile.nic[0], ()) or 0.0
     return SimulatedFabric(
-        usual * NIC_EFFICIENCY * BOTH_WAYS,
+        usual * NIC_EFFICIENCY * scan.BOTH_WAYS,
         cells,
         leaf_rails,
         uplinks,
@@ -192,7 +185,7 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
 
 def simulated_local_figures(
     machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
-) -> Iterator[LocalFigure]:
+) -> Iterator[scan.LocalFigure]:
     """Phase 0 of these nodes: copies with host memory of every GPU, between every two, and an all-reduce."""
     usual = list(_inside(machine.profile, ()))
     of_nodes = [each for each in faults if each.subject not in _OF_LEAVES]
@@ -206,12 +199,12 @@ def simulated_local_figures(
             yield each._replace(node=node, gb_s=each.gb_s * (1 + _LOCAL_SPREAD * source.gauss(0.0, 1.0)))
 
 
-def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
+def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFigure]:
     links = node_links(profile, faults)
     gpus = links.gpus
     for gpu in gpus:
-        for quantity in (LocalQuantity.TO_HOST, LocalQuantity.FROM_HOST):
-            yield LocalFigure(0, gpu.index, quantity, profile.gpu.host_gb_s * gpu.host_share)
+        for quantity in (scan.LocalQuantity.TO_HOST, scan.LocalQuantity.FROM_HOST):
+            yield scan.LocalFigure(0, gpu.index, quantity, profile.gpu.host_gb_s * gpu.host_share)
     copies, staged = profile.find("p2p.write_gb_s"), profile.find("p2p.staged_gb_s")
     if not copies:
         return
@@ -221,13 +214,15 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[LocalFigure]:
         gb_s = copies[0].value * links.share(one, other)
         first, second = gpus[one].index, gpus[other].index
         gb_s = min(gb_s, through_host) if second in gpus[one].staged_with else gb_s
-        wrong = WRONG_DATA_ARRIVED if frozenset((first, second)) in corrupted else ""
-        yield LocalFigure(0, first, LocalQuantity.PAIR, 0.0 if wrong else BOTH_WAYS * gb_s, second, wrong)
+        wrong = scan.WRONG_DATA_ARRIVED if frozenset((first, second)) in corrupted else ""
+        yield scan.LocalFigure(
+            0, first, scan.LocalQuantity.PAIR, 0.0 if wrong else scan.BOTH_WAYS * gb_s, second, wrong
+        )
     with suppress(UsageError):
         times = CollectiveTimes(SimulatedMachine(profile), [replace(each, node=0) for each in faults], noise=0.0)
-        seconds = max(times.seconds("allreduce", EXCHANGED_BYTES, row=0))
-        busbw = EXCHANGED_BYTES * collective_named("allreduce").busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
-        yield LocalFigure(0, 0, LocalQuantity.ALL_REDUCE, busbw)
+        seconds = max(times.seconds("allreduce", scan.EXCHANGED_BYTES, row=0))
+        busbw = scan.EXCHANGED_BYTES * collective_named("allreduce").busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
+        yield scan.LocalFigure(0, 0, scan.LocalQuantity.ALL_REDUCE, busbw)
 
 
 _OF_LEAVES = (Subject.LEAF, Subject.RAIL)
@@ -279,7 +274,7 @@ def _leaf(fault: Fault, names: Sequence[str]) -> str:
     return names[fault.index]
 
 
-def _rails(fault: Fault, fabric: ScanFabric) -> Sequence[int]:
+def _rails(fault: Fault, fabric: scan.ScanFabric) -> Sequence[int]:
     if fault.second is None:
         return range(fabric.rails)
     if fault.second >= fabric.rails:

@@ -3,15 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gpubench.conditions import nccl_settings
 from gpubench.conditions.definition.circumstances import OFF, Facts
-from gpubench.conditions.nccl_settings import (
-    LEAST_CHANNELS,
-    MOST_CHANNELS,
-    P2P_DISABLE,
-    P2P_LEVEL,
-    keep_off_peers,
-    nccl_number,
-)
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -78,11 +71,12 @@ def _is_hopper(node: Topology) -> bool:
 
 
 _EFFECTS: Mapping[str, Callable[[Topology, str], bool]] = {
-    P2P_DISABLE: lambda _node, _value: True,
-    P2P_LEVEL: _raises_no_level,
+    nccl_settings.P2P_DISABLE: lambda _node, _value: True,
+    nccl_settings.P2P_LEVEL: _raises_no_level,
     NVLS: lambda _node, value: value in ("0", "1", "2"),
     **dict.fromkeys(
-        (*MOST_CHANNELS, *LEAST_CHANNELS), lambda node, value: nccl_number(value) is not None and _is_hopper(node)
+        (*nccl_settings.MOST_CHANNELS, *nccl_settings.LEAST_CHANNELS),
+        lambda node, value: nccl_settings.nccl_number(value) is not None and _is_hopper(node),
     ),
     ALGORITHM_VARIABLE: lambda node, value: is_known_choice(ALGORITHM_VARIABLE, value) and _is_hopper(node),
     PROTOCOL_VARIABLE: lambda node, value: is_known_choice(PROTOCOL_VARIABLE, value) and _is_hopper(node),
@@ -105,8 +99,12 @@ def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: 
 
 def channel_cap(variables: Mapping[str, str]) -> int | None:
     """The most channels that these variables leave to NCCL, which prefers a minimum to a maximum; None without cap."""
-    most = [nccl_number(variables[name]) or 0 for name in MOST_CHANNELS if name in variables]
-    least = [nccl_number(variables[name]) or 0 for name in LEAST_CHANNELS if name in variables]
+    most = [
+        nccl_settings.nccl_number(variables[name]) or 0 for name in nccl_settings.MOST_CHANNELS if name in variables
+    ]
+    least = [
+        nccl_settings.nccl_number(variables[name]) or 0 for name in nccl_settings.LEAST_CHANNELS if name in variables
+    ]
     return max(1, min(most), *least) if most else None
 
 
@@ -126,8 +124,11 @@ def nccl_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
 
 def pairs_without_peers(profile: Profile, variables: Mapping[str, str]) -> frozenset[tuple[int, int]]:
     """The GPU pairs, by index, that NCCL keeps off peer access because of variables."""
-    if all(value in OFF for name, value in variables.items() if name != P2P_LEVEL) and P2P_LEVEL not in variables:
+    if (
+        all(value in OFF for name, value in variables.items() if name != nccl_settings.P2P_LEVEL)
+        and nccl_settings.P2P_LEVEL not in variables
+    ):
         return frozenset()
     node = healthy_node(profile)
     run = Facts([Topology(node)], ranks=[rank_facts(0, variables, node, 0)]).circumstances
-    return frozenset(pair for pair in run.inside if any(keep_off_peers(run, pair, run.values)))
+    return frozenset(pair for pair in run.inside if any(nccl_settings.keep_off_peers(run, pair, run.values)))

@@ -24,14 +24,7 @@ from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.paths.wiring import NodeNetwork
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.terms.overlap import (
-    CHAIN_KERNELS,
-    COPY_BYTES,
-    OverlapTimes,
-    Partner,
-    StepSample,
-    partner_operations,
-)
+from gpubench.model.terms import overlap
 from gpubench.model.terms.settings import PER_COMMUNICATOR
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names, counted
 from gpubench.simulated.choices import leaves_nvls, slower_by_choice
@@ -402,10 +395,18 @@ RTX 6000 Blackwell, over their SMs; an H200 reached 764 of 989 TFLOP/s."""
 _COPY_GB_S: Mapping[str, float] = {"7": 800.0, "8": 1700.0, "9": 3900.0, "10": 7000.0, "12": 1500.0}
 _KERNEL_SECONDS = 1.6e-6
 
-_WAITS: Mapping[Partner, float] = {Partner.GEMM: 0.95, Partner.COPY: 1.0, Partner.CHAIN: 0.0}
+_WAITS: Mapping[overlap.Partner, float] = {
+    overlap.Partner.GEMM: 0.95,
+    overlap.Partner.COPY: 1.0,
+    overlap.Partner.CHAIN: 0.0,
+}
 """Operations of the partner that the collective waits for: one, where they fill all SMs."""
 
-_SHARING: Mapping[Partner, float] = {Partner.GEMM: 1.08, Partner.COPY: 1.56, Partner.CHAIN: 1.0}
+_SHARING: Mapping[overlap.Partner, float] = {
+    overlap.Partner.GEMM: 1.08,
+    overlap.Partner.COPY: 1.56,
+    overlap.Partner.CHAIN: 1.0,
+}
 _CHAIN_LOSES = 0.7  # Of the time beside a collective: kernels of 1.6 µs suffer more than by lost SMs
 _SPREAD = 0.003
 _STEPS = 100
@@ -431,31 +432,38 @@ class OverlapModel:
         """NCCL's own number of CTAs."""
         return own_ctas(self._machine.profile)
 
-    def operation_seconds(self, partner: Partner, gemm_side: int) -> float:
+    def operation_seconds(self, partner: overlap.Partner, gemm_side: int) -> float:
         """One operation of a partner, with nothing beside."""
         gpu = self._machine.profile.gpu
         generation = gpu.compute_capability.partition(".")[0]
-        if partner is Partner.GEMM:
+        if partner is overlap.Partner.GEMM:
             peak = _PEAK_TFLOPS_AN_SM.get(generation, _PEAK_TFLOPS_AN_SM["8"]) * gpu.multiprocessors
             return 2 * gemm_side**3 / (peak * _GEMM_EFFICIENCY * 1e12)
-        if partner is Partner.COPY:
-            return 2 * COPY_BYTES / (_COPY_GB_S.get(generation, _COPY_GB_S["8"]) * BYTES_PER_GB)
-        return CHAIN_KERNELS * _KERNEL_SECONDS
+        if partner is overlap.Partner.COPY:
+            return 2 * overlap.COPY_BYTES / (_COPY_GB_S.get(generation, _COPY_GB_S["8"]) * BYTES_PER_GB)
+        return overlap.CHAIN_KERNELS * _KERNEL_SECONDS
 
     def step(
-        self, name: str, size_bytes: int, ctas: int | None, partner: Partner, *, gemm_side: int, count: int | None
-    ) -> StepSample:
+        self,
+        name: str,
+        size_bytes: int,
+        ctas: int | None,
+        partner: overlap.Partner,
+        *,
+        gemm_side: int,
+        count: int | None,
+    ) -> overlap.StepSample:
         """A step of one collective and `count` operations, as many as a real one has where that is None."""
         source = random.Random(f"{self._seed}/overlap/{name}/{size_bytes}/{ctas}/{partner}")
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
         operation = self.operation_seconds(partner, gemm_side)
-        operations = partner_operations(own, operation) if count is None else count
+        operations = overlap.partner_operations(own, operation) if count is None else count
         undisturbed = self._capped(name, size_bytes, own, ctas) * _noise(source)
         partner_alone = operations * operation * _noise(source)  # of both: a GPU's clock is what varies
         waiting = min(partner_alone, _WAITS[partner] * operation)
         first = undisturbed * _SHARING[partner] * _noise(source)
         taken = min(self.own_ctas, ctas or self.own_ctas) / self._machine.profile.gpu.multiprocessors
-        if partner is Partner.CHAIN:
+        if partner is overlap.Partner.CHAIN:
             taken = _CHAIN_LOSES
         # While it runs the partner has the other SMs; it is done first where the collective takes longer.
         ends_first = waiting + (partner_alone - waiting) / (1 - taken) <= waiting + first
@@ -463,8 +471,8 @@ class OverlapModel:
         partner_together = partner_alone + extra * _noise(source)
         communication_together = waiting + first
         together = max(partner_together, communication_together)
-        return StepSample(
-            times=OverlapTimes(
+        return overlap.StepSample(
+            times=overlap.OverlapTimes(
                 partner_alone=partner_alone,
                 communication_alone=undisturbed,
                 communication_first=first,

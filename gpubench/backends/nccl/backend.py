@@ -6,19 +6,10 @@ from itertools import accumulate, cycle, islice
 from time import perf_counter
 from typing import Any, cast
 
+from gpubench.backends import timing
 from gpubench.backends.cuda import CudaDevice, GatedClock
 from gpubench.backends.nccl.communicator import GroupCommunicator
 from gpubench.backends.nccl.library import NcclLibrary
-from gpubench.backends.timing import (
-    MOST_QUEUED,
-    CallTable,
-    Entry,
-    MarkedLaunch,
-    Marks,
-    StartingLine,
-    native_loop,
-    no_garbage_collection,
-)
 from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import BatchedLaunch, CollectiveCalls, Launch, Memory, Region
@@ -30,16 +21,16 @@ from gpubench.records import dataclass
 class NcclLaunch:
     """One operation: the calls that issue it, with all their arguments."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[timing.Entry, ...]
 
     def __call__(self) -> None:
         """Issue it."""
-        CallTable(self.entries)()
+        timing.CallTable(self.entries)()
 
 
-def call_table(launches: Sequence[Launch]) -> CallTable:
+def call_table(launches: Sequence[Launch]) -> timing.CallTable:
     """The calls of all launches in order, as one."""
-    return CallTable([entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries])
+    return timing.CallTable([entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries])
 
 
 class NcclCalls:
@@ -86,7 +77,7 @@ class NcclCalls:
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
         """A send to and a receive from every rank in one group, of what is not empty."""
         own, size = counts[self._rank], dtype.size_bytes
-        entries: list[Entry] = []
+        entries: list[timing.Entry] = []
         for peer, (count, start) in enumerate(zip(counts, accumulate(counts, initial=0), strict=False)):
             part = Region(send.memory, send.offset_bytes + start * size)
             entries += [self._send(part, 0, count, dtype, peer)] if count else []
@@ -118,15 +109,15 @@ class NcclCalls:
     def _bind(self, name: str, send: Region, receive: Region, *arguments: int) -> NcclLaunch:
         return NcclLaunch(((self._library.address(name), send.address, receive.address, *arguments, *self._tail),))
 
-    def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
+    def _send(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> timing.Entry:
         address = region.address + block * count * dtype.size_bytes
         return (self._library.address("ncclSend"), address, count, self._types[dtype], peer, *self._tail)
 
-    def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> Entry:
+    def _receive(self, region: Region, block: int, count: int, dtype: DataType, peer: int) -> timing.Entry:
         address = region.address + block * count * dtype.size_bytes
         return (self._library.address("ncclRecv"), address, count, self._types[dtype], peer, *self._tail)
 
-    def _group(self, entries: Sequence[Entry]) -> NcclLaunch:
+    def _group(self, entries: Sequence[timing.Entry]) -> NcclLaunch:
         begin, end = self._library.address("ncclGroupStart"), self._library.address("ncclGroupEnd")
         return NcclLaunch(((begin,), *entries, (end,)))
 
@@ -153,7 +144,7 @@ class NcclBackend:
         progress: Progress = UNWATCHED,
     ) -> None:
         self._device = device
-        self._marks = Marks(device.cupy, device.stream, progress)
+        self._marks = timing.Marks(device.cupy, device.stream, progress)
         self._allocator = allocator
         self._library = library
         self._communicators: dict[int, GroupCommunicator] = {}
@@ -161,7 +152,7 @@ class NcclBackend:
         self._aborted = False
         self._issued_seconds: float | None = None
         self._group = group
-        self._starting_line = StartingLine(group)
+        self._starting_line = timing.StartingLine(group)
         self.calls = self.open(group)
 
     def open(self, group: Group) -> NcclCalls:
@@ -185,7 +176,7 @@ class NcclBackend:
     def libraries(self) -> Mapping[str, str]:
         """NCCL and where it was loaded from, driver, CUDA, CuPy."""
         libraries = {"NCCL": f"{self._library.version} from {self._library.path}"} | self._device.libraries()
-        if native_loop() is None:
+        if timing.native_loop() is None:
             libraries["launches"] = "by Python: small sizes read high"
         return libraries
 
@@ -233,7 +224,7 @@ class NcclBackend:
 
     def seconds(self, launch: Launch) -> float:
         """Wall time until the stream is idle."""
-        with no_garbage_collection():
+        with timing.no_garbage_collection():
             start = perf_counter()
             self._library.issue(launch)
             return self._seconds_since(start, launch)
@@ -241,11 +232,11 @@ class NcclBackend:
     def together(self, launch: Launch) -> float:
         """The same behind a barrier, with nothing between it and the first call."""
         self._device.stream.synchronize()
-        behind = self._starting_line.before(launch) if isinstance(launch, CallTable) else None
+        behind = self._starting_line.before(launch) if isinstance(launch, timing.CallTable) else None
         if behind is None:
             self._group.barrier()
             return self.seconds(launch)
-        with no_garbage_collection():
+        with timing.no_garbage_collection():
             self._library.issue(behind)
             return self._seconds_since(self._starting_line.passed_at, launch)
 
@@ -261,7 +252,7 @@ class NcclBackend:
         self._library.issue(launch)
 
     def _wait(self, launch: Launch) -> None:
-        self.wait_for(self._device.stream, launch.look if isinstance(launch, MarkedLaunch) else None)
+        self.wait_for(self._device.stream, launch.look if isinstance(launch, timing.MarkedLaunch) else None)
 
     def wait_for(self, stream: Any, look: Callable[[], object] | None = None) -> None:
         """Until a stream is idle, polled with NCCL's asynchronous errors. Raises AbortedError after an abort."""
@@ -275,9 +266,9 @@ class NcclBackend:
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
         """Seconds of the host to issue an operation of what was timed last; of captured graphs it is not known."""
-        if isinstance(launch, MarkedLaunch):
+        if isinstance(launch, timing.MarkedLaunch):
             return launch.issue_seconds
-        known = isinstance(launch, CallTable) and 0 < operations <= MOST_QUEUED
+        known = isinstance(launch, timing.CallTable) and 0 < operations <= timing.MOST_QUEUED
         return self._issued_seconds / operations if known and self._issued_seconds is not None else None
 
     def trouble(self) -> str:

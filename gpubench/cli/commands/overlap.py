@@ -20,16 +20,8 @@ from gpubench.jobs.options import (
     unknown_choice,
 )
 from gpubench.jobs.sources import Simulation, SimulationOptions, source_of
+from gpubench.model.terms import overlap
 from gpubench.model.terms.operation import DataType, Placement
-from gpubench.model.terms.overlap import (
-    DEFAULT_CTAS,
-    DEFAULT_GEMM_SIDE,
-    DEFAULT_SECONDS,
-    DEFAULT_SIZES,
-    OverlapAsked,
-    Partner,
-    parse_ctas,
-)
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
@@ -95,27 +87,27 @@ class OverlapOptions:
     sizes: tuple[int, ...] = option(
         "SIZES",
         "Sizes in bytes: 1M:1G:4 (each four times the last), 1M:64M:+1M (steps), or 1M,64M.",
-        default=DEFAULT_SIZES,
+        default=overlap.DEFAULT_SIZES,
         read=parse_sizes,
         common=True,
     )
     ctas: tuple[int | None, ...] = option(
         "N",
         "Limits on NCCL's CTAs, several with commas; own is NCCL's own choice (default: own,16,8,4,2).",
-        read=parse_ctas,
+        read=overlap.parse_ctas,
         several=True,
-        without=DEFAULT_CTAS,
+        without=overlap.DEFAULT_CTAS,
         group=NCCL,
         common=True,
     )
-    partners: tuple[Partner, ...] = option(
-        "|".join(Partner),
+    partners: tuple[overlap.Partner, ...] = option(
+        "|".join(overlap.Partner),
         "Computation: gemm (matrix product on Tensor Cores, default), copy (within GPU memory), chain (small kernels). "
         "Several with commas.",
         name="--partner",
-        read=lambda texts: parse_choices("--partner", texts, Partner),
+        read=lambda texts: parse_choices("--partner", texts, overlap.Partner),
         several=True,
-        without=(Partner.GEMM,),
+        without=(overlap.Partner.GEMM,),
         completed_as="partner",
         common=True,
     )
@@ -123,7 +115,7 @@ class OverlapOptions:
         "N",
         "Width N of the N × N matrices that gemm multiplies, 16 bits per number.",
         name="--gemm",
-        default=DEFAULT_GEMM_SIDE,
+        default=overlap.DEFAULT_GEMM_SIDE,
         min=_LEAST_GEMM_SIDE,
         max=_MOST_GEMM_SIDE,
         common=True,
@@ -139,7 +131,7 @@ class OverlapOptions:
     )
     root: int = option("RANK", "Root rank of a collective that has one.", name="--root -r", default=0)
     seconds: float = option(
-        "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
+        "S", "Seconds to measure each phase of a row, after it has settled.", default=overlap.DEFAULT_SECONDS, min=0.01
     )
     check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
     of_ranks: OverlapRankOptions
@@ -156,7 +148,7 @@ class OverlapOptions:
             **values_of(RankOptions, self.of_ranks)
             | {
                 "backend": None if self.simulation is not None else "nccl",
-                "overlap": OverlapAsked(**values_of(OverlapAsked, self)),
+                "overlap": overlap.OverlapAsked(**values_of(overlap.OverlapAsked, self)),
             },
             request=SweepRequest(
                 collective=collective_named(self.collective),

@@ -7,24 +7,7 @@ from operator import attrgetter
 from statistics import median
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.formats.lines import (
-    VERDICT_MARKS,
-    Column,
-    Figure,
-    backends_beside,
-    collective_lines,
-    figure,
-    fitted_lines,
-    fitting_figures,
-    or_dash,
-    page_columns,
-    verdict_mark,
-    way_name,
-    way_names,
-    width_of,
-    winner_columns,
-    winner_lines,
-)
+from gpubench.formats import lines
 from gpubench.formats.table import Page
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
@@ -59,29 +42,34 @@ def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
     names = list(dict.fromkeys(row.backend for row in rows))
     at = [{row.backend: row for row in here} for here in by_size.values()]
     columns = [
-        Column("size", [format_size(size) for size in by_size], right=True),
-        Column(f"{first.first} µs", [figure(here[0].first_time_us) for here in by_size.values()], right=True),
+        lines.Column("size", [format_size(size) for size in by_size], right=True),
+        lines.Column(
+            f"{first.first} µs", [lines.figure(here[0].first_time_us) for here in by_size.values()], right=True
+        ),
     ]
     for name in names:
         cells = [_UNKNOWN if name not in here else _share_of_first(here[name].speed_percent) for here in at]
-        columns.append(Column(name, cells, right=True))
+        columns.append(lines.Column(name, cells, right=True))
     columns += _issue_columns(rows, list(by_size.values()), at)
-    yield from fitted_lines(columns, width)
+    yield from lines.fitted_lines(columns, width)
     for note, here in grouped([row for row in rows if row.note], lambda row: row.note).items():
         yield f"  {', '.join(dict.fromkeys(row.backend for row in here))}: {note}"
 
 
 def _issue_columns(
     rows: Sequence[BackendRow], by_size: Sequence[Sequence[BackendRow]], at: Sequence[Mapping[str, BackendRow]]
-) -> list[Column]:
+) -> list[lines.Column]:
     known = list(dict.fromkeys(row.backend for row in rows if row.issue_us is not None))
     if not known:
         return []
-    firsts = [figure(here[0].first_issue_us) for here in by_size]
-    columns = [Column("issued in µs:", [""] * len(at), spare=1), Column(rows[0].first, firsts, spare=1, right=True)]
+    firsts = [lines.figure(here[0].first_issue_us) for here in by_size]
+    columns = [
+        lines.Column("issued in µs:", [""] * len(at), spare=1),
+        lines.Column(rows[0].first, firsts, spare=1, right=True),
+    ]
     for name in known:
-        cells = [_UNKNOWN if name not in here else figure(here[name].issue_us) for here in at]
-        columns.append(Column(name, cells, spare=1, right=True))
+        cells = [_UNKNOWN if name not in here else lines.figure(here[name].issue_us) for here in at]
+        columns.append(lines.Column(name, cells, spare=1, right=True))
     return columns
 
 
@@ -93,13 +81,13 @@ def support_lines(report: Report, width: int) -> Iterator[str]:
     by_operation = grouped(rows, lambda row: row.operation)
     sizes = list(dict.fromkeys(row.size_bytes for row in rows))
     yield from ("", "MPI on GPU memory, each operation in a job of its own")
-    columns = [Column("operation", list(by_operation))]
+    columns = [lines.Column("operation", list(by_operation))]
     for size in sizes:
         cells = [next((row.outcome for row in here if row.size_bytes == size), "") for here in by_operation.values()]
-        columns.append(Column(format_size(size), cells))
-    columns.append(Column("after s", [_seconds(here) for here in by_operation.values()], right=True, spare=1))
-    columns.append(Column("its words", [_said(here) for here in by_operation.values()], spare=2))
-    yield from fitted_lines(columns, width)
+        columns.append(lines.Column(format_size(size), cells))
+    columns.append(lines.Column("after s", [_seconds(here) for here in by_operation.values()], right=True, spare=1))
+    columns.append(lines.Column("its words", [_said(here) for here in by_operation.values()], spare=2))
+    yield from lines.fitted_lines(columns, width)
 
 
 def _said(rows: Sequence[MpiTrialRow]) -> str:
@@ -139,34 +127,36 @@ def _has_one_placement(metadata: Metadata) -> bool:
 def _hears_choices(metadata: Metadata) -> bool:
     """True if settings are compared and NCCL says which algorithm and protocol it used."""
     tells = metadata.backend == NCCL or metadata.backend in KERNELS
-    return bool(way_names(metadata)) and tells and _has_algorithms(metadata)
+    return bool(lines.way_names(metadata)) and tells and _has_algorithms(metadata)
 
 
-_BUSBW = Figure("busbw", lambda row: figure(row.busbw_gb_s), 7, on_page="busbw GB/s", when=_are_many)
-_MARKED_BUSBW = Figure("busbw", lambda row: figure(row.busbw_gb_s) + _mark(row), 8)
-_EXPECTED = Figure("% exp", lambda row: _share(row), 8, spare=1, when=_are_many)
-_TAKEN = Figure("took", lambda row: _taken(row), 14, when=_hears_choices)
+_BUSBW = lines.Figure("busbw", lambda row: lines.figure(row.busbw_gb_s), 7, on_page="busbw GB/s", when=_are_many)
+_MARKED_BUSBW = lines.Figure("busbw", lambda row: lines.figure(row.busbw_gb_s) + _mark(row), 8)
+_EXPECTED = lines.Figure("% exp", lambda row: _share(row), 8, spare=1, when=_are_many)
+_TAKEN = lines.Figure("took", lambda row: _taken(row), 14, when=_hears_choices)
 _SPREAD = (
-    Figure("fastest", lambda row: figure(row.time_us_fastest_rank), 10, 6, "fastest µs", _has_one_placement),
-    Figure("slowest µs", lambda row: figure(row.time_us_slowest_rank), 11, 6, when=_has_one_placement),
-    Figure("rank", lambda row: or_dash(row.slowest_rank, "d"), 5, 6, "slowest rank", _has_one_placement),
+    lines.Figure(
+        "fastest", lambda row: lines.figure(row.time_us_fastest_rank), 10, 6, "fastest µs", _has_one_placement
+    ),
+    lines.Figure("slowest µs", lambda row: lines.figure(row.time_us_slowest_rank), 11, 6, when=_has_one_placement),
+    lines.Figure("rank", lambda row: lines.or_dash(row.slowest_rank, "d"), 5, 6, "slowest rank", _has_one_placement),
 )
 FIGURES = (
-    Figure("time µs", lambda row: figure(row.time_us), 9, spare=3),
-    Figure("±%", lambda row: _percent(row.ci95_percent), 5, spare=4, when=lambda run: "budget_s" in run.options),
-    Figure("p50", lambda row: figure(row.p50_us) + _mark(row), 9, on_page="p50 µs", when=_are_alone),
-    Figure("p95", lambda row: figure(row.p95_us), 9, 3, "p95 µs", _are_alone),
-    Figure("p99", lambda row: figure(row.p99_us), 9, 1, "p99 µs", _are_alone),
-    Figure("algbw", lambda row: figure(row.algbw_gb_s), 7, 5, "algbw GB/s", _are_many),
+    lines.Figure("time µs", lambda row: lines.figure(row.time_us), 9, spare=3),
+    lines.Figure("±%", lambda row: _percent(row.ci95_percent), 5, spare=4, when=lambda run: "budget_s" in run.options),
+    lines.Figure("p50", lambda row: lines.figure(row.p50_us) + _mark(row), 9, on_page="p50 µs", when=_are_alone),
+    lines.Figure("p95", lambda row: lines.figure(row.p95_us), 9, 3, "p95 µs", _are_alone),
+    lines.Figure("p99", lambda row: lines.figure(row.p99_us), 9, 1, "p99 µs", _are_alone),
+    lines.Figure("algbw", lambda row: lines.figure(row.algbw_gb_s), 7, 5, "algbw GB/s", _are_many),
     _BUSBW,
     _EXPECTED,
-    Figure("expected GB/s", lambda row: figure(row.expected_gb_s), when=_are_many),
-    Figure("% limit", lambda row: format_share(row.limit_percent), when=_are_many),
-    Figure("wrong", lambda row: or_dash(row.wrong, "d"), 6),
+    lines.Figure("expected GB/s", lambda row: lines.figure(row.expected_gb_s), when=_are_many),
+    lines.Figure("% limit", lambda row: format_share(row.limit_percent), when=_are_many),
+    lines.Figure("wrong", lambda row: lines.or_dash(row.wrong, "d"), 6),
     *_SPREAD,
     _TAKEN,
-    Figure("transport", lambda row: row.transport or ""),
-    Figure("verdict", lambda row: row.verdict or "not judged"),
+    lines.Figure("transport", lambda row: row.transport or ""),
+    lines.Figure("verdict", lambda row: row.verdict or "not judged"),
 )
 """The columns of collectives in the terminal, where each placement has them, and on pages."""
 
@@ -175,30 +165,30 @@ _FIRST_MILLISECOND_US = 1000
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
 
 
-def collective_columns(metadata: Metadata, rows: Sequence[CollectiveRow]) -> list[Column]:
+def collective_columns(metadata: Metadata, rows: Sequence[CollectiveRow]) -> list[lines.Column]:
     """The columns of a page, a line a row."""
     head, labels = _labels(metadata)
     return [
-        Column(head, [labels(row) for row in rows]),
-        Column("size", [format_size(row.size_bytes) for row in rows]),
-        Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
-        Column("placement", [row.placement.replace("_", " ") for row in rows]),
-        *page_columns([each for each in FIGURES if each.when(metadata)], rows),
+        lines.Column(head, [labels(row) for row in rows]),
+        lines.Column("size", [format_size(row.size_bytes) for row in rows]),
+        lines.Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
+        lines.Column("placement", [row.placement.replace("_", " ") for row in rows]),
+        *lines.page_columns([each for each in FIGURES if each.when(metadata)], rows),
     ]
 
 
-def _parts(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
+def _parts(figures: Sequence[lines.Figure]) -> tuple[list[lines.Figure], list[lines.Figure]]:
     """The figures of each placement, and those that a line has once."""
     of_line = [each for each in figures if each in (*_SPREAD, _TAKEN)]
     return [each for each in figures if each not in of_line], of_line
 
 
-def _winners_on_page(rows: Sequence[WinnerRow]) -> list[Column]:
+def _winners_on_page(rows: Sequence[WinnerRow]) -> list[lines.Column]:
     """The table of the terminal, which is one for each type, reduction and placement, in one."""
     return [
-        Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
-        Column("placement", [row.placement.replace("_", " ") for row in rows]),
-        *winner_columns(rows),
+        lines.Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
+        lines.Column("placement", [row.placement.replace("_", " ") for row in rows]),
+        *lines.winner_columns(rows),
     ]
 
 
@@ -207,10 +197,10 @@ COLUMNS = {WinnerRow: _winners_on_page}
 
 def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
     """What is said before the size: what was asked for in a sweep of settings, else the group of ranks."""
-    if not way_names(metadata):
+    if not lines.way_names(metadata):
         return "group", lambda row: row.group or ""
-    several = bool(backends_beside(metadata))
-    return "asked", lambda row: way_name(row.backend, row.setting, several=several)
+    several = bool(lines.backends_beside(metadata))
+    return "asked", lambda row: lines.way_name(row.backend, row.setting, several=several)
 
 
 class CollectiveView:
@@ -228,14 +218,14 @@ class CollectiveView:
         self._placements = tuple(metadata.options["placements"])
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._why_not_judged = why_not_judged(metadata.ranks)
-        names = metadata.options.get("groups") or way_names(metadata)
+        names = metadata.options.get("groups") or lines.way_names(metadata)
         if "turns" in metadata.options:
             names = [repeated_name(name) for name in names[1:-1]]
         self._head, self._label = _labels(metadata)
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, self._figures = self._fitting([each for each in FIGURES if each.when(metadata)])
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
-        for line in collective_lines(metadata, verbose=page.verbose):
+        for line in lines.collective_lines(metadata, verbose=page.verbose):
             page.wrap(line)
 
     def row(self, row: Row) -> None:
@@ -256,7 +246,9 @@ class CollectiveView:
         for line in _footer_lines(self._rows, self._why_not_judged):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
         width = self._page.width
-        for line in chain(winner_lines(report, width), backend_lines(report, width), support_lines(report, width)):
+        for line in chain(
+            lines.winner_lines(report, width), backend_lines(report, width), support_lines(report, width)
+        ):
             self._page.wrap(line, hanging=_FOOTER_LABEL) if len(line) > self._page.width else self._page.print(line)
         if self._shows_evidence:
             self._page.evidence(report)
@@ -275,7 +267,7 @@ class CollectiveView:
             yield " ".join(filter(None, (row.dtype, row.op)))
         lead = " " * (self._group_width + self._size_width)
         placed, of_line = _parts(self._figures)
-        width = width_of(placed)
+        width = lines.width_of(placed)
         yield lead + "".join(placement.replace("_", " ").rjust(width) for placement in self._placements)
         heads = "".join(each.head.rjust(each.width) for each in (*placed * len(self._placements), *of_line))
         size = (self._head.ljust(self._group_width) if self._group_width else "") + "size".rjust(self._size_width)
@@ -288,20 +280,20 @@ class CollectiveView:
             yield from (_cell(each.text(row), each.width) for each in placed)
         yield from (_cell(each.text(rows[-1]), each.width) for each in of_line)
 
-    def _fitting(self, figures: Sequence[Figure]) -> tuple[int, Sequence[Figure]]:
+    def _fitting(self, figures: Sequence[lines.Figure]) -> tuple[int, Sequence[lines.Figure]]:
         """The width of sizes, and the figures that fit beside them; busbw has the mark where % exp has no room."""
-        kept: list[Figure] = []
+        kept: list[lines.Figure] = []
         for size in (_SIZE, _NARROW_SIZE):
-            kept = fitting_figures(figures, self._page.width - self._group_width - size, self._needed)
+            kept = lines.fitting_figures(figures, self._page.width - self._group_width - size, self._needed)
             if all(each in kept for each in figures if each.spare == 1):
                 return size, kept
         kept = [_MARKED_BUSBW if each is _BUSBW else each for each in kept]
         fits = self._group_width + _NARROW_SIZE + self._needed(kept) <= self._page.width
         return _NARROW_SIZE, kept if fits else [each for each in kept if each is not _TAKEN]
 
-    def _needed(self, figures: Sequence[Figure]) -> int:
+    def _needed(self, figures: Sequence[lines.Figure]) -> int:
         placed, of_line = _parts(figures)
-        return width_of(placed) * len(self._placements) + width_of(of_line)
+        return lines.width_of(placed) * len(self._placements) + lines.width_of(of_line)
 
 
 def _has_algorithms(metadata: Metadata) -> bool:
@@ -349,13 +341,13 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
 
 def _bandwidth(row: CollectiveRow) -> str:
     """The busbw with all digits of the table, below 1 GB/s in MB/s or kB/s."""
-    return f"{figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
+    return f"{lines.figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
 
 
 def _time(microseconds: float | None) -> str:
     """The time with all digits of the table, from 1 ms on in ms or s."""
     is_short = microseconds is None or microseconds < _FIRST_MILLISECOND_US
-    return f"{figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
+    return f"{lines.figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
 
 
 def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iterator[str]:
@@ -413,7 +405,9 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     if not marked:
         return
     verdicts = Counter(Verdict(row.verdict) for row in marked if row.verdict)
-    counts = ", ".join(f"{verdicts[each]} {each} ({mark})" for each, mark in VERDICT_MARKS.items() if each in verdicts)
+    counts = ", ".join(
+        f"{verdicts[each]} {each} ({mark})" for each, mark in lines.VERDICT_MARKS.items() if each in verdicts
+    )
     known = [row for row in marked if row.expected_percent is not None]
     worst = min(known, key=lambda row: row.expected_percent or 0.0, default=None)
     slowest = "" if worst is None else f"; the slowest at {_where(worst)}{_of_expected(worst)}"
@@ -422,7 +416,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 def _mark(row: CollectiveRow) -> str:
     """The mark of a row that is slow; wrong elements have a column of their own."""
-    return "" if row.wrong else verdict_mark(row.verdict)
+    return "" if row.wrong else lines.verdict_mark(row.verdict)
 
 
 def _limited(row: CollectiveRow) -> bool:

@@ -8,18 +8,7 @@ from typing import Any, NamedTuple
 
 from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, heading
 from gpubench.formats.table import ReportView
-from gpubench.model.results.compare import (
-    Change,
-    CircumstanceRow,
-    ComparisonRow,
-    FindingChangeRow,
-    FindingStatus,
-    HistoryRow,
-    MachineRow,
-    Status,
-    Use,
-    bandwidth_lost,
-)
+from gpubench.model.results import compare
 from gpubench.model.results.report import Report, RowsByColumn
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
@@ -27,7 +16,9 @@ from gpubench.model.terms.verdict import Verdict
 _MOST_ROWS, _MOST_FASTER = 10, 5
 _MOST_CHANGED, _MOST_FILES = 12, 4
 _MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
-_STATUSES = {status: "as before" if status is FindingStatus.SAME else status.value for status in FindingStatus}
+_STATUSES = {
+    status: "as before" if status is compare.FindingStatus.SAME else status.value for status in compare.FindingStatus
+}
 _BANDWIDTH_FROM_BYTES = 2**20
 
 
@@ -40,10 +31,10 @@ class CompareView(ReportView):
             metadata = self._metadata
             self._page.wrap(heading(metadata, "compare"))
             self._page.defaults(metadata)
-            rows = report.by_column(ComparisonRow)
+            rows = report.by_column(compare.ComparisonRow)
             judged = list(enumerate(map(_Judged._make, rows.cells(*_Judged._fields))))
-            circumstances = report.rows(CircumstanceRow)
-            changes = report.rows(FindingChangeRow)
+            circumstances = report.rows(compare.CircumstanceRow)
+            changes = report.rows(compare.FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
@@ -55,13 +46,13 @@ class CompareView(ReportView):
                 elif found:
                     self._page.print("")
                 self._findings(found)
-            self._machines(report.rows(MachineRow))
-            if HistoryRow.section in report.sections:
-                self._left_out(report.rows(HistoryRow))
+            self._machines(report.rows(compare.MachineRow))
+            if compare.HistoryRow.section in report.sections:
+                self._left_out(report.rows(compare.HistoryRow))
             self._page.print("")
         self._page.outcome(report)
 
-    def _header(self, series: str | None, circumstances: Sequence[CircumstanceRow]) -> None:
+    def _header(self, series: str | None, circumstances: Sequence[compare.CircumstanceRow]) -> None:
         options = self._metadata.options
         for side in ("base", "new"):
             files = [file for file in options[side] if file["series"] == series]
@@ -74,24 +65,24 @@ class CompareView(ReportView):
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
         if len(changed) > _MOST_CHANGED:
             left = len(changed) - _MOST_CHANGED
-            self._page.print(f"{INDENT}and {left} more: --format csv --section {CircumstanceRow.section}")
+            self._page.print(f"{INDENT}and {left} more: --format csv --section {compare.CircumstanceRow.section}")
         if options["threshold"] is not None:
             self._page.wrap(
                 f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
             )
 
-    def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
+    def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[compare.ComparisonRow]) -> None:
         """A series: `own` has the number of each row in `rows`, by which those that are shown are made."""
-        compared = [each for each in own if each[1].status == Status.COMPARED]
+        compared = [each for each in own if each[1].status == compare.Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
         for line in _summary([judged for _, judged in compared]):
             self._page.wrap(line)
-        added = sum(judged.status == Status.ADDED for _, judged in own)
+        added = sum(judged.status == compare.Status.ADDED for _, judged in own)
         if added:
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
-    def _machines(self, rows: Sequence[MachineRow]) -> None:
+    def _machines(self, rows: Sequence[compare.MachineRow]) -> None:
         """Two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
         if not rows:
             return
@@ -104,24 +95,24 @@ class CompareView(ReportView):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             self._page.wrap(f"latency is not compared: {reason}")
 
-    def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
+    def _findings(self, rows: Sequence[compare.FindingChangeRow]) -> None:
         if not rows:
             return
-        counts = ((status, sum(row.status == status for row in rows)) for status in FindingStatus)
+        counts = ((status, sum(row.status == status for row in rows)) for status in compare.FindingStatus)
         self._page.wrap("findings: " + ", ".join(f"{count} {_STATUSES[status]}" for status, count in counts if count))
-        for status in (FindingStatus.MILDER, FindingStatus.GONE):
+        for status in (compare.FindingStatus.MILDER, compare.FindingStatus.GONE):
             own = [row for row in rows if row.status == status]
             for row in own[:_MOST_GONE]:
                 now = f" → {row.new_severity}" if row.new_severity else ""
                 self._page.wrap(f"{INDENT}{status}: {row.base_severity}{now} {row.finding}: {row.subject}", hanging=8)
             if len(own) > _MOST_GONE:
                 left = len(own) - _MOST_GONE
-                self._page.print(f"{INDENT}and {left} more: --format csv --section {FindingChangeRow.section}")
+                self._page.print(f"{INDENT}and {left} more: --format csv --section {compare.FindingChangeRow.section}")
 
-    def _left_out(self, files: Sequence[HistoryRow]) -> None:
+    def _left_out(self, files: Sequence[compare.HistoryRow]) -> None:
         reasons: dict[str, list[str]] = {}
         for row in files:
-            if row.use == Use.LEFT_OUT:
+            if row.use == compare.Use.LEFT_OUT:
                 reasons.setdefault(row.reason or "", []).append(row.file)
         if reasons:
             self._page.print("")
@@ -129,12 +120,14 @@ class CompareView(ReportView):
             self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
-            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
+            self._page.print(
+                f"left out: {counted(left, 'file')} more: --format csv --section {compare.HistoryRow.section}"
+            )
 
-    def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
+    def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[compare.ComparisonRow]) -> None:
         """The rows that got worse, then those that got faster; the rest is summed up."""
         worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
-        is_faster = (Change.FASTER, Verdict.PASS)
+        is_faster = (compare.Change.FASTER, Verdict.PASS)
         faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == is_faster]
         shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
         if not shown:
@@ -154,7 +147,7 @@ def _described(file: Mapping[str, Any]) -> str:
     return f"{file['file']}: {file['kind']}, {counted(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
-def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
+def _columns(rows: Sequence[compare.ComparisonRow]) -> list[Column]:
     """Old and new figures in the unit that suits a row's size; --format csv has both. Rows without times say why."""
     figures = [
         Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
@@ -162,7 +155,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
         Column("% of before", [_of_before(row.slower_percent) for row in rows], right=True),
         Column("noise", [_noise(row.noise_percent) for row in rows], 2, right=True),
     ]
-    faster = (Change.FASTER, Verdict.PASS)
+    faster = (compare.Change.FASTER, Verdict.PASS)
     reasons = [row.reason or "" for row in rows]
     return [
         Column("row", [replace(row, size_bytes=None).name for row in rows]),
@@ -172,7 +165,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[Column]:
     ]
 
 
-def _machine_columns(rows: Sequence[MachineRow]) -> tuple[list[Column], list[Column]]:
+def _machine_columns(rows: Sequence[compare.MachineRow]) -> tuple[list[Column], list[Column]]:
     """What a GPU and a node reach; then the peak, half of it, and latency."""
     names = Column("collective", [row.what for row in rows])
     reached = [
@@ -195,15 +188,15 @@ def _machine_columns(rows: Sequence[MachineRow]) -> tuple[list[Column], list[Col
     return reached, curves
 
 
-def _machines_on_page(rows: Sequence[MachineRow]) -> list[Column]:
+def _machines_on_page(rows: Sequence[compare.MachineRow]) -> list[Column]:
     reached, (_, *curves) = _machine_columns(rows)
     return [*reached, *curves]
 
 
-COLUMNS = {ComparisonRow: _columns, MachineRow: _machines_on_page}
+COLUMNS = {compare.ComparisonRow: _columns, compare.MachineRow: _machines_on_page}
 
 
-def _before_and_now(row: ComparisonRow) -> str:
+def _before_and_now(row: compare.ComparisonRow) -> str:
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
         return f"{figure(row.base_time_us)} → {figure(row.new_time_us)} µs"
     return f"{figure(row.base_gb_s)} → {figure(row.new_gb_s)} GB/s"
@@ -227,11 +220,11 @@ def _ratio(base: float | None, new: float | None) -> str:
 
 def _of_before(slower_percent: float | None) -> str:
     """The bandwidth now in percent of that before: lower is slower."""
-    return "?" if slower_percent is None else f"{100 - bandwidth_lost(slower_percent):.1f} %"
+    return "?" if slower_percent is None else f"{100 - compare.bandwidth_lost(slower_percent):.1f} %"
 
 
 def _noise(percent: float | None) -> str:
-    return "?" if percent is None else f"{bandwidth_lost(percent):.1f} %"
+    return "?" if percent is None else f"{compare.bandwidth_lost(percent):.1f} %"
 
 
 class _Judged(NamedTuple):
@@ -250,7 +243,7 @@ def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
     for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)
-        counted_changes = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
+        counted_changes = ", ".join(f"{counts[change]} {change}" for change in compare.Change if counts[change])
         figures = ""
         if changes:
             least, middle, most = (_of_before(each) for each in (max(changes), median(changes), min(changes)))

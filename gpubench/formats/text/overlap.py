@@ -2,20 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.lines import (
-    INDENT,
-    Column,
-    Figure,
-    figure,
-    fitted_lines,
-    fitting_figures,
-    heading,
-    or_dash,
-    page_columns,
-    rank_lines,
-    sharing_lines,
-    software_lines,
-)
+from gpubench.formats import lines
 from gpubench.formats.table import Page
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
@@ -26,30 +13,30 @@ from gpubench.model.terms.units import counted, describe_dropped, format_size
 _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
 
 _COMMUNICATION = (
-    Figure("alone", lambda row: figure(row.communication_alone_us), 8, on_page="collective alone µs"),
-    Figure("both", lambda row: figure(row.communication_together_us), 8, 1, "collective beside it µs"),
-    Figure("κm", lambda row: _ratio(row.communication_slowdown), 6),
-    Figure("wait", lambda row: _ratio(row.waiting_slowdown), 6, 3, "waiting"),
-    Figure("share", lambda row: _ratio(row.sharing_slowdown), 6, 4, "sharing"),
+    lines.Figure("alone", lambda row: lines.figure(row.communication_alone_us), 8, on_page="collective alone µs"),
+    lines.Figure("both", lambda row: lines.figure(row.communication_together_us), 8, 1, "collective beside it µs"),
+    lines.Figure("κm", lambda row: _ratio(row.communication_slowdown), 6),
+    lines.Figure("wait", lambda row: _ratio(row.waiting_slowdown), 6, 3, "waiting"),
+    lines.Figure("share", lambda row: _ratio(row.sharing_slowdown), 6, 4, "sharing"),
 )
 _COMPUTATION = (
-    Figure("ops", lambda row: str(row.partner_count), 6, 5, "operations"),
-    Figure("alone", lambda row: figure(row.partner_alone_us), 8, 6, "operations alone µs"),
-    Figure("both", lambda row: figure(row.partner_together_us), 8, 7, "operations beside it µs"),
-    Figure("κc", lambda row: _ratio(row.compute_slowdown), 6),
+    lines.Figure("ops", lambda row: str(row.partner_count), 6, 5, "operations"),
+    lines.Figure("alone", lambda row: lines.figure(row.partner_alone_us), 8, 6, "operations alone µs"),
+    lines.Figure("both", lambda row: lines.figure(row.partner_together_us), 8, 7, "operations beside it µs"),
+    lines.Figure("κc", lambda row: _ratio(row.compute_slowdown), 6),
 )
 FIGURES = (
-    Figure("size", lambda row: format_size(row.size_bytes), 5),
-    Figure("CTAs", lambda row: OWN_CTAS if row.ctas is None else str(row.ctas), 5),
-    Figure("channels", lambda row: or_dash(row.channels, "d")),
+    lines.Figure("size", lambda row: format_size(row.size_bytes), 5),
+    lines.Figure("CTAs", lambda row: OWN_CTAS if row.ctas is None else str(row.ctas), 5),
+    lines.Figure("channels", lambda row: lines.or_dash(row.channels, "d")),
     *_COMMUNICATION,
     *_COMPUTATION,
-    Figure("step µs", lambda row: figure(row.step_us) + ("!" if row.wrong else ""), 8),
-    Figure("hidden", lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%", 7, 2),
-    Figure("MHz", lambda row: or_dash(row.sm_clock_mhz, ".0f"), 6, 8),
-    Figure("W", lambda row: or_dash(row.power_w, ".0f"), 5, 9),
-    Figure("note", lambda row: row.note or ""),
-    Figure("verdict", lambda row: row.verdict or "not judged"),
+    lines.Figure("step µs", lambda row: lines.figure(row.step_us) + ("!" if row.wrong else ""), 8),
+    lines.Figure("hidden", lambda row: "-" if row.hidden_share is None else f"{100 * row.hidden_share:.0f}%", 7, 2),
+    lines.Figure("MHz", lambda row: lines.or_dash(row.sm_clock_mhz, ".0f"), 6, 8),
+    lines.Figure("W", lambda row: lines.or_dash(row.power_w, ".0f"), 5, 9),
+    lines.Figure("note", lambda row: row.note or ""),
+    lines.Figure("verdict", lambda row: row.verdict or "not judged"),
 )
 """The columns of steps in the terminal and on pages."""
 
@@ -58,9 +45,9 @@ _TWO_DECIMALS = 99.995
 """A ratio from here on has none, for the columns are six wide."""
 
 
-def overlap_columns(rows: Sequence[OverlapRow]) -> list[Column]:
+def overlap_columns(rows: Sequence[OverlapRow]) -> list[lines.Column]:
     """The columns of a page, a line a row."""
-    return [Column("beside", [row.partner for row in rows]), *page_columns(FIGURES, rows)]
+    return [lines.Column("beside", [row.partner for row in rows]), *lines.page_columns(FIGURES, rows)]
 
 
 class OverlapView:
@@ -70,7 +57,7 @@ class OverlapView:
         self._page = page
         self._metadata = metadata
         self._rows: list[OverlapRow] = []
-        self._figures = fitting_figures(FIGURES, page.width)
+        self._figures = lines.fitting_figures(FIGURES, page.width)
         for line in _header(metadata, verbose=page.verbose):
             page.wrap(line)
 
@@ -90,9 +77,9 @@ class OverlapView:
         """What was odd, the shortest steps, findings, verdict."""
         self._page.print("")
         for line in _note_lines(self._rows):
-            self._page.wrap(f"{INDENT}{line}")
+            self._page.wrap(f"{lines.INDENT}{line}")
         for refused in report.rows(RefusedRow):
-            self._page.wrap(f"{INDENT}{refused.setting}: NCCL refused: {refused.reason}")
+            self._page.wrap(f"{lines.INDENT}{refused.setting}: NCCL refused: {refused.reason}")
         self._shortest(report.rows(ShortestStepRow))
         if self._metadata.options.get("evidence") == "shown":
             self._page.evidence(report)
@@ -111,22 +98,22 @@ class OverlapView:
             return
         several = len({row.partner for row in rows}) > 1
         self._page.print("the cap with the shortest step:")
-        for line in fitted_lines(_shortest_columns(rows), self._page.width - len(INDENT), keys=1 + several):
-            self._page.print(INDENT + line)
+        for line in lines.fitted_lines(_shortest_columns(rows), self._page.width - len(lines.INDENT), keys=1 + several):
+            self._page.print(lines.INDENT + line)
         self._page.print("")
 
 
-def _shortest_columns(rows: Sequence[ShortestStepRow]) -> list[Column]:
+def _shortest_columns(rows: Sequence[ShortestStepRow]) -> list[lines.Column]:
     several = len({row.partner for row in rows}) > 1
     doubts = [_doubt(row) for row in rows]
     return [
-        *([Column("beside", [_NAMES[Partner(row.partner)] for row in rows])] if several else []),
-        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
-        Column("CTAs", [OWN_CTAS if row.ctas is None else str(row.ctas) for row in rows], right=True),
-        Column("shortest step µs", [figure(row.step_us) for row in rows], right=True),
-        Column("NCCL's own µs", [figure(row.own_step_us) for row in rows], right=True),
-        Column("shorter by", [_gain(row) for row in rows], right=True),
-        *([Column("note", doubts, 1)] if any(doubts) else ()),
+        *([lines.Column("beside", [_NAMES[Partner(row.partner)] for row in rows])] if several else []),
+        lines.Column("size", [format_size(row.size_bytes) for row in rows], right=True),
+        lines.Column("CTAs", [OWN_CTAS if row.ctas is None else str(row.ctas) for row in rows], right=True),
+        lines.Column("shortest step µs", [lines.figure(row.step_us) for row in rows], right=True),
+        lines.Column("NCCL's own µs", [lines.figure(row.own_step_us) for row in rows], right=True),
+        lines.Column("shorter by", [_gain(row) for row in rows], right=True),
+        *([lines.Column("note", doubts, 1)] if any(doubts) else ()),
     ]
 
 
@@ -151,23 +138,27 @@ def _group_line(groups: Sequence[str], widths: Sequence[int]) -> str:
 def _header(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     options = metadata.options
     job = f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
-    yield heading(metadata, f"overlap of {options['collective']}", f"backend {metadata.backend}", job)
+    yield lines.heading(metadata, f"overlap of {options['collective']}", f"backend {metadata.backend}", job)
     if metadata.origin == "simulated" and metadata.profile:
-        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
-        yield f"{INDENT}{metadata.source}"
-    yield from rank_lines(metadata.ranks, verbose=verbose)
-    yield from sharing_lines(metadata.ranks)
-    yield from software_lines(metadata, verbose=verbose)
+        model = f"a model from profile {metadata.profile['name']}"
+        yield f"{lines.INDENT}{model}, contention as on 2 H200s: nothing was measured"
+        yield f"{lines.INDENT}{metadata.source}"
+    yield from lines.rank_lines(metadata.ranks, verbose=verbose)
+    yield from lines.sharing_lines(metadata.ranks)
+    yield from lines.software_lines(metadata, verbose=verbose)
     types = ", ".join((*options["dtypes"], *options["ops"]))
     if metadata.origin == "simulated":
-        yield f"{INDENT}{types}; one time a row, with noise from seed {options['seed']}"
+        yield f"{lines.INDENT}{types}; one time a row, with noise from seed {options['seed']}"
     else:
         check = "every rank's data verified" if options["check"] else "data not verified"
-        yield f"{INDENT}{types}; steps of one collective and some operations, {options['seconds']:g} s a phase; {check}"
-    yield f"{INDENT}a collective begins as the partner's first operation does; size is the larger buffer of a rank"
-    yield f"{INDENT}κm = 1 + wait for SMs + share of bandwidth and power; κc while the collective is in flight"
+        steps = f"steps of one collective and some operations, {options['seconds']:g} s a phase"
+        yield f"{lines.INDENT}{types}; {steps}; {check}"
+    yield (
+        lines.INDENT + "a collective begins as the partner's first operation does; size is the larger buffer of a rank"
+    )
+    yield f"{lines.INDENT}κm = 1 + wait for SMs + share of bandwidth and power; κc while the collective is in flight"
     for line in describe_dropped(metadata.dropped_sizes):
-        yield f"{INDENT}not measured: {line}"
+        yield f"{lines.INDENT}not measured: {line}"
 
 
 def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:

@@ -21,16 +21,8 @@ from gpubench.formats.lines import (
 )
 from gpubench.formats.table import Page
 from gpubench.model.results.report import Matrix, Metadata, PairRow, PatternRow, Report, Row
+from gpubench.model.terms import units
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import (
-    compress_names,
-    counted,
-    format_percent,
-    format_share,
-    format_size,
-    grouped,
-    percent,
-)
 from gpubench.model.terms.verdict import Verdict
 
 _OF_MANAGED = ("prefetch", "faults", "in place")
@@ -53,7 +45,7 @@ def _managed_lines(plain: Sequence[PairRow], managed: Sequence[PairRow]) -> Iter
     found = {((row.source, row.destination), row.engine): row for row in (*filter(_stands_beside, plain), *managed)}
     ends = list(dict.fromkeys(pair for pair, _ in found))
     yield ""
-    size = format_size(managed[0].size_bytes or 0)
+    size = units.format_size(managed[0].size_bytes or 0)
     yield f"managed memory beside plain memory, {size}, GB/s (of the copy engine's copy)"
     columns = [Column("from", [source for source, _ in ends]), Column("to", [to for _, to in ends])]
     for engine, head in ((_COPY, "copy engine"), (_KERNEL, "kernel"), *_HEADS.items()):
@@ -73,13 +65,13 @@ def _cell(row: PairRow | None, copied: PairRow | None) -> str:
     reached = f"{row.bandwidth_gb_s:.1f}{verdict_mark(row.verdict)}"
     if row.engine == _COPY or copied is None or copied.bandwidth_gb_s is None:
         return reached
-    return f"{reached} ({format_share(percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"
+    return f"{reached} ({units.format_share(units.percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"
 
 
 def support_lines(managed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What CUDA says of managed memory, GPUs that are alike in one line."""
-    for words, gpus in grouped(managed, _support).items():
-        yield f"managed memory of {compress_names([str(each['device']) for each in gpus])}: {words}"
+    for words, gpus in units.grouped(managed, _support).items():
+        yield f"managed memory of {units.compress_names([str(each['device']) for each in gpus])}: {words}"
 
 
 def _support(gpu: Mapping[str, Any]) -> str:
@@ -224,7 +216,7 @@ class P2pView:
         if not rows:
             return
         self._page.print("")
-        self._page.wrap(f"host memory, {format_size(rows[0].size_bytes or 0)}, copy engine, GB/s")
+        self._page.wrap(f"host memory, {units.format_size(rows[0].size_bytes or 0)}, copy engine, GB/s")
         columns = [Column("GPU", self._names)]
         for kind, members in groupby(rows, key=lambda row: ((row.note or "").split(" ")[0], row.source == _HOST)):
             head = f"{'to' if kind[1] else 'from'} GPU, {kind[0]}"
@@ -238,7 +230,7 @@ class P2pView:
         if not rows:
             return
         self._page.print("")
-        self._page.wrap(f"many pairs at once, {format_size(rows[0].size_bytes)} each, copy engine, GB/s")
+        self._page.wrap(f"many pairs at once, {units.format_size(rows[0].size_bytes)} each, copy engine, GB/s")
         self._page.table(fitted_lines(_pattern_columns(rows), self._page.width, keys=2))
 
 
@@ -249,7 +241,7 @@ def _pattern_columns(rows: Sequence[PatternRow]) -> list[Column]:
         Column("pairs", [str(row.pairs) for row in rows], right=True),
         Column("together", [figure(row.total_gb_s) for row in rows], right=True),
         Column("one at a time, summed", [figure(row.parts_gb_s) for row in rows], right=True),
-        Column("share", [format_percent(row.share_percent, "-") for row in rows], right=True),
+        Column("share", [units.format_percent(row.share_percent, "-") for row in rows], right=True),
         Column("wrong", [or_dash(row.wrong, "d") for row in rows], right=True),
     ]
 
@@ -261,8 +253,8 @@ def _subject(metadata: Metadata) -> str:
     """The devices that copy: the GPUs of a host, or the ranks of a job."""
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
-        return f"{counted(gpus, 'GPU')} of {metadata.hosts[0]}"
-    return f"{counted(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else counted(hosts, 'node')}"
+        return f"{units.counted(gpus, 'GPU')} of {metadata.hosts[0]}"
+    return f"{units.counted(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else units.counted(hosts, 'node')}"
 
 
 def _method(metadata: Metadata) -> str:
@@ -279,7 +271,7 @@ def _method(metadata: Metadata) -> str:
 def series_title(row: PairRow) -> str:
     """The way in which the copies of a matrix are made, in words."""
     size = row.size_bytes or 0
-    return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else format_size(size)}, {copying_way(row)}"
+    return f"{'a copy of 16 bytes' if size == _LATENCY_BYTES else units.format_size(size)}, {copying_way(row)}"
 
 
 def copying_way(row: PairRow) -> str:
@@ -294,7 +286,7 @@ def copy_columns(rows: Sequence[PairRow]) -> list[Column]:
     """A list of copies for people, a line each: the same columns in the terminal and on pages."""
     return [
         Column("pair", [f"{row.source} → {row.destination}" for row in rows]),
-        Column("size", [format_size(row.size_bytes or 0) for row in rows], right=True),
+        Column("size", [units.format_size(row.size_bytes or 0) for row in rows], right=True),
         Column("µs", [figure(row.latency_us) for row in rows], right=True),
         Column("GB/s", [figure(row.bandwidth_gb_s) for row in rows], right=True),
         _shares(rows),
@@ -308,12 +300,12 @@ def _shares(rows: Sequence[PairRow]) -> Column:
     """Percent of what is expected; of the limit where nothing is."""
     if any(row.expected_percent is not None for row in rows):
         return Column("% exp", [_share(row) for row in rows], right=True)
-    return Column("% limit", [format_share(_limit_percent(row)) for row in rows], right=True)
+    return Column("% limit", [units.format_share(_limit_percent(row)) for row in rows], right=True)
 
 
 def _share(row: PairRow) -> str:
     only_limit = row.expected_percent is None and _limit_percent(row) is not None
-    return f"{format_share(_limit_percent(row))} lim" if only_limit else format_share(row.expected_percent)
+    return f"{units.format_share(_limit_percent(row))} lim" if only_limit else units.format_share(row.expected_percent)
 
 
 def _limit_percent(row: PairRow) -> float | None:
@@ -350,7 +342,7 @@ def _is_timed(row: PairRow) -> bool:
 
 
 def _range(lowest: float, highest: float) -> str:
-    return " to ".join(dict.fromkeys((format_share(lowest), format_share(highest))))
+    return " to ".join(dict.fromkeys((units.format_share(lowest), units.format_share(highest))))
 
 
 def _word(row: PairRow, *, latency: bool) -> str:

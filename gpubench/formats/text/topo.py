@@ -4,17 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.formats.lines import (
-    INDENT,
-    Column,
-    fitted_lines,
-    fitting,
-    heading,
-    line_text,
-    matrix_lines,
-    or_dash,
-    setting_lines,
-)
+from gpubench.formats import lines
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
@@ -32,23 +22,23 @@ _COMMON = 3
 """A column that says the same of all GPUs may go this early: a sentence says it."""
 
 
-def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
+def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[lines.Column]:
     """One line per GPU; a fact that is unknown for every GPU has no column. UUIDs need `verbose`."""
     columns = [
-        Column("GPU", [row.gpu for row in gpus]),
-        Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
+        lines.Column("GPU", [row.gpu for row in gpus]),
+        lines.Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
         _column("name", gpus, 1),
         _column("memory", gpus, 2),
-        Column("PCIe", [_pcie(row) for row in gpus]),
-        Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in gpus]),
-        Column("NVLinks", [_nvlinks(row) for row in gpus]),
-        Column("nearest NIC", [nearest_nics.get(row.gpu, _UNKNOWN) for row in gpus]),
-        Column("UUID", [(verbose and row.uuid) or _UNKNOWN for row in gpus], spare=9),
+        lines.Column("PCIe", [_pcie(row) for row in gpus]),
+        lines.Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in gpus]),
+        lines.Column("NVLinks", [_nvlinks(row) for row in gpus]),
+        lines.Column("nearest NIC", [nearest_nics.get(row.gpu, _UNKNOWN) for row in gpus]),
+        lines.Column("UUID", [(verbose and row.uuid) or _UNKNOWN for row in gpus], spare=9),
     ]
     return [column for column in columns if set(column.cells) != {_UNKNOWN}]
 
 
-def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: bool) -> Iterator[str]:
+def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[lines.Column], *, verbose: bool) -> Iterator[str]:
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
@@ -93,7 +83,7 @@ def _phrase(head: str, value: str) -> str:
     return value if head == "name" else f"{head} {value}"
 
 
-def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
+def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[lines.Column]:
     if verbose:
         kinds = [[row] for row in nics]
     else:
@@ -101,18 +91,18 @@ def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[Column]:
     firsts = [rows[0] for rows in kinds]
     facts = {head: [cell(row) for row in firsts] for head, cell in _NIC_FACTS.items()}
     columns = [
-        Column("NIC", [compress_names([row.nic for row in rows]) for rows in kinds]),
-        Column("link", facts["link"]),
-        Column("state", facts["state"]),
-        Column("Gb/s", facts["Gb/s"], right=True),
-        Column("PCIe", facts["PCIe"], spare=2),
-        Column("GPUDirect RDMA", facts["GPUDirect RDMA"]),
-        Column("model", facts["model"], spare=3),
+        lines.Column("NIC", [compress_names([row.nic for row in rows]) for rows in kinds]),
+        lines.Column("link", facts["link"]),
+        lines.Column("state", facts["state"]),
+        lines.Column("Gb/s", facts["Gb/s"], right=True),
+        lines.Column("PCIe", facts["PCIe"], spare=2),
+        lines.Column("GPUDirect RDMA", facts["GPUDirect RDMA"]),
+        lines.Column("model", facts["model"], spare=3),
     ]
     if all(len(rows) == 1 for rows in kinds):
         numa = [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in firsts]
-        columns.insert(1, Column("bus id", [row.bus_id or _NONE for row in firsts], spare=1))
-        columns[-2:-2] = [Column("NUMA", numa), Column("nearest GPUs", [_nearest(row) for row in firsts])]
+        columns.insert(1, lines.Column("bus id", [row.bus_id or _NONE for row in firsts], spare=1))
+        columns[-2:-2] = [lines.Column("NUMA", numa), lines.Column("nearest GPUs", [_nearest(row) for row in firsts])]
     return [column for column in columns if column.head != "model" or set(column.cells) != {_NONE}]
 
 
@@ -127,10 +117,10 @@ def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
+def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> lines.Column:
     """A column that may go, first of all where its cells say the same: a sentence can say it instead."""
     alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
-    return Column(head, [_FACTS[head](row) for row in gpus], spare=_COMMON + spare if alike else spare)
+    return lines.Column(head, [_FACTS[head](row) for row in gpus], spare=_COMMON + spare if alike else spare)
 
 
 def _memory(row: GpuRow) -> str:
@@ -261,14 +251,14 @@ def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
     """Rows as a tree below the host, each with the rate of the link above it."""
     from rich.tree import Tree
 
-    tree = Tree(line_text(host), guide_style="dim")
+    tree = Tree(lines.line_text(host), guide_style="dim")
     branches = [tree]
     for row in rows:
         rate = None if row.gb_s is None else f"{row.gb_s:.4g} GB/s"
         link = ", ".join(filter(None, (row.link and f"PCIe {row.link}", rate)))
         text = "  ".join(filter(None, (row.element, row.what, f"[{link}]" if link else "")))
         del branches[row.depth + 1 :]
-        line = line_text(text)
+        line = lines.line_text(text)
         line.overflow, line.no_wrap = "fold", False
         branches.append(branches[-1].add(line))
     return tree
@@ -308,7 +298,7 @@ class TopoView(ReportView):
             self._devices(gpus.get(kind.node, []), own, _nearest_nics(kind, rdma))
             if self._page.verbose and here and rdma:
                 self._page.print("")
-                self._page.table(matrix_lines("path", kind.matrix, here, rdma, self._page.width))
+                self._page.table(lines.matrix_lines("path", kind.matrix, here, rdma, self._page.width))
             if self._page.verbose and is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
                 self._page.tree(draw(kind.node, tree[kind.node]))
@@ -318,17 +308,17 @@ class TopoView(ReportView):
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata
-        self._page.wrap(heading(metadata, "topo", counts))
+        self._page.wrap(lines.heading(metadata, "topo", counts))
         profile = metadata.profile
         note = f": {profile['note']}" if profile and "note" in profile else ""
         names = [f"from {metadata.source}"] if metadata.source else []
         names += [f"profile {profile['name']}{note}"] if profile else []
-        in_one = INDENT + "; ".join(names)
-        for line in [in_one] if names and len(in_one) <= self._page.width else map(INDENT.__add__, names):
+        in_one = lines.INDENT + "; ".join(names)
+        for line in [in_one] if names and len(in_one) <= self._page.width else map(lines.INDENT.__add__, names):
             self._page.wrap(line)
         if MPS in metadata.libraries:
-            self._page.wrap(f"{INDENT}{MPS} {metadata.libraries[MPS]}")
-        for line in setting_lines(metadata.environment, verbose=self._page.verbose):
+            self._page.wrap(f"{lines.INDENT}{MPS} {metadata.libraries[MPS]}")
+        for line in lines.setting_lines(metadata.environment, verbose=self._page.verbose):
             self._page.wrap(line)
         self._page.defaults(metadata)
 
@@ -340,37 +330,37 @@ class TopoView(ReportView):
             self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
             if kind.differs_from:
                 found = "; ".join(kind.differences)
-                self._page.wrap(f"{INDENT}differs from kind {kind.differs_from}: {found}", 8)
+                self._page.wrap(f"{lines.INDENT}differs from kind {kind.differs_from}: {found}", 8)
             self._odd(kind, nodes)
-            self._page.wrap(f"{INDENT}each: {'; '.join(_machine(node))}", 8)
+            self._page.wrap(f"{lines.INDENT}each: {'; '.join(_machine(node))}", 8)
         else:
-            self._page.wrap(f"{INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
+            self._page.wrap(f"{lines.INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
         if node.driver_absent:
-            self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
+            self._page.wrap(f"{lines.INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
         same = grouped(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
-            self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
+            self._page.wrap(f"{lines.INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
         if len(same) > _MOST_ODD:
-            self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
+            self._page.wrap(f"{lines.INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
 
     def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow], nearest: Mapping[str, str]) -> None:
         verbose, width = self._page.verbose, self._page.width
         if gpus:
             columns = _gpu_columns(gpus, nearest, verbose=verbose)
             self._page.print("")
-            self._page.table(fitted_lines(columns, width))
-            for sentence in _gpu_sentences(gpus, fitting(columns, width), verbose=verbose):
-                self._page.wrap(f"{INDENT}{sentence}")
+            self._page.table(lines.fitted_lines(columns, width))
+            for sentence in _gpu_sentences(gpus, lines.fitting(columns, width), verbose=verbose):
+                self._page.wrap(f"{lines.INDENT}{sentence}")
         if nics:
             self._page.print("")
-            self._page.table(fitted_lines(_nic_columns(nics, verbose=verbose), width))
+            self._page.table(lines.fitted_lines(_nic_columns(nics, verbose=verbose), width))
 
     def _paths_between_gpus(self, kind: KindRow, gpus: Sequence[str]) -> None:
         if len(gpus) > 1:
             self._page.print("")
-            self._page.table(matrix_lines("path", kind.matrix, gpus, gpus, self._page.width))
+            self._page.table(lines.matrix_lines("path", kind.matrix, gpus, gpus, self._page.width))
             self._peer_access(kind, gpus)
             self._limits(kind, gpus)
         self._network(kind, gpus)
@@ -384,7 +374,7 @@ class TopoView(ReportView):
         cell = next(cell for row in kind.peer_access.values() for cell in row.values())
         if len(seen) > 1:
             self._page.print("")
-            self._page.table(matrix_lines("peer access", words, gpus, gpus, self._page.width))
+            self._page.table(lines.matrix_lines("peer access", words, gpus, gpus, self._page.width))
             return
         if seen == {"?"}:
             self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
@@ -409,11 +399,12 @@ class TopoView(ReportView):
             self._page.wrap(said + (f"; per GPU in total {everybody}" if everybody else ""), 13)
             return
         cells = {
-            source: {name: or_dash(value, ".4g") for name, value in row.items()} for source, row in kind.limits.items()
+            source: {name: lines.or_dash(value, ".4g") for name, value in row.items()}
+            for source, row in kind.limits.items()
         }
         self._page.print("")
-        self._page.table(matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
-        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
+        self._page.table(lines.matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
+        self._page.wrap(f"{lines.INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
         """GB/s towards other nodes, of a GPU and of the node; nothing where no NIC of known rate is near."""

@@ -9,17 +9,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpubench import errors
 from gpubench.collectives.record import Asked
 from gpubench.collectives.registry import collective_named
-from gpubench.errors import (
-    GpubenchError,
-    launcher_failed,
-    more_ranks_than_gpus,
-    no_gpu,
-    no_rank_started,
-    ranks_ended_early,
-    rows_kept,
-)
 from gpubench.formats.delivery import announced, delivering
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions, values_of
 from gpubench.jobs.outputs import check_writable
@@ -271,14 +263,14 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if needing is not None:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
-            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
+            raise errors.no_gpu(why, for_what=plan.asking_for_gpus(needing))
         from gpubench.backends.cuda import check_installed
 
         check_installed(driver)
         if ranks > driver.visible * plan.ranks_per_gpu:
             from gpubench.backends.mpi.group import host_name
 
-            raise more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
+            raise errors.more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
     else:
         plan.refuse_gpu_options("this host shows none")
     if plan.collective.rooted:
@@ -296,7 +288,7 @@ class _LaunchedJob:
     ) -> None:
         self._is_soak = is_soak
         self._presenter, self._job, self._take_back = presenter, job, take_back
-        self._error: GpubenchError | None = None
+        self._error: errors.GpubenchError | None = None
         self._error_at = 0.0
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
@@ -370,7 +362,7 @@ class _LaunchedJob:
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
-            self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
+            self._error, self._error_at = errors.GpubenchError.from_record(message["error"]), message["at_seconds"]
 
     def _end_in_order(self, pid: int) -> None:
         """Have the first Ctrl-C or SIGTERM end a soak with its report; the second ends it at once."""
@@ -409,16 +401,16 @@ class _LaunchedJob:
             self._take_back()
             self._presenter.note(line.removeprefix(_OWN_NAME))
 
-    def _died(self) -> GpubenchError:
+    def _died(self) -> errors.GpubenchError:
         first = first_lost(self._lost)
         if first is None and self._ranks_spoke:
-            return ranks_ended_early(self._launcher_code, self._presenter.rows)
+            return errors.ranks_ended_early(self._launcher_code, self._presenter.rows)
         if not self._ranks_spoke:
             self._kept_lines = self._kept_lines[-_MOST_KEPT_LINES:]
             self._show_kept_lines()
         if first is not None and (self._ranks_spoke or not first.exited):
-            return first.error(rows_kept(self._presenter.rows))
-        return no_rank_started() if self._is_late else launcher_failed(self._launcher_code)
+            return first.error(errors.rows_kept(self._presenter.rows))
+        return errors.no_rank_started() if self._is_late else errors.launcher_failed(self._launcher_code)
 
     def _show_kept_lines(self) -> None:
         for line in self._kept_lines:

@@ -15,23 +15,11 @@ from gpubench.measure.topo import prospect_findings, prospects, survey
 from gpubench.model.facts.health import split_by_mig
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import CopyJudge, judged_pattern
+from gpubench.model.results import report
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_DISPUTED, PATH_UNKNOWN
 from gpubench.model.results.fallback import findings as path_findings
 from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_pinned
-from gpubench.model.results.report import (
-    FINDINGS_SECTION,
-    CheckRow,
-    CollectiveRow,
-    EvidenceRow,
-    FallbackRow,
-    PairRow,
-    PatternRow,
-    Record,
-    Report,
-    Table,
-    VerdictRow,
-)
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity
@@ -48,7 +36,7 @@ from gpubench.model.terms.verdict import (
 )
 from gpubench.records import dataclass
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=report.Record)
 
 _OF_FACTS = {each.name for each in CHECKS if each.needs is Need.FACTS}
 JUDGED_BY_CHECKS = frozenset(
@@ -65,17 +53,19 @@ _OF_PATHS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
 def of_p2p(document: Mapping[str, Any]) -> Measurements:
     """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
     return Measurements(
-        pairs=_rows(document, PairRow),
-        evidence=_rows(document, EvidenceRow),
-        findings=findings_of_copies(_findings(document), _rows(document, FallbackRow), _rows(document, EvidenceRow)),
-        patterns=_rows(document, PatternRow),
+        pairs=_rows(document, report.PairRow),
+        evidence=_rows(document, report.EvidenceRow),
+        findings=findings_of_copies(
+            _findings(document), _rows(document, report.FallbackRow), _rows(document, report.EvidenceRow)
+        ),
+        patterns=_rows(document, report.PatternRow),
     )
 
 
 def of_collective(document: Mapping[str, Any]) -> Measurements:
     """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
     return Measurements(
-        collectives=_rows(document, CollectiveRow),
+        collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
         findings=without_wrong_data(_findings(document)),
     )
@@ -165,7 +155,7 @@ def without_paths(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def findings_of_copies(
-    findings: Sequence[Finding], fallback: Sequence[FallbackRow], evidence: Sequence[EvidenceRow]
+    findings: Sequence[Finding], fallback: Sequence[report.FallbackRow], evidence: Sequence[report.EvidenceRow]
 ) -> tuple[Finding, ...]:
     """The findings of a p2p that checks do not make; those on paths may stand below their causes there."""
     ends = {f"{row.source} → {row.destination}": row for row in evidence}
@@ -177,7 +167,7 @@ def findings_of_copies(
     return (*others, *of_paths)
 
 
-def _places(row: EvidenceRow | None) -> tuple[DevicePlace, ...]:
+def _places(row: report.EvidenceRow | None) -> tuple[DevicePlace, ...]:
     if row is None:
         return ()
     return (
@@ -187,7 +177,7 @@ def _places(row: EvidenceRow | None) -> tuple[DevicePlace, ...]:
 
 
 def _findings(document: Mapping[str, Any]) -> tuple[Finding, ...]:
-    return findings_beside_speed(Report.from_record({"complete": True, **document}).findings)
+    return findings_beside_speed(report.Report.from_record({"complete": True, **document}).findings)
 
 
 def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
@@ -196,7 +186,7 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
 _OF_SILENCE = ("driver", "measured")  # Checks that say who did not answer
-SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", FINDINGS_SECTION)
+SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
 
 _MOST_TREES = 4  # Nodes whose PCI tree a report holds, and those with findings: many are alike
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job: what explains them says on which node it is
@@ -214,7 +204,7 @@ class _Outcome:
         return cls(check, (*looked.findings, *unread_facts(check, facts)), looked)
 
 
-def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
+def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     """The report of `gpubench check`: all checks judge always."""
     facts = replace(facts, measurements=_with_judged_copies(facts))
     outcomes = [_Outcome.of(check, facts) for check in checks]
@@ -232,22 +222,24 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> Report:
     own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in ids]
     verdict_rows = tuple(_verdict_rows(facts, own))
     measured = facts.measurements
-    sections = Table.by_section(
+    sections = report.Table.by_section(
         {
-            CheckRow: check_rows,
-            VerdictRow: verdict_rows,
-            PairRow: measured.pairs,
-            CollectiveRow: measured.collectives,
+            report.CheckRow: check_rows,
+            report.VerdictRow: verdict_rows,
+            report.PairRow: measured.pairs,
+            report.CollectiveRow: measured.collectives,
             TreeRow: lambda: chain.from_iterable(map(tree_rows, _shown(facts, found))),
         }
     )
-    return Report(verdict=verdict, complete=True, findings=found, sections=sections, main=FINDINGS_SECTION)
+    return report.Report(
+        verdict=verdict, complete=True, findings=found, sections=sections, main=report.FINDINGS_SECTION
+    )
 
 
 def _with_judged_copies(facts: Facts) -> Measurements:
     """The measurements with copies judged as `gpubench p2p` does, on each node: a recording may have been edited."""
     measured = facts.measurements
-    rows: dict[int, PairRow] = dict(enumerate(measured.pairs))
+    rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
     profiles = chain(facts.profiles, repeat(None))
     by_host = grouped(rows, lambda number: rows[number].source_node)
     for node, profile in zip(facts.nodes, profiles, strict=False):
@@ -271,7 +263,7 @@ def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
 
 
-def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
+def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
     check = outcome.check
     missing = facts.measurements.left_out.get(check.needs)
     failed = facts.measurements.failed.get(check.needs)
@@ -292,7 +284,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> CheckRow:
         verdict, note = Verdict.SKIP, unseen
     else:
         verdict, note = Verdict.PASS, check.in_part(facts) or None
-    return CheckRow(
+    return report.CheckRow(
         check=check.name,
         verdict=verdict,
         findings=len(outcome.findings),
@@ -324,7 +316,7 @@ def _is_judged(facts: Facts, check: Check) -> bool:
     return not rows or any(row.verdict != Verdict.SKIP for row in rows)
 
 
-def _copies_of(facts: Facts, check: Check) -> list[PairRow]:
+def _copies_of(facts: Facts, check: Check) -> list[report.PairRow]:
     """The rows with a verdict that a check of bandwidths judges: between GPUs, or with pinned host memory."""
     if check.name not in ("p2p_bandwidth", "host_bandwidth"):
         return []
@@ -345,7 +337,7 @@ def _is_silent(node: Topology) -> bool:
     return bool(node.snapshot.failures or (node.gpus and node.snapshot.driver.absent))
 
 
-def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[VerdictRow]:
+def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[report.VerdictRow]:
     by_subject: dict[str, list[Finding]] = {}
     for finding in findings:
         for subject in finding.subjects or (finding.subject,):
@@ -429,8 +421,8 @@ def _node_findings(facts: Facts, node: Topology, by_subject: Mapping[str, Sequen
 
 def _row(
     node: Topology, scope: str, subject: str, findings: Sequence[Finding], figures: Verdict = Verdict.PASS
-) -> VerdictRow:
-    return VerdictRow(
+) -> report.VerdictRow:
+    return report.VerdictRow(
         scope=scope,
         node=node.snapshot.host,
         subject=subject,

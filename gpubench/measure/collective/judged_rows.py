@@ -14,19 +14,10 @@ from gpubench.model.paths.topology import Limit
 from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_remark
+from gpubench.model.terms import verdict
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
-from gpubench.model.terms.verdict import (
-    HOST_STAGED,
-    WRONG_DATA,
-    Cure,
-    Finding,
-    Origin,
-    Verdict,
-    overall,
-    overall_of_rows,
-)
 from gpubench.ports.group import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -46,7 +37,7 @@ _LIKELY = {
 
 _INSIDE_A_NODE = "host memory, links down or narrow, or slow or busy GPUs"
 
-_LOGGING = Cure.of(
+_LOGGING = verdict.Cure.of(
     "export NCCL_DEBUG=INFO", comment="Run that job again with it, and give its log to `gpubench explain`."
 )
 
@@ -101,7 +92,7 @@ def judge_rows(
     listener: Listener[CollectiveRow],
 ) -> Report:
     """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's limits; the report."""
-    verdicts, wrong = [Verdict.SKIP], []
+    verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
     exact = [_with_all_digits(each, factor) for each in rows]
     if limit_of is not None:
@@ -109,11 +100,11 @@ def judge_rows(
     speed.note_tries([(replace(each, host_staged=None), 1) for each in exact])
     for row in exact:
         if row.wrong is not None:
-            row = replace(row, verdict=Verdict.FAIL if row.wrong else Verdict.PASS)
+            row = replace(row, verdict=verdict.Verdict.FAIL if row.wrong else verdict.Verdict.PASS)
         # What is expected is the direct path; that it was not taken is a finding of its own.
         row = replace(speed.row(replace(row, host_staged=None)), host_staged=row.host_staged)
         listener.row(row)
-        verdicts += [Verdict(row.verdict)] if row.verdict else []
+        verdicts += [verdict.Verdict(row.verdict)] if row.verdict else []
         wrong += [(row, ())] if row.wrong else []
     staged = tuple(_staging_finding(file.name, rows, ranks))
     found = (
@@ -124,12 +115,12 @@ def judge_rows(
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
     found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
     report = Report(
-        verdict=overall([overall_of_rows(verdicts), *(each.severity for each in found)]),
+        verdict=verdict.overall([verdict.overall_of_rows(verdicts), *(each.severity for each in found)]),
         complete=True,
         findings=tuple(found),
     )
     is_known = any(row.transport for row in rows)
-    return report if is_known else unwatched(report, _NOT_SAID, Origin.RECORDED)
+    return report if is_known else unwatched(report, _NOT_SAID, verdict.Origin.RECORDED)
 
 
 def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
@@ -155,91 +146,95 @@ def limits(collective: Collective, wiring: Wiring) -> LimitOf:
     return limit_of
 
 
-def _advised(found: Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -> Finding:
+def _advised(found: verdict.Finding, speed: SpeedJudge, ranks: Sequence[RankIdentity]) -> verdict.Finding:
     likely = _LIKELY[speed.expected.assumed]
     if len({rank.host for rank in ranks}) == 1:
         likely = _INSIDE_A_NODE
-    elif found.severity is Verdict.WARN and found.expected.endswith("assumed"):
+    elif found.severity is verdict.Verdict.WARN and found.expected.endswith("assumed"):
         likely = "another algorithm than assumed, or a slow NIC"
     return replace(found, cause=likely, cure=_LOGGING)
 
 
-def _staging_finding(name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
+def _staging_finding(
+    name: str, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]
+) -> Iterator[verdict.Finding]:
     row = next((each for each in rows if each.host_staged), None)
     if row is None:
         return
-    yield Finding(
-        id=HOST_STAGED,
-        severity=Verdict.FAIL,
+    yield verdict.Finding(
+        id=verdict.HOST_STAGED,
+        severity=verdict.Verdict.FAIL,
         subject=counted(len(ranks), "rank"),
         seen=f"through host memory ({row.transport})",
         expected="GPUDirect RDMA between nodes, peer access inside one",
         cause=f"data go through host memory ({row.transport})",
-        cure=Cure.of(f"gpubench explain {name}"),
+        cure=verdict.Cure.of(f"gpubench explain {name}"),
     )
 
 
-def _wrong_in_all(file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]) -> Iterator[Finding]:
+def _wrong_in_all(
+    file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]
+) -> Iterator[verdict.Finding]:
     """The finding on wrong elements that the last lines of a run count and none of its rows does."""
     wrong = file.circumstances.wrong_elements
     if not wrong:
         return
-    yield Finding(
-        id=WRONG_DATA,
-        severity=Verdict.FAIL,
+    yield verdict.Finding(
+        id=verdict.WRONG_DATA,
+        severity=verdict.Verdict.FAIL,
         subject=counted(len(ranks), "rank"),
         seen=f"Out of bounds values: {wrong}, in the last lines of the run",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
-        cure=Cure.of(
+        cure=verdict.Cure.of(
             f"gpubench {rows[0].command}",
             comment="Then run it with NCCL_P2P_DISABLE=1: if the data are correct, peer-to-peer copies are at fault.",
         ),
     )
 
 
-def left_out_findings(file: ResultFile) -> list[Finding]:
+def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
     """Return the finding on rows of a file that could not be read; nothing is known of them."""
     return [
-        Finding(
+        verdict.Finding(
             id=INCOMPLETE,
-            severity=Verdict.WARN,
+            severity=verdict.Verdict.WARN,
             subject=file.name,
             seen=left_out_remark(file.left_out),
             expected="rows that are whole, with times and bandwidths above 0",
             cause="the text was cut or edited, or other output stands among its rows",
-            cure=Cure.of(f"less -N {file.name}"),
+            cure=verdict.Cure.of(f"less -N {file.name}"),
         )
         for _ in file.left_out[:1]
     ]
 
 
-def _unfinished(file: ResultFile) -> Iterator[Finding]:
+def _unfinished(file: ResultFile) -> Iterator[verdict.Finding]:
     if file.complete or not file.circumstances.hosts:
         return
-    yield Finding(
+    yield verdict.Finding(
         id=INCOMPLETE,
-        severity=Verdict.WARN,
+        severity=verdict.Verdict.WARN,
         subject=file.name,
         seen="; ".join(file.remarks) or "the run did not finish",
         expected=f"the last line of {file.circumstances.tool}, # Out of bounds values",
         cause="the run ended early, or the text is truncated",
-        cure=Cure.of(f"tail {file.name}"),
+        cure=verdict.Cure.of(f"tail {file.name}"),
     )
 
 
-def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[Finding]:
+def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[verdict.Finding]:
     """Return the finding on GPUs of a machine, or of a list, that took no part; none if all did."""
     if present >= visible:
         return []
     return [
-        Finding(
+        verdict.Finding(
             id=INCOMPLETE,
-            severity=Verdict.WARN,
+            severity=verdict.Verdict.WARN,
             subject=subject,
             seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
             expected="every GPU of the machine",
             cause="a GPU is lost or hidden, the text is cut, or only these took part",
-            cure=Cure.of(command or "nvidia-smi -L"),
+            cure=verdict.Cure.of(command or "nvidia-smi -L"),
         )
     ]

@@ -7,6 +7,7 @@ from typing import Any
 from gpubench.collectives.record import Asked, Collective, SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
+from gpubench.measure.collective import paths
 from gpubench.measure.collective.cases import (
     RECORDING_VERSION,
     Case,
@@ -15,15 +16,6 @@ from gpubench.measure.collective.cases import (
     cases,
     describe,
     without_data,
-)
-from gpubench.measure.collective.paths import (
-    Choice,
-    LoggedChoices,
-    PathJudge,
-    PathObservations,
-    Traffic,
-    distinct_uses,
-    simulated,
 )
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle, wrong_data
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
@@ -82,20 +74,22 @@ class RecordedLoggedChoices:
     no_tuning: str = ""
 
     @classmethod
-    def of(cls, logged: LoggedChoices) -> "RecordedLoggedChoices":
+    def of(cls, logged: paths.LoggedChoices) -> "RecordedLoggedChoices":
         """The choices to be written; `restored` is the inverse."""
-        uses = list(distinct_uses(logged))
+        uses = list(paths.distinct_uses(logged))
         choices = (
             RecordedChoice(dtype, op, size_bytes, uses.index(choice.used), choice.tuning)
             for (dtype, op, size_bytes), choice in logged.by_operation.items()
         )
         return cls(tuple(map(_recorded, uses)), tuple(choices), logged.no_log, logged.no_tuning)
 
-    def restored(self) -> LoggedChoices:
+    def restored(self) -> paths.LoggedChoices:
         """The choices as they were."""
         uses = [_used(each) for each in self.uses]
-        choices = {(each.dtype, each.op, each.size_bytes): Choice(uses[each.use], each.tuning) for each in self.choices}
-        return LoggedChoices(choices, self.silence, self.no_tuning)
+        choices = {
+            (each.dtype, each.op, each.size_bytes): paths.Choice(uses[each.use], each.tuning) for each in self.choices
+        }
+        return paths.LoggedChoices(choices, self.silence, self.no_tuning)
 
     def is_of(self, ranks: int) -> bool:
         """True if these can be the choices of so many ranks."""
@@ -137,14 +131,14 @@ class RecordedObservations:
     heard: RecordedLoggedChoices
     under: Mapping[str, RecordedLoggedChoices] = field(default_factory=dict)
     due: tuple[tuple[float, ...], ...]
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[paths.Traffic, ...]
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     waited: Mapping[str, float] = field(default_factory=dict)
     idle: tuple[IdleGpu, ...] = ()
     by_design: str = ""
 
     @classmethod
-    def of(cls, observed: PathObservations) -> "RecordedObservations":
+    def of(cls, observed: paths.PathObservations) -> "RecordedObservations":
         """The observations to be written; `restored` is the inverse."""
         return cls(
             heard=RecordedLoggedChoices.of(observed.choices),
@@ -157,10 +151,10 @@ class RecordedObservations:
             by_design=observed.by_design,
         )
 
-    def restored(self, circumstances: Circumstances) -> PathObservations:
+    def restored(self, circumstances: Circumstances) -> paths.PathObservations:
         """The observations as they were, with the nodes and processes of the recording."""
         waited = {int(rank): share for rank, share in self.waited.items()}
-        return PathObservations(
+        return paths.PathObservations(
             choices=self.heard.restored(),
             choices_by_setting={name: each.restored() for name, each in self.under.items()},
             expected_bytes=[(sent, received) for sent, received in self.due],
@@ -514,7 +508,7 @@ def replay(
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
         staged = [(source, destination) for source, destination in found.model.staged]
         node_of = circumstances.wiring.nodes.__getitem__
-        outcome = simulated(staged, found.ranks, node_of, circumstances.facts)
+        outcome = paths.simulated(staged, found.ranks, node_of, circumstances.facts)
         report = simulate(
             request,
             len(found.ranks),
@@ -531,7 +525,7 @@ def replay(
         judge = None
         if found.testimony is not None:
             observations = found.testimony.restored(circumstances).with_idle(recorded.idle)
-            judge = PathJudge(request, observations, origin=Origin.RECORDED)
+            judge = paths.PathJudge(request, observations, origin=Origin.RECORDED)
         report = _measured(found, rows, request, listener, judge, speed_judge_of)
     return report if recorded.is_whole else _cut_short(report, rows, collective)
 
@@ -541,7 +535,7 @@ def _measured(
     rows: Sequence[RecordedRow],
     request: SweepRequest,
     listener: Listener[CollectiveRow],
-    judge: PathJudge | None,
+    judge: paths.PathJudge | None,
     speed_judge_of: SpeedJudgeOf,
 ) -> Report:
     groups = {None if part is None else part.name: part for part in found.groups}

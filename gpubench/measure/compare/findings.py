@@ -7,20 +7,7 @@ from functools import cache
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.measure.compare.judge import (
-    LOST,
-    MISSING,
-    NARROWER,
-    PATH,
-    SLOWER,
-    STAGED,
-    UNSURE,
-    UNVERIFIED,
-    WORSE,
-    WRONG,
-    JudgedRow,
-    Reason,
-)
+from gpubench.measure.compare import judge
 from gpubench.measure.compare.noise import RunsByRow
 from gpubench.model.paths.transport import Conclusion
 from gpubench.model.results.compare import HOST, CircumstanceRow, ComparisonRow, RowKey
@@ -28,19 +15,8 @@ from gpubench.model.results.fallback import MOST_ROWS
 from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
+from gpubench.model.terms import verdict
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
-from gpubench.model.terms.verdict import (
-    FIGURES,
-    HOST_STAGED,
-    NO_CURE,
-    SLOW_UNEXPLAINED,
-    Cure,
-    Finding,
-    Origin,
-    Verdict,
-    gravity,
-    overall,
-)
 
 TOPOLOGY = "topology"
 
@@ -96,7 +72,7 @@ def _simulated(file: ResultFile) -> bool | None:
     origins = file.origins
     if not origins and file.circumstances.origin is not None:
         origins = {file.circumstances.origin}
-    return Origin.SIMULATED in origins if origins else None
+    return verdict.Origin.SIMULATED in origins if origins else None
 
 
 def are_other_hosts(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
@@ -158,77 +134,77 @@ def _libraries(each: FileCircumstances) -> Texts:
 
 
 _MOST_NAMED = 4
-_ADVICE: Mapping[str, tuple[str, str, Cure]] = {
-    WRONG: (
+_ADVICE: Mapping[str, tuple[str, str, verdict.Cure]] = {
+    judge.WRONG: (
         "every element correct",
         "data corrupted on the way",
-        Cure.of("gpubench p2p", comment="It shows the faulty pair."),
+        verdict.Cure.of("gpubench p2p", comment="It shows the faulty pair."),
     ),
     ABOVE_LIMIT: (
         "bandwidth within the links' limit",
         "a link reported narrower than it is, a link that was not found, or a wrong time",
-        Cure.of("gpubench topo", comment="Check the links of that machine, then measure again."),
+        verdict.Cure.of("gpubench topo", comment="Check the links of that machine, then measure again."),
     ),
-    STAGED: (
+    judge.STAGED: (
         "a direct path, as before",
         "a setting, driver, container or GPU that refuses peer access",
-        Cure.of("gpubench topo", comment="`gpubench explain` on NCCL's log shows the reason too."),
+        verdict.Cure.of("gpubench topo", comment="`gpubench explain` on NCCL's log shows the reason too."),
     ),
-    NARROWER: (
+    judge.NARROWER: (
         "the same limit as before",
         "links that are down or slower",
-        Cure.of("gpubench topo", comment="It shows the links."),
+        verdict.Cure.of("gpubench topo", comment="It shows the links."),
     ),
-    WORSE: (
+    judge.WORSE: (
         "the same verdict as before",
         "the reasons in the new results",
-        Cure(comment="`gpubench compare --format csv` shows every row with its reason."),
+        verdict.Cure(comment="`gpubench compare --format csv` shows every row with its reason."),
     ),
-    SLOWER: (
+    judge.SLOWER: (
         "the same times as before, within noise",
         "one of the changed circumstances, or a fault",
-        Cure(comment="Measure again, and add the result to this comparison with `--new`."),
+        verdict.Cure(comment="Measure again, and add the result to this comparison with `--new`."),
     ),
-    LOST: (
+    judge.LOST: (
         "a measurement, as before",
         "the run was cut short, or a device is missing",
-        Cure(comment="`gpubench report` shows the new result."),
+        verdict.Cure(comment="`gpubench report` shows the new result."),
     ),
-    PATH: ("the same path as before", "NCCL, a setting or the wiring changed", Cure.of("gpubench topo")),
-    UNVERIFIED: (
+    judge.PATH: ("the same path as before", "NCCL, a setting or the wiring changed", verdict.Cure.of("gpubench topo")),
+    judge.UNVERIFIED: (
         "verified data, as before",
         "verification was switched off",
-        Cure(comment="Measure again without `--no-check`."),
+        verdict.Cure(comment="Measure again without `--no-check`."),
     ),
-    MISSING: (
+    judge.MISSING: (
         "every row of the old results",
         "fewer rows were requested, or the run ended early",
-        Cure(comment="Measure them too."),
+        verdict.Cure(comment="Measure them too."),
     ),
-    UNSURE: (
+    judge.UNSURE: (
         "less noise",
         "single runs of short operations vary",
-        Cure(comment="Add more runs with `--base` and `--new`."),
+        verdict.Cure(comment="Add more runs with `--base` and `--new`."),
     ),
 }
 """By finding: expected, likely cause, cure; in the order in which findings are shown."""
 
 
 def findings_of(
-    judged: Sequence[JudgedRow],
+    judged: Sequence[judge.JudgedRow],
     compared: RowsByColumn[ComparisonRow],
-    ranges: Sequence[Finding],
+    ranges: Sequence[verdict.Finding],
     sides: tuple[Sequence[ResultFile], Sequence[ResultFile]],
     circumstances: Sequence[CircumstanceRow],
-    roots: list[Finding],
-) -> list[Finding]:
+    roots: list[verdict.Finding],
+) -> list[verdict.Finding]:
     """The findings about rows, judged and as they are shown, ranges of rows, and the files of both sides.
 
     `roots` are findings of the new results that the old ones have not. What follows from one is folded below it there.
     """
     hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
-    evidence = [each for each in _of_evidence(*sides) if not _is_below(each, HOST_STAGED, roots, hosts)]
-    ranges = [each for each in ranges if not _is_below(each, SLOW_UNEXPLAINED, roots, hosts)]
+    evidence = [each for each in _of_evidence(*sides) if not _is_below(each, verdict.HOST_STAGED, roots, hosts)]
+    ranges = [each for each in ranges if not _is_below(each, verdict.SLOW_UNEXPLAINED, roots, hosts)]
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     known = list(roots)
     stored = _new_cause(*sides)
@@ -236,9 +212,9 @@ def findings_of(
     explained = any(each.id in _BY_WIRING for each in rows) or known != roots
     found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
     found += [
-        Finding(
+        verdict.Finding(
             id="topology-changed",
-            severity=Verdict.WARN,
+            severity=verdict.Verdict.WARN,
             subject="the machine's wiring",
             seen=f"fingerprint {row.new}",
             expected=f"{row.base}, as before",
@@ -247,37 +223,46 @@ def findings_of(
         )
         for row in (() if explained else wiring)
     ]
-    return sorted(found, key=lambda each: (gravity(each.severity), each.id != WRONG))
+    return sorted(found, key=lambda each: (verdict.gravity(each.severity), each.id != judge.WRONG))
 
 
-_COMPARE_WIRING = Cure.of("gpubench topo", comment="Compare its output on both machines.")
+_COMPARE_WIRING = verdict.Cure.of("gpubench topo", comment="Compare its output on both machines.")
 _GPUDIRECT = "/GDRDMA"  # As NCCL's log ends the name of a network with GPUDirect RDMA
 _WITHOUT_GPUDIRECT = (
     "a direct path, as before",
     "GPUDirect RDMA is off: NCCL_NET_GDR_LEVEL, no nvidia-peermem or DMA-BUF, or other NICs",
-    Cure.of("gpubench topo --causes", comment="`gpubench explain` on NCCL's log shows the reason too."),
+    verdict.Cure.of("gpubench topo --causes", comment="`gpubench explain` on NCCL's log shows the reason too."),
 )
-_BY_WIRING = (SLOWER, NARROWER)
+_BY_WIRING = (judge.SLOWER, judge.NARROWER)
 """The findings that a changed wiring explains."""
 
-_FOLDS = {SLOWER: (STAGED, NARROWER), WORSE: (WRONG, ABOVE_LIMIT, STAGED, NARROWER, SLOWER, LOST)}
+_FOLDS = {
+    judge.SLOWER: (judge.STAGED, judge.NARROWER),
+    judge.WORSE: (judge.WRONG, ABOVE_LIMIT, judge.STAGED, judge.NARROWER, judge.SLOWER, judge.LOST),
+}
 """Findings that follow from others on the same row, so that one cause is one finding."""
 
 
-def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Finding | None:
+def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> verdict.Finding | None:
     """The finding by which new results of collectives explain that they are slow, and which the old ones lack."""
     before = {each.id for file in base for each in file.stored}
     found = (each for file in reversed(new) if file.findings is None for each in file.stored)
-    own = [each for each in found if each.severity in (Verdict.FAIL, Verdict.WARN) and each.id not in before]
+    own = [
+        each
+        for each in found
+        if each.severity in (verdict.Verdict.FAIL, verdict.Verdict.WARN) and each.id not in before
+    ]
     return next((each for each in own if each.consequences and each.id not in _UNEXPLAINED), None)
 
 
-_UNEXPLAINED = tuple(id_ for id_ in FIGURES if id_ != HOST_STAGED)
+_UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGED)
 
 
-def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow], stored: Finding | None) -> Finding:
+def _with_cause(
+    finding: verdict.Finding, wiring: Sequence[CircumstanceRow], stored: verdict.Finding | None
+) -> verdict.Finding:
     """The finding of slower rows, with the cause that the results name, else a changed wiring."""
-    if stored is not None and finding.id in (SLOWER, STAGED):
+    if stored is not None and finding.id in (judge.SLOWER, judge.STAGED):
         return replace(finding, cause=f"{stored.id}: {stored.subject}: {stored.cause}", cure=stored.cure)
     if finding.id not in _BY_WIRING or not wiring:
         return finding
@@ -285,9 +270,9 @@ def _with_cause(finding: Finding, wiring: Sequence[CircumstanceRow], stored: Fin
     return replace(finding, cause=changed, cure=_COMPARE_WIRING)
 
 
-def _is_below(finding: Finding, kind: str, roots: list[Finding], hosts: Sequence[str]) -> bool:
+def _is_below(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
     """True if one of the roots explains a finding of this kind; it is folded there."""
-    subjects = () if kind == SLOW_UNEXPLAINED else finding.subjects
+    subjects = () if kind == verdict.SLOW_UNEXPLAINED else finding.subjects
     figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)
     number = _cause_of(figure, roots, hosts, nvlinked=True)
     if number is not None:
@@ -299,13 +284,13 @@ def _is_below(finding: Finding, kind: str, roots: list[Finding], hosts: Sequence
 class _Causes:
     """The findings that may explain changed rows, as `roots` has them, and the reasons that each explains."""
 
-    def __init__(self, roots: list[Finding], hosts: Sequence[str]) -> None:
+    def __init__(self, roots: list[verdict.Finding], hosts: Sequence[str]) -> None:
         self._roots, self._hosts = roots, hosts
         self._known = tuple(roots)
-        self._reasons: dict[int, list[Reason]] = {}
+        self._reasons: dict[int, list[judge.Reason]] = {}
         self._of_figure = cache(self._cause)
 
-    def take(self, judged: JudgedRow) -> bool:
+    def take(self, judged: judge.JudgedRow) -> bool:
         """True if one of them explains a row: its reasons are told there."""
         if not any(reason.finding in _FOLLOWS for reason in judged.reasons):
             return False
@@ -325,13 +310,17 @@ class _Causes:
             self._roots[number] = replace(root, consequences=(*root.consequences, *lines))
 
     def _cause(self, kind: str, ends: str, percent: int | None, over: str) -> int | None:
-        if kind == MISSING:
+        if kind == judge.MISSING:
             return next((number for number, each in enumerate(self._known) if each.id in _GONE), None)
-        figure = Finding(kind, Verdict.FAIL, ends, "", "", "", NO_CURE, expected_percent=percent)
+        figure = verdict.Finding(
+            kind, verdict.Verdict.FAIL, ends, "", "", "", verdict.NO_CURE, expected_percent=percent
+        )
         return _cause_of(figure, self._known, self._hosts, nvlinked=over.startswith("NV"))
 
 
-def _cause_of(figure: Finding, roots: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
+def _cause_of(
+    figure: verdict.Finding, roots: Sequence[verdict.Finding], hosts: Sequence[str], *, nvlinked: bool
+) -> int | None:
     if not roots:
         return None
     from gpubench.conditions.folding import cause_of  # a tenth of what a start takes, and healthy machines need none
@@ -339,19 +328,19 @@ def _cause_of(figure: Finding, roots: Sequence[Finding], hosts: Sequence[str], *
     return cause_of(figure, roots, hosts, nvlinked=nvlinked)
 
 
-def _kind_of(judged: JudgedRow) -> str:
+def _kind_of(judged: judge.JudgedRow) -> str:
     """The finding of a check that would report such a row."""
     kinds = {reason.finding for reason in judged.reasons}
-    if MISSING in kinds:
-        return MISSING
+    if judge.MISSING in kinds:
+        return judge.MISSING
     if judged.key.collective is not None:
-        return SLOW_UNEXPLAINED
+        return verdict.SLOW_UNEXPLAINED
     if HOST in (judged.key.source, judged.key.destination):
         return _HOST_COPIES
-    return HOST_STAGED if kinds & {LOST, STAGED} else _PAIR_SLOW
+    return verdict.HOST_STAGED if kinds & {judge.LOST, judge.STAGED} else _PAIR_SLOW
 
 
-def _ends_of(judged: JudgedRow) -> str:
+def _ends_of(judged: judge.JudgedRow) -> str:
     """'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair; empty for a collective."""
     key = judged.key
     names = next((each.devices for each in (*judged.new, *judged.base) if each.devices), (key.source, key.destination))
@@ -359,7 +348,7 @@ def _ends_of(judged: JudgedRow) -> str:
     return "" if key.collective is not None else " ".join(filter(None, ends))
 
 
-def _first_path(judged: JudgedRow) -> str:
+def _first_path(judged: judge.JudgedRow) -> str:
     return next((each.path_class for each in (*judged.base, *judged.new) if each.path_class), "")
 
 
@@ -369,16 +358,19 @@ _GONE = ("gpu-lost", "gpu-missing")  # New findings that explain rows which the 
 
 
 def _of_rows(
-    judged: Sequence[JudgedRow], compared: RowsByColumn[ComparisonRow], evidence: list[Finding], causes: _Causes
-) -> Iterator[Finding]:
+    judged: Sequence[judge.JudgedRow],
+    compared: RowsByColumn[ComparisonRow],
+    evidence: list[verdict.Finding],
+    causes: _Causes,
+) -> Iterator[verdict.Finding]:
     """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
 
     Rows of paths in `evidence` are folded there, and rows that one of the `causes` explains below that.
     """
-    folded: dict[str, list[Reason]] = {}
-    held: dict[str, list[tuple[ComparisonRow, Reason]]] = {}
+    folded: dict[str, list[judge.Reason]] = {}
+    held: dict[str, list[tuple[ComparisonRow, judge.Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
-    of_paths: dict[int, list[Reason]] = {}
+    of_paths: dict[int, list[judge.Reason]] = {}
     numbers = [number for number, each in enumerate(judged) if each.reasons and not causes.take(each)]
     causes.fold()
     for place, row in zip(numbers, compared.made(numbers), strict=True):
@@ -387,7 +379,7 @@ def _of_rows(
         number = paths.get(pair) if row.collective is None else 0 if evidence else None
         for reason in judged[place].reasons:
             root = next((one for one in _FOLDS.get(reason.finding, ()) if one in ids), None)
-            if number is not None and reason.finding in (STAGED, SLOWER, WORSE):
+            if number is not None and reason.finding in (judge.STAGED, judge.SLOWER, judge.WORSE):
                 of_paths.setdefault(number, []).append(reason)
             elif root is not None:
                 folded.setdefault(root, []).append(reason)
@@ -397,18 +389,18 @@ def _of_rows(
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
         if own := held.get(finding):
-            if finding == STAGED and _lost_gpudirect(own[0][0]):
+            if finding == judge.STAGED and _lost_gpudirect(own[0][0]):
                 advice = _WITHOUT_GPUDIRECT
-            if finding == SLOWER:
+            if finding == judge.SLOWER:
                 own.sort(key=lambda each: -(each[0].slower_percent or 0))
             names = tuple(row.name for row, _ in own)
             texts = list(dict.fromkeys(reason.text for _, reason in own))
             subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
             seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
             more = folded.get(finding, [])
-            severity = overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
+            severity = verdict.overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
             consequences = _consequences(more)
-            yield Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
+            yield verdict.Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
 
 
 def _lost_gpudirect(row: ComparisonRow) -> bool:
@@ -416,23 +408,23 @@ def _lost_gpudirect(row: ComparisonRow) -> bool:
 
 
 _FOLLOWS = {
-    STAGED: "through host memory",
-    SLOWER: "slower",
-    NARROWER: "with a lower limit",
-    WORSE: "with a worse verdict",
-    PATH: "over another path",
-    LOST: "without a figure",
-    MISSING: "missing",
+    judge.STAGED: "through host memory",
+    judge.SLOWER: "slower",
+    judge.NARROWER: "with a lower limit",
+    judge.WORSE: "with a worse verdict",
+    judge.PATH: "over another path",
+    judge.LOST: "without a figure",
+    judge.MISSING: "missing",
 }
 
 
-def _consequences(reasons: Sequence[Reason]) -> tuple[str, ...]:
+def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
     """'10 rows slower: 90.2 % slower (noise 2.0 %: …)', a line for each kind of finding."""
     kinds = grouped(reasons, lambda reason: reason.finding)
     return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
 
 
-def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     before = {(row.source, row.destination): row for row in _evidence(base)}
     worse: dict[str, list[str]] = {}
     for row in _evidence(new):
@@ -441,19 +433,19 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
             worse.setdefault(row.conclusion, []).append(f"{row.source} → {row.destination}")
     for conclusion, paths in worse.items():
         shown = ", ".join(paths[:_MOST_NAMED]) + (" …" if len(paths) > _MOST_NAMED else "")
-        yield Finding(
+        yield verdict.Finding(
             id="path-was-direct",
-            severity=Verdict.FAIL,
+            severity=verdict.Verdict.FAIL,
             subject=shown,
             seen=f"{conclusion} by all evidence",
             expected="direct, as before",
-            cause=_ADVICE[STAGED][1],
-            cure=_ADVICE[STAGED][2],
+            cause=_ADVICE[judge.STAGED][1],
+            cure=_ADVICE[judge.STAGED][2],
             subjects=tuple(paths),
         )
 
 
-def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     """Findings for direct paths without new evidence: no path has evidence, or these pairs copied without it."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
@@ -463,14 +455,16 @@ def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> I
         unseen &= {(source, to) for source, to, gb_s in cells if gb_s is not None}
     paths = [f"{source} → {to}" for source, to in sorted(unseen)]
     if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
-        yield Finding(
+        yield verdict.Finding(
             id="path-not-seen",
-            severity=Verdict.WARN,
+            severity=verdict.Verdict.WARN,
             subject=some_of(paths, _MOST_NAMED),
             seen="direct by all evidence before; no evidence of the path now",
             expected="evidence of the path, as before",
             cause="evidence that was switched off, or a different library",
-            cure=Cure.of("gpubench p2p", comment="Use the options of the old run, also for gpubench allreduce."),
+            cure=verdict.Cure.of(
+                "gpubench p2p", comment="Use the options of the old run, also for gpubench allreduce."
+            ),
             subjects=tuple(paths),
         )
 
@@ -482,57 +476,69 @@ def _evidence(files: Sequence[ResultFile]) -> Iterator[EvidenceRow]:
 _BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
 
 
-def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     for file in (*base, *new):
         if not file.complete:
-            yield Finding(
+            yield verdict.Finding(
                 id="incomplete",
-                severity=Verdict.WARN,
+                severity=verdict.Verdict.WARN,
                 subject=file.name,
                 seen="; ".join(file.remarks) or "the run was cut short",
                 expected="results of a finished run",
                 cause="a time-out, a crash, a full disk, or a truncated file",
-                cure=Cure(comment="Measure again."),
+                cure=verdict.Cure(comment="Measure again."),
             )
     for file in new:
         wrong = file.circumstances.wrong_elements
         if wrong and not (any(row.wrong for row in file.rows) or any(row.wrong for row in file.latencies)):
-            yield Finding(WRONG, Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[WRONG])
+            yield verdict.Finding(
+                judge.WRONG, verdict.Verdict.FAIL, file.name, f"out of bounds values: {wrong}", *_ADVICE[judge.WRONG]
+            )
 
 
-def worse_result(base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[Finding]) -> Iterator[Finding]:
+def worse_result(
+    base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[verdict.Finding]
+) -> Iterator[verdict.Finding]:
     """A finding for a new result with verdict FAIL or ERROR, if the old results passed and no finding says why."""
-    before = min((gravity(each.verdict) for each in base if each.verdict), default=gravity(Verdict.PASS))
-    worst = min((each for each in new if each.verdict), key=lambda each: gravity(each.verdict or ""), default=None)
-    if worst is None or worst.verdict is None or gravity(worst.verdict) > gravity(Verdict.ERROR):
+    before = min(
+        (verdict.gravity(each.verdict) for each in base if each.verdict), default=verdict.gravity(verdict.Verdict.PASS)
+    )
+    worst = min(
+        (each for each in new if each.verdict), key=lambda each: verdict.gravity(each.verdict or ""), default=None
+    )
+    if (
+        worst is None
+        or worst.verdict is None
+        or verdict.gravity(worst.verdict) > verdict.gravity(verdict.Verdict.ERROR)
+    ):
         return
-    if gravity(worst.verdict) < min((before, *(gravity(each.severity) for each in others))):
-        yield Finding(
-            id=WORSE,
-            severity=Verdict(worst.verdict),
+    if verdict.gravity(worst.verdict) < min((before, *(verdict.gravity(each.severity) for each in others))):
+        yield verdict.Finding(
+            id=judge.WORSE,
+            severity=verdict.Verdict(worst.verdict),
             subject=worst.name,
             seen=f"the new result's own verdict is {worst.verdict}",
             expected="a verdict at least as good as that of the old results",
             cause="findings of the new result that the compared rows do not show",
-            cure=Cure.of(f"gpubench report {worst.name}"),
+            cure=verdict.Cure.of(f"gpubench report {worst.name}"),
         )
 
 
-def nothing_compared(base: RunsByRow, new: RunsByRow) -> Finding:
+def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
     """The finding that both sides have no common row, with the columns without a common value."""
     differ = []
     for name in RowKey._fields:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))
         if before and after and not before & after:
             differ.append(f"{name} {_listed(name, after)}, not {_listed(name, before)}")
-    return Finding(
+    return verdict.Finding(
         id="nothing-compared",
-        severity=Verdict.ERROR,
+        severity=verdict.Verdict.ERROR,
         subject=f"{len(base)} old and {len(new)} new rows",
         seen="; ".join(differ) or "the two sides have no row in common",
         expected="at least one common row",
         cause="different sizes, types, ranks or collectives" if base and new else "one side has no rows",
-        cure=Cure(comment="Measure the new side with the options of the old one."),
+        cure=verdict.Cure(comment="Measure the new side with the options of the old one."),
     )
 
 

@@ -24,13 +24,7 @@ from gpubench.measure.compare.noise import (
     RunsByRow,
     logs_of,
 )
-from gpubench.model.results.compare import (
-    Change,
-    ComparisonRow,
-    RowKey,
-    Status,
-    bandwidth_lost,
-)
+from gpubench.model.results import compare
 from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
@@ -81,15 +75,15 @@ class JudgedRow(NamedTuple):
     `slower` is how much longer it takes now, as a part of the time; None where a side has no time.
     """
 
-    key: RowKey
-    status: Status
+    key: compare.RowKey
+    status: compare.Status
     verdict: Verdict
     base: Runs
     new: Runs
     reasons: tuple[Reason, ...] = ()
     slower: float | None = None
     bound: NoiseBound | None = None
-    change: Change | None = None
+    change: compare.Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +93,45 @@ class Rules:
     threshold_percent: float | None = None
 
 
-def judge_missing(key: RowKey, base: Runs) -> JudgedRow:
+def judge_missing(key: compare.RowKey, base: Runs) -> JudgedRow:
     """A row that only the old side has."""
-    return JudgedRow(key, Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
+    return JudgedRow(key, compare.Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
 
 
 _NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
-def judge_added(key: RowKey, new: Runs) -> JudgedRow:
+def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
     """A row that only the new side has: nothing to compare, but wrong data are wrong data."""
     reasons = (*_wrong(new), *_above(new))
-    return JudgedRow(key, Status.ADDED, _verdict_of(reasons, Verdict.SKIP), (), new, reasons)
+    return JudgedRow(key, compare.Status.ADDED, _verdict_of(reasons, Verdict.SKIP), (), new, reasons)
 
 
-def judge(key: RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
+def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
     """A row that both sides have."""
     reasons = () if _tell_the_same(base, new) else tuple(_beside_time(base, new))
     change = noise.change(key)
     if change is None:
         reasons = (*reasons, *_unmeasured(base, new))
-        return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons)
+        return JudgedRow(key, compare.Status.COMPARED, _verdict_of(reasons), base, new, reasons)
     slower = math.expm1(change)
     bound = noise.bound(key)
     if rules.threshold_percent is not None:
         bound = NoiseBound(rules.threshold_percent / (100 - rules.threshold_percent), "--threshold")
-    way = Change.SLOWER if slower > bound.share else Change.FASTER if math.expm1(-change) > bound.share else Change.SAME
+    way = (
+        compare.Change.SLOWER
+        if slower > bound.share
+        else compare.Change.FASTER
+        if math.expm1(-change) > bound.share
+        else compare.Change.SAME
+    )
     no_hiccup = slower > _NO_HICCUP and _outlasts_hiccups(
         base, slower, is_last=noise.is_largest(key) and key.backend != _ON_CPUS
     )
-    isolated = way is Change.SLOWER and not no_hiccup and noise.is_isolated(key)
+    isolated = way is compare.Change.SLOWER and not no_hiccup and noise.is_isolated(key)
     if slower > min(bound.share, UNSURE_FROM):
         reasons = (*reasons, *_time(slower, bound, rules, isolated=isolated))
-    return JudgedRow(key, Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
+    return JudgedRow(key, compare.Status.COMPARED, _verdict_of(reasons), base, new, reasons, slower, bound, way)
 
 
 def _verdict_of(reasons: Sequence[Reason], quiet: Verdict = Verdict.PASS) -> Verdict:
@@ -159,8 +159,8 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> 
     is_within = slower <= bound.share
     if is_within and (rules.threshold_percent is not None or slower <= UNSURE_FROM):
         return
-    how_much = f"{bandwidth_lost(100 * slower):.1f} % slower"
-    figures = f"{how_much} (noise {bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
+    how_much = f"{compare.bandwidth_lost(100 * slower):.1f} % slower"
+    figures = f"{how_much} (noise {compare.bandwidth_lost(100 * bound.share):.1f} %: {bound.source})"
     if is_within:
         most = UNSURE_AT_MOST if bound.source in OF_ONE_RUN else math.inf
         if slower > min(bound.share / 2, most):
@@ -262,17 +262,17 @@ def _first(texts: Iterable[str | None]) -> str | None:
     return " or ".join([text for text in found if text is not None]) or None
 
 
-class ComparedRows(RowsByColumn[ComparisonRow]):
+class ComparedRows(RowsByColumn[compare.ComparisonRow]):
     """The rows as a report has them, of what was judged."""
 
     def __init__(self, judged: Sequence[JudgedRow]) -> None:
-        super().__init__(ComparisonRow, [(len(judged), {})])
+        super().__init__(compare.ComparisonRow, [(len(judged), {})])
         self._judged = judged
 
-    def __iter__(self) -> Iterator[ComparisonRow]:
+    def __iter__(self) -> Iterator[compare.ComparisonRow]:
         return map(_row, self._judged)
 
-    def made(self, numbers: Iterable[int]) -> list[ComparisonRow]:
+    def made(self, numbers: Iterable[int]) -> list[compare.ComparisonRow]:
         """The rows with these numbers."""
         return [_row(self._judged[number]) for number in numbers]
 
@@ -292,12 +292,12 @@ _SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
 }
 
 
-def _row(judged: JudgedRow) -> ComparisonRow:
+def _row(judged: JudgedRow) -> compare.ComparisonRow:
     columns = judged.key._asdict() | {name: value(judged) for name, value in _SUMMED.items()}
     for names, side in ((_OF_BASE, judged.base), (_OF_NEW, judged.new)):
         columns |= zip(names, _columns(side), strict=True)
     columns["source_device"], columns["destination_device"] = (judged.new or judged.base)[0].devices or _NO_DEVICES
-    return ComparisonRow(
+    return compare.ComparisonRow(
         noise_source=None if judged.bound is None else judged.bound.source,
         reason="; ".join(each.text for each in judged.reasons) or None,
         **columns,
@@ -335,7 +335,7 @@ _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
 class Range:
     """Rows of one kind whose sizes are alike, the change in their middle, and what it has to exceed; both as logs."""
 
-    keys: tuple[RowKey, ...]
+    keys: tuple[compare.RowKey, ...]
     change: float
     bound: float
 
@@ -344,7 +344,7 @@ def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
     """A finding for each range that is slower as a whole, unless most of its rows are named, or a threshold judges."""
-    named = {each.key for each in judged if each.change is Change.SLOWER}
+    named = {each.key for each in judged if each.change is compare.Change.SLOWER}
     if rules.threshold_percent is not None:
         return
     families = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
@@ -354,13 +354,15 @@ def slower_ranges(
             yield _finding(found)
 
 
-def _parts(keys: Sequence[RowKey]) -> Iterator[list[RowKey]]:
+def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
     """Below 16 MiB, where latency decides, and from there on, where bandwidth does."""
     yield [key for key in keys if (key.size_bytes or 0) < LARGE_BYTES]
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
 
-def _range(keys: Sequence[RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int) -> Range | None:
+def _range(
+    keys: Sequence[compare.RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int
+) -> Range | None:
     """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
     middle = median(change for key in keys if (change := noise.change(key)) is not None)
     bounds = []
@@ -378,11 +380,11 @@ def _range(keys: Sequence[RowKey], sides: tuple[RunsByRow, RunsByRow], noise: Ch
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
 
 
-def _floor(keys: Sequence[RowKey], noise: ChangeNoise) -> float:
+def _floor(keys: Sequence[compare.RowKey], noise: ChangeNoise) -> float:
     return math.log1p(noise.floor(keys[0], median(map(noise.time_us, keys))))
 
 
-def _run_middles(side: RunsByRow, keys: Sequence[RowKey]) -> list[float]:
+def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]:
     """The middle of the logarithms of each run, where every row has all of them."""
     logs = [logs_of(side[key]) for key in keys]
     runs = min(map(len, logs))
@@ -399,8 +401,8 @@ def _finding(found: Range) -> Finding:
         id=RANGE,
         severity=Verdict.FAIL,
         subject=f"{what} {span}: {len(found.keys)} rows together",
-        seen=f"{bandwidth_lost(100 * math.expm1(found.change)):.1f} % slower in their middle "
-        f"(noise {bandwidth_lost(100 * math.expm1(found.bound)):.1f} %)",
+        seen=f"{compare.bandwidth_lost(100 * math.expm1(found.change)):.1f} % slower in their middle "
+        f"(noise {compare.bandwidth_lost(100 * math.expm1(found.bound)):.1f} %)",
         expected="times as before, within noise",
         cause="one of the changed circumstances, clocks, or a fault",
         cure=Cure(comment="Measure again and add it: --new AGAIN.json."),

@@ -9,16 +9,7 @@ from gpubench.conditions.definition.circumstances import ASK_FOR_MORE, ProcessLo
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
-from gpubench.model.paths.nccl_log import (
-    SIGNS_OF_RDMA,
-    Communicator,
-    LogFacts,
-    Member,
-    Note,
-    PairRoutes,
-    Remark,
-    RemarkKind,
-)
+from gpubench.model.paths import nccl_log
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
 from gpubench.model.terms.verdict import Cure, Verdict, joined_cures
@@ -27,17 +18,21 @@ from gpubench.records import dataclass
 UNKNOWN = "unknown"
 
 _POLICY = ("0", "1")
-_ABOUT_TWO_INDICES = (RemarkKind.DRIVER_REFUSED, RemarkKind.NVLINK_REFUSED)
-_ABOUT_TWO_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
-_ABOUT_A_BUS_ID = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
+_ABOUT_TWO_INDICES = (nccl_log.RemarkKind.DRIVER_REFUSED, nccl_log.RemarkKind.NVLINK_REFUSED)
+_ABOUT_TWO_BUS_IDS = (nccl_log.RemarkKind.PEER_ACCESS_REFUSED, nccl_log.RemarkKind.PEER_QUERY_FAILED)
+_ABOUT_A_BUS_ID = (nccl_log.RemarkKind.GDR_FAR, nccl_log.RemarkKind.GDR_NEAR)
 _ABOUT_DEVICES = (*_ABOUT_TWO_INDICES, *_ABOUT_TWO_BUS_IDS, *_ABOUT_A_BUS_ID)
-_ABOUT_THE_JOB = (RemarkKind.BOOTSTRAP, RemarkKind.SOCKET_INTERFACES, RemarkKind.NETWORK_PLUGIN)
+_ABOUT_THE_JOB = (
+    nccl_log.RemarkKind.BOOTSTRAP,
+    nccl_log.RemarkKind.SOCKET_INTERFACES,
+    nccl_log.RemarkKind.NETWORK_PLUGIN,
+)
 """Of these every process has its own, and what they say is asked of the job as a whole."""
 
-_NoteOfHosts = tuple[Note, frozenset[str] | None]
+_NoteOfHosts = tuple[nccl_log.Note, frozenset[str] | None]
 """A line about GPUs and the hosts that log it; None where another program says it and no host is known."""
 
-_Alike = tuple[PairRoutes, int | None, int | None]
+_Alike = tuple[nccl_log.PairRoutes, int | None, int | None]
 """The routes of pairs on different hosts that are judged alike, and the kinds of their ranks."""
 
 
@@ -77,13 +72,13 @@ class PairGroup(NamedTuple):
 class PairJudge:
     """Judges pairs of ranks; those alike once, for a job of a thousand ranks has a million."""
 
-    def __init__(self, facts: LogFacts) -> None:
+    def __init__(self, facts: nccl_log.LogFacts) -> None:
         self._facts = facts
         self._tellers = _tellers(facts)
         self._device_notes = _device_notes(facts.remarks)
         kinds = {remark.note.kind for remark in facts.remarks}
-        self._has_rdma = not kinds.isdisjoint(SIGNS_OF_RDMA)
-        self._has_plugin = RemarkKind.NETWORK_PLUGIN in kinds
+        self._has_rdma = not kinds.isdisjoint(nccl_log.SIGNS_OF_RDMA)
+        self._has_plugin = nccl_log.RemarkKind.NETWORK_PLUGIN in kinds
         self._interfaces = _interfaces(facts.remarks)
         ranks = {(member.host, member.process) for each in facts.communicators for member in each.members}
         self._one_per_host = len(ranks) == len({host for host, _ in ranks})
@@ -94,7 +89,7 @@ class PairJudge:
         self._with_peers: frozenset[int] = frozenset()
         self._explanations: dict[Staged, Explanation] = {}
 
-    def groups(self, communicator: Communicator) -> Iterator[tuple[int, list[PairGroup]]]:
+    def groups(self, communicator: nccl_log.Communicator) -> Iterator[tuple[int, list[PairGroup]]]:
         """All pairs of a communicator: every source in order, with its destinations, those alike together."""
         members = {member.rank: member for member in communicator.members}
         kinds = self._kinds(communicator.members)
@@ -103,7 +98,7 @@ class PairJudge:
         known: dict[_Alike, JudgedPair] = {}
         for src, by_destination in communicator.connections.by_source():
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
-            groups: dict[tuple[int | None, PairRoutes], list[int]] = {}
+            groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
                 # Of two ranks on one host the judgement may depend on their GPUs; a kind is no rank, but negative.
                 is_beside = dst in on_machine or dst in on_node
@@ -126,8 +121,8 @@ class PairJudge:
         self,
         alike: _Alike,
         destinations: list[int],
-        source: Member | None,
-        destination: Member | None,
+        source: nccl_log.Member | None,
+        destination: nccl_log.Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
         """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
@@ -143,7 +138,7 @@ class PairJudge:
         of_switch = any(route.transport.kind is TransportKind.NVLS for route in pair.routes)
         return PairGroup(destinations, Scope.INSIDE if of_switch else _scope(source, destination), known[alike])
 
-    def _kinds(self, members: Iterable[Member]) -> dict[int, int]:
+    def _kinds(self, members: Iterable[nccl_log.Member]) -> dict[int, int]:
         """A negative number for every rank: the same where judgements of paths to other machines are the same."""
         numbers: dict[object, int] = {}
         kinds = {}
@@ -152,7 +147,13 @@ class PairJudge:
             kinds[member.rank] = numbers.setdefault((gpu, self._tellers.get(member.process)), -1 - len(numbers))
         return kinds
 
-    def _judged(self, route: Route, pair: PairRoutes, source: Member | None, destination: Member | None) -> JudgedRoute:
+    def _judged(
+        self,
+        route: Route,
+        pair: nccl_log.PairRoutes,
+        source: nccl_log.Member | None,
+        destination: nccl_log.Member | None,
+    ) -> JudgedRoute:
         if route.host_staged is None:
             return JudgedRoute(route, route.family, Verdict.ERROR)
         if not route.host_staged:
@@ -168,7 +169,7 @@ class PairJudge:
         return JudgedRoute(route, route.family, verdict, found)
 
     def _kept_off_peers(
-        self, pair: PairRoutes, source: Member | None, destination: Member | None
+        self, pair: nccl_log.PairRoutes, source: nccl_log.Member | None, destination: nccl_log.Member | None
     ) -> Explanation | None:
         """What has NCCL take a network between GPUs of one machine, if that is a variable and not its choice."""
         if not _is_inside(source, destination):
@@ -176,7 +177,9 @@ class PairJudge:
         found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
         return None if found is None or found.id == UNKNOWN or found.by_design or found.in_doubt else found
 
-    def _staging_evidence(self, pair: PairRoutes, source: Member | None, destination: Member | None) -> Staged:
+    def _staging_evidence(
+        self, pair: nccl_log.PairRoutes, source: nccl_log.Member | None, destination: nccl_log.Member | None
+    ) -> Staged:
         ends_of_all = [end for route in pair.routes for end in (route.sent, route.received) if end]
         used = [end for end in ends_of_all if end.host_staged] or ends_of_all
         networks = {end.network for end in used if end.network is not None}
@@ -212,7 +215,7 @@ class PairJudge:
             peers_elsewhere=same_machine and {source.rank, destination.rank} <= self._with_peers,
         )
 
-    def _notes(self, one: Member, other: Member, path: str | None) -> Iterator[Note]:
+    def _notes(self, one: nccl_log.Member, other: nccl_log.Member, path: str | None) -> Iterator[nccl_log.Note]:
         if one.host == other.host and None not in (one.nvml_index, other.nvml_index):
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1], ()):
@@ -225,18 +228,18 @@ class PairJudge:
             yield from self._on(one.host, self._device_notes.get((first.bus_id or "", second.bus_id or ""), ()))
             yield from self._on(first.host, self._device_notes.get(first.bus_id or "", ()))
 
-    def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[Note]:
+    def _on(self, host: str, found: Iterable[_NoteOfHosts]) -> Iterator[nccl_log.Note]:
         return (note for note, hosts in found if hosts is None or host in hosts)
 
 
-def _scope(one: Member | None, other: Member | None) -> Scope:
+def _scope(one: nccl_log.Member | None, other: nccl_log.Member | None) -> Scope:
     """True if two ranks are on one machine; a rank that is connected with itself talks to a switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
 
 
-def _is_inside(one: Member | None, other: Member | None) -> bool:
+def _is_inside(one: nccl_log.Member | None, other: nccl_log.Member | None) -> bool:
     return _scope(one, other) is Scope.INSIDE
 
 
@@ -260,19 +263,19 @@ def _anywhere(staged: Staged) -> Explanation | None:
     return replace(inside, evidence=evidence, cure=joined_cures((inside.cure, across.cure)))
 
 
-def _interfaces(remarks: Iterable[Remark]) -> tuple[str, ...]:
+def _interfaces(remarks: Iterable[nccl_log.Remark]) -> tuple[str, ...]:
     names = [
         name
         for remark in remarks
-        for name in (remark.note.about[:1] if remark.note.kind is RemarkKind.BOOTSTRAP else remark.note.about)
-        if remark.note.kind in (RemarkKind.BOOTSTRAP, RemarkKind.SOCKET_INTERFACES)
+        for name in (remark.note.about[:1] if remark.note.kind is nccl_log.RemarkKind.BOOTSTRAP else remark.note.about)
+        if remark.note.kind in (nccl_log.RemarkKind.BOOTSTRAP, nccl_log.RemarkKind.SOCKET_INTERFACES)
     ]
     return tuple(sorted(set(names)))
 
 
 def _no_explanation(staged: Staged) -> Explanation:
     export = f"export {ASK_FOR_MORE}"
-    if staged.inside and any(note.about == _POLICY for note in staged.found(RemarkKind.P2P_TYPE)):
+    if staged.inside and any(note.about == _POLICY for note in staged.found(nccl_log.RemarkKind.P2P_TYPE)):
         seen = "isAllCudaP2p 1: CUDA grants these GPUs peer access, and the log does not say why NCCL keeps off it"
         return Explanation(
             UNKNOWN, seen, Cure.of(export, comment="Run the job again with it. `gpubench topo` shows the paths.")
@@ -284,7 +287,7 @@ def _no_explanation(staged: Staged) -> Explanation:
     )
 
 
-def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
+def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
     by_rank = communicator.connections.by_rank
     different = {channels for peers in by_rank.values() for channels in peers.values()}
     p2p = {each for each in different if any(logged.transport.kind is TransportKind.P2P for logged in each.logged)}
@@ -299,7 +302,7 @@ def _ranks_with_peers(communicator: Communicator) -> frozenset[int]:
     )
 
 
-def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]]]:
+def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int], Set[int]]]:
     """The ranks on the machine and on the node of each rank; those of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
@@ -309,9 +312,9 @@ def _near_ranks(members: Sequence[Member]) -> dict[int, tuple[Set[int], Set[int]
     return {member.rank: (machines[member.machine], nodes[member.node]) for member in members}
 
 
-def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
+def _tellers(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
-    notes: dict[str, list[Note]] = {}
+    notes: dict[str, list[nccl_log.Note]] = {}
     everybody = [member.process for each in facts.communicators for member in each.members]
     # What a process logs itself comes last, and counts.
     for setting in sorted(facts.settings, key=lambda each: not each.by_command):
@@ -327,17 +330,17 @@ def _tellers(facts: LogFacts) -> Mapping[str, ProcessLog]:
     }
 
 
-def _refused(remarks: Iterable[Remark]) -> Mapping[tuple[str, str], Note]:
+def _refused(remarks: Iterable[nccl_log.Remark]) -> Mapping[tuple[str, str], nccl_log.Note]:
     return {
         (process.rpartition(":")[0], index): remark.note
         for remark in remarks
-        if remark.note.kind is RemarkKind.DRIVER_REFUSED
+        if remark.note.kind is nccl_log.RemarkKind.DRIVER_REFUSED
         for process in remark.processes
         for index in remark.note.about
     }
 
 
-def _device_notes(remarks: Iterable[Remark]) -> Mapping[object, list[_NoteOfHosts]]:
+def _device_notes(remarks: Iterable[nccl_log.Remark]) -> Mapping[object, list[_NoteOfHosts]]:
     found: dict[object, list[_NoteOfHosts]] = {}
     for remark in remarks:
         if remark.note.kind in _ABOUT_DEVICES:
@@ -387,7 +390,7 @@ class Part:
     `unconnected_ranks` log no connection of their own although collectives are connected.
     """
 
-    communicator: Communicator
+    communicator: nccl_log.Communicator
     pairs: int
     transports: Sequence[TransportRow]
     unknown: Mapping[str, Examples]
@@ -403,7 +406,7 @@ class JobSummary:
     staged: Mapping[Explanation, StagedPaths]
 
 
-def summarise(facts: LogFacts, judge: PairJudge) -> JobSummary:
+def summarise(facts: nccl_log.LogFacts, judge: PairJudge) -> JobSummary:
     """Count all pairs once."""
     staged: dict[Explanation, StagedPaths] = {}
     parts = [
@@ -423,7 +426,9 @@ class _TransportCounts:
 
 
 class _PairCounts:
-    def __init__(self, number: int, communicator: Communicator, staged: dict[Explanation, StagedPaths]) -> None:
+    def __init__(
+        self, number: int, communicator: nccl_log.Communicator, staged: dict[Explanation, StagedPaths]
+    ) -> None:
         self._number = number
         self._communicator = communicator
         self._hosts = {member.rank: member.host for member in communicator.members}
@@ -501,7 +506,7 @@ def _transport_row(
     )
 
 
-def _unconnected_ranks(communicator: Communicator) -> tuple[int, ...]:
+def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
     """Ranks without a line of their own where there are collectives: in rings and trees every rank sends."""
     by_rank = communicator.connections.by_rank
     has_collectives = any(

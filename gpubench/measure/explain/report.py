@@ -20,18 +20,8 @@ from gpubench.measure.explain.pairs import (
 from gpubench.model.paths.hang import Hang
 from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind, by_size
 from gpubench.model.paths.transport import MULTICAST, Confidence
+from gpubench.model.results import fallback
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
-from gpubench.model.results.fallback import (
-    CommunicatorRow,
-    Explanation,
-    HangRow,
-    MemberRow,
-    OperationRow,
-    PathRow,
-    TransportRow,
-    cure_columns,
-    either,
-)
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, overall
@@ -154,7 +144,7 @@ def _unread_findings(facts: LogFacts, logs: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) -> Finding:
+def _staged(summary: JobSummary, explanation: fallback.Explanation, staged: StagedPaths) -> Finding:
     subjects = [
         f"{_pairs(examples)} of {name_of(summary.parts[number].communicator)}"
         for number, examples in staged.pairs.items()
@@ -173,7 +163,7 @@ def _staged(summary: JobSummary, explanation: Explanation, staged: StagedPaths) 
     )
 
 
-def _expected(explanation: Explanation, staged: StagedPaths) -> str:
+def _expected(explanation: fallback.Explanation, staged: StagedPaths) -> str:
     if staged.verdict is Verdict.SKIP:
         return "host memory, by design"
     effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
@@ -434,7 +424,7 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 def name_of(communicator: Communicator) -> str:
     """A communicator's name in findings."""
     if communicator.id is None:
-        named = either(communicator.candidates)
+        named = fallback.either(communicator.candidates)
         return f"communicator {named}" if named else "a communicator without a name"
     return f"communicator {communicator.id}"
 
@@ -464,22 +454,22 @@ def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = 
     findings = findings_of(facts, summary, logs, others)
     sections = Table.by_section(
         {
-            PathRow: lambda: _path_rows(facts, judge),
+            fallback.PathRow: lambda: _path_rows(facts, judge),
             CauseRow: lambda: _cause_rows(summary),
-            TransportRow: lambda: [row for each in summary.parts for row in each.transports],
-            CommunicatorRow: lambda: _communicator_rows(summary),
-            MemberRow: lambda: _member_rows(facts),
-            HangRow: lambda: _hang_rows(facts),
-            OperationRow: lambda: _operation_rows(facts),
+            fallback.TransportRow: lambda: [row for each in summary.parts for row in each.transports],
+            fallback.CommunicatorRow: lambda: _communicator_rows(summary),
+            fallback.MemberRow: lambda: _member_rows(facts),
+            fallback.HangRow: lambda: _hang_rows(facts),
+            fallback.OperationRow: lambda: _operation_rows(facts),
         }
     )
     was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
     heard = [Verdict.PASS] if was_told else []
     verdict = overall([*heard, *(finding.severity for finding in findings)])
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PathRow.section)
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.PathRow.section)
 
 
-WATCHED_SECTIONS = (HangRow.section, FINDINGS_SECTION)
+WATCHED_SECTIONS = (fallback.HangRow.section, FINDINGS_SECTION)
 
 
 def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
@@ -487,8 +477,8 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     facts = LogFacts(hangs=tuple(hangs))
     findings = failures_of(facts)
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
-    sections = Table.by_section({HangRow: lambda: _hang_rows(facts)})
-    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=HangRow.section)
+    sections = Table.by_section({fallback.HangRow: lambda: _hang_rows(facts)})
+    return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.HangRow.section)
 
 
 def _is_of_no_log(facts: LogFacts) -> bool:
@@ -496,12 +486,12 @@ def _is_of_no_log(facts: LogFacts) -> bool:
     return bool(facts.records or facts.ras or facts.inspected)
 
 
-def _operation_rows(facts: LogFacts) -> Iterator[OperationRow]:
+def _operation_rows(facts: LogFacts) -> Iterator[fallback.OperationRow]:
     for each in by_size(facts.inspected):
-        yield made_of(OperationRow, each)
+        yield made_of(fallback.OperationRow, each)
 
 
-def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[PathRow]:
+def _path_rows(facts: LogFacts, judge: PairJudge) -> Iterator[fallback.PathRow]:
     for communicator in facts.communicators:
         members = {member.rank: member for member in communicator.members}
         for src, groups in judge.groups(communicator):
@@ -518,11 +508,11 @@ def _path_row(
     destination_end: tuple[int, Member | None],
     scope: Scope,
     judged: JudgedRoute,
-) -> PathRow:
+) -> fallback.PathRow:
     (src, source), (dst, destination) = source_end, destination_end
     route = judged.route
     differs = route.sent is not None and route.received is not None and route.received.name != route.sent.name
-    return PathRow(
+    return fallback.PathRow(
         communicator=communicator.id,
         src=src,
         dst=dst,
@@ -551,7 +541,7 @@ def _cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
         yield CauseRow(
             id=explanation.id,
             evidence=explanation.evidence,
-            **cure_columns(explanation.cure),
+            **fallback.cure_columns(explanation.cure),
             paths=staged.paths,
             verdict=staged.verdict.value,
             hosts=tuple(staged.hosts),
@@ -565,10 +555,10 @@ def _cause_rows(summary: JobSummary) -> Iterator[CauseRow]:
         )
 
 
-def _communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
+def _communicator_rows(summary: JobSummary) -> Iterator[fallback.CommunicatorRow]:
     for part in summary.parts:
         communicator = part.communicator
-        yield CommunicatorRow(
+        yield fallback.CommunicatorRow(
             id=communicator.id,
             ranks=communicator.size,
             nodes=communicator.nodes,
@@ -579,11 +569,13 @@ def _communicator_rows(summary: JobSummary) -> Iterator[CommunicatorRow]:
         )
 
 
-def _hang_rows(facts: LogFacts) -> Iterator[HangRow]:
+def _hang_rows(facts: LogFacts) -> Iterator[fallback.HangRow]:
     for each in facts.hangs:
-        yield made_of(HangRow, each, reason=each.reason.value)
+        yield made_of(fallback.HangRow, each, reason=each.reason.value)
 
 
-def _member_rows(facts: LogFacts) -> Iterator[MemberRow]:
+def _member_rows(facts: LogFacts) -> Iterator[fallback.MemberRow]:
     for communicator in facts.communicators:
-        yield from (made_of(MemberRow, member, communicator=communicator.id) for member in communicator.members)
+        yield from (
+            made_of(fallback.MemberRow, member, communicator=communicator.id) for member in communicator.members
+        )

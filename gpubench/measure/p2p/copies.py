@@ -23,17 +23,7 @@ from gpubench.measure.paths import CounterReading, IdleWindow, Meter, NcclLogLis
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
 from gpubench.model.paths.transport import Selection, Transport
-from gpubench.model.terms.operation import (
-    POISON,
-    Block,
-    DataPattern,
-    Direction,
-    Engine,
-    HostMemory,
-    ManagedWay,
-    Place,
-    pairs_of,
-)
+from gpubench.model.terms import operation
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress
 from gpubench.ports.backend import LibraryLog, Memory, Region
 from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
@@ -42,7 +32,7 @@ from gpubench.records import dataclass
 
 _SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
 _FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run
-Buffers = Callable[[Place], tuple[Memory, Memory]]  # Of a GPU, or pinned: one to send, one for arrivals
+Buffers = Callable[[operation.Place], tuple[Memory, Memory]]  # Of a GPU, or pinned: one to send, one for arrivals
 
 
 class ManagedBench:
@@ -60,7 +50,7 @@ class ManagedBench:
     def cell(self, copy: ManagedCopy) -> Cell:
         """Samples of one pass each after one that does not count. Raises CouldNotMeasureError."""
         pages = self._pages
-        if copy.way is not ManagedWay.IN_PLACE:
+        if copy.way is not operation.ManagedWay.IN_PLACE:
             return self._passes(copy)
         self._managed.advise(pages, self._home(copy), copy.by, stays=True)
         try:
@@ -86,35 +76,35 @@ class ManagedBench:
         carried = self._meter.since(reading, self._size, receives=receives)
         return Cell(tuple(samples), self._wrong(copy) if self._request.check else None, carried)
 
-    def _home(self, copy: ManagedCopy) -> Place:
+    def _home(self, copy: ManagedCopy) -> operation.Place:
         """Where the pages have to be when a pass begins: where they stay, or what they leave."""
-        if copy.way is ManagedWay.RESIDENT:
+        if copy.way is operation.ManagedWay.RESIDENT:
             return copy.by
         return HOST if copy.source is None or _writes_in_place(copy) else copy.source
 
     def _ready(self, copy: ManagedCopy) -> None:
-        if copy.way is ManagedWay.RESIDENT:
+        if copy.way is operation.ManagedWay.RESIDENT:
             self._managed.prefetch(self._pages, HOST, copy.by)
         if copy.way.is_managed:
             self._managed.prefetch(self._pages, self._home(copy), copy.by)
 
     def _pass(self, copy: ManagedCopy) -> float:
-        if copy.way is ManagedWay.PREFETCH:
+        if copy.way is operation.ManagedWay.PREFETCH:
             return self._managed.prefetch(self._pages, _place(copy.destination), copy.by)
         source, destination = Region(self._source(copy), 0), Region(self._destination(copy), 0)
-        stream = CopyStream(copy.by, Engine.SM, source, destination, self._size)
+        stream = CopyStream(copy.by, operation.Engine.SM, source, destination, self._size)
         return self._managed.seconds(stream) if copy.way.is_managed else self._copies.seconds([stream], 1)
 
     def _source(self, copy: ManagedCopy) -> Memory:
-        if copy.way is ManagedWay.PINNED_KERNEL or _writes_in_place(copy):
-            sent, _ = self._buffers(HostMemory.PINNED if copy.source is None else copy.source)
+        if copy.way is operation.ManagedWay.PINNED_KERNEL or _writes_in_place(copy):
+            sent, _ = self._buffers(operation.HostMemory.PINNED if copy.source is None else copy.source)
             return sent
         return self._pages
 
     def _destination(self, copy: ManagedCopy) -> Memory:
         if copy.destination is not None:
             return self._buffers(copy.destination)[1]
-        return self._pages if copy.way.is_managed else self._buffers(HostMemory.PINNED)[1]
+        return self._pages if copy.way.is_managed else self._buffers(operation.HostMemory.PINNED)[1]
 
     def _fresh(self, copy: ManagedCopy) -> None:
         """Fresh data at the source, other data at the destination; GPUs fill managed memory 1,000 × faster."""
@@ -124,11 +114,11 @@ class ManagedBench:
         if source is self._pages:
             source = self._on_gpu(copy)
         source.fill_sent(data, block, _SENDER)
-        if copy.way is ManagedWay.PREFETCH:
+        if copy.way is operation.ManagedWay.PREFETCH:
             return
         destination = self._destination(copy)
         destination = self._on_gpu(copy) if destination is self._pages else destination
-        destination.fill_byte(self._size, POISON)
+        destination.fill_byte(self._size, operation.POISON)
 
     def _on_gpu(self, copy: ManagedCopy) -> Memory:
         gpu = copy.by if copy.source is None else copy.source
@@ -137,7 +127,7 @@ class ManagedBench:
 
     def _wrong(self, copy: ManagedCopy) -> int:
         data, block = random_data(self._size, self._row, _SENDERS)
-        if copy.way is ManagedWay.PREFETCH:
+        if copy.way is operation.ManagedWay.PREFETCH:
             arrived = self._managed.on(self._pages, _place(copy.destination))
         else:
             arrived = self._destination(copy)
@@ -145,14 +135,14 @@ class ManagedBench:
 
 
 def _writes_in_place(copy: ManagedCopy) -> bool:
-    return copy.way is ManagedWay.IN_PLACE and copy.destination is None
+    return copy.way is operation.ManagedWay.IN_PLACE and copy.destination is None
 
 
-def _place(end: int | None) -> Place:
+def _place(end: int | None) -> operation.Place:
     return HOST if end is None else end
 
 
-_IDENTITIES = {HostMemory.PINNED: 254, HostMemory.PAGEABLE: 255}
+_IDENTITIES = {operation.HostMemory.PINNED: 254, operation.HostMemory.PAGEABLE: 255}
 """Numbers of host memory as a sender of data; those of GPUs are their positions."""
 
 
@@ -172,10 +162,10 @@ class CopyBench(Bench):
         self._copies = copies
         self._meter = Meter(counters)
         self._row = 0
-        self._host_rows: dict[Place, int] = {}
-        self._sent: dict[Place, Memory] = {}
-        self._arrived: dict[Place, Memory] = {}
-        self._unusable: dict[Place, str] = {}
+        self._host_rows: dict[operation.Place, int] = {}
+        self._sent: dict[operation.Place, Memory] = {}
+        self._arrived: dict[operation.Place, Memory] = {}
+        self._unusable: dict[operation.Place, str] = {}
         slots = max(1, len(copies.gpus) - 1) if request.patterns else 1
         self._managed: ManagedBench | None = None
         if managed is not None and not all(each.lacks for each in request.managed):
@@ -216,7 +206,7 @@ class CopyBench(Bench):
         except CouldNotMeasureError as error:
             return Cell(error=error.seen)
 
-    def _buffers(self, place: Place) -> tuple[Memory, Memory]:
+    def _buffers(self, place: operation.Place) -> tuple[Memory, Memory]:
         """The plain buffers of a place, made where it has none yet; CouldNotMeasureError where it cannot have any."""
         if place not in {*self._sent, *self._unusable}:
             self._allocate(place, self._request.largest, self._request.largest)
@@ -227,7 +217,7 @@ class CopyBench(Bench):
     def _streams(self, copy: PairCopy | HostCopy | PatternCopy) -> list[CopyStream]:
         if isinstance(copy, PairCopy):
             series, (source, destination) = copy.series, copy.pair
-            back = [(destination, source)] if series.direction is Direction.BOTH else []
+            back = [(destination, source)] if series.direction is operation.Direction.BOTH else []
             return [
                 self._stream(_issuer(series.direction, pair), series.engine, pair, series.size_bytes)
                 for pair in (copy.pair, *back)
@@ -237,17 +227,22 @@ class CopyBench(Bench):
             if copy.memory not in {*self._sent, *self._unusable}:
                 self._allocate(copy.memory, size_bytes, size_bytes)
             ends = (copy.memory, copy.gpu) if copy.to_gpu else (copy.gpu, copy.memory)
-            return [self._stream(copy.gpu, Engine.CE, ends, size_bytes)]
+            return [self._stream(copy.gpu, operation.Engine.CE, ends, size_bytes)]
         taken: Counter[int] = Counter()
         streams = []
-        for pair in pairs_of(copy.pattern, len(self._copies.gpus)):
+        for pair in operation.pairs_of(copy.pattern, len(self._copies.gpus)):
             by, size_bytes = _issuer(copy.direction, pair), self._request.pattern_bytes
-            streams.append(self._stream(by, Engine.CE, pair, size_bytes, taken[pair[1]] * size_bytes))
+            streams.append(self._stream(by, operation.Engine.CE, pair, size_bytes, taken[pair[1]] * size_bytes))
             taken[pair[1]] += 1
         return streams
 
     def _stream(
-        self, by: int, engine: Engine, ends: tuple[Place, Place], size_bytes: int, offset_bytes: int = 0
+        self,
+        by: int,
+        engine: operation.Engine,
+        ends: tuple[operation.Place, operation.Place],
+        size_bytes: int,
+        offset_bytes: int = 0,
     ) -> CopyStream:
         """Copies from the first end to an offset in the second. Raises CouldNotMeasureError: no buffers."""
         for end in ends:
@@ -256,7 +251,7 @@ class CopyBench(Bench):
         source, destination = Region(self._sent[ends[0]], 0), Region(self._arrived[ends[1]], offset_bytes)
         return CopyStream(by, engine, source, destination, size_bytes)
 
-    def _allocate(self, place: Place, sent_bytes: int, arrived_bytes: int) -> None:
+    def _allocate(self, place: operation.Place, sent_bytes: int, arrived_bytes: int) -> None:
         try:
             self._sent[place] = self._copies.allocate(place, sent_bytes)
             self._arrived[place] = self._copies.allocate(place, arrived_bytes)
@@ -288,11 +283,11 @@ class CopyBench(Bench):
             size_bytes = max((each.size_bytes for each in streams if each.source.memory is memory), default=0)
             if size_bytes and place not in self._host_rows:
                 memory.fill_sent(*random_data(size_bytes, self._row, _SENDERS), _identity(place))
-                if isinstance(place, HostMemory):
+                if isinstance(place, operation.HostMemory):
                     self._host_rows[place] = self._row
         for stream in streams:
             memory = stream.destination.memory
-            memory.fill_byte(stream.destination.offset_bytes + stream.size_bytes, POISON)
+            memory.fill_byte(stream.destination.offset_bytes + stream.size_bytes, operation.POISON)
 
     def _wrong(self, streams: Sequence[CopyStream]) -> int | None:
         if not self._request.check:
@@ -315,8 +310,8 @@ def unreachable_pairs(copies: Copies) -> frozenset[Pair]:
     )
 
 
-def _issuer(direction: Direction, pair: Pair) -> int:
-    return pair[1] if direction is Direction.READ else pair[0]
+def _issuer(direction: operation.Direction, pair: Pair) -> int:
+    return pair[1] if direction is operation.Direction.READ else pair[0]
 
 
 def _counted_gpu(copy: PairCopy | HostCopy | PatternCopy) -> int | None:
@@ -325,9 +320,9 @@ def _counted_gpu(copy: PairCopy | HostCopy | PatternCopy) -> int | None:
     return copy.gpu if isinstance(copy, HostCopy) else None
 
 
-def _identity(place: Place) -> int:
+def _identity(place: operation.Place) -> int:
     """A number of its own for each sender, by which its data differ."""
-    return _IDENTITIES[place] if isinstance(place, HostMemory) else place
+    return _IDENTITIES[place] if isinstance(place, operation.HostMemory) else place
 
 
 T = TypeVar("T")
@@ -509,7 +504,7 @@ class _Round:
         if series.network:
             peer = destination if is_source else source
             copy = partial(copies.exchange, own, peer, series.size_bytes, repeats, sends=is_source)
-        elif is_source == (series.direction is Direction.WRITE):
+        elif is_source == (series.direction is operation.Direction.WRITE):
             other = self._bench.offers[destination].arrived if is_source else self._bench.offers[source].sent
             copy = partial(copies.copy, own, other, series.direction, series.size_bytes, repeats)
         else:
@@ -521,7 +516,7 @@ class _Round:
         if self._bench.request.check and is_source:
             sent.fill_sent(*self._data(), pair[0])
         elif self._bench.request.check:
-            arrived.fill_byte(self._series.size_bytes, POISON)
+            arrived.fill_byte(self._series.size_bytes, operation.POISON)
         if is_source and not self._series.network:
             self._reading = self._bench.meter.read(_OWN_GPU)
 
@@ -540,7 +535,7 @@ class _Round:
     def _buffers(self) -> tuple[Memory, Memory]:
         return cast("tuple[Memory, Memory]", self._bench.buffers)
 
-    def _data(self) -> tuple[DataPattern, Block]:
+    def _data(self) -> tuple[operation.DataPattern, operation.Block]:
         return random_data(self._series.size_bytes, self._bench.row, self._bench.group.size)
 
 

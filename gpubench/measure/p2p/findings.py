@@ -5,15 +5,7 @@ from typing import TypedDict
 
 from gpubench.measure.p2p.request import CopyMachine, ManagedCopy, P2pRequest
 from gpubench.measure.p2p.rows import CopyMatrix
-from gpubench.model.paths.p2p import (
-    AS_SLOW_AS_STAGED,
-    LATENCY_BYTES,
-    MOVED_SHARE,
-    SLOW_SHARE,
-    Cell,
-    Pair,
-    looks_staged,
-)
+from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
 from gpubench.model.terms.ranks import DevicePlace
@@ -22,10 +14,10 @@ from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 _MOST_PAIRS = 4
 
-OutrunsHost = Callable[[Pair], bool]  # Whether a direct copy of a pair is faster than any through host memory
+OutrunsHost = Callable[[p2p.Pair], bool]  # Whether a direct copy of a pair is faster than any through host memory
 
 
-def _no_pair(_pair: Pair) -> bool:
+def _no_pair(_pair: p2p.Pair) -> bool:
     return False
 
 
@@ -33,8 +25,8 @@ def findings_of(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
-    others: Sequence[tuple[str, Cell]] = (),
-    path_of: Callable[[Pair], str] = lambda _: "",
+    others: Sequence[tuple[str, p2p.Cell]] = (),
+    path_of: Callable[[p2p.Pair], str] = lambda _: "",
     places: Sequence[DevicePlace] = (),
 ) -> tuple[Finding, ...]:
     """Findings except slow copies, whose rows conditions judge, and host-staged paths, which follow from all evidence.
@@ -54,7 +46,7 @@ def _wrong(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
     wrong_with_host: Sequence[str],
-    others: Sequence[tuple[str, Cell]],
+    others: Sequence[tuple[str, p2p.Cell]],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
     cells = [
@@ -90,7 +82,7 @@ def _wrong(
 def _errors(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
-    others: Sequence[tuple[str, Cell]],
+    others: Sequence[tuple[str, p2p.Cell]],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
     by_error: dict[str, dict[str, Collection[int]]] = {}
@@ -113,7 +105,7 @@ def _errors(
         )
 
 
-def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no_pair) -> dict[Pair, str]:
+def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no_pair) -> dict[p2p.Pair, str]:
     """Host-staged pairs with peer access on, by NVLink counters, else by times equal to those with it off."""
     found = {
         pair: _counted(cell)
@@ -125,21 +117,21 @@ def staged_pairs(matrices: Sequence[CopyMatrix], outruns_host: OutrunsHost = _no
     size_bytes = max((size for size in off if size in on and on[size].series.is_judged), default=None)
     if size_bytes is None:
         return found
-    soon, late = (way[LATENCY_BYTES].cells if LATENCY_BYTES in way else {} for way in (on, off))
+    soon, late = (way[p2p.LATENCY_BYTES].cells if p2p.LATENCY_BYTES in way else {} for way in (on, off))
     for pair, cell in on[size_bytes].cells.items():
         without = off[size_bytes].cells.get(pair)
         if without is None or cell.is_staged is not None:
             continue
         latencies = soon.get(pair), late.get(pair)
-        if looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
-            found.setdefault(pair, AS_SLOW_AS_STAGED)
+        if p2p.looks_staged(cell, without, *latencies, outruns_host=outruns_host(pair)):
+            found.setdefault(pair, p2p.AS_SLOW_AS_STAGED)
     return found
 
 
-def _counted(cell: Cell) -> str:
+def _counted(cell: p2p.Cell) -> str:
     carried = cell.carried
     nvlink = f"{carried.nvlink_share:.0%} of the bytes went over NVLink, whose counters moved for other pairs"
-    return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= MOVED_SHARE else nvlink
+    return f"{nvlink}; they went over PCIe" if (carried.pcie_share or 0) >= p2p.MOVED_SHARE else nvlink
 
 
 def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
@@ -154,7 +146,7 @@ def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, C
 def _unprofitable(
     matrices: Sequence[CopyMatrix],
     gpus: Sequence[CopyGpu],
-    path_of: Callable[[Pair], str],
+    path_of: Callable[[p2p.Pair], str],
     places: Sequence[DevicePlace],
 ) -> Iterator[Finding]:
     """Pairs of one socket to which host memory is the faster way; NCCL does not use peer access across sockets."""
@@ -167,7 +159,7 @@ def _unprofitable(
             for pair, gb_s in matrix.gb_s.items()
             if pair in off[size_bytes].gb_s
         }
-        slower = [pair for pair, share in shares.items() if share < SLOW_SHARE and path_of(pair) != ACROSS_SOCKETS]
+        slower = [pair for pair, share in shares.items() if share < p2p.SLOW_SHARE and path_of(pair) != ACROSS_SOCKETS]
         if slower:
             worst = min(slower, key=shares.__getitem__)
             yield Finding(
@@ -203,7 +195,7 @@ def _noisy(matrices: Sequence[CopyMatrix], gpus: Sequence[CopyGpu], places: Sequ
         )
 
 
-def _pair(pair: Pair, gpus: Sequence[CopyGpu]) -> str:
+def _pair(pair: p2p.Pair, gpus: Sequence[CopyGpu]) -> str:
     return f"{gpus[pair[0]].device} → {gpus[pair[1]].device}"
 
 
@@ -229,7 +221,7 @@ _FASTER_THAN_LINK = 1.3  # A kernel this much faster than plain remote memory re
 
 
 def managed_findings(
-    request: P2pRequest, cells: Mapping[ManagedCopy, Cell], machine: CopyMachine, matrices: Sequence[CopyMatrix]
+    request: P2pRequest, cells: Mapping[ManagedCopy, p2p.Cell], machine: CopyMachine, matrices: Sequence[CopyMatrix]
 ) -> tuple[Finding, ...]:
     """All findings about managed memory; none if it was not measured."""
     seen = _Observed(request, cells, machine, matrices)
@@ -240,7 +232,7 @@ class _Observed:
     def __init__(
         self,
         request: P2pRequest,
-        cells: Mapping[ManagedCopy, Cell],
+        cells: Mapping[ManagedCopy, p2p.Cell],
         machine: CopyMachine,
         matrices: Sequence[CopyMatrix],
     ) -> None:
@@ -303,12 +295,12 @@ class _Observed:
             pair
             for matrix in self._matrices
             for pair, cell in matrix.cells.items()
-            if matrix.series.peer and cell.is_staged is False and (cell.carried.nvlink_share or 0) >= MOVED_SHARE
+            if matrix.series.peer and cell.is_staged is False and (cell.carried.nvlink_share or 0) >= p2p.MOVED_SHARE
         }
         found = {}
         for copy, cell in self._cells.items():
             share = cell.carried.nvlink_share
-            if (copy.source, copy.destination) in direct and share is not None and share < MOVED_SHARE:
+            if (copy.source, copy.destination) in direct and share is not None and share < p2p.MOVED_SHARE:
                 found[f"{self._ends(copy)} ({copy.way})"] = f"{share:.0%} of the bytes went over NVLink"
         if found:
             yield self._finding(

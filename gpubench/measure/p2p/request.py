@@ -17,18 +17,7 @@ from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.figures import Measurements
 from gpubench.model.results.report import PairRow, PatternRow
-from gpubench.model.terms.operation import (
-    Block,
-    CopyGpu,
-    CopyPattern,
-    DataPattern,
-    DataType,
-    Direction,
-    Engine,
-    HostMemory,
-    ManagedSupport,
-    ManagedWay,
-)
+from gpubench.model.terms import operation
 from gpubench.model.terms.plain import Bytes
 from gpubench.model.terms.ranks import RankIdentity, check_hosts
 from gpubench.model.terms.units import format_size
@@ -38,10 +27,10 @@ from gpubench.readers.documents import check_version, read_json_line
 from gpubench.records import dataclass
 
 _MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
-_TO_HOST = (ManagedWay.PINNED_KERNEL, ManagedWay.PREFETCH, ManagedWay.IN_PLACE)
+_TO_HOST = (operation.ManagedWay.PINNED_KERNEL, operation.ManagedWay.PREFETCH, operation.ManagedWay.IN_PLACE)
 """A kernel's page faults fetch; to the host it only writes."""
 
-_BETWEEN_GPUS = (ManagedWay.PREFETCH, ManagedWay.FAULTS, ManagedWay.IN_PLACE)
+_BETWEEN_GPUS = (operation.ManagedWay.PREFETCH, operation.ManagedWay.FAULTS, operation.ManagedWay.IN_PLACE)
 """What a kernel does with plain memory of another GPU is a series of its own."""
 
 
@@ -79,7 +68,7 @@ class PairCopy:
 class HostCopy:
     """A copy between host memory and a GPU."""
 
-    memory: HostMemory
+    memory: operation.HostMemory
     gpu: int
     to_gpu: bool
 
@@ -96,8 +85,8 @@ class HostCopy:
 class PatternCopy:
     """Copies of several pairs at once: their bytes together count, over the time until the last is made."""
 
-    pattern: CopyPattern
-    direction: Direction
+    pattern: operation.CopyPattern
+    direction: operation.Direction
 
     def __str__(self) -> str:
         return f"{self.pattern} {self.direction}"
@@ -107,7 +96,7 @@ class PatternCopy:
 class ManagedCopy:
     """Bytes of managed memory, or what they compare with, from one end to another; an end of None is the host."""
 
-    way: ManagedWay
+    way: operation.ManagedWay
     source: int | None
     destination: int | None
 
@@ -131,12 +120,12 @@ class P2pRequest:
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
     host_bytes: int | None = None
-    patterns: tuple[CopyPattern, ...] = ()
+    patterns: tuple[operation.CopyPattern, ...] = ()
     pattern_bytes: Bytes
     method: Method
     check: bool
     managed_bytes: int | None = None
-    managed: tuple[ManagedSupport, ...] = ()
+    managed: tuple[operation.ManagedSupport, ...] = ()
 
     @property
     def largest(self) -> int:
@@ -147,11 +136,15 @@ class P2pRequest:
     @property
     def pattern_copies(self) -> list[PatternCopy]:
         """Every pattern, written and read."""
-        return [PatternCopy(each, way) for each in self.patterns for way in (Direction.WRITE, Direction.READ)]
+        return [
+            PatternCopy(each, way)
+            for each in self.patterns
+            for way in (operation.Direction.WRITE, operation.Direction.READ)
+        ]
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
         """Both kinds of host memory to and from every GPU, where that was asked for."""
-        for memory in HostMemory if self.host_bytes else ():
+        for memory in operation.HostMemory if self.host_bytes else ():
             for to_gpu in (True, False):
                 for gpu in range(gpus):
                     yield HostCopy(memory, gpu, to_gpu)
@@ -161,7 +154,7 @@ class P2pRequest:
         if not self.managed_bytes:
             return
         for gpu in range(gpus) if self.host_bytes else ():
-            yield from (ManagedCopy(way, None, gpu) for way in ManagedWay)
+            yield from (ManagedCopy(way, None, gpu) for way in operation.ManagedWay)
             yield from (ManagedCopy(way, gpu, None) for way in _TO_HOST)
         for source, destination in self.pairs:
             yield from (ManagedCopy(way, source, destination) for way in _BETWEEN_GPUS)
@@ -194,23 +187,25 @@ class Bench(Protocol):
 
 def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:
     """The series of p2pBandwidthLatencyTest and nvbandwidth: peer access off, then on, and a 16-byte copy with each."""
-    write, read, both = Direction.WRITE, Direction.READ, Direction.BOTH
-    off = [Series(Engine.CE, write, peer=False, size_bytes=size) for size in (size_bytes, LATENCY_BYTES)]
-    on = [Series(Engine.CE, way, peer=True, size_bytes=size_bytes) for way in (write, read, both)]
-    kernels = [Series(Engine.SM, write, peer=True, size_bytes=size_bytes)] if sm else []
-    return (*off, *on, *kernels, Series(Engine.CE, write, peer=True, size_bytes=LATENCY_BYTES))
+    write, read, both = operation.Direction.WRITE, operation.Direction.READ, operation.Direction.BOTH
+    off = [Series(operation.Engine.CE, write, peer=False, size_bytes=size) for size in (size_bytes, LATENCY_BYTES)]
+    on = [Series(operation.Engine.CE, way, peer=True, size_bytes=size_bytes) for way in (write, read, both)]
+    kernels = [Series(operation.Engine.SM, write, peer=True, size_bytes=size_bytes)] if sm else []
+    return (*off, *on, *kernels, Series(operation.Engine.CE, write, peer=True, size_bytes=LATENCY_BYTES))
 
 
 def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
     """A matrix for each size: written by copy engines, with peer access off, then on."""
     return tuple(
-        Series(Engine.CE, Direction.WRITE, peer=peer, size_bytes=size) for peer in (False, True) for size in sizes
+        Series(operation.Engine.CE, operation.Direction.WRITE, peer=peer, size_bytes=size)
+        for peer in (False, True)
+        for size in sizes
     )
 
 
 def with_latency(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
     """The series, with 16 bytes copied too, peer access off and on, where bandwidths would not tell a pair's path."""
-    write = partial(Series, Engine.CE, Direction.WRITE, size_bytes=LATENCY_BYTES)
+    write = partial(Series, operation.Engine.CE, operation.Direction.WRITE, size_bytes=LATENCY_BYTES)
     off, on = write(peer=False), write(peer=True)
     if not series or all(wiring.outruns_host(pair) for pair in pairs):
         return tuple(series)
@@ -222,12 +217,17 @@ def label(series: Series) -> str:
     return f"{series.name} {format_size(series.size_bytes)}"
 
 
-def random_data(size_bytes: int, row: int, senders: int, offset_bytes: int = 0) -> tuple[DataPattern, Block]:
+def random_data(
+    size_bytes: int, row: int, senders: int, offset_bytes: int = 0
+) -> tuple[operation.DataPattern, operation.Block]:
     """Random bits over that many bytes from an offset on, other ones for each row; as words where they divide both."""
-    words = size_bytes % DataType.INT64.size_bytes == 0 and offset_bytes % DataType.INT64.size_bytes == 0
-    dtype = DataType.INT64 if words else DataType.UINT8
+    words = (
+        size_bytes % operation.DataType.INT64.size_bytes == 0
+        and offset_bytes % operation.DataType.INT64.size_bytes == 0
+    )
+    dtype = operation.DataType.INT64 if words else operation.DataType.UINT8
     offset, count = offset_bytes // dtype.size_bytes, size_bytes // dtype.size_bytes
-    return DataPattern(dtype, None, senders), Block(row, 1, offset + count, offset, count)
+    return operation.DataPattern(dtype, None, senders), operation.Block(row, 1, offset + count, offset, count)
 
 
 PROCESS, IPC, NETWORK = "process", "ipc", "network"
@@ -239,7 +239,7 @@ class CopyMachine:
     """The GPUs that copy, by position, of one process or a rank each; `unreachable` pairs, and `idle_gpus`."""
 
     wiring: Wiring
-    gpus: Sequence[CopyGpu]
+    gpus: Sequence[operation.CopyGpu]
     processes: Sequence[RankFacts]
     matched: ProfileMatch | None
     origin: Origin
@@ -270,7 +270,7 @@ class CopyMachine:
     def limit(self, series: Series, pair: Pair) -> Limit:
         """The ceiling of a pair, for both directions together where both are copied."""
         limit = self.wiring.limit(pair)
-        if series.direction is Direction.BOTH and limit.gb_s is not None:
+        if series.direction is operation.Direction.BOTH and limit.gb_s is not None:
             return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
         return limit
 
@@ -328,7 +328,7 @@ def _without(pids: AbstractSet[int], node: Topology) -> Topology:
     return Topology(replace(node.snapshot, gpus=gpus)) if pids else node
 
 
-def wiring_of_process(node: Topology, gpus: Sequence[CopyGpu]) -> Wiring:
+def wiring_of_process(node: Topology, gpus: Sequence[operation.CopyGpu]) -> Wiring:
     """The wiring of those GPUs of a node that one process drives."""
     return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
 
@@ -342,7 +342,7 @@ def machine_of_ranks(
 ) -> CopyMachine:
     """The GPUs of all ranks, on nodes in their order."""
     gpus = [
-        CopyGpu(
+        operation.CopyGpu(
             device=f"rank {rank.rank}",
             index=rank.gpu_index or 0,
             bus_id=bus_id(rank.gpu_bus_id or ""),
@@ -370,7 +370,7 @@ class RecordedP2p:
     origin: Origin
     request: P2pRequest
     hosts: tuple[str, ...]
-    gpus: tuple[CopyGpu, ...] = ()
+    gpus: tuple[operation.CopyGpu, ...] = ()
     ranks: tuple[RankIdentity, ...] = ()
     unreachable: tuple[Pair, ...] = ()
     like: str | None = None

@@ -37,28 +37,11 @@ from gpubench.measure.p2p.rows import (
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.traffic import FOREIGN_SHARE, both
-from gpubench.model.paths.p2p import (
-    ABOVE_HOST,
-    LATENCY_BYTES,
-    MOST_SHARE,
-    SOMEBODY_ELSE,
-    STILL_SHARE,
-    Cell,
-    Pair,
-    Series,
-    is_sooner,
-)
+from gpubench.model.paths import p2p
 from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
 from gpubench.model.profiles.copies import CopyJudge, is_slow_copy, is_with_host, reason_of
+from gpubench.model.results import report
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
-from gpubench.model.results.report import (
-    Matrix,
-    PairRow,
-    PatternRow,
-    Report,
-    Section,
-    Table,
-)
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
 from gpubench.model.terms.units import format_size, grouped
@@ -84,7 +67,7 @@ class _PairObservations:
         self._staged = staged_pairs(matrices, machine.wiring.outruns_host)
         self._positions = {machine.label(gpu): gpu for gpu in range(len(machine.gpus))}
 
-    def path(self, pair: Pair) -> KnownPath:
+    def path(self, pair: p2p.Pair) -> KnownPath:
         wiring = self._machine.wiring
         source, destination = (self._end(gpu) for gpu in pair)
         return KnownPath(
@@ -104,7 +87,7 @@ class _PairObservations:
             limit_gb_s=wiring.limit(pair).gb_s,
         )
 
-    def staged(self, paths: Sequence[KnownPath]) -> dict[Pair, Sequence[Transport]]:
+    def staged(self, paths: Sequence[KnownPath]) -> dict[p2p.Pair, Sequence[Transport]]:
         staged = [path for path in paths if path.judgement.conclusion is Conclusion.STAGED]
         return {self.pair(path): path.transports for path in staged}
 
@@ -125,11 +108,11 @@ class _PairObservations:
         found: dict[int, float] = {}
         for (source, _), cell in ((pair, cell) for each in self._matrices for pair, cell in each.cells.items()):
             share = cell.carried.nvlink_share or 0.0
-            if share > max(MOST_SHARE, found.get(source, 0.0)):
+            if share > max(p2p.MOST_SHARE, found.get(source, 0.0)):
                 found[source] = share
         return found
 
-    def pair(self, path: KnownPath) -> Pair:
+    def pair(self, path: KnownPath) -> p2p.Pair:
         return self._positions[path.source.short], self._positions[path.destination.short]
 
     def _end(self, gpu: int) -> End:
@@ -137,12 +120,12 @@ class _PairObservations:
         known = machine.gpus[gpu]
         return End(known.device, machine.label(gpu), machine.host(gpu), known.bus_id, known.device)
 
-    def _by_design(self, pair: Pair) -> str:
+    def _by_design(self, pair: p2p.Pair) -> str:
         """The reason why staging is no fault: on a node only the driver's policy counts, not NCCL's."""
         wiring = self._machine.wiring
         return wiring.refused_by_design(pair) if wiring.together(pair) else wiring.by_design(pair)
 
-    def _selection(self, pair: Pair) -> Evidence:
+    def _selection(self, pair: p2p.Pair) -> Evidence:
         """The choice of a path: CUDA logs none, but without peer access there is only host memory; NCCL logs it."""
         if self._machine.scope(pair) != NETWORK:
             on = self._cells(pair, peer=True)
@@ -157,10 +140,10 @@ class _PairObservations:
             return Evidence(seen=seen)
         return Evidence(State.CONTRADICTING if staged else State.PRESENT, seen)
 
-    def _transports(self, pair: Pair) -> tuple[Transport, ...]:
+    def _transports(self, pair: p2p.Pair) -> tuple[Transport, ...]:
         return next((cell.transports for _, cell in self._cells(pair, peer=True) if cell.transports), ())
 
-    def _measurement(self, pair: Pair) -> Evidence:
+    def _measurement(self, pair: p2p.Pair) -> Evidence:
         if pair in self._staged:
             return Evidence(State.CONTRADICTING, self._staged[pair])
         on = self._cells(pair, peer=True)
@@ -170,48 +153,50 @@ class _PairObservations:
         found = self._of_others(pair, on) or self._counted(on) or self._faster(pair)
         return found or Evidence(seen="nothing was measured that would tell")
 
-    def _of_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
+    def _of_others(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
         seen = self._sent_by_others(pair, on)
         if not seen:
             return None
-        if any(cell.carried.pcie_share is not None and cell.carried.pcie_share < STILL_SHARE for _, cell in on):
+        if any(cell.carried.pcie_share is not None and cell.carried.pcie_share < p2p.STILL_SHARE for _, cell in on):
             return Evidence(State.PRESENT, f"PCIe counters stood still while it was copied; {seen}")
         return Evidence(seen=seen)
 
-    def _sent_by_others(self, pair: Pair, on: Sequence[tuple[Series, Cell]]) -> str:
+    def _sent_by_others(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> str:
         shares = [cell.carried.nvlink_share for _, cell in on if cell.carried.nvlink_share is not None]
-        if max(shares, default=0.0) > MOST_SHARE:
-            return f"NVLink counters moved by {max(shares):.2g} times our bytes: {SOMEBODY_ELSE}"
+        if max(shares, default=0.0) > p2p.MOST_SHARE:
+            return f"NVLink counters moved by {max(shares):.2g} times our bytes: {p2p.SOMEBODY_ELSE}"
         idle, limit_gb_s = self._machine.idle_gpus.get(pair[0]), self._machine.wiring.limit(pair).gb_s
         foreign_gb_s = 0.0 if idle is None else idle.rates.nvlink_sent or 0.0
         if limit_gb_s is None or foreign_gb_s <= FOREIGN_SHARE * limit_gb_s:
             return ""
-        return f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {SOMEBODY_ELSE}"
+        return f"{foreign_gb_s:.3g} GB/s left over NVLink while this job was idle: {p2p.SOMEBODY_ELSE}"
 
-    def _counted(self, on: Sequence[tuple[Series, Cell]]) -> Evidence | None:
-        shares = [share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= MOST_SHARE]
+    def _counted(self, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
+        shares = [
+            share for _, cell in on if (share := cell.carried.nvlink_share) is not None and share <= p2p.MOST_SHARE
+        ]
         if shares:
             return Evidence(State.PRESENT, f"NVLink counters moved by {min(shares):.0%} of what was copied")
         if any(cell.is_staged is False for _, cell in on):
             return Evidence(State.PRESENT, "PCIe counters stood still while it was copied")
         return None
 
-    def _faster(self, pair: Pair) -> Evidence | None:
+    def _faster(self, pair: p2p.Pair) -> Evidence | None:
         """The evidence of times for it: more than host memory carries, or sooner than without peer access."""
         through_host = self._machine.wiring.through_host_gb_s(pair)
         on, off = self._copied(pair, peer=True), dict(self._copied(pair, peer=False))
         best = max((bandwidth_gb_s(series, cell) for series, cell in on), default=None)
-        if best is not None and through_host is not None and best > ABOVE_HOST * through_host:
+        if best is not None and through_host is not None and best > p2p.ABOVE_HOST * through_host:
             most = f"more than host memory could carry ({through_host:.3g} at most)"
             return Evidence(State.PRESENT, f"{best:.3g} GB/s, {most}")
         for series, cell in on:
             other = off.get(replace(series, peer=False))
-            if other is not None and is_sooner(cell, other):
+            if other is not None and p2p.is_sooner(cell, other):
                 times = other.typical_seconds / cell.typical_seconds
                 return Evidence(State.PRESENT, f"{times:.3g} times as fast as with peer access off")
         return None
 
-    def _correctness(self, pair: Pair) -> Evidence:
+    def _correctness(self, pair: p2p.Pair) -> Evidence:
         checked = [(each, cell.wrong) for each, cell in self._cells(pair, peer=None) if cell.wrong is not None]
         wrong = next(((each, count) for each, count in checked if count), None)
         if wrong is not None:
@@ -220,7 +205,7 @@ class _PairObservations:
             return Evidence(seen="data were not verified")
         return Evidence(State.PRESENT, "the destination compared what arrived, and it was right")
 
-    def _bandwidth_gb_s(self, pair: Pair) -> float | None:
+    def _bandwidth_gb_s(self, pair: p2p.Pair) -> float | None:
         """The bandwidth that people compare: of the largest copies that engines wrote, with peer access where it is."""
         for peer in (True, False):
             written = [each for each in self._copied(pair, peer=peer) if each[0].direction is Direction.WRITE]
@@ -230,11 +215,11 @@ class _PairObservations:
                     return bandwidth_gb_s(series, cell)
         return None
 
-    def _copied(self, pair: Pair, *, peer: bool) -> list[tuple[Series, Cell]]:
+    def _copied(self, pair: p2p.Pair, *, peer: bool) -> list[tuple[p2p.Series, p2p.Cell]]:
         cells = self._cells(pair, peer=peer)
         return [(series, cell) for series, cell in cells if series.engine is Engine.CE and cell.seconds]
 
-    def _cells(self, pair: Pair, *, peer: bool | None) -> list[tuple[Series, Cell]]:
+    def _cells(self, pair: p2p.Pair, *, peer: bool | None) -> list[tuple[p2p.Series, p2p.Cell]]:
         return [
             (each.series, each.cells[pair])
             for each in self._matrices
@@ -261,7 +246,7 @@ class P2pRun:
         request: P2pRequest,
         bench: Bench,
         machine: CopyMachine,
-        listener: Listener[PairRow],
+        listener: Listener[report.PairRow],
         look_again: LookAgain | None = None,
         past: PastBandwidth = no_past,
     ) -> None:
@@ -272,17 +257,17 @@ class P2pRun:
         self._look_again = look_again
         profile = None if machine.matched is None else machine.matched.profile
         self._judge = CopyJudge(profile, {node.snapshot.host: node for node in machine.nodes}, past)
-        self._rows: list[PairRow] = []
-        self._refused: Mapping[Pair, str] = {}
+        self._rows: list[report.PairRow] = []
+        self._refused: Mapping[p2p.Pair, str] = {}
         self._matrices: list[CopyMatrix] = []
-        self._patterns: dict[PatternCopy, Cell] = {}
+        self._patterns: dict[PatternCopy, p2p.Cell] = {}
         self._wrong_with_host: list[str] = []
-        self._host_cells: list[tuple[HostCopy, Cell]] = []
-        self._managed: dict[ManagedCopy, Cell] = {}
+        self._host_cells: list[tuple[HostCopy, p2p.Cell]] = []
+        self._managed: dict[ManagedCopy, p2p.Cell] = {}
         self._done = 0
         self._total = request.steps(len(machine.gpus))
 
-    def run(self) -> Report:
+    def run(self) -> report.Report:
         """All of it. Peer access is off until every matrix without it is measured."""
         before = self._bench.look_while_idle()
         self._measure_host()
@@ -315,7 +300,7 @@ class P2pRun:
         copies = list(self._request.host_copies(len(self._machine.gpus)))
         measured = self._bench.measure(copies)
         for alike in grouped(copies, lambda copy: (copy.memory, copy.to_gpu)).values():
-            cells: dict[HostCopy, Cell] = {}
+            cells: dict[HostCopy, p2p.Cell] = {}
             for copy in alike:
                 self._tell(f"{copy.label} {self._machine.gpus[copy.gpu].device}")
                 cells[copy] = next(measured)
@@ -325,7 +310,9 @@ class P2pRun:
             for row in rows.values():
                 self._listener.row(row)
 
-    def _judged(self, cells: dict[Copied, Cell], row_of: Callable[[Copied, Cell], PairRow]) -> dict[Copied, PairRow]:
+    def _judged(
+        self, cells: dict[Copied, p2p.Cell], row_of: Callable[[Copied, p2p.Cell], report.PairRow]
+    ) -> dict[Copied, report.PairRow]:
         """The rows of copies that are compared with each other; those about to raise an alarm are measured again."""
         for _ in range(_MOST_REPEATS):
             rows = self._judge.judged([row_of(copy, cell) for copy, cell in cells.items()], self._rows)
@@ -346,7 +333,7 @@ class P2pRun:
         measured = self._bench.measure([copy for copy, reason in lacks.items() if not reason])
         for copy, reason in lacks.items():
             self._tell(str(copy))
-            self._managed[copy] = Cell() if reason else next(measured)
+            self._managed[copy] = p2p.Cell() if reason else next(measured)
             if copy.way is not ManagedWay.RESIDENT:
                 self._listener.row(managed_row(self._machine, copy, self._managed[copy], size_bytes, reason))
 
@@ -361,10 +348,10 @@ class P2pRun:
             if scoped:
                 self._measure_matrix(series, scoped)
 
-    def _measure_matrix(self, series: Series, pairs: Sequence[Pair]) -> None:
+    def _measure_matrix(self, series: p2p.Series, pairs: Sequence[p2p.Pair]) -> None:
         without = {pair: cell for pair in pairs if (cell := self._without_peer_access(series, pair)) is not None}
         measured = self._bench.measure([PairCopy(series, pair) for pair in pairs if pair not in without])
-        cells: dict[Pair, Cell] = {}
+        cells: dict[p2p.Pair, p2p.Cell] = {}
         for pair in pairs:
             self._tell(label(series))
             cells[pair] = without[pair] if pair in without else next(measured)
@@ -380,29 +367,29 @@ class P2pRun:
         for row in rows.values():
             self._listener.row(row)
 
-    def _row(self, copy: PairCopy, cell: Cell) -> PairRow:
+    def _row(self, copy: PairCopy, cell: p2p.Cell) -> report.PairRow:
         return pair_row(self._machine, copy.series, copy.pair, cell, self._verdict(copy.series, copy.pair, cell))
 
-    def _without_peer_access(self, series: Series, pair: Pair) -> Cell | None:
+    def _without_peer_access(self, series: p2p.Series, pair: p2p.Pair) -> p2p.Cell | None:
         """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
         if not series.peer:
             return None
         if pair in self._refused:
-            return Cell(error=self._refused[pair])
-        return None if self._machine.can_reach(pair) else Cell()
+            return p2p.Cell(error=self._refused[pair])
+        return None if self._machine.can_reach(pair) else p2p.Cell()
 
-    def _is_judged(self, series: Series, pair: Pair) -> bool:
+    def _is_judged(self, series: p2p.Series, pair: p2p.Pair) -> bool:
         by_design = series.is_large and not series.peer and not self._machine.can_reach(pair)
         return series.is_judged or (by_design and bool(self._machine.wiring.refused_by_design(pair)))
 
-    def _verdict(self, series: Series, pair: Pair, cell: Cell) -> Judged:
+    def _verdict(self, series: p2p.Series, pair: p2p.Pair, cell: p2p.Cell) -> Judged:
         if not (cell.seconds or cell.error):
             return Verdict.SKIP, f"no peer access: {self._machine.wiring.peer_access(pair).reason}"
         is_judged = self._is_judged(series, pair) or (series.peer and not series.network)
         known = verdict_without_bandwidth(cell, self._machine.users(*pair), is_judged=is_judged)
         return known or (Verdict.PASS, "")
 
-    def _report(self) -> Report:
+    def _report(self) -> report.Report:
         if self._look_again is not None:
             self._machine = self._look_again(self._machine)
         machine = self._machine
@@ -422,16 +409,20 @@ class P2pRun:
         findings = fold(findings, machine.nodes, of_facts(facts))
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
-        sections: dict[str, Section] = {
-            "matrices": Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
-            "ratios": Matrix(self._named(_ratios(self._matrices))),
-            **Table.by_section({PatternRow: patterns}),
+        sections: dict[str, report.Section] = {
+            "matrices": report.Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
+            "ratios": report.Matrix(self._named(_ratios(self._matrices))),
+            **report.Table.by_section({report.PatternRow: patterns}),
             **paths.sections,
-            **Table.by_section({TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}),
+            **report.Table.by_section(
+                {TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}
+            ),
         }
-        return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=PairRow.section)
+        return report.Report(
+            verdict=verdict, complete=True, findings=findings, sections=sections, main=report.PairRow.section
+        )
 
-    def _measured_rows(self) -> list[PairRow]:
+    def _measured_rows(self) -> list[report.PairRow]:
         """The rows, in which pairs that only their times show as staged are marked, too."""
         machine = self._machine
         staged = {tuple(map(machine.label, pair)) for pair in staged_pairs(self._matrices, machine.wiring.outruns_host)}
@@ -440,19 +431,19 @@ class P2pRun:
             for row in self._rows
         ]
 
-    def _named(self, figures: Mapping[Pair, float]) -> dict[str, dict[str, float]]:
+    def _named(self, figures: Mapping[p2p.Pair, float]) -> dict[str, dict[str, float]]:
         named: dict[str, dict[str, float]] = {}
         for (source, destination), figure in figures.items():
             named.setdefault(self._machine.gpus[source].device, {})[self._machine.gpus[destination].device] = figure
         return named
 
 
-def _is_doubtful(row: PairRow, cell: Cell) -> bool:
+def _is_doubtful(row: report.PairRow, cell: p2p.Cell) -> bool:
     """True if a copy should be measured again before its row raises an alarm."""
     return row.verdict in _ALARMS and not cell.error and not cell.wrong and not (row.host_staged and row.peer == "on")
 
 
-def _explained(row: PairRow) -> PairRow:
+def _explained(row: report.PairRow) -> report.PairRow:
     """The row with the reason for its verdict."""
     if row.verdict == Verdict.SKIP and not row.note:
         return replace(row, note="nothing to compare with")
@@ -462,17 +453,17 @@ def _explained(row: PairRow) -> PairRow:
     return replace(row, note="; ".join(filter(None, words)))
 
 
-def _title(series: Series) -> str:
-    what = "latency" if series.size_bytes == LATENCY_BYTES else format_size(series.size_bytes)
+def _title(series: p2p.Series) -> str:
+    what = "latency" if series.size_bytes == p2p.LATENCY_BYTES else format_size(series.size_bytes)
     return f"{series.name} {what}"
 
 
-def _ratios(matrices: Sequence[CopyMatrix]) -> dict[Pair, float]:
+def _ratios(matrices: Sequence[CopyMatrix]) -> dict[p2p.Pair, float]:
     off = {each.series.size_bytes: each.gb_s for each in matrices if not each.series.peer}
     on = {
         each.series.size_bytes: each.gb_s
         for each in matrices
-        if each.series == Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=each.series.size_bytes)
+        if each.series == p2p.Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=each.series.size_bytes)
     }
     size_bytes = max(set(on) & set(off), default=None)
     if size_bytes is None:

@@ -27,18 +27,8 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.measure.plan.events import ContentionTable, StreamTask
+from gpubench.model import workload
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
-from gpubench.model.workload import (
-    OPTIMIZER_BYTES,
-    Operation,
-    ParallelLayout,
-    ParameterTensor,
-    Recompute,
-    Sharding,
-    TransformerModel,
-    layers_of_stages,
-    states_bytes,
-)
 from gpubench.records import dataclass
 
 
@@ -58,7 +48,7 @@ class ComputeTimes:
     origin: str = "measured"
     spread: float = 0.0
     copy_gb_s: float | None = None
-    host_seconds: Mapping[Sharding | None, float] = field(default_factory=dict)
+    host_seconds: Mapping[workload.Sharding | None, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "ComputeTimes":
         """These times with both passes multiplied by a factor."""
@@ -140,13 +130,13 @@ def rates_of(name: str) -> DataSheet | None:
 _TERA = 1e12
 
 
-def times_at(model: TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
+def times_at(model: workload.TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
     """The times of a model at this speed; `values` are the other fields."""
     forward = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
     return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)
 
 
-def times_of_sheet(model: TransformerModel, gpu: str) -> ComputeTimes | None:
+def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
     """The times at the shares of its data sheet that training reaches on such a GPU, as a range; None: no data sheet.
 
     Raises UsageError for 8 bits on a GPU that has none.
@@ -191,7 +181,7 @@ UNFUSED, UNFUSED_FP8 = (3.0, 2.0), (3.0, 1.0)
 on A100 and on H100; frameworks that fuse kernels do better, above all those that compute in 8 bits."""
 
 
-def _elementwise_seconds(model: TransformerModel, copy_gb_s: float) -> float:
+def _elementwise_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
     """What the forward pass of a block takes outside its products, of a microbatch, where every kernel is fused."""
     elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
     return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
@@ -202,7 +192,7 @@ _CAST_BYTES = 4
 of the weights. Weights are cast once a step, and left out."""
 
 
-def _cast_seconds(model: TransformerModel, copy_gb_s: float) -> float:
+def _cast_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
     """What a block takes to cast the inputs of its products forward, and the gradients of their outputs backward."""
     products = [each for each in model.operations(0) if each.inputs]
     elements = sum(each.flops * (1 / each.inputs + 1 / each.outputs) / 2 for each in products) * model.batch
@@ -370,8 +360,8 @@ class StepJob:
     `stage` is the GPU of the pipeline whose tasks are written, `most_blocks` how many of its blocks.
     """
 
-    model: TransformerModel
-    layout: ParallelLayout
+    model: workload.TransformerModel
+    layout: workload.ParallelLayout
     compute: ComputeTimes
     times: CollectiveTimesFound
     contention: ContentionTable
@@ -383,27 +373,27 @@ class StepJob:
     @property
     def blocks(self) -> int:
         """Layers of the stage that are written."""
-        own = layers_of_stages(self.model.layers, self.layout)[self.stage]
+        own = workload.layers_of_stages(self.model.layers, self.layout)[self.stage]
         return min(own, self.most_blocks)
 
     @property
-    def ends(self) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+    def ends(self) -> tuple[tuple[workload.Operation, ...], tuple[workload.Operation, ...]]:
         """Embedding and head, each empty where the stage has none."""
         first, last = self.model.ends()
         return first if self.stage == 0 else (), last if self.stage == self.layout.pipeline - 1 else ()
 
     @property
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[workload.Operation]:
         """All operations of the stage, in the order of the forward pass."""
         first, last = self.ends
         blocks = [each for block in range(self.blocks) for each in self.model.operations(block)]
         return [*first, *blocks, *last]
 
-    def bytes_of(self, operations: Sequence[Operation]) -> int:
+    def bytes_of(self, operations: Sequence[workload.Operation]) -> int:
         """Bytes of a GPU's part of the parameters of these operations."""
         return sum(self.tensor_bytes(tensor) for each in operations for tensor in each.tensors)
 
-    def tensor_bytes(self, tensor: ParameterTensor) -> int:
+    def tensor_bytes(self, tensor: workload.ParameterTensor) -> int:
         """Bytes of a GPU's part of a parameter."""
         parts = self.layout.tensor * (self.layout.expert if tensor.expert else 1)
         return -(-tensor.elements // parts) * self.model.data_type.size_bytes
@@ -417,7 +407,7 @@ class StepJob:
     def bucket_bytes(self) -> float:
         """The cap of a bucket of gradients."""
         usual: float = 25 * 2**20
-        if self.layout.sharding is not Sharding.DDP:
+        if self.layout.sharding is not workload.Sharding.DDP:
             parameters = max(40_000_000, 1_000_000 * self.layout.gradient_ranks)
             usual = parameters * self.model.data_type.size_bytes * self.gradient_share
         return self.settings.bucket_bytes or usual
@@ -427,7 +417,7 @@ class StepJob:
         """What the optimizer takes behind a step: it reads and writes the states of a rank's parameters."""
         if not self.settings.optimizer_bytes or self.compute.copy_gb_s is None:
             return 0.0
-        shared = self.layout.shard_ranks if self.layout.sharding is not Sharding.DDP else 1
+        shared = self.layout.shard_ranks if self.layout.sharding is not workload.Sharding.DDP else 1
         whole = replace(self, most_blocks=self.model.layers)
         parameters = self.bytes_of(whole.operations) / self.model.data_type.size_bytes / shared
         return parameters * self.settings.optimizer_bytes / (self.compute.copy_gb_s * BYTES_PER_GB)
@@ -440,7 +430,7 @@ class StepJob:
         """
         known = self.compute.host_seconds
         sharding = self.layout.sharding if self.layout.gradient_ranks > 1 else None
-        alike = Sharding.FSDP if sharding is not None and sharding.gathers_parameters else sharding
+        alike = workload.Sharding.FSDP if sharding is not None and sharding.gathers_parameters else sharding
         a_block = known.get(alike, known.get(None, 0.0))
         return a_block * self.model.layers / self.layout.pipeline * self.settings.microbatches
 
@@ -464,7 +454,9 @@ class StepJob:
     @property
     def states_bytes(self) -> int:
         """What a GPU needs for weights, gradients and optimizer states."""
-        return states_bytes(self.model, self.layout, OPTIMIZER_BYTES if self.settings.optimizer_bytes else 0)
+        return workload.states_bytes(
+            self.model, self.layout, workload.OPTIMIZER_BYTES if self.settings.optimizer_bytes else 0
+        )
 
     def group(self, ranks: int, stride: int) -> CommunicatorRanks:
         """So many ranks, each `stride` GPUs behind the one before."""
@@ -545,7 +537,7 @@ _TENSOR_SOURCE = "tensor parallel"
 _SEQUENCE_SOURCE = "sequence parallel"
 _EXPERT_SOURCE = "experts"
 
-Ready = Callable[[Operation], None]
+Ready = Callable[[workload.Operation], None]
 """Told of an operation whose backward pass has been issued: its gradients are ready."""
 
 
@@ -575,7 +567,7 @@ class BlockWriter:
 
     def backward(self, block: int, ready: Ready | None = None) -> None:
         """The backward pass of a block, last operation first; `ready` of None: nobody waits for its gradients."""
-        if self._program.job.model.recompute is Recompute.FULL:
+        if self._program.job.model.recompute is workload.Recompute.FULL:
             self.forward(block)
         if self._is_whole and ready is None:
             self._compute_whole(block, backward=True)
@@ -587,11 +579,11 @@ class BlockWriter:
                 ready(operation)
             self._enter(operation.name, backward=True)
 
-    def _seconds(self, operation: Operation, *, backward: bool) -> float:
+    def _seconds(self, operation: workload.Operation, *, backward: bool) -> float:
         """Of one pass; the backward pass has attention again where recomputation is selective."""
         if not backward:
             return operation.flops * self._forward_seconds
-        is_again = operation.needs_attention and self._program.job.model.recompute is Recompute.SELECTIVE
+        is_again = operation.needs_attention and self._program.job.model.recompute is workload.Recompute.SELECTIVE
         return operation.flops * (self._backward_seconds + is_again * self._forward_seconds)
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
@@ -600,14 +592,14 @@ class BlockWriter:
         seconds = sum(self._seconds(each, backward=backward) for each in operations)
         self._program.compute(seconds, kernels=len(operations) * (2 if backward else 1))
 
-    def ends(self, operations: Sequence[Operation], *, backward: bool, ready: Ready | None = None) -> None:
+    def ends(self, operations: Sequence[workload.Operation], *, backward: bool, ready: Ready | None = None) -> None:
         """Embedding or head, where the model has them."""
         for each in operations:
             self._compute(each, backward=backward)
             if ready is not None:
                 ready(each)
 
-    def _compute(self, operation: Operation, *, backward: bool) -> None:
+    def _compute(self, operation: workload.Operation, *, backward: bool) -> None:
         seconds = self._seconds(operation, backward=backward)
         if operation.needs_attention and self._program.job.layout.context > 1:
             self._attend_in_a_ring(seconds, backward=backward)

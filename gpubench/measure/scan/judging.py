@@ -20,18 +20,7 @@ from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.scan import (
-    BOTH_WAYS,
-    EXCHANGED_BYTES,
-    WRONG_DATA_ARRIVED,
-    LocalFigure,
-    LocalQuantity,
-    NodeRail,
-    PairSample,
-    ScanFabric,
-    ScanPhase,
-    login_name,
-)
+from gpubench.model.results import scan
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
@@ -84,7 +73,7 @@ class Yardstick:
     deviation: float
     slow_leaves: Mapping[tuple[str, int, bool], float] = field(default_factory=dict)
 
-    def share(self, fabric: ScanFabric, sample: PairSample) -> float:
+    def share(self, fabric: scan.ScanFabric, sample: scan.PairSample) -> float:
         """A figure as a share of what is usual; 0 where there is none."""
         first, second, rail, gb_s, _, _ = sample
         inside = fabric.inside(first, second)
@@ -101,22 +90,22 @@ class Yardstick:
         return upper_mean(figures) / (1 + upper_excess(len(figures)) * self.deviation)
 
 
-Shares = dict[NodeRail, list[float]]
+Shares = dict[scan.NodeRail, list[float]]
 
 
-def shares_of(fabric: ScanFabric, yardstick: Yardstick, samples: Iterable[PairSample]) -> Shares:
+def shares_of(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
     """The shares of every cell; a failure counts as nothing, for the node that it is known to be of, else for both."""
     return _by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
 
 
-def _by_cell(figures: Iterable[tuple[PairSample, float]]) -> Shares:
+def _by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
     found: Shares = {}
     for (first, second, rail, _, failure, culprit), figure in figures:
         for node in (first, second):
             if not failure or culprit in (None, node):
                 own = found.get((node, rail))  # type: ignore[call-overload] # a plain pair is equal, and sooner made
                 if own is None:
-                    found[NodeRail(node, rail)] = [figure]
+                    found[scan.NodeRail(node, rail)] = [figure]
                 else:
                     own.append(figure)
     return found
@@ -132,10 +121,10 @@ def _as_shares(by_class: Mapping[tuple[int, bool], Shares], centres: Mapping[tup
     return found
 
 
-def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Yardstick:
+def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSample]) -> Yardstick:
     """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
     measured = [each for each in samples if not each.failure]
-    figures: dict[tuple[int, bool], list[tuple[PairSample, float]]] = {}
+    figures: dict[tuple[int, bool], list[tuple[scan.PairSample, float]]] = {}
     for sample in measured:
         key = sample.rail, fabric.inside(sample.first, sample.second)
         figures.setdefault(key, []).append((sample, sample.gb_s))
@@ -147,7 +136,7 @@ def screening_yardstick(fabric: ScanFabric, samples: Sequence[PairSample]) -> Ya
     return replace(found, deviation=max(deviation, _between(found, _as_shares(by_class, centres))))
 
 
-def _caution(samples: Sequence[PairSample]) -> float:
+def _caution(samples: Sequence[scan.PairSample]) -> float:
     """How many times the noise that is seen counts: of four nodes of one rail 4, of 64 of four rails 1.04.
 
     With that about one scan in a hundred of 3 to 16 healthy nodes names any.
@@ -157,7 +146,7 @@ def _caution(samples: Sequence[PairSample]) -> float:
 
 
 def round_yardstick(
-    fabric: ScanFabric, samples: Sequence[PairSample], good: frozenset[int], usual: Yardstick
+    fabric: scan.ScanFabric, samples: Sequence[scan.PairSample], good: frozenset[int], usual: Yardstick
 ) -> Yardstick:
     """The same from pairs of good nodes, where these are many; else as in the screening."""
     by_class: dict[tuple[int, bool], list[float]] = {}
@@ -209,17 +198,17 @@ def _between(yardstick: Yardstick, shares: Shares) -> float:
     return (upper - middle) / _UPPER_QUARTILE / _DEVIATION_OF_THREE
 
 
-DEVIATIONS: Mapping[ScanPhase, float] = {
-    ScanPhase.SCREENING: 1.2,
-    ScanPhase.SUSPECTS: 1.2,
-    ScanPhase.CONFIRMATION: 1.5,
+DEVIATIONS: Mapping[scan.ScanPhase, float] = {
+    scan.ScanPhase.SCREENING: 1.2,
+    scan.ScanPhase.SUSPECTS: 1.2,
+    scan.ScanPhase.CONFIRMATION: 1.5,
 }
 """How many deviations of one figure a score has to be below 1."""
 
-LEAST_LOSS: Mapping[ScanPhase, float] = {
-    ScanPhase.SCREENING: 0.02,
-    ScanPhase.SUSPECTS: 0.02,
-    ScanPhase.CONFIRMATION: 0.03,
+LEAST_LOSS: Mapping[scan.ScanPhase, float] = {
+    scan.ScanPhase.SCREENING: 0.02,
+    scan.ScanPhase.SUSPECTS: 0.02,
+    scan.ScanPhase.CONFIRMATION: 0.03,
 }
 """And at least this much, however quiet the figures are: cells that differ by less are no fault."""
 
@@ -243,30 +232,30 @@ class CellScore:
     gb_s: float
 
 
-def threshold(phase: ScanPhase, deviation: float) -> float:
+def threshold(phase: scan.ScanPhase, deviation: float) -> float:
     """The loss from which a cell is a suspect, or confirmed."""
     return max(DEVIATIONS[phase] * deviation, LEAST_LOSS[phase])
 
 
 def smallest_sure_loss(deviation: float) -> float:
     """The loss that a scan with figures of that deviation finds 99 times of 100."""
-    return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[ScanPhase.CONFIRMATION] + 1.5 * deviation)
+    return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[scan.ScanPhase.CONFIRMATION] + 1.5 * deviation)
 
 
 def scores(
-    fabric: ScanFabric,
+    fabric: scan.ScanFabric,
     yardstick: Yardstick,
-    samples: Sequence[PairSample],
+    samples: Sequence[scan.PairSample],
     good: Set[int] | None = None,
-) -> dict[NodeRail, CellScore]:
+) -> dict[scan.NodeRail, CellScore]:
     """The score of every cell; with `good`, of other nodes than these, by their figures with these."""
     if good is not None:
         samples = [each for each in samples if (each.first in good) != (each.second in good)]
-    failures: dict[NodeRail, int] = {}
+    failures: dict[scan.NodeRail, int] = {}
     for sample in samples:
         if sample.failure:
             for node in {sample.first, sample.second} if sample.culprit is None else {sample.culprit}:
-                cell = NodeRail(node, sample.rail)
+                cell = scan.NodeRail(node, sample.rail)
                 failures[cell] = failures.get(cell, 0) + 1
     found = shares_of(fabric, yardstick, samples)
     rates = _by_cell((sample, sample.gb_s) for sample in samples)
@@ -277,10 +266,12 @@ def scores(
     }
 
 
-def falls_behind(phase: ScanPhase, deviation: float, scores_: Mapping[NodeRail, CellScore]) -> list[NodeRail]:
+def falls_behind(
+    phase: scan.ScanPhase, deviation: float, scores_: Mapping[scan.NodeRail, CellScore]
+) -> list[scan.NodeRail]:
     """The cells below the threshold of a phase; of the first two also those that failed in any round."""
     least = 1 - threshold(phase, deviation)
-    is_last = phase is ScanPhase.CONFIRMATION
+    is_last = phase is scan.ScanPhase.CONFIRMATION
     return [
         cell
         for cell, each in scores_.items()
@@ -295,19 +286,19 @@ LEAST_LOCAL_FIGURES = 3
 """Of two nobody can say which one is slow."""
 
 
-def slow_figures(figures: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
+def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
     """The figures that fall behind, each with its share of what is usual.
 
     GPUs are held against all GPUs, pairs against the pair at the same place of other nodes: some are joined by fewer
     links than others.
     """
-    found: dict[LocalFigure, float] = {}
-    for quantity in LocalQuantity:
-        alike: defaultdict[tuple[int, int | None], list[LocalFigure]] = defaultdict(list)
+    found: dict[scan.LocalFigure, float] = {}
+    for quantity in scan.LocalQuantity:
+        alike: defaultdict[tuple[int, int | None], list[scan.LocalFigure]] = defaultdict(list)
         for each in figures:
             if each.quantity is quantity:
-                alike[(each.gpu, each.partner) if quantity is LocalQuantity.PAIR else (0, None)].append(each)
-        shares: dict[LocalFigure, float] = {}
+                alike[(each.gpu, each.partner) if quantity is scan.LocalQuantity.PAIR else (0, None)].append(each)
+        shares: dict[scan.LocalFigure, float] = {}
         for own in alike.values():
             usual = median(each.gb_s for each in own)
             if len(own) >= LEAST_LOCAL_FIGURES and usual > 0:
@@ -318,15 +309,15 @@ def slow_figures(figures: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
     return found
 
 
-def still_slow(first: Iterable[LocalFigure], second: Sequence[LocalFigure]) -> dict[LocalFigure, float]:
+def still_slow(first: Iterable[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
     """The figures that fall behind in both of two measurements, as the second one has them."""
     before = {each.place for each in first}
     return {each: share for each, share in slow_figures(second).items() if each.place in before}
 
 
-def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, float]:
+def slowest_of(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
     """The figures that fall behind in any of several measurements, each as the one that has it slowest."""
-    found: dict[tuple[int, int, LocalQuantity, int | None], tuple[LocalFigure, float]] = {}
+    found: dict[tuple[int, int, scan.LocalQuantity, int | None], tuple[scan.LocalFigure, float]] = {}
     for figure, share in (each for measured in measurements for each in measured.items()):
         known = found.setdefault(figure.place, (figure, share))
         if share < known[1]:
@@ -334,13 +325,13 @@ def slowest_of(*measurements: Mapping[LocalFigure, float]) -> dict[LocalFigure, 
     return dict(found.values())
 
 
-def better_of(first: Sequence[LocalFigure], second: Sequence[LocalFigure]) -> list[LocalFigure]:
+def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> list[scan.LocalFigure]:
     """Of two measurements the better figures, which are slow where both are; damaged data where either has them."""
-    found: dict[tuple[int, int, LocalQuantity, int | None], LocalFigure] = {}
+    found: dict[tuple[int, int, scan.LocalQuantity, int | None], scan.LocalFigure] = {}
     for each in (*first, *second):
         known = found.setdefault(each.place, each)
-        if (each.failure.startswith(WRONG_DATA_ARRIVED), each.gb_s) > (
-            known.failure.startswith(WRONG_DATA_ARRIVED),
+        if (each.failure.startswith(scan.WRONG_DATA_ARRIVED), each.gb_s) > (
+            known.failure.startswith(scan.WRONG_DATA_ARRIVED),
             known.gb_s,
         ):
             found[each.place] = each
@@ -350,7 +341,7 @@ def better_of(first: Sequence[LocalFigure], second: Sequence[LocalFigure]) -> li
 LEAST_PAIRS = 2
 """Of one slow pair alone nobody can say which of its two GPUs it is."""
 
-SlowFigures = Mapping[LocalFigure, float]
+SlowFigures = Mapping[scan.LocalFigure, float]
 """Figures that fall behind, with their shares of what is usual."""
 
 
@@ -366,7 +357,7 @@ class LocalPart:
 
 def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
     """The parts that slow figures show, each in one: the node where most GPUs are slow, or all-reduce alone."""
-    by_node: defaultdict[int, dict[LocalFigure, float]] = defaultdict(dict)
+    by_node: defaultdict[int, dict[scan.LocalFigure, float]] = defaultdict(dict)
     for figure, share in slow.items():
         by_node[figure.node][figure] = share
     for node, own in sorted(by_node.items()):
@@ -380,20 +371,20 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
             yield LocalPart(node, each.gpu, each.partner, {each: own[each]})
 
 
-def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[LocalFigure]], list[LocalFigure]]:
+def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
     """Figures by GPU that is to blame, and the pairs left: each time the GPU with the most slow pairs is taken."""
-    gpus: defaultdict[int, list[LocalFigure]] = defaultdict(list)
+    gpus: defaultdict[int, list[scan.LocalFigure]] = defaultdict(list)
     for each in own:
-        if each.quantity not in (LocalQuantity.PAIR, LocalQuantity.ALL_REDUCE):
+        if each.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
             gpus[each.gpu].append(each)
-    pairs = [each for each in own if each.quantity is LocalQuantity.PAIR]
+    pairs = [each for each in own if each.quantity is scan.LocalQuantity.PAIR]
     for gpu in [*gpus, *_most_in_pairs(pairs, rails)]:
         gpus[gpu] += [each for each in pairs if gpu in (each.gpu, each.partner)]
         pairs = [each for each in pairs if gpu not in (each.gpu, each.partner)]
     return gpus, pairs
 
 
-def _most_in_pairs(pairs: Sequence[LocalFigure], rails: int) -> Iterator[int]:
+def _most_in_pairs(pairs: Sequence[scan.LocalFigure], rails: int) -> Iterator[int]:
     slow = _count(pairs)
     failed = _count([each for each in pairs if each.failure])
     enough = {gpu for gpu, count in slow.items() if count >= LEAST_PAIRS and 2 * count > rails - 1}
@@ -405,20 +396,20 @@ def _most_in_pairs(pairs: Sequence[LocalFigure], rails: int) -> Iterator[int]:
         left = [each for each in left if gpu not in (each.gpu, each.partner)]
 
 
-def _count(pairs: Sequence[LocalFigure]) -> Counter[int]:
+def _count(pairs: Sequence[scan.LocalFigure]) -> Counter[int]:
     return Counter(gpu for each in pairs for gpu in (each.gpu, each.partner) if gpu is not None)
 
 
-_COLLECTIVES: Mapping[LocalQuantity, tuple[str, int]] = {
-    LocalQuantity.PAIR: ("sendrecv", BOTH_WAYS),
-    LocalQuantity.ALL_REDUCE: ("allreduce", 1),
+_COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
+    scan.LocalQuantity.PAIR: ("sendrecv", scan.BOTH_WAYS),
+    scan.LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
 """The collective by which a profile expects each, and a factor: of a pair each GPU sends and receives at once."""
 
 
-def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Iterator[Finding]:
+def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:
     """GPUs of one node between which data arrived damaged, however rarely."""
-    found = {each.place: each for each in figures if each.failure.startswith(WRONG_DATA_ARRIVED)}
+    found = {each.place: each for each in figures if each.failure.startswith(scan.WRONG_DATA_ARRIVED)}
     for each in found.values():
         host = fabric.hosts[each.node]
         gpus = () if each.partner is None else (f"GPU{each.gpu}", f"GPU{each.partner}")
@@ -429,14 +420,14 @@ def wrong_data_inside(fabric: ScanFabric, figures: Sequence[LocalFigure]) -> Ite
             f"{each.quantity.value}: {each.failure}",
             "every element correct",
             "data corrupted by a GPU, a link, or ACS and IOMMU between peers",
-            Cure.of(f"ssh {login_name(host)} gpubench check"),
+            Cure.of(f"ssh {scan.login_name(host)} gpubench check"),
             subjects=(host,),
             places=tuple(DevicePlace(host, gpu) for gpu in gpus) or (DevicePlace(host),),
         )
 
 
 def not_measured_inside(
-    fabric: ScanFabric, passes: Sequence[Sequence[LocalFigure]], named: Sequence[LocalFigure]
+    fabric: scan.ScanFabric, passes: Sequence[Sequence[scan.LocalFigure]], named: Sequence[scan.LocalFigure]
 ) -> Iterator[Finding]:
     """Nodes of which something inside could not be measured, and that nobody has named for it.
 
@@ -444,9 +435,9 @@ def not_measured_inside(
     """
     known = {each.place for each in named}
     last = {each.place for each in passes[-1] if each.failure}
-    found: dict[tuple[LocalQuantity, str, Verdict], dict[int, None]] = {}
+    found: dict[tuple[scan.LocalQuantity, str, Verdict], dict[int, None]] = {}
     for each in (each for figures in passes for each in figures if each.failure and each.place not in known):
-        if not each.failure.startswith(WRONG_DATA_ARRIVED):
+        if not each.failure.startswith(scan.WRONG_DATA_ARRIVED):
             severity = Verdict.ERROR if each.place in last else Verdict.WARN
             found.setdefault((each.quantity, each.failure, severity), {})[each.node] = None
     for (quantity, failure, severity), nodes in found.items():
@@ -459,7 +450,7 @@ def not_measured_inside(
             "a measurement of every GPU, every GPU pair and the node's all-reduce",
             "NCCL needs more time to connect than the deadline, the GPU memory is in use, or a shared part hangs",
             Cure.of(
-                f"ssh {login_name(names[0])} gpubench check",
+                f"ssh {scan.login_name(names[0])} gpubench check",
                 comment="Or scan again with a longer deadline: --timeout 60.",
             ),
             subjects=tuple(names),
@@ -467,32 +458,32 @@ def not_measured_inside(
         )
 
 
-def expected_inside(profile: Profile | None, gpus: int) -> dict[LocalQuantity, Expectation]:
+def expected_inside(profile: Profile | None, gpus: int) -> dict[scan.LocalQuantity, Expectation]:
     """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine.
 
     Of a pair no more than a copy reaches: where NVLinks join GPUs directly, a collective has those to all others too.
     """
-    found: dict[LocalQuantity, Expectation] = {}
+    found: dict[scan.LocalQuantity, Expectation] = {}
     if profile is None or profile.match.generic is not None or gpus < 2 or profile.match.visible < 2:
         return found
     for quantity, (name, ways) in _COLLECTIVES.items():
         collective = collective_named(name)
         try:
-            seconds = curve(profile, collective, gpus, gpus).at(EXCHANGED_BYTES)
+            seconds = curve(profile, collective, gpus, gpus).at(scan.EXCHANGED_BYTES)
         except UsageError:
             continue
-        gb_s = ways * EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
-        if quantity is LocalQuantity.PAIR:
+        gb_s = ways * scan.EXCHANGED_BYTES * collective.busbw_factor(gpus) / seconds / BYTES_PER_GB
+        if quantity is scan.LocalQuantity.PAIR:
             gb_s = min([gb_s, *(ways * each.value for each in profile.find("p2p.write_gb_s"))])
         found[quantity] = Expectation(gb_s, f"profile {profile.name}")
     return found
 
 
 def below_profile(
-    fabric: ScanFabric,
-    passes: Sequence[Sequence[LocalFigure]],
+    fabric: scan.ScanFabric,
+    passes: Sequence[Sequence[scan.LocalFigure]],
     profiles: Mapping[int, Profile | None],
-    named: Sequence[LocalFigure],
+    named: Sequence[scan.LocalFigure],
 ) -> Iterator[Finding]:
     """Nodes of which the median figure is below what their profile expects, in both passes; profiles are by node.
 
@@ -500,11 +491,11 @@ def below_profile(
     """
     known = {each.place for each in named}
     expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}
-    best: dict[tuple[int, LocalQuantity], dict[tuple[int, int | None], float]] = {}
+    best: dict[tuple[int, scan.LocalQuantity], dict[tuple[int, int | None], float]] = {}
     for each in (each for figures in passes for each in figures if not each.failure and each.place not in known):
         own = best.setdefault((each.node, each.quantity), {})
         own[each.gpu, each.partner] = max(each.gb_s, own.get((each.gpu, each.partner), 0.0))
-    by_kind: dict[tuple[LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}
+    by_kind: dict[tuple[scan.LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}
     for (node, quantity), own in best.items():
         expectation = expected.get(node, {}).get(quantity)
         if expectation is not None and own:
@@ -526,7 +517,7 @@ def below_profile(
             f"{quantity.value}: {seen}, on {fabric.hosts[worst]}",
             wanted,
             "a cause shared by these nodes: an NCCL setting, driver, firmware, clocks, or other jobs",
-            Cure.of(f"ssh {login_name(fabric.hosts[worst])} gpubench check"),
+            Cure.of(f"ssh {scan.login_name(fabric.hosts[worst])} gpubench check"),
             subjects=tuple(names),
             places=tuple(map(DevicePlace, names)),
         )

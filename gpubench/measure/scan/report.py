@@ -8,38 +8,12 @@ from itertools import groupby
 
 from gpubench.conditions.definition.policy import drains
 from gpubench.conditions.folding import cause_of, on_their_nodes
+from gpubench.measure.scan import verdicts
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
-from gpubench.measure.scan.verdicts import (
-    KINDS_OF_CELLS,
-    FaultyPart,
-    PartKind,
-    between_leaves,
-    doubtful_cells,
-    leaf_pair_findings,
-    leaf_parts,
-    level_findings,
-    rail_names,
-    rails_without_level,
-    rate_findings,
-    slow_levels,
-    unknown_between_leaves,
-)
+from gpubench.model.results import scan
 from gpubench.model.results.report import Report, Table
-from gpubench.model.results.scan import (
-    OF_ONE_NODE,
-    WRONG_DATA_ARRIVED,
-    ExclusionRow,
-    NodeRail,
-    ScanCellRow,
-    ScanCollectiveRow,
-    ScanFabric,
-    ScanPartRow,
-    ScanRoundRow,
-    Tool,
-    login_name,
-)
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, hosts_in_trouble, overall
@@ -48,16 +22,16 @@ from gpubench.records import dataclass
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
 
 
-def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> Iterator[ExclusionRow]:
+def exclusions(bad: Sequence[str], good: Sequence[str], ranks_per_node: int) -> Iterator[scan.ExclusionRow]:
     """The bad hosts for Slurm and Kubernetes; for mpirun the good ones, as it has no list of hosts to leave out."""
-    yield from (ExclusionRow(tool=Tool.MPIRUN, line=f"{host} slots={ranks_per_node}") for host in good)
+    yield from (scan.ExclusionRow(tool=scan.Tool.MPIRUN, line=f"{host} slots={ranks_per_node}") for host in good)
     if not bad:
         return
     listed = slurm_hostlist(bad)
-    yield ExclusionRow(tool=Tool.SLURM, line=shlex.join([f"--exclude={listed}"]))
+    yield scan.ExclusionRow(tool=scan.Tool.SLURM, line=shlex.join([f"--exclude={listed}"]))
     drain = ["scontrol", "update", f"nodename={listed}", "state=drain", "reason=gpubench scan"]
-    yield ExclusionRow(tool=Tool.SLURM_DRAIN, line=shlex.join(drain))
-    yield ExclusionRow(tool=Tool.KUBERNETES, line=shlex.join(["kubectl", "cordon", "--", *bad]))
+    yield scan.ExclusionRow(tool=scan.Tool.SLURM_DRAIN, line=shlex.join(drain))
+    yield scan.ExclusionRow(tool=scan.Tool.KUBERNETES, line=shlex.join(["kubectl", "cordon", "--", *bad]))
 
 
 def slurm_hostlist(hosts: Sequence[str]) -> str:
@@ -91,68 +65,68 @@ _MOST_SURE_LOSS_PERCENT = 50.0
 
 _OTHERS = "the same bandwidth as on the other nodes"
 
-_ADVICE: dict[PartKind, tuple[str, str, str, Cure]] = {
-    PartKind.NODE_GONE: (
+_ADVICE: dict[verdicts.PartKind, tuple[str, str, str, Cure]] = {
+    verdicts.PartKind.NODE_GONE: (
         "node-gone",
         "a node that answers until the end",
         "the node lost power or its network, its kernel crashed, or the job was ended there",
         Cure.of("ping -c 3 {host}", "ssh {host} dmesg -T", comment="If it answers, its kernel log shows why."),
     ),
-    PartKind.NODE_HANGS: (
+    verdicts.PartKind.NODE_HANGS: (
         "node-hangs",
         "every round finished within the deadline",
         "a hanging GPU or driver (Xid in the kernel's log), or a stopped process",
         Cure.of("ssh {host} gpubench check --quick"),
     ),
-    PartKind.RAIL_HANGS: (
+    verdicts.PartKind.RAIL_HANGS: (
         "rail-hangs",
         "every round finished within the deadline",
         "the GPU of this rail, or its NIC's port",
         Cure.of("ssh {host} gpubench check --quick"),
     ),
-    PartKind.NODE: (
+    verdicts.PartKind.NODE: (
         "node-slow",
         _OTHERS,
         "a cause shared by all its rails: CPU clock, memory, a PCIe switch, the IOMMU, another job, or its only NIC",
         Cure.of("ssh {host} gpubench check"),
     ),
-    PartKind.GPU: (
+    verdicts.PartKind.GPU: (
         "gpu-slow",
         _OTHERS,
         "lost PCIe lanes or NVLinks, low clocks, or another job on this GPU",
         Cure.of("ssh {host} gpubench check"),
     ),
-    PartKind.GPU_PAIR: (
+    verdicts.PartKind.GPU_PAIR: (
         "gpu-pair-slow",
         _OTHERS,
         "copies go through host memory because peer access is refused, or links are lost",
         Cure.of("ssh {host} gpubench p2p"),
     ),
-    PartKind.NIC: (
+    verdicts.PartKind.NIC: (
         "nic-slow",
         _OTHERS,
         "the cable, transceiver, NIC or switch port of this rail: the GPU itself is as fast as the others",
         Cure.of("ssh {host} ibstat", comment="`gpubench topo` on the node shows its links."),
     ),
-    PartKind.RAIL: (
+    verdicts.PartKind.RAIL: (
         "rail-slow",
         "the same bandwidth as on the other rails",
         "the switches of this rail, or a setting of its NICs",
         Cure.of("ibdiagnet", comment="Look at the NIC too: ssh {host} ibstat."),
     ),
-    PartKind.LEAF: (
+    verdicts.PartKind.LEAF: (
         "leaf-slow",
         "the same bandwidth as on other leaves",
         "the leaf switch: all traffic through it is slow, inside the leaf and across",
         Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
-    PartKind.LEAF_RAIL: (
+    verdicts.PartKind.LEAF_RAIL: (
         "leaf-slow",
         "the same bandwidth as on other leaves on this rail",
         "the leaf switch of this rail: all traffic through it is slow, inside the leaf and across",
         Cure.of("ibdiagnet", comment="Look at the switch's counters."),
     ),
-    PartKind.UPLINK: (
+    verdicts.PartKind.UPLINK: (
         "uplink-slow",
         "the same outgoing bandwidth as other leaves",
         "an uplink or spine port: traffic inside the leaf is fast, traffic that leaves it is slow",
@@ -162,49 +136,49 @@ _ADVICE: dict[PartKind, tuple[str, str, str, Cure]] = {
 """Id, expected, likely reason, next command."""
 
 
-def _part_name(fabric: ScanFabric, part: FaultyPart) -> str:
+def _part_name(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
     """'node17 rail 3', 'node4 GPU5', 'leaf4 rail 2'."""
-    if part.kind is PartKind.RAIL:
+    if part.kind is verdicts.PartKind.RAIL:
         return f"rail {part.rail} of all nodes"
-    where = part.leaf if part.leaf is not None and part.kind not in OF_ONE_NODE else fabric.hosts[part.nodes[0]]
+    where = part.leaf if part.leaf is not None and part.kind not in scan.OF_ONE_NODE else fabric.hosts[part.nodes[0]]
     rails = sorted({cell.rail for cell in part.cells})
     if part.gpu is not None:
         return f"{where} GPU{part.gpu}" + ("" if part.partner is None else f" and GPU{part.partner}")
-    if part.kind is PartKind.NIC and len(rails) > 1:
+    if part.kind is verdicts.PartKind.NIC and len(rails) > 1:
         return f"{where} rails {', '.join(map(str, rails))}"
     return f"{where}" if part.rail is None or fabric.rails == 1 else f"{where} rail {part.rail}"
 
 
-def _part_seen(fabric: ScanFabric, part: FaultyPart) -> str:
+def _part_seen(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
     if part.share is None:
         return part.seen
     share = f"{part.share:.0%} of {_of_what(part)}"
-    nic = None if part.rail is None or part.kind is not PartKind.NIC else fabric.nic(part.rail)
+    nic = None if part.rail is None or part.kind is not verdicts.PartKind.NIC else fabric.nic(part.rail)
     return "; ".join(filter(None, (part.seen, share, f"NIC {nic}" if nic else "")))
 
 
-def _of_what(part: FaultyPart) -> str:
-    return "other leaves' outgoing bandwidth" if part.kind is PartKind.UPLINK else "the others' bandwidth"
+def _of_what(part: verdicts.FaultyPart) -> str:
+    return "other leaves' outgoing bandwidth" if part.kind is verdicts.PartKind.UPLINK else "the others' bandwidth"
 
 
-def severity_of(course: ScanCourse, part: FaultyPart) -> Verdict:
+def severity_of(course: ScanCourse, part: verdicts.FaultyPart) -> Verdict:
     """Return FAIL, or WARN for a node or NIC whose loss is smaller than what this scan surely detects.
 
     Of 3,000 simulated healthy scans of 3 to 5 nodes, 8 had such a part.
     """
     sure_share = 1 - smallest_sure_loss(course.yardstick.deviation)
-    is_small = part.kind in KINDS_OF_CELLS and part.share is not None and part.share > sure_share
+    is_small = part.kind in verdicts.KINDS_OF_CELLS and part.share is not None and part.share > sure_share
     return Verdict.WARN if is_small else Verdict.FAIL
 
 
-def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
+def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> Iterator[Finding]:
     """One finding for each slow part; wrong data inside a node have one of their own."""
     fabric = course.fabric
     for part in parts:
-        if WRONG_DATA_ARRIVED in part.seen:
+        if scan.WRONG_DATA_ARRIVED in part.seen:
             continue
         id_, expected, likely, cure = _ADVICE[part.kind]
-        host = login_name(fabric.hosts[part.nodes[0]])
+        host = scan.login_name(fabric.hosts[part.nodes[0]])
         yield Finding(
             id_,
             severity_of(course, part),
@@ -219,11 +193,11 @@ def _part_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[
         )
 
 
-def _part_places(fabric: ScanFabric, part: FaultyPart) -> tuple[DevicePlace, ...]:
+def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[DevicePlace, ...]:
     """The GPUs or the NIC of a bad node, or the node; of a leaf all nodes that it slows; of a rail none."""
-    if part.kind not in OF_ONE_NODE and part.leaf is None:
+    if part.kind not in scan.OF_ONE_NODE and part.leaf is None:
         return ()
-    nic = fabric.nic(part.rail) if part.kind is PartKind.NIC and part.rail is not None else None
+    nic = fabric.nic(part.rail) if part.kind is verdicts.PartKind.NIC and part.rail is not None else None
     gpus = [f"GPU{gpu}" for gpu in (part.gpu, part.partner) if gpu is not None]
     devices: Sequence[str | None] = gpus or [nic]
     return tuple(DevicePlace(fabric.hosts[node], device) for node in part.nodes for device in devices)
@@ -243,12 +217,19 @@ def _below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequ
     return [*kept, *roots]
 
 
-_SILENT = (PartKind.NODE_GONE, PartKind.NODE_HANGS, PartKind.RAIL_HANGS)  # Nothing is left of their speed
+_SILENT = (
+    verdicts.PartKind.NODE_GONE,
+    verdicts.PartKind.NODE_HANGS,
+    verdicts.PartKind.RAIL_HANGS,
+)  # Nothing is left of their speed
 _INSIDE_A_NODE = ("gpu-slow", "gpu-pair-slow")
 
 
 def _doubt_findings(
-    course: ScanCourse, suspects: Sequence[NodeRail], unjudged: Sequence[NodeRail], leaves: Sequence[FaultyPart]
+    course: ScanCourse,
+    suspects: Sequence[scan.NodeRail],
+    unjudged: Sequence[scan.NodeRail],
+    leaves: Sequence[verdicts.FaultyPart],
 ) -> Iterator[Finding]:
     """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
     if suspects or leaves:
@@ -282,13 +263,13 @@ def _doubt_findings(
         )
 
 
-def _nodes_of(fabric: ScanFabric, cells: Iterable[NodeRail]) -> tuple[DevicePlace, ...]:
+def _nodes_of(fabric: scan.ScanFabric, cells: Iterable[scan.NodeRail]) -> tuple[DevicePlace, ...]:
     return tuple(DevicePlace(fabric.hosts[node]) for node in sorted({cell.node for cell in cells}))
 
 
-def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLevel]) -> Iterator[Finding]:
+def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRail, LeafLevel]) -> Iterator[Finding]:
     """Leaves that may be slow, or only some of their nodes: which, the measurements cannot show."""
-    by_leaf: dict[str, dict[NodeRail, LeafLevel]] = {}
+    by_leaf: dict[str, dict[scan.NodeRail, LeafLevel]] = {}
     for cell, level in cells.items():
         by_leaf.setdefault(level.leaf, {})[cell] = level
     for leaf, own in by_leaf.items():
@@ -297,7 +278,7 @@ def _doubtful_leaf_findings(fabric: ScanFabric, cells: Mapping[NodeRail, LeafLev
         yield Finding(
             "leaf-or-nodes",
             Verdict.INCONCLUSIVE,
-            f"{leaf} on {rail_names(rails, fabric.rails)}",
+            f"{leaf} on {verdicts.rail_names(rails, fabric.rails)}",
             f"{counted(len(own), 'rail')} of {some_of(nodes, _MOST_NAMES)} slower than others, and so may be the leaf: "
             f"{min(level.share for level in own.values()):.0%} of the other leaves' bandwidth",
             "a difference that is larger than the noise of a leaf's level",
@@ -313,7 +294,7 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
         (sample.first, sample.second, sample.rail): f"{sample.failure} in round {outcome.number}"
         for outcome in course.outcomes
         for sample in outcome.samples
-        if sample.failure.startswith(WRONG_DATA_ARRIVED)
+        if sample.failure.startswith(scan.WRONG_DATA_ARRIVED)
     }
     hosts = course.fabric.hosts
     for (first, second, rail), seen in found.items():
@@ -324,7 +305,7 @@ def _wrong_data_findings(course: ScanCourse) -> Iterator[Finding]:
             seen,
             "every element correct",
             "data corrupted by a GPU, a link, a NIC, or ACS and IOMMU between peers",
-            Cure.of(f"ssh {login_name(hosts[first])} gpubench check", comment=f"Run it on {hosts[second]} too."),
+            Cure.of(f"ssh {scan.login_name(hosts[first])} gpubench check", comment=f"Run it on {hosts[second]} too."),
             subjects=(hosts[first], hosts[second]),
             places=(DevicePlace(hosts[first]), DevicePlace(hosts[second])),
         )
@@ -337,9 +318,9 @@ def _pair_findings(course: ScanCourse) -> Iterator[Finding]:
         (each.first, each.second, number): each.failure
         for number, each in ((outcome.number, sample) for outcome in course.outcomes for sample in outcome.samples)
         if each.failure
-        and not {NodeRail(each.first, each.rail), NodeRail(each.second, each.rail)} & retired.keys()
+        and not {scan.NodeRail(each.first, each.rail), scan.NodeRail(each.second, each.rail)} & retired.keys()
         and each.culprit is None
-        and not each.failure.startswith(WRONG_DATA_ARRIVED)
+        and not each.failure.startswith(scan.WRONG_DATA_ARRIVED)
         and not {each.first, each.second} & course.gone.keys()
     }
     last = course.outcomes[-1].number if course.outcomes else 0
@@ -377,7 +358,7 @@ def _noise_findings(sure_loss_percent: float) -> Iterator[Finding]:
         )
 
 
-def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
+def clock_findings(fabric: scan.ScanFabric, offsets: Mapping[int, float]) -> Iterator[Finding]:
     """Findings for wall clocks that differ from the first node's; no measurement depends on them."""
     for node, seconds in sorted(offsets.items()):
         yield Finding(
@@ -387,12 +368,12 @@ def clock_findings(fabric: ScanFabric, offsets: Mapping[int, float]) -> Iterator
             f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the first node's",
             "clocks that agree within a second",
             "NTP or chrony is not running there or reaches no server; no measurement here depends on it",
-            Cure.of(f"ssh {login_name(fabric.hosts[node])} chronyc tracking"),
+            Cure.of(f"ssh {scan.login_name(fabric.hosts[node])} chronyc tracking"),
             places=(DevicePlace(fabric.hosts[node]),),
         )
 
 
-def _collective_findings(fabric: ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
+def _collective_findings(fabric: scan.ScanFabric, groups: Sequence[CollectiveOfNodes]) -> Iterator[Finding]:
     if not groups or not groups[0].falls_short:
         return
     whole = groups[0]
@@ -418,12 +399,12 @@ def _reached(group: CollectiveOfNodes) -> str:
     return group.failure or f"{group.gb_s or 0:.4g} of {group.predicted_gb_s:.4g} GB/s ({group.share:.0%})"
 
 
-def _hosts(fabric: ScanFabric, group: CollectiveOfNodes) -> str:
+def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:
     names = compress_names([fabric.hosts[node] for node in group.nodes]).split(", ")
     return some_of(names, _MOST_NAMES)
 
 
-def _names(fabric: ScanFabric, cells: Sequence[NodeRail]) -> list[str]:
+def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]:
     """Rails by node: 'node3 rail 1', 'node4 rails 0,2'."""
     found = []
     for node, own in groupby(sorted(cells), key=lambda cell: cell.node):
@@ -445,7 +426,7 @@ class ScanResult:
     """A finished scan and its faulty parts; `origin` is the origin of its measurements."""
 
     course: ScanCourse
-    parts: Sequence[FaultyPart]
+    parts: Sequence[verdicts.FaultyPart]
     collectives: Sequence[CollectiveOfNodes] = ()
     origin: str = "measured"
     other_findings: Sequence[Finding] = field(default=())
@@ -457,24 +438,26 @@ class ScanResult:
 
     def slow_rails(self) -> frozenset[int]:
         """The rails reported as slow on all nodes."""
-        return frozenset(part.rail for part in self.parts if part.kind is PartKind.RAIL and part.rail is not None)
+        return frozenset(
+            part.rail for part in self.parts if part.kind is verdicts.PartKind.RAIL and part.rail is not None
+        )
 
     def rails_without_level(self) -> frozenset[int]:
         """The rails without a known healthy bandwidth: all rails if the measurements are too noisy."""
         if _is_too_noisy(self.sure_loss_percent):
             return frozenset(range(self.course.fabric.rails))
-        return rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
+        return verdicts.rails_without_level(self.course, self.slow_rails(), explained=bool(self.parts))
 
     def rails_told(self) -> frozenset[int]:
         """The rails whose usual bandwidth is reported already, or is not known."""
-        return self.slow_rails() | self.rails_without_level() | unknown_between_leaves(self.course)
+        return self.slow_rails() | self.rails_without_level() | verdicts.unknown_between_leaves(self.course)
 
-    def doubtful(self) -> Mapping[NodeRail, LeafLevel]:
+    def doubtful(self) -> Mapping[scan.NodeRail, LeafLevel]:
         """Slow cells that no part explains, as their leaf may be slow as a whole."""
         explained = {cell for part in self.parts for cell in part.cells}
-        return {cell: level for cell, level in doubtful_cells(self.course).items() if cell not in explained}
+        return {cell: level for cell, level in verdicts.doubtful_cells(self.course).items() if cell not in explained}
 
-    def suspects(self) -> list[NodeRail]:
+    def suspects(self) -> list[scan.NodeRail]:
         """Bad cells without confirmation; after --quick, those that a full scan would surely confirm."""
         course = self.course
         explained = {cell for part in self.parts for cell in part.cells}
@@ -493,18 +476,18 @@ class ScanResult:
         """Slow leaves after --quick; a full scan has confirmed or rejected them."""
         return () if self.course.has_confirmed else self.course.suspect_leaves
 
-    def unmeasured(self) -> list[NodeRail]:
+    def unmeasured(self) -> list[scan.NodeRail]:
         """Cells without any measurement, without those of nodes reported as gone or hanging."""
         explained = {cell for part in self.parts for cell in part.cells}
         measured = {
-            NodeRail(node, sample.rail)
+            scan.NodeRail(node, sample.rail)
             for outcome in self.course.outcomes
             for sample in outcome.samples
             if not sample.failure
             for node in (sample.first, sample.second)
         }
         everything = (
-            NodeRail(node, rail)
+            scan.NodeRail(node, rail)
             for node in range(len(self.course.fabric.hosts))
             for rail in range(self.course.fabric.rails)
         )
@@ -522,15 +505,17 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     facts = on_their_nodes(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
     findings = [
         *_below_facts(list(_part_findings(course, result.parts)), facts, course.fabric.hosts),
-        *_doubt_findings(course, suspects, unmeasured, list(leaf_parts(course.fabric, result.suspect_leaves()))),
+        *_doubt_findings(
+            course, suspects, unmeasured, list(verdicts.leaf_parts(course.fabric, result.suspect_leaves()))
+        ),
         *_wrong_data_findings(course),
         *_pair_findings(course),
-        *between_leaves(course),
-        *leaf_pair_findings(course, result.parts),
+        *verdicts.between_leaves(course),
+        *verdicts.leaf_pair_findings(course, result.parts),
         *_noise_findings(result.sure_loss_percent),
-        *level_findings(course, result.slow_rails(), explained=bool(result.parts)),
+        *verdicts.level_findings(course, result.slow_rails(), explained=bool(result.parts)),
         *_doubtful_leaf_findings(course.fabric, result.doubtful()),
-        *rate_findings(course, result.rails_told()),
+        *verdicts.rate_findings(course, result.rails_told()),
         *_collective_findings(course.fabric, result.collectives),
     ]
     parts = [*(_part_row(result, part) for part in result.parts), *_suspect_rows(result, suspects)]
@@ -542,20 +527,20 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         findings=findings,
         sections=Table.by_section(
             {
-                ScanPartRow: parts,
-                ScanCellRow: cells,
-                ScanRoundRow: lambda: _round_rows(result),
-                ScanCollectiveRow: lambda: _collective_rows(result),
-                ExclusionRow: lambda: _exclusion_rows(result, cells, ranks_per_node),
+                scan.ScanPartRow: parts,
+                scan.ScanCellRow: cells,
+                scan.ScanRoundRow: lambda: _round_rows(result),
+                scan.ScanCollectiveRow: lambda: _collective_rows(result),
+                scan.ExclusionRow: lambda: _exclusion_rows(result, cells, ranks_per_node),
             }
         ),
-        main=ScanCellRow.section,
+        main=scan.ScanCellRow.section,
     )
 
 
-def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
+def _part_row(result: ScanResult, part: verdicts.FaultyPart) -> scan.ScanPartRow:
     fabric = result.course.fabric
-    return ScanPartRow(
+    return scan.ScanPartRow(
         part_kind=part.kind,
         subject=_part_name(fabric, part),
         nodes=tuple(fabric.hosts[node] for node in part.nodes),
@@ -563,7 +548,7 @@ def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
         leaf=part.leaf,
         gpu=part.gpu,
         partner_gpu=part.partner,
-        nic=fabric.nic(part.rail) if part.kind is PartKind.NIC and part.rail is not None else None,
+        nic=fabric.nic(part.rail) if part.kind is verdicts.PartKind.NIC and part.rail is not None else None,
         percent=None if part.share is None else 100 * part.share,
         seen=_part_seen(fabric, part),
         verdict=severity_of(result.course, part),
@@ -571,14 +556,14 @@ def _part_row(result: ScanResult, part: FaultyPart) -> ScanPartRow:
     )
 
 
-def _suspect_rows(result: ScanResult, suspects: Sequence[NodeRail]) -> Iterator[ScanPartRow]:
+def _suspect_rows(result: ScanResult, suspects: Sequence[scan.NodeRail]) -> Iterator[scan.ScanPartRow]:
     fabric = result.course.fabric
-    for part in leaf_parts(fabric, result.suspect_leaves()):
+    for part in verdicts.leaf_parts(fabric, result.suspect_leaves()):
         yield replace(_part_row(result, part), verdict=Verdict.WARN)
     for node, rail in suspects:
-        score = result.course.judged[NodeRail(node, rail)].score
-        yield ScanPartRow(
-            part_kind=PartKind.NODE if fabric.rails == 1 else PartKind.NIC,
+        score = result.course.judged[scan.NodeRail(node, rail)].score
+        yield scan.ScanPartRow(
+            part_kind=verdicts.PartKind.NODE if fabric.rails == 1 else verdicts.PartKind.NIC,
             subject=fabric.hosts[node] if fabric.rails == 1 else f"{fabric.hosts[node]} rail {rail}",
             nodes=(fabric.hosts[node],),
             rail=rail,
@@ -592,12 +577,12 @@ def _suspect_rows(result: ScanResult, suspects: Sequence[NodeRail]) -> Iterator[
         )
 
 
-def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCellRow]:
+def _cell_rows(result: ScanResult, suspects: set[scan.NodeRail]) -> Iterator[scan.ScanCellRow]:
     course, fabric = result.course, result.course.fabric
     part_by_cell = {cell: part for part in result.parts for cell in part.cells}
-    of_leaf = {(part.leaf, part.rail): part for part in result.parts if part.kind not in OF_ONE_NODE}
+    of_leaf = {(part.leaf, part.rail): part for part in result.parts if part.kind not in scan.OF_ONE_NODE}
     measured = {
-        NodeRail(node, sample.rail)
+        scan.NodeRail(node, sample.rail)
         for outcome in course.outcomes
         for sample in outcome.samples
         if not sample.failure
@@ -605,16 +590,16 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
     }
     failures = course.failures()
     unknown = result.rails_without_level()
-    below, doubtful = slow_levels(course, result.rails_told()).keys(), result.doubtful()
+    below, doubtful = verdicts.slow_levels(course, result.rails_told()).keys(), result.doubtful()
     for node, host in enumerate(fabric.hosts):
         leaf = fabric.leaves[node]
         for rail in range(fabric.rails):
-            cell = NodeRail(node, rail)
+            cell = scan.NodeRail(node, rail)
             score = course.judged.get(cell) if cell in measured else None
             behind = _leaf_part(of_leaf, leaf, rail)
             part = part_by_cell.get(cell) or behind
             share = 1.0 if behind is None or cell in behind.cells else behind.share or 1.0
-            yield ScanCellRow(
+            yield scan.ScanCellRow(
                 node=host,
                 subject=f"rail {rail}",
                 rail=rail,
@@ -637,8 +622,8 @@ def _cell_rows(result: ScanResult, suspects: set[NodeRail]) -> Iterator[ScanCell
 
 
 def _leaf_part(
-    of_leaf: Mapping[tuple[str | None, int | None], FaultyPart], leaf: str | None, rail: int
-) -> FaultyPart | None:
+    of_leaf: Mapping[tuple[str | None, int | None], verdicts.FaultyPart], leaf: str | None, rail: int
+) -> verdicts.FaultyPart | None:
     """The part of the network that slows down a cell: its leaf, or its rail on all nodes."""
     keys = ((leaf, rail), (leaf, None)) if leaf is not None else ()
     return next((of_leaf[key] for key in (*keys, (None, rail)) if key in of_leaf), None)
@@ -654,9 +639,9 @@ def _verdict(part: Verdict | None, *, is_suspect: bool, has_figures: bool, has_l
     return Verdict.PASS if has_level else Verdict.INCONCLUSIVE
 
 
-def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
+def _round_rows(result: ScanResult) -> Iterator[scan.ScanRoundRow]:
     for outcome in result.course.outcomes:
-        yield ScanRoundRow(
+        yield scan.ScanRoundRow(
             number=outcome.number,
             phase=outcome.phase,
             pairs=len({each[:2] for each in outcome.samples}),
@@ -668,10 +653,10 @@ def _round_rows(result: ScanResult) -> Iterator[ScanRoundRow]:
         )
 
 
-def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
+def _collective_rows(result: ScanResult) -> Iterator[scan.ScanCollectiveRow]:
     healthy = Verdict.INCONCLUSIVE if _is_too_noisy(result.sure_loss_percent) else Verdict.PASS
     for group in result.collectives:
-        yield ScanCollectiveRow(
+        yield scan.ScanCollectiveRow(
             subject=group.name,
             nodes=tuple(result.course.fabric.hosts[node] for node in group.nodes),
             measured_gb_s=group.gb_s,
@@ -683,14 +668,16 @@ def _collective_rows(result: ScanResult) -> Iterator[ScanCollectiveRow]:
         )
 
 
-def _exclusion_rows(result: ScanResult, cells: Sequence[ScanCellRow], ranks_per_node: int) -> Iterator[ExclusionRow]:
+def _exclusion_rows(
+    result: ScanResult, cells: Sequence[scan.ScanCellRow], ranks_per_node: int
+) -> Iterator[scan.ExclusionRow]:
     """Exclude lists: nodes that are bad or have a fault that drains, and nodes that were measured and passed."""
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return
     drained = hosts_in_trouble(filter(drains, result.other_findings), hosts)
     named = (part for part in result.parts if severity_of(result.course, part) is Verdict.FAIL)
-    bad = {node for part in named if part.kind in OF_ONE_NODE for node in part.nodes}
+    bad = {node for part in named if part.kind in scan.OF_ONE_NODE for node in part.nodes}
     bad |= {node for node, host in enumerate(hosts) if host in drained}
     doubtful = {row.node for row in cells if row.verdict not in (Verdict.PASS, Verdict.FAIL)}
     doubtful |= hosts_in_trouble(result.other_findings, hosts)

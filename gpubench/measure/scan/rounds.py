@@ -12,16 +12,7 @@ from dataclasses import field, replace
 from statistics import median, median_high
 from typing import Protocol
 
-from gpubench.measure.scan.judging import (
-    CellScore,
-    Yardstick,
-    falls_behind,
-    round_yardstick,
-    scores,
-    screening_yardstick,
-    smallest_sure_loss,
-    threshold,
-)
+from gpubench.measure.scan import judging
 from gpubench.measure.scan.leaves import (
     DOUBTFUL_ERRORS,
     ERROR_OF_A_SCORE,
@@ -305,13 +296,13 @@ class ScanCourse:
     before: BeforeRounds = field(default_factory=BeforeRounds)
     outcomes: list[RoundOutcome] = field(default_factory=list)
     gone: dict[int, tuple[int, str]] = field(default_factory=dict)
-    yardstick: Yardstick = field(default_factory=lambda: Yardstick({}, 0.0))
-    screened: dict[NodeRail, CellScore] = field(default_factory=dict)
+    yardstick: judging.Yardstick = field(default_factory=lambda: judging.Yardstick({}, 0.0))
+    screened: dict[NodeRail, judging.CellScore] = field(default_factory=dict)
     suspects: set[NodeRail] = field(default_factory=set)
     suspect_leaves: list[LeafLevel] = field(default_factory=list)
     doubtful_leaves: list[LeafLevel] = field(default_factory=list)
-    confirmed: dict[NodeRail, CellScore] = field(default_factory=dict)
-    judged: dict[NodeRail, CellScore] = field(default_factory=dict)
+    confirmed: dict[NodeRail, judging.CellScore] = field(default_factory=dict)
+    judged: dict[NodeRail, judging.CellScore] = field(default_factory=dict)
     slow_leaves: list[LeafLevel] = field(default_factory=list)
     is_quick: bool = False
 
@@ -359,7 +350,7 @@ class ScanCourse:
             leaf = leaves[cell.node]
             if leaf is not None and (leaf not in judged or len(judged) < LEAST_LEAVES):
                 slow.setdefault((leaf, cell.rail), []).append(each.score)
-        least = 1 - _SURE_LOSSES * smallest_sure_loss(self.yardstick.deviation)
+        least = 1 - _SURE_LOSSES * judging.smallest_sure_loss(self.yardstick.deviation)
         for (leaf, rail), own in slow.items():
             if len(own) >= max(2, living[leaf] / 3) and median(own) > least:
                 yield LeafLevel(leaf, rail, median(own), None, is_sure=False)
@@ -452,7 +443,7 @@ figures as they would be without them."""
 
 def _screen(course: ScanCourse) -> None:
     fabric, samples = course.fabric, course.samples(ScanPhase.SCREENING)
-    yardstick, levels, known = screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
+    yardstick, levels, known = judging.screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
     deviation = deviation_between_leaves(fabric, samples)
     for _ in range(_MOST_LOOKS_AT_LEAVES):
         levels = leaf_levels(fabric, replace(yardstick, deviation=deviation or yardstick.deviation), samples)
@@ -461,12 +452,12 @@ def _screen(course: ScanCourse) -> None:
             break
         known = set(sure)
         yardstick = with_slow_leaves(yardstick, sure.values())
-        yardstick = screening_yardstick(fabric, without_slow_leaves(yardstick, fabric, samples))
+        yardstick = judging.screening_yardstick(fabric, without_slow_leaves(yardstick, fabric, samples))
     course.suspect_leaves = [each for each in levels if each.is_sure]
     course.doubtful_leaves = [each for each in levels if not each.is_sure]
     course.yardstick = with_slow_leaves(yardstick, course.suspect_leaves)
-    course.screened = course.judged = scores(fabric, course.yardstick, samples)
-    course.suspects = set(falls_behind(ScanPhase.SCREENING, yardstick.deviation, course.screened))
+    course.screened = course.judged = judging.scores(fabric, course.yardstick, samples)
+    course.suspects = set(judging.falls_behind(ScanPhase.SCREENING, yardstick.deviation, course.screened))
 
 
 def _against_good(course: ScanCourse, schedule: Schedule, steps: _Steps, phase: ScanPhase) -> None:
@@ -509,12 +500,12 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
     as_healthy = without_slow_leaves(yardstick, fabric, samples)
-    yardstick = round_yardstick(fabric, as_healthy, good, yardstick)
+    yardstick = judging.round_yardstick(fabric, as_healthy, good, yardstick)
     leaves = still_slow_leaves(fabric, yardstick, samples, good, course.suspect_leaves)
     kept = {(each.leaf, each.rail) for each in leaves}
     course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
-    found = scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
-    behind = set(falls_behind(phase, yardstick.deviation, found))
+    found = judging.scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
+    behind = set(judging.falls_behind(phase, yardstick.deviation, found))
     if phase is ScanPhase.CONFIRMATION:
         behind -= _as_their_leaf(fabric, yardstick.deviation, found, leaves)
     looked_at = {cell: each for cell, each in found.items() if cell in course.suspects}
@@ -532,9 +523,9 @@ _ERRORS_OF_A_LEAF = 2.0
 
 
 def _as_their_leaf(
-    fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, CellScore], leaves: Sequence[LeafLevel]
+    fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, judging.CellScore], leaves: Sequence[LeafLevel]
 ) -> set[NodeRail]:
-    least = 1 - threshold(ScanPhase.CONFIRMATION, deviation)
+    least = 1 - judging.threshold(ScanPhase.CONFIRMATION, deviation)
     errors = {(each.leaf, each.rail): _ERRORS_OF_A_LEAF * each.error for each in leaves}
     return {
         cell

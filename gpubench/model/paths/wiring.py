@@ -7,18 +7,8 @@ from itertools import permutations
 from typing import Protocol
 
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
+from gpubench.model.paths import topology
 from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
-from gpubench.model.paths.topology import (
-    PATH_CLASSES,
-    UNKNOWN_PATH,
-    Limit,
-    PeerAccess,
-    Refusal,
-    Topology,
-    is_policy_known,
-    nccl_keeps_off,
-    refusal_of,
-)
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity, why_not_judged
 from gpubench.model.terms.verdict import Verdict
@@ -49,7 +39,7 @@ class Wiring:
     """The GPUs of a run by position, which is the rank where each has one, and their known nodes by number."""
 
     gpus: Sequence[Located]
-    nodes: Mapping[int, Topology]
+    nodes: Mapping[int, topology.Topology]
 
     @cached_property
     def why_not_judged(self) -> str:
@@ -96,18 +86,18 @@ class Wiring:
         if not self.together(pair):
             return MNNVL if self.in_one_domain(pair) else NETWORK
         facts = self._facts(pair)
-        return UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
+        return topology.UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
-    def limit(self, pair: Pair) -> Limit:
+    def limit(self, pair: Pair) -> topology.Limit:
         """The ceiling of a pair, in GB/s per direction; between nodes that of the NICs nearest to its GPUs."""
         if not self.together(pair) and self.in_one_domain(pair):
             return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if not self.together(pair):
             return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if self.one_gpu(pair):
-            return Limit(None, RANKS_SHARE_A_GPU)
+            return topology.Limit(None, RANKS_SHARE_A_GPU)
         facts = self._facts(pair)
-        return Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
+        return topology.Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
         """True where NVLinks join a pair."""
@@ -118,11 +108,11 @@ class Wiring:
             return False
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
-    def nvlink_total(self, gpu: int) -> Limit:
+    def nvlink_total(self, gpu: int) -> topology.Limit:
         """GB/s per direction of all NVLinks of a GPU together."""
         return self._nvlink_totals[gpu]
 
-    def to_host(self, gpu: int) -> Limit:
+    def to_host(self, gpu: int) -> topology.Limit:
         """The ceiling between a GPU and host memory, in GB/s per direction."""
         return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._to_host(gpu))
 
@@ -138,7 +128,7 @@ class Wiring:
             return False
         return LIMIT_WARN_SHARE * limit > ABOVE_HOST * through_host
 
-    def peer_access(self, pair: Pair) -> PeerAccess:
+    def peer_access(self, pair: Pair) -> topology.PeerAccess:
         """Peer access between a pair of one node, as CUDA and the driver report it."""
         known = self._peer_access.get(pair)
         return known or self._peer_access.setdefault(pair, self._access(pair))
@@ -156,12 +146,12 @@ class Wiring:
         seen = access.reason if self.one_gpu(pair) else f"{self.path(pair)}, peer access {access.reason}"
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
-    def refusal(self, pair: Pair) -> Refusal | None:
+    def refusal(self, pair: Pair) -> topology.Refusal | None:
         """The reason why a pair of one node has no peer access; None where it has, or where nobody knows."""
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
             return None
-        return refusal_of(self._node(pair), *facts, access)
+        return topology.refusal_of(self._node(pair), *facts, access)
 
     def refused_by_design(self, pair: Pair) -> str:
         """The reason why a pair of one node has no peer access, where that is no fault; else empty."""
@@ -186,14 +176,14 @@ class Wiring:
     def kept_off(self, pair: Pair) -> str:
         """The reason why NCCL, by default, does not use the peer access of a pair of one node; empty where it does."""
         facts = self._facts(pair)
-        return "" if facts is None or self.one_gpu(pair) else nccl_keeps_off(self._node(pair), *facts)
+        return "" if facts is None or self.one_gpu(pair) else topology.nccl_keeps_off(self._node(pair), *facts)
 
     def stays_off(self, pair: Pair) -> bool:
         """True where NCCL, by default, does not use peer access of a pair, whether or not there is any."""
         facts, possible = self._facts(pair), self.peer_access(pair).possible
         if facts is None or possible is False or not self.kept_off(pair):
             return False
-        return possible is True or is_policy_known(self._node(pair), *facts)
+        return possible is True or topology.is_policy_known(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
         """The RDMA NICs of a GPU's node that are up."""
@@ -207,18 +197,18 @@ class Wiring:
         node = self.nodes[number]
         nics = self._nics[number] or [nic for nic in node.nics if nic.state == _ACTIVE and nic.rate_gbit_s]
         paths = {nic.name: node.pcie_path(facts, nic) for nic in nics}
-        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        nearest = next((each for each in topology.PATH_CLASSES if each in paths.values()), None)
         return [nic for nic in nics if paths[nic.name] == nearest]
 
-    def to_network(self, gpu: int) -> Limit:
+    def to_network(self, gpu: int) -> topology.Limit:
         """The ceiling of a GPU towards other nodes: its nearest NICs, and its own way to them."""
         near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
         if not near or facts is None or node is None:
-            return Limit(None, "no NIC of known rate is near the GPU")
+            return topology.Limit(None, "no NIC of known rate is near the GPU")
         total, own = node.together(near, {nic.name: facts for nic in near}), node.own_link_gb_s(facts)
         if total.gb_s is None:
             return total
-        return Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
+        return topology.Limit(total.gb_s if own is None else min(total.gb_s, own), f"{self.host(gpu)}: {total.note}")
 
     @cached_property
     def networks(self) -> "tuple[NodeNetwork, NodeNetwork] | None":
@@ -238,25 +228,29 @@ class Wiring:
         return {}
 
     @cached_property
-    def _peer_access(self) -> dict[Pair, PeerAccess]:
+    def _peer_access(self) -> dict[Pair, topology.PeerAccess]:
         """Kept once found out: a dozen causes ask for that of every pair."""
         return {}
 
-    def _access(self, pair: Pair) -> PeerAccess:
+    def _access(self, pair: Pair) -> topology.PeerAccess:
         facts = self._facts(pair)
         if self.one_gpu(pair):
             split = facts is not None and facts[0].mig is True
-            return PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
-        return PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
+            return topology.PeerAccess(not split, None, _INSTANCES if split else _SAME_GPU)
+        return (
+            topology.PeerAccess(None, None, _NOT_DESCRIBED) if facts is None else self._node(pair).peer_access(*facts)
+        )
 
     @cached_property
-    def _host_limits(self) -> dict[int, Limit]:
+    def _host_limits(self) -> dict[int, topology.Limit]:
         """Ceilings to host memory by GPU, kept once found out: every pair asks for those of its ends."""
         return {}
 
-    def _to_host(self, gpu: int) -> Limit:
+    def _to_host(self, gpu: int) -> topology.Limit:
         facts = self._found[gpu]
-        return Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
+        return (
+            topology.Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
+        )
 
     def _of_nodes(self, pair: Pair) -> Evidence:
         bare = self._nodes_without_rdma(pair)
@@ -294,14 +288,14 @@ class Wiring:
         return [None if gpu is None or gpu.fabric is None else gpu.fabric.domain for gpu in self._found]
 
     @cached_property
-    def _nvlink_totals(self) -> list[Limit]:
+    def _nvlink_totals(self) -> list[topology.Limit]:
         """Kept, as each GPU of a rack is asked for them once for each of the others."""
         return [
-            Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
+            topology.Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
             for place, gpu in zip(self.gpus, self._found, strict=True)
         ]
 
-    def _node(self, pair: Pair) -> Topology:
+    def _node(self, pair: Pair) -> topology.Topology:
         return self.nodes[self.gpus[pair[0]].node]
 
 
@@ -429,7 +423,7 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
     return min(sum(rates), most), min(rate)
 
 
-def to_other_nodes(node: Topology) -> tuple[list[Limit], float | None]:
+def to_other_nodes(node: topology.Topology) -> tuple[list[topology.Limit], float | None]:
     """The ceiling of each GPU of a node over its nearest NICs, and GB/s that leave the node over all of them."""
     places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
     wiring = Wiring(places, {0: node})
@@ -437,23 +431,23 @@ def to_other_nodes(node: Topology) -> tuple[list[Limit], float | None]:
     return [wiring.to_network(position) for position in range(len(places))], None if carried is None else carried[0]
 
 
-def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> Limit:
+def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
     """The ceiling of busbw between nodes, GB/s: what the busiest node's NICs pass; a note names the algorithm."""
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchanged(collective)
     if exchanged is not None:
-        return Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s a NIC, {network.node_gb_s:g} a node")
+        return topology.Limit(factor * exchanged, f"{network.nic_gb_s:g} GB/s a NIC, {network.node_gb_s:g} a node")
     names = (nccl_name(algorithm),) if algorithm else (RING, "TREE")
     allowed = {name: network.node_gb_s * factor / network.leaving(name, collective) for name in names}
     name = max(allowed, key=allowed.__getitem__)
     assumed = "" if algorithm else f"; algorithm not known, {name.lower()} assumed"
-    return Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
+    return topology.Limit(allowed[name], f"{network.node_gb_s:g} GB/s of NICs a node{assumed}")
 
 
 NVLS_ASSUMED = "algorithm not known, limit of NVLS"
 
 
-def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
+def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
     """The ceiling inside a node or NVLink domain where nobody told algorithm and connections.
 
     With NVLS an all-reduce may reach 2(n-1)/(n+1) of what the links carry (docs/formulas.md).
@@ -462,13 +456,13 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> Limit:
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]
     every = ring if collective.name == "sendrecv" else list(permutations(ranks, 2))
     if len(ranks) < 2:
-        return Limit(None, "one rank: nothing passes a link")
+        return topology.Limit(None, "one rank: nothing passes a link")
     found = busbw_limit(RING, every, wiring)
     gpu, count = wiring.gpu(0), len(ranks)
     has_nvls = gpu is not None and gpu.fabric is not None and wiring.has_nvlinks(ring[0])
     if found.gb_s is None or collective.name != "allreduce" or not has_nvls:
         return found
-    return Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), NVLS_ASSUMED)
+    return topology.Limit(found.gb_s * max(1.0, 2 * (count - 1) / (count + 1)), NVLS_ASSUMED)
 
 
 class ReachedRow(Protocol):
@@ -517,31 +511,31 @@ class Work:
     expected_bytes: Sequence[tuple[float, float]]
 
 
-def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> Limit:
+def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
     """The most busbw of NCCL's algorithm over its connections, GB/s: RING the least w(i), TREE, PAT the mean."""
     if pairs and algorithm != RING and algorithm not in TOTAL_BOUND:
-        return Limit(None, f"no ceiling is derived for {algorithm}")
+        return topology.Limit(None, f"no ceiling is derived for {algorithm}")
     links = _links(pairs, wiring)
     unknown = _unknown(links.values())
     if unknown is not None or algorithm == RING:
         return unknown or _least(links.values())
     leaving = [limit.gb_s or 0.0 for (_, direction), limit in links.items() if direction == _SENT]
-    return Limit(sum(leaving) / len(leaving), f"mean of {len(leaving)} ranks' links")
+    return topology.Limit(sum(leaving) / len(leaving), f"mean of {len(leaving)} ranks' links")
 
 
-def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> Limit:
+def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
     """The ceiling where data go straight from rank to rank, in GB/s: a rank that has to send s·S needs t ≥ s·S/w(i)."""
     links = _links(pairs, wiring)
     return _unknown(links.values()) or _least(
         [
-            Limit(limit.gb_s * work.busbw_factor / work.expected_bytes[rank][direction], limit.note)
+            topology.Limit(limit.gb_s * work.busbw_factor / work.expected_bytes[rank][direction], limit.note)
             for (rank, direction), limit in links.items()
             if limit.gb_s is not None and work.expected_bytes[rank][direction]
         ]
     )
 
 
-def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Limit]:
+def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], topology.Limit]:
     peers: dict[tuple[int, int], set[Pair]] = {}
     for pair in pairs:
         peers.setdefault((pair[0], _SENT), set()).add(pair)
@@ -549,7 +543,7 @@ def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], Lim
     return {(rank, direction): _carried(rank, its, wiring) for (rank, direction), its in peers.items()}
 
 
-def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
+def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
     """The GB/s of several pairs of a rank at once: their sum, and no more than all its links of that kind carry."""
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
@@ -561,18 +555,18 @@ def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> Limit:
         kind.append(limit.gb_s or 0.0)
     carried = _capped(nvlink, wiring.nvlink_total(rank)) + _capped(pcie, wiring.to_host(rank))
     carried += _capped(network, wiring.to_network(rank)) if network else 0.0
-    return Limit(carried, f"links of rank {rank}")
+    return topology.Limit(carried, f"links of rank {rank}")
 
 
-def _capped(each_gb_s: Sequence[float], total: Limit) -> float:
+def _capped(each_gb_s: Sequence[float], total: topology.Limit) -> float:
     return sum(each_gb_s) if total.gb_s is None else min(sum(each_gb_s), total.gb_s)
 
 
-def _unknown(limits: Collection[Limit]) -> Limit | None:
+def _unknown(limits: Collection[topology.Limit]) -> topology.Limit | None:
     if not limits:
-        return Limit(None, "who is connected to whom is not known")
+        return topology.Limit(None, "who is connected to whom is not known")
     return next((limit for limit in limits if limit.gb_s is None), None)
 
 
-def _least(limits: Collection[Limit]) -> Limit:
+def _least(limits: Collection[topology.Limit]) -> topology.Limit:
     return min(limits, key=lambda limit: limit.gb_s or 0.0)

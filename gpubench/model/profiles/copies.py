@@ -6,14 +6,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
-from gpubench.model.paths.p2p import (
-    FAILED_SHARE,
-    LIMIT_FAIL_SHARE,
-    LIMIT_WARN_SHARE,
-    SLOW_SHARE,
-    is_large_copy,
-    usual,
-)
+from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, loaded_link, pcie_ceiling_gb_s
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.figures import is_busy
@@ -69,7 +62,7 @@ class Bound:
 
     gb_s: float
     source: str
-    shares: tuple[float, float] = (SLOW_SHARE, FAILED_SHARE)
+    shares: tuple[float, float] = (p2p.SLOW_SHARE, p2p.FAILED_SHARE)
     slack_us: float = 0.0
     is_floor: bool = False  # What is faster may still be slow for its kind, and is not judged
 
@@ -149,7 +142,7 @@ class CopyJudge:
         for row in rows:
             alike.setdefault(self._path(row), []).append(row.bandwidth_gb_s or 0.0)
         least = 3 if _is_large(rows[0]) and not is_with_host(rows[0]) else 2
-        return {path: usual(own) for path, own in alike.items() if len(own) >= least}
+        return {path: p2p.usual(own) for path, own in alike.items() if len(own) >= least}
 
     def _path(self, row: PairRow) -> str:
         if not is_with_host(row):
@@ -165,7 +158,7 @@ class CopyJudge:
         usual_gb_s = siblings.get(self._path(row))
         if is_with_host(row):
             return self._host_bounds(row, usual_gb_s)
-        shares = (SLOW_SHARE, FAILED_SHARE) if _is_large(row) and not _is_by_design(row) else HOST_SHARES
+        shares = (p2p.SLOW_SHARE, p2p.FAILED_SHARE) if _is_large(row) and not _is_by_design(row) else HOST_SHARES
         among = [] if usual_gb_s is None else [Bound(usual_gb_s, SIBLINGS, shares)]
         if not _is_large(row):
             return self._small_bounds(row, [replace(each, shares=LATE_SHARES, slack_us=_LATE_US) for each in among])
@@ -211,7 +204,7 @@ class CopyJudge:
 
     def _small_bounds(self, row: PairRow, among: list[Bound]) -> list[Bound]:
         bounds = [*self._modelled(row), *among]
-        large_gb_s = LIMIT_WARN_SHARE * (row.limit_gb_s or 0.0)
+        large_gb_s = p2p.LIMIT_WARN_SHARE * (row.limit_gb_s or 0.0)
         if row.engine != Engine.CE or any(each.source != SIBLINGS for each in bounds) or not large_gb_s:
             return bounds
         latency_us = _LONGEST_DIRECT_US[is_over_nvlink(row)]
@@ -314,7 +307,7 @@ def scatter(row: PairRow) -> str:
 
 
 def _is_large(row: PairRow) -> bool:
-    return is_large_copy(row.size_bytes)
+    return p2p.is_large_copy(row.size_bytes)
 
 
 def _is_by_design(row: PairRow) -> bool:
@@ -404,5 +397,7 @@ def _by_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
 
 
 def _share_of_limit(limit_gb_s: float) -> Bound:
-    expected = LIMIT_WARN_SHARE * limit_gb_s
-    return Bound(expected, f"{LIMIT_WARN_SHARE:.0%} of the limit", (1.0, LIMIT_FAIL_SHARE / LIMIT_WARN_SHARE))
+    expected = p2p.LIMIT_WARN_SHARE * limit_gb_s
+    return Bound(
+        expected, f"{p2p.LIMIT_WARN_SHARE:.0%} of the limit", (1.0, p2p.LIMIT_FAIL_SHARE / p2p.LIMIT_WARN_SHARE)
+    )

@@ -9,20 +9,8 @@ from typing import Annotated, NamedTuple
 
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
+from gpubench.model.terms import settings
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, DataType, Placement, ReduceOp
-from gpubench.model.terms.settings import (
-    AGAIN,
-    CTA_POLICY,
-    MAX_CTAS,
-    OWN_CHOICE,
-    PER_COMMUNICATOR,
-    REGISTER,
-    CtaPolicy,
-    NcclSetting,
-    Registration,
-    first_time,
-    taken_name,
-)
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict
@@ -82,7 +70,11 @@ def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
     """Every right row of another backend held against the first row's backend at the same size."""
     found: list[BackendRow] = []
     for here in grouped(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
-        own = [row for row in here if row.backend == rows[0].backend and row.setting in (None, AGAIN) and not row.wrong]
+        own = [
+            row
+            for row in here
+            if row.backend == rows[0].backend and row.setting in (None, settings.AGAIN) and not row.wrong
+        ]
         others = [row for row in here if row.backend != rows[0].backend and row.setting is None and not row.wrong]
         found += [_against(row, own) for row in others if own]
     return found
@@ -326,7 +318,7 @@ class _Place:
 
     @property
     def drifts(self) -> Mapping[str, float]:
-        own = {} if self.drift is None else {OWN_CHOICE: self.drift}
+        own = {} if self.drift is None else {settings.OWN_CHOICE: self.drift}
         return own | {name: _drift(self.ways[name], row) for name, row in self.seconds.items()}
 
     def time_us(self, name: str) -> float:
@@ -368,7 +360,7 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
 
 def took_another(row: CollectiveRow) -> bool:
     """True where NCCL's log names another algorithm or protocol than the row was to have."""
-    return NcclSetting.of(row.setting).differs(row.algorithm, row.protocol)
+    return settings.NcclSetting.of(row.setting).differs(row.algorithm, row.protocol)
 
 
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
@@ -377,10 +369,14 @@ def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
     for here in grouped(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
-        repeated = next((row for row in others if row.setting == AGAIN and not row.wrong), None)
+        repeated = next((row for row in others if row.setting == settings.AGAIN and not row.wrong), None)
         true = [row for row in others if not row.wrong and not took_another(row)]
-        right = [row for row in true if row.setting == first_time(row.setting)]
-        twice = {first_time(row.setting): row for row in true if row.setting not in (AGAIN, first_time(row.setting))}
+        right = [row for row in true if row.setting == settings.first_time(row.setting)]
+        twice = {
+            settings.first_time(row.setting): row
+            for row in true
+            if row.setting not in (settings.AGAIN, settings.first_time(row.setting))
+        }
         if right and own.setting is None and not own.wrong:
             chosen = next((row for row in right if _took_the_same(row, own)), None)
             ways = right if chosen is not None else [own, *right]
@@ -397,15 +393,17 @@ def _drift(row: CollectiveRow, second: CollectiveRow) -> float:
 
 def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
     """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
-    if dict(NcclSetting.of(row.setting).values).keys() - PER_COMMUNICATOR:
+    if dict(settings.NcclSetting.of(row.setting).values).keys() - settings.PER_COMMUNICATOR:
         return False
-    taken = taken_name(own.algorithm, own.protocol)
-    return row.backend == own.backend and taken is not None and taken == taken_name(row.algorithm, row.protocol)
+    taken = settings.taken_name(own.algorithm, own.protocol)
+    return (
+        row.backend == own.backend and taken is not None and taken == settings.taken_name(row.algorithm, row.protocol)
+    )
 
 
 def _name(row: CollectiveRow, *, several: bool) -> str:
     if not several:
-        return row.setting or OWN_CHOICE
+        return row.setting or settings.OWN_CHOICE
     return " ".join(filter(None, (row.backend, row.algorithm if row.backend in KERNELS else row.setting)))
 
 
@@ -536,12 +534,12 @@ _NO_WINDOW = (
 def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
     """A finding for each request of a sweep that had no effect; none where NCCL's log was not heard."""
     own = [row for row in rows if row.setting is None]
-    usual = [row for row in rows if row.setting in (None, AGAIN)]
+    usual = [row for row in rows if row.setting in (None, settings.AGAIN)]
     if not any(row.algorithm or row.transport for row in own):
         return ()
     found = []
-    for name, way in grouped(rows, lambda row: first_time(row.setting)).items():
-        for request, reason in _ineffective_requests(NcclSetting.of(name), own, usual, way):
+    for name, way in grouped(rows, lambda row: settings.first_time(row.setting)).items():
+        for request, reason in _ineffective_requests(settings.NcclSetting.of(name), own, usual, way):
             found.append(
                 Finding(
                     id=WITHOUT_EFFECT,
@@ -557,26 +555,35 @@ def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
 
 
 def _ineffective_requests(
-    setting: NcclSetting, own: Sequence[CollectiveRow], usual: Sequence[CollectiveRow], way: Sequence[CollectiveRow]
+    setting: settings.NcclSetting,
+    own: Sequence[CollectiveRow],
+    usual: Sequence[CollectiveRow],
+    way: Sequence[CollectiveRow],
 ) -> Iterator[tuple[str, str]]:
     algorithms = {row.algorithm for row in way}
     collective = own[0].collective
     asked = setting.requests
     unnamed = algorithms.isdisjoint(_IN_WINDOWS) and not _is_faster(way, usual)
-    if asked.get(REGISTER) == Registration.SYMMETRIC and unnamed:
-        yield f"{REGISTER} {Registration.SYMMETRIC}", _why_no_windows(collective, way, asked)
-    if asked.get(REGISTER) == Registration.USER and not any(row.registered for row in way):
-        yield f"{REGISTER} {Registration.USER}", "NCCL gave no handle: NCCL_LOCAL_REGISTER is 0, or it copies by memcpy"
-    if asked.get(CTA_POLICY) == CtaPolicy.ZERO and algorithms.isdisjoint(_BY_COPY_ENGINE):
-        yield f"{CTA_POLICY} {CtaPolicy.ZERO}", _why_not_copied(collective, way, asked)
+    if asked.get(settings.REGISTER) == settings.Registration.SYMMETRIC and unnamed:
+        yield f"{settings.REGISTER} {settings.Registration.SYMMETRIC}", _why_no_windows(collective, way, asked)
+    if asked.get(settings.REGISTER) == settings.Registration.USER and not any(row.registered for row in way):
+        yield (
+            f"{settings.REGISTER} {settings.Registration.USER}",
+            "NCCL gave no handle: NCCL_LOCAL_REGISTER is 0, or it copies by memcpy",
+        )
+    if asked.get(settings.CTA_POLICY) == settings.CtaPolicy.ZERO and algorithms.isdisjoint(_BY_COPY_ENGINE):
+        yield f"{settings.CTA_POLICY} {settings.CtaPolicy.ZERO}", _why_not_copied(collective, way, asked)
     takes_nvls = all(row.algorithm == _NVLS for row in own)
     efficient = collective in _EFFICIENT and _NVLS in algorithms and not takes_nvls
-    if asked.get(CTA_POLICY) == CtaPolicy.EFFICIENCY and not efficient:
-        yield f"{CTA_POLICY} {CtaPolicy.EFFICIENCY}", _why_not_efficient(collective, own, asked)
-    if MAX_CTAS in asked:
+    if asked.get(settings.CTA_POLICY) == settings.CtaPolicy.EFFICIENCY and not efficient:
+        yield f"{settings.CTA_POLICY} {settings.CtaPolicy.EFFICIENCY}", _why_not_efficient(collective, own, asked)
+    if settings.MAX_CTAS in asked:
         most = max((row.channels for row in own if row.channels is not None), default=None)
-        if most is not None and most <= int(asked[MAX_CTAS]):
-            yield f"{MAX_CTAS} {asked[MAX_CTAS]}", f"NCCL uses {counted(most, 'channel')} at most by its own choice"
+        if most is not None and most <= int(asked[settings.MAX_CTAS]):
+            yield (
+                f"{settings.MAX_CTAS} {asked[settings.MAX_CTAS]}",
+                f"NCCL uses {counted(most, 'channel')} at most by its own choice",
+            )
 
 
 def _is_faster(way: Sequence[CollectiveRow], usual: Sequence[CollectiveRow]) -> bool:
@@ -590,7 +597,7 @@ def _is_faster(way: Sequence[CollectiveRow], usual: Sequence[CollectiveRow]) -> 
 def _why_no_windows(collective: str, way: Sequence[CollectiveRow], asked: Mapping[str, str]) -> str:
     if not any(row.registered for row in way):
         return _NO_WINDOW
-    if asked.get(CTA_POLICY) == CtaPolicy.ZERO and collective in _COPIED:
+    if asked.get(settings.CTA_POLICY) == settings.CtaPolicy.ZERO and collective in _COPIED:
         return "the driver is older than CUDA 12.5, or not all ranks reach each other by load and store"
     if collective not in _REDUCED_IN_WINDOWS:
         return f"NCCL has symmetric kernels for {', '.join(_REDUCED_IN_WINDOWS)} alone"
@@ -600,7 +607,7 @@ def _why_no_windows(collective: str, way: Sequence[CollectiveRow], asked: Mappin
 def _why_not_copied(collective: str, way: Sequence[CollectiveRow], asked: Mapping[str, str]) -> str:
     if collective not in _COPIED:
         return f"copy engines move {', '.join(_COPIED)} alone: they cannot reduce, and NCCL has no other without SMs"
-    if asked.get(REGISTER) != Registration.SYMMETRIC:
+    if asked.get(settings.REGISTER) != settings.Registration.SYMMETRIC:
         return "copy engines need windows of symmetric memory: add --register symmetric"
     return _why_no_windows(collective, way, asked)
 
@@ -608,7 +615,7 @@ def _why_not_copied(collective: str, way: Sequence[CollectiveRow], asked: Mappin
 def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Mapping[str, str]) -> str:
     if collective not in _EFFICIENT:
         return f"NCCL follows it in {' and '.join(_EFFICIENT)} alone"
-    if asked.get(REGISTER) != Registration.USER:
+    if asked.get(settings.REGISTER) != settings.Registration.USER:
         return "it needs registered buffers: add --register user"
     if all(row.algorithm == _NVLS for row in own):
         return "NCCL takes NVLS by its own choice"
@@ -617,5 +624,5 @@ def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Map
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:
     """'ring/ll and ring/simple', the names of its log in the order of sizes."""
-    names = dict.fromkeys(taken_name(row.algorithm, row.protocol) or "none that it names" for row in rows)
+    names = dict.fromkeys(settings.taken_name(row.algorithm, row.protocol) or "none that it names" for row in rows)
     return " and ".join(names)

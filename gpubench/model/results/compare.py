@@ -7,16 +7,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Annotated, NamedTuple
 
-from gpubench.model.results.report import (
-    SIGNED,
-    CollectiveRow,
-    OnPage,
-    PairRow,
-    Record,
-    Row,
-    cells_of,
-    made_of,
-)
+from gpubench.model.results import report
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
@@ -84,7 +75,7 @@ class RowKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(Record, section="comparison", on_page=OnPage(most=1000, folds=True)):
+class ComparisonRow(report.Record, section="comparison", on_page=report.OnPage(most=1000, folds=True)):
     """The same thing in old and new results."""
 
     collective: str | None = None  #: as in rows of collectives; null where it is a pair
@@ -112,7 +103,9 @@ class ComparisonRow(Record, section="comparison", on_page=OnPage(most=1000, fold
     status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
     change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
     verdict: Annotated[str, Verdict]  #: of this row
-    slower_percent: Annotated[float | None, SIGNED] = None  #: how much longer the new one takes; negative: faster
+    slower_percent: Annotated[float | None, report.SIGNED] = (
+        None  #: how much longer the new one takes; negative: faster
+    )
     noise_percent: float | None = None  #: what that has to exceed to count
     noise_source: str | None = None  #: where noise_percent is from
     base_time_us: float | None = None  #: median over runs
@@ -168,7 +161,7 @@ def _name(row: "RowKey | ComparisonRow") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CircumstanceRow(Record, section="circumstances"):
+class CircumstanceRow(report.Record, section="circumstances"):
     """A circumstance that numbers depend on."""
 
     name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
@@ -179,7 +172,7 @@ class CircumstanceRow(Record, section="circumstances"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRow(Record, section="machines"):
+class MachineRow(report.Record, section="machines"):
     """One collective, or copies between GPUs, on two machines."""
 
     what: str  #: the collective, with type and reduction where they are not the usual ones; or the way of copying
@@ -216,7 +209,7 @@ class FindingStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindingChangeRow(Record, section="finding_changes"):
+class FindingChangeRow(report.Record, section="finding_changes"):
     """A finding of a check or of topo on one subject, as both sides tell it."""
 
     finding: str  #: its id
@@ -240,7 +233,7 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryRow(Record, section="history"):
+class HistoryRow(report.Record, section="history"):
     """A file of a folder of dated results."""
 
     file: str  #: its name in the folder
@@ -253,22 +246,22 @@ class HistoryRow(Record, section="history"):
     reason: str | None = None  #: why it was left out
 
 
-def collective_key(row: CollectiveRow) -> RowKey:
+def collective_key(row: report.CollectiveRow) -> RowKey:
     """The key of a row of a collective. A model of NCCL is compared with NCCL, where that is asked for at all."""
-    return made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
+    return report.made_of(RowKey, row, backend="nccl" if row.backend == "simulated" else row.backend)
 
 
-def pair_key(row: PairRow) -> RowKey:
+def pair_key(row: report.PairRow) -> RowKey:
     """The key of a pair on its own machine: by bus ids."""
     return next(pair_keys([row]))
 
 
-def pair_keys(rows: Iterable[PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
+def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
     """The keys of pairs. `nodes` are the places of a side's hosts where the other side has others: these count then."""
     hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
-    kinds = {note: HostMemory.of_note(note) for note in {note for (note,) in cells_of(rows, "note")}}
+    kinds = {note: HostMemory.of_note(note) for note in {note for (note,) in report.cells_of(rows, "note")}}
     settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
-    for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in cells_of(rows, *_OF_PAIR):
+    for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in report.cells_of(rows, *_OF_PAIR):
         if hosts is None:
             source, to = source if source_bus is None else source_bus, to if to_bus is None else to_bus
         else:
@@ -310,7 +303,7 @@ class SiblingFigure:
     source: str
 
 
-def figures_of_siblings(rows: Sequence[CollectiveRow]) -> list[SiblingFigure | None]:
+def figures_of_siblings(rows: Sequence[report.CollectiveRow]) -> list[SiblingFigure | None]:
     """For each of the rows that all groups of a run have of one case, what the others reach; None where none is alike.
 
     Groups are alike where the rows have the same ranks, nodes and limit. Of several others the middle one counts, of
@@ -320,7 +313,7 @@ def figures_of_siblings(rows: Sequence[CollectiveRow]) -> list[SiblingFigure | N
     return [_figure(number, row, rows) for number, row in enumerate(rows)]
 
 
-def _figure(number: int, row: CollectiveRow, rows: Sequence[CollectiveRow]) -> SiblingFigure | None:
+def _figure(number: int, row: report.CollectiveRow, rows: Sequence[report.CollectiveRow]) -> SiblingFigure | None:
     others = [each for place, each in enumerate(rows) if place != number and _are_alike(each, row) and not each.wrong]
     if not others:
         return None
@@ -331,15 +324,15 @@ def _figure(number: int, row: CollectiveRow, rows: Sequence[CollectiveRow]) -> S
     return _of(middle, len(others), f"{counted(len(others), 'other group')} of this run")
 
 
-def _of(row: CollectiveRow, others: int, source: str) -> SiblingFigure:
+def _of(row: report.CollectiveRow, others: int, source: str) -> SiblingFigure:
     return SiblingFigure(row.time_us, row.reached_gb_s, others, source)
 
 
-def _time(row: CollectiveRow) -> float:
+def _time(row: report.CollectiveRow) -> float:
     return row.time_us
 
 
-def _are_alike(one: CollectiveRow, other: CollectiveRow) -> bool:
+def _are_alike(one: report.CollectiveRow, other: report.CollectiveRow) -> bool:
     keys = [collective_key(row)._replace(group=None) for row in (one, other)]
     return keys[0] == keys[1] and one.limit_gb_s == other.limit_gb_s
 
@@ -389,10 +382,10 @@ class Chart:
         return [line.name for line in self.lines] == ["before", "after"]
 
 
-def charts(rows: Sequence[Row]) -> list[Chart]:
+def charts(rows: Sequence[report.Row]) -> list[Chart]:
     """A chart of bandwidth and one of time for every way of measuring that visited three sizes or more."""
-    collectives = [row for row in rows if isinstance(row, CollectiveRow)]
-    pairs = [row for row in rows if isinstance(row, PairRow) and HOST not in (row.source, row.destination)]
+    collectives = [row for row in rows if isinstance(row, report.CollectiveRow)]
+    pairs = [row for row in rows if isinstance(row, report.PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
     for members in grouped(collectives, _series).values():
         found += _collective(members)
@@ -433,11 +426,11 @@ def _lowest(values: Iterable[tuple[int, float | None]]) -> Points:
     return tuple(sorted(found.items()))
 
 
-def _series(row: CollectiveRow) -> tuple[str, ...]:
+def _series(row: report.CollectiveRow) -> tuple[str, ...]:
     return row.dtype, row.op or "", row.group or "", row.backend, row.setting or ""
 
 
-def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
+def _collective(rows: Sequence[report.CollectiveRow]) -> list[Chart]:
     what = " ".join(filter(None, (rows[0].collective, rows[0].dtype, rows[0].op, rows[0].group, rows[0].setting)))
     lines = {
         name.replace("_", " "): [row for row in rows if row.placement == name]
@@ -458,7 +451,7 @@ def _collective(rows: Sequence[CollectiveRow]) -> list[Chart]:
     ]
 
 
-def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
+def _pairs(rows: Sequence[report.PairRow]) -> list[Chart]:
     access = f"peer access {rows[0].peer}" if rows[0].peer else ""
     what = "copies: " + ", ".join(filter(None, (rows[0].engine, rows[0].direction, access)))
     limit = _points((row.size_bytes or 0, row.limit_gb_s) for row in rows)
@@ -471,7 +464,9 @@ def _pairs(rows: Sequence[PairRow]) -> list[Chart]:
     ]
 
 
-def _pair_lines(rows: Sequence[PairRow], value: Callable[[PairRow], float | None]) -> tuple[CurveLine, ...]:
+def _pair_lines(
+    rows: Sequence[report.PairRow], value: Callable[[report.PairRow], float | None]
+) -> tuple[CurveLine, ...]:
     """A line a pair; of many pairs the highest and the lowest value of all."""
     by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:

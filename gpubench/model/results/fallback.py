@@ -15,13 +15,7 @@ from gpubench.model.paths.transport import (
     judge,
     names,
 )
-from gpubench.model.results.report import (
-    HIDDEN,
-    EvidenceRow,
-    FallbackRow,
-    Record,
-    made_of,
-)
+from gpubench.model.results import report
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
@@ -103,7 +97,7 @@ class KnownPath:
         return f"{self.source.short} → {self.destination.short}"
 
 
-def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
+def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[report.EvidenceRow]:
     """The section `evidence`: a line a path; of more than ten thousand, those that are not direct."""
     shown = paths
     if len(paths) > MOST_ROWS:
@@ -111,11 +105,11 @@ def evidence_rows(paths: Sequence[KnownPath], origin: str) -> list[EvidenceRow]:
     return [_evidence_row(path, origin) for path in shown]
 
 
-def _evidence_row(path: KnownPath, origin: str) -> EvidenceRow:
+def _evidence_row(path: KnownPath, origin: str) -> report.EvidenceRow:
     evidence, judgement = path.evidence, path.judgement
     staged = {Conclusion.STAGED: True, Conclusion.DIRECT: False}.get(judgement.conclusion)
-    return made_of(
-        EvidenceRow,
+    return report.made_of(
+        report.EvidenceRow,
         path,
         judgement,
         source=path.source.name,
@@ -140,7 +134,7 @@ def fallback_rows(
     cause_of: Callable[[Sequence[KnownPath]], Explanation],
     not_observed: str = "",
     without_paths: Sequence[str] = (),
-) -> list[FallbackRow]:
+) -> list[report.FallbackRow]:
     """The section `fallback`, gravest first: a line for paths that fare and travel alike, as sure as the least.
 
     `cause_of` finds the first cause of staged paths; `not_observed` why transports are unknown; `without_paths` are
@@ -162,14 +156,14 @@ def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, 
 
 def _row(
     members: Sequence[KnownPath], origin: str, cause_of: Callable[[Sequence[KnownPath]], Explanation], not_observed: str
-) -> FallbackRow:
+) -> report.FallbackRow:
     first = min(members, key=lambda path: _LEAST_SURE_FIRST.index(path.judgement.confidence))
     judgement = first.judgement
     cause = cause_of(members) if judgement.conclusion is Conclusion.STAGED else None
     slowest = min((path.bandwidth_gb_s for path in members if path.bandwidth_gb_s), default=None)
     limit = first.limit_gb_s
-    return made_of(
-        FallbackRow,
+    return report.made_of(
+        report.FallbackRow,
         judgement,
         origin=origin,
         count=len(members),
@@ -190,13 +184,15 @@ def _how(path: KnownPath, not_observed: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, [decide(path.evidence).meaning, *seen, not_observed])))
 
 
-def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> FallbackRow:
+def unknown_row(origin: str, why: str, pairs: Sequence[str] = ()) -> report.FallbackRow:
     """That nothing is known of some paths, or of any."""
     named = tuple(pairs[:_MOST_NAMED])
-    return made_of(FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why)
+    return report.made_of(
+        report.FallbackRow, judge(PathEvidence()), origin=origin, count=len(pairs), pairs=named, how=why
+    )
 
 
-def findings(rows: Sequence[FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
+def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()) -> tuple[Finding, ...]:
     """The findings on fallback; wrong data have a finding of their own."""
     by_pair = {path.pair: path for path in paths}
     members = ([by_pair[pair] for pair in row.pairs if pair in by_pair] for row in rows)
@@ -218,7 +214,7 @@ def _of_all(same: Sequence[Finding]) -> Finding:
     return replace(same[0], subject=_lead(pairs) + some_of(pairs), subjects=pairs, places=places)
 
 
-def _findings_of(row: FallbackRow) -> tuple[Finding, ...]:
+def _findings_of(row: report.FallbackRow) -> tuple[Finding, ...]:
     match Conclusion(row.conclusion):
         case Conclusion.STAGED:
             return (_staged(row),)
@@ -230,7 +226,7 @@ def _findings_of(row: FallbackRow) -> tuple[Finding, ...]:
             return ()
 
 
-def _staged(row: FallbackRow) -> Finding:
+def _staged(row: report.FallbackRow) -> Finding:
     return Finding(
         id=HOST_STAGED,
         severity=Verdict(row.verdict),
@@ -244,7 +240,7 @@ def _staged(row: FallbackRow) -> Finding:
     )
 
 
-def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
+def _finding(name: str, row: report.FallbackRow, expected: str, cause: str) -> Finding:
     return Finding(
         id=name,
         severity=Verdict(row.verdict),
@@ -257,7 +253,7 @@ def _finding(name: str, row: FallbackRow, expected: str, cause: str) -> Finding:
     )
 
 
-def slowdown(row: FallbackRow) -> str:
+def slowdown(row: report.FallbackRow) -> str:
     """': 28.9 of 450 GB/s, 15.6 times slower than the limit', as far as it is known; else ''."""
     if row.bandwidth_gb_s is None:
         return ""
@@ -267,7 +263,7 @@ def slowdown(row: FallbackRow) -> str:
     return f": {row.bandwidth_gb_s:.3g} of {row.limit_gb_s:.4g} GB/s{slower}"
 
 
-def shown(row: FallbackRow, most: int = _MOST_PAIRS) -> str:
+def shown(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
     return _lead(row.pairs) + some_of(row.pairs, most, row.count)
 
@@ -289,7 +285,7 @@ def either(candidates: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathRow(Record, section="paths", on_page=HIDDEN):
+class PathRow(report.Record, section="paths", on_page=report.HIDDEN):
     """Channels from one rank of a communicator to another that travel alike."""
 
     communicator: str | None  #: NCCL's commId; null where lines could not be told
@@ -313,7 +309,7 @@ class PathRow(Record, section="paths", on_page=HIDDEN):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HangRow(Record, section="hangs"):
+class HangRow(report.Record, section="hangs"):
     """A collective that did not end, and the ranks that keep the others waiting."""
 
     group: str  #: the process group, or the communicator's hash
@@ -327,7 +323,7 @@ class HangRow(Record, section="hangs"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRow(Record, section="operations"):
+class OperationRow(report.Record, section="operations"):
     """What the collectives of one size took in a job, by NCCL's Inspector."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast or reduce
@@ -341,7 +337,7 @@ class OperationRow(Record, section="operations"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransportRow(Record, section="transports"):
+class TransportRow(report.Record, section="transports"):
     """Pairs of a communicator that are connected alike."""
 
     communicator: str | None  #: its id; null where lines could not be told
@@ -356,7 +352,7 @@ class TransportRow(Record, section="transports"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorRow(Record, section="communicators"):
+class CommunicatorRow(report.Record, section="communicators"):
     """A communicator as all logs together show it."""
 
     id: str | None  #: as NCCL prints it
@@ -369,7 +365,7 @@ class CommunicatorRow(Record, section="communicators"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow(Record, section="members", on_page=HIDDEN):
+class MemberRow(report.Record, section="members", on_page=report.HIDDEN):
     """A rank of a communicator."""
 
     communicator: str | None  #: its id

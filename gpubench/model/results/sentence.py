@@ -9,18 +9,9 @@ from typing import Any
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
 from gpubench.model.paths.transport import Conclusion
+from gpubench.model.results import ending
 from gpubench.model.results.backends import BackendRow, LibraryRow, path_words, speed_words
 from gpubench.model.results.compare import Change, ComparisonRow, MachineRow, Status, bandwidth_lost
-from gpubench.model.results.ending import (
-    EXCERPT,
-    LATER,
-    NEXT,
-    NOTHING_TO_CONNECT,
-    SOON,
-    LinePart,
-    last_line,
-    part,
-)
 from gpubench.model.results.fallback import CommunicatorRow, OperationRow, PathRow, TransportRow
 from gpubench.model.results.figures import COLLECTIVE_NAMES, HOST_COPIES, PEER_COPIES, SpeedFigure, SpeedFigures
 from gpubench.model.results.overlap import overlap_parts
@@ -74,14 +65,16 @@ def sentence(
     `passes` says whether a command may stand in the line.
     """
     if not report.complete:
-        return last_line(report.verdict, metadata.origin, [part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)])
+        return ending.last_line(
+            report.verdict, metadata.origin, [ending.part(_ENDED_EARLY if figures.rows else _ENDED_AT_ONCE)]
+        )
     parts, root = list(_said(metadata, report, figures)), worst(report.findings)
     command = "" if root is None or report.verdict in _GOOD else root.next_command
     ends = (f"Try: {command}" if command and passes(command) else "", f"See {root.id}" if root and command else "")
-    return last_line(report.verdict, metadata.origin, parts, ends, most)
+    return ending.last_line(report.verdict, metadata.origin, parts, ends, most)
 
 
-def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
+def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
     root = worst(report.findings)
     if metadata.subject == "scan" and (report.verdict in _GOOD or report.rows(ScanPartRow)):
         yield from scan_parts(metadata, report)
@@ -90,22 +83,22 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     elif report.verdict in _GOOD or (root is None and figures.slowest is None):
         yield from _healthy(metadata, report, figures)
     elif root is None:
-        yield part(_reached(metadata, figures.slowest))
+        yield ending.part(_reached(metadata, figures.slowest))
     else:
         yield from _of_finding(metadata, report, root, figures)
         others = sum(each.severity is root.severity for each in report.findings) - 1
-        yield part(f"and {counted(others, 'more finding')}" if others else "")
+        yield ending.part(f"and {counted(others, 'more finding')}" if others else "")
 
 
-def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[LinePart]:
+def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
     yield from overlap_parts(report) if metadata.subject == OVERLAP_SECTION else ()
     lead = _machine(metadata, report)
-    yield part(lead, importance=SOON)
-    yield from (part(each, importance=SOON) for each in _open(report))
-    yield from (part(each, importance=LATER) for each in _well(report, figures))
+    yield ending.part(lead, importance=ending.SOON)
+    yield from (ending.part(each, importance=ending.SOON) for each in _open(report))
+    yield from (ending.part(each, importance=ending.LATER) for each in _well(report, figures))
     for number, words in enumerate(_beside(metadata, report)):
-        yield part(words, words.partition("; ")[0], importance=LATER if number else SOON)
-    yield part(*_speed(metadata, figures))
+        yield ending.part(words, words.partition("; ")[0], importance=ending.LATER if number else ending.SOON)
+    yield ending.part(*_speed(metadata, figures))
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
@@ -120,14 +113,14 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     return min((each for each in findings if each.severity not in _GOOD), key=place, default=None)
 
 
-def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[LinePart]:
+def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[ending.LinePart]:
     is_figure, slow = root.id in FIGURES, figures.slowest_of(root)
     if metadata.subject == "compare" and root.id in _SLOWER:
-        yield part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
+        yield ending.part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
     elif is_figure and slow is not None:
-        yield part(*_reached_by(metadata, slow, root))
+        yield ending.part(*_reached_by(metadata, slow, root))
     elif metadata.subject == "explain" and root.id == HOST_STAGED:
-        yield part(*_staged_words(report))
+        yield ending.part(*_staged_words(report))
     else:
         yield from _seen_of(metadata, root)
     if is_figure:
@@ -135,8 +128,10 @@ def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: Spee
     elif root.consequences and slow is not None:
         named = any(host in each.split() for host in metadata.hosts for each in (root.subject, *root.subjects))
         places = (len(set(metadata.hosts)) > 1 and not named, False)
-        figure = NEXT if _IN_ENVIRONMENT in root.seen else SOON  # Where a device is at fault, all of it comes first
-        yield part(*(_reached(metadata, slow, with_place=each) for each in places), importance=figure)
+        figure = (
+            ending.NEXT if _IN_ENVIRONMENT in root.seen else ending.SOON
+        )  # Where a device is at fault, all of it comes first
+        yield ending.part(*(_reached(metadata, slow, with_place=each) for each in places), importance=figure)
 
 
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
@@ -152,14 +147,14 @@ def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterato
         yield f"{_with_place(metadata, named)}: {said}" if named else ""
 
 
-def _because(root: Finding) -> LinePart:
+def _because(root: Finding) -> ending.LinePart:
     if root.id != HOST_STAGED:
-        return part(f"likely {root.cause}" if root.cause else "", importance=SOON)
+        return ending.part(f"likely {root.cause}" if root.cause else "", importance=ending.SOON)
     if root.cause.startswith(("no setting", "not known", "unknown")):
-        return part("cause not found", importance=SOON)
+        return ending.part("cause not found", importance=ending.SOON)
     # A log names a cause by its id before its evidence.
     cause = _ID.sub("", root.cause)
-    return part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=SOON)
+    return ending.part(f"because {cause}", f"because {cause.partition('; ')[0]}", importance=ending.SOON)
 
 
 _IN_ENVIRONMENT = " in the environment"
@@ -172,7 +167,7 @@ def _beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0].rstrip(',:;')} …"
 
 
-def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
+def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
     """Where and what was seen; what is seen beside it is said where there is room."""
     where = _with_place(metadata, root.subject)
     short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
@@ -182,21 +177,21 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[LinePart]:
     names_devices = any(device in root.subject for device in root.devices)
     if metadata.collective is not None and least != first and not names_devices:
         named = f"{metadata.hosts[0]} {first}" if len(set(metadata.hosts)) == 1 else first
-        yield part(named, named.partition(" (")[0])
+        yield ending.part(named, named.partition(" (")[0])
         return
     if metadata.subject == "explain":  # words of other programs, in which a colon ends nothing
         whole = _LINES.sub("", first)
         named = "" if short == _NOBODY else f"{short}: "
         cut = [_beginning(whole, most) for most in _CUT_AT]
-        yield part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
+        yield ending.part(f"{where}: {first}", *(f"{named}{each}" for each in (whole, *cut)), *(each for each in cut))
     else:
         shorter = (_LINES.sub("", first), first.partition(" (")[0], first.partition(". ")[0], least)
         brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", _IN_ENVIRONMENT)), key=len)
         shortest = [f"{short}: {each}" for each in (first, least, brief)]
         if shared := _shared_gpus(root.subjects):
             shortest.append(f"{_with_place(metadata, shared)}: {brief}")
-        yield part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
-    yield part(beside, importance=LATER)
+        yield ending.part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
+    yield ending.part(beside, importance=ending.LATER)
 
 
 def _shared_gpus(subjects: Sequence[str]) -> str:
@@ -321,11 +316,11 @@ def _model(name: str) -> str:
 def _job(report: Report) -> str:
     communicators = report.rows(CommunicatorRow)
     found = {each.id for each in report.findings}
-    if NOTHING_TO_CONNECT in found:
+    if ending.NOTHING_TO_CONNECT in found:
         return "nothing to connect: one rank"
     if communicators:
         pairs = counted(sum(each.pairs for each in communicators), "pair")
-        if EXCERPT in found:
+        if ending.EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
         return f"{pairs} of {counted(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LibraryRow) if row.found]

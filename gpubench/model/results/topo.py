@@ -32,16 +32,7 @@ from gpubench.model.paths.topology import (
     rounded,
 )
 from gpubench.model.paths.wiring import to_other_nodes
-from gpubench.model.results.report import (
-    HIDDEN,
-    OnPage,
-    PairRow,
-    Record,
-    RowsOfNode,
-    Section,
-    Table,
-    made_of,
-)
+from gpubench.model.results import report
 from gpubench.model.terms.verdict import Origin
 from gpubench.records import dataclass
 
@@ -50,7 +41,7 @@ TOPO_SECTIONS = (
     *("fallback", "causes", "causes_unread", "findings"),
 )
 
-_GPUS_ON_PAGE = OnPage(
+_GPUS_ON_PAGE = report.OnPage(
     columns=(
         *("node", "gpu", "bus_id", "name", "pcie_generation", "pcie_width", "nvlinks_active", "nvlinks"),
         *("nvlink_gb_s", "nvlink_errors", "fabric_state", "throttle_reasons", "lost"),
@@ -59,7 +50,7 @@ _GPUS_ON_PAGE = OnPage(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=("node",)):
+class GpuRow(report.Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=("node",)):
     """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
 
     node: str  #: host name of the node
@@ -110,7 +101,7 @@ class GpuRow(Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=("node",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow(Record, section="nvlinks", on_page=HIDDEN, host_fields=("node",)):
+class NvlinkRow(report.Record, section="nvlinks", on_page=report.HIDDEN, host_fields=("node",)):
     """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
 
     node: str  #: host name of the node
@@ -126,13 +117,13 @@ class NvlinkRow(Record, section="nvlinks", on_page=HIDDEN, host_fields=("node",)
     origin: Annotated[str, Origin]  #: measured, simulated or recorded
 
 
-_NICS_ON_PAGE = OnPage(
+_NICS_ON_PAGE = report.OnPage(
     columns=(*("node", "nic", "link_layer", "state", "rate_gbit_s", "nearest_gpus", "nearest_path", "gpudirect_rdma"),)
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NicRow(Record, section="nics", on_page=_NICS_ON_PAGE, host_fields=("node",)):
+class NicRow(report.Record, section="nics", on_page=_NICS_ON_PAGE, host_fields=("node",)):
     """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
 
     node: str  #: host name of the node
@@ -161,13 +152,13 @@ class NicRow(Record, section="nics", on_page=_NICS_ON_PAGE, host_fields=("node",
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
-_NODES_ON_PAGE = OnPage(
+_NODES_ON_PAGE = report.OnPage(
     columns=(*("node", "node_kind", "differences", "gpus", "nics", "driver", "cuda", "kernel", "place", "cpu"),)
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow(Record, section="nodes", on_page=_NODES_ON_PAGE):
+class NodeRow(report.Record, section="nodes", on_page=_NODES_ON_PAGE):
     """One node: of which kind, and how it differs from it."""
 
     node: str  #: host name of the node
@@ -198,7 +189,7 @@ class NodeRow(Record, section="nodes", on_page=_NODES_ON_PAGE):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindRow(Record, section="kinds", on_page=HIDDEN):
+class KindRow(report.Record, section="kinds", on_page=report.HIDDEN):
     """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
 
     node_kind: str  #: letter of the kind
@@ -214,7 +205,7 @@ class KindRow(Record, section="kinds", on_page=HIDDEN):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow(Record, section="tree", on_page=HIDDEN):
+class TreeRow(report.Record, section="tree", on_page=report.HIDDEN):
     """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
 
     node: str  #: host name of the node
@@ -226,7 +217,7 @@ class TreeRow(Record, section="tree", on_page=HIDDEN):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow(Record, section="ranks", on_page=HIDDEN):
+class RankRow(report.Record, section="ranks", on_page=report.HIDDEN):
     """One process of the job."""
 
     rank: int  #: number in the job
@@ -252,7 +243,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
     for gpu in node.gpus:
         active = [link for link in gpu.nvlinks or () if link.active]
         counted = [count for link in gpu.nvlinks or () for count in link.errors.values()]
-        yield made_of(
+        yield report.made_of(
             GpuRow,
             gpu,
             node=node.snapshot.host,
@@ -289,20 +280,22 @@ def gpu_rows_of(nodes: Sequence[Topology]) -> list[GpuRow]:
     return found
 
 
-def rows_by_node(nodes: Sequence[Topology], make: Callable[[Topology], Iterable[Record]]) -> Iterator[RowsOfNode]:
+def rows_by_node(
+    nodes: Sequence[Topology], make: Callable[[Topology], Iterable[report.Record]]
+) -> Iterator[report.RowsOfNode]:
     """Rows with nothing in them that tells a node from those that are like it but `node`, its host."""
-    like, rows = None, list[Record]()
+    like, rows = None, list[report.Record]()
     for node in nodes:
         if node.like is not like:
             like, rows = node.like, list(make(node.like))
-        yield RowsOfNode(rows, ("node",), node.snapshot.host)
+        yield report.RowsOfNode(rows, ("node",), node.snapshot.host)
 
 
 def link_rows(node: Topology) -> Iterator[NvlinkRow]:
     """Every NVLink of a node."""
     for gpu in node.gpus:
         for link in gpu.nvlinks or ():
-            yield made_of(
+            yield report.made_of(
                 NvlinkRow,
                 link,
                 node=node.snapshot.host,
@@ -319,7 +312,7 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
     for nic in node.nics:
         nearest = node.nearest_gpus(nic)
         possible, reason = node.gpudirect(nic)
-        yield made_of(
+        yield report.made_of(
             NicRow,
             nic,
             node=node.snapshot.host,
@@ -342,7 +335,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
     kind_of = {position: kind for kind in kinds for position in (*kind.alike, *kind.odd)}
     for position, node in enumerate(nodes):
         snapshot, machine, kind = node.snapshot, node.snapshot.machine, kind_of[position]
-        yield made_of(
+        yield report.made_of(
             NodeRow,
             machine,
             snapshot.gpudirect,
@@ -364,9 +357,9 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
         )
 
 
-def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, Section]:
+def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, report.Section]:
     """The sections of nodes and of their devices, for a report that is about more than those."""
-    return Table.by_section(
+    return report.Table.by_section(
         {
             NodeRow: lambda: node_rows(nodes, kinds),
             GpuRow: lambda: gpu_rows_of(nodes),
@@ -377,7 +370,7 @@ def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> 
 
 def rank_rows(ranks: Sequence[RankFacts]) -> Iterator[RankRow]:
     """Every process of the job."""
-    return (made_of(RankRow, rank, node=rank.host) for rank in ranks)
+    return (report.made_of(RankRow, rank, node=rank.host) for rank in ranks)
 
 
 def _pcie(link: PcieLink) -> dict[str, int | None]:
@@ -421,7 +414,7 @@ _MOST_KNOWN = 8
 _FAR = "NCCL uses it up to PXB unless NCCL_NET_GDR_LEVEL says otherwise"
 
 
-def pair_rows(node: Topology) -> Iterator[PairRow]:
+def pair_rows(node: Topology) -> Iterator[report.PairRow]:
     """Every ordered pair of different devices of a node."""
     host, origin = node.snapshot.host, node.snapshot.origin
     for source in node.devices:
@@ -429,7 +422,7 @@ def pair_rows(node: Topology) -> Iterator[PairRow]:
             if source is destination:
                 continue
             limit = node.limit(source, destination)
-            yield PairRow(
+            yield report.PairRow(
                 source=source.device,
                 destination=destination.device,
                 source_bus_id=source.bus_id,
@@ -443,10 +436,10 @@ def pair_rows(node: Topology) -> Iterator[PairRow]:
             )
 
 
-def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
+def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
     """The pairs of every node. Of a thousand nodes most are alike: theirs are an earlier one's, by another host."""
-    known: list[tuple[Snapshot, list[PairRow]]] = []
-    like, rows = None, list[PairRow]()
+    known: list[tuple[Snapshot, list[report.PairRow]]] = []
+    like, rows = None, list[report.PairRow]()
     for node in nodes:
         if node.like is not like:
             like, what = node.like, _without_identity(node.snapshot)
@@ -454,7 +447,7 @@ def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[RowsOfNode]:
             rows = list(pair_rows(node)) if same is None else same
             if same is None:
                 known = [(what, rows), *known[: _MOST_KNOWN - 1]]
-        yield RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
+        yield report.RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
 
 
 def _without_identity(snapshot: Snapshot) -> Snapshot:

@@ -10,16 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import count
 
-from gpubench.model.results.scan import (
-    BeforeRounds,
-    LocalFigure,
-    NodeRail,
-    PairSample,
-    PlannedRound,
-    RingFailure,
-    RingOutcome,
-    RoundOutcome,
-)
+from gpubench.model.results import scan
 from gpubench.ranks.scan.messages import (
     OWN_FAULT,
     WORDS,
@@ -54,14 +45,18 @@ class NodeRanks:
         return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
 
     @property
-    def rank_by_rail(self) -> dict[NodeRail, int]:
+    def rank_by_rail(self) -> dict[scan.NodeRail, int]:
         """The rank that has a rail of a node."""
         return {
-            NodeRail(node, rail): rank for rank, node in self.node_by_rank.items() for rail in self.rails_by_rank[rank]
+            scan.NodeRail(node, rail): rank
+            for rank, node in self.node_by_rank.items()
+            for rail in self.rails_by_rank[rank]
         }
 
 
-def seats(rings: Sequence[Sequence[NodeRail]], rank_by_rail: Mapping[NodeRail, int]) -> dict[int, tuple[Seat, ...]]:
+def seats(
+    rings: Sequence[Sequence[scan.NodeRail]], rank_by_rail: Mapping[scan.NodeRail, int]
+) -> dict[int, tuple[Seat, ...]]:
     """The seats of every rank in these rings; a rail has one at most."""
     found: dict[int, tuple[Seat, ...]] = {}
     for ring in rings:
@@ -141,30 +136,32 @@ class Coordinator:
                 self._lose(supervised.rank, _GONE)
         self._collect(MessageType.CLOCK, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
-    def local(self) -> list[LocalFigure]:
+    def local(self) -> list[scan.LocalFigure]:
         """Phase 0 of all nodes at once."""
         replies = self._ask(
             {rank: bytes((MessageType.LOCAL_ORDER,)) for rank in self._supervised},
             MessageType.LOCAL_REPLY,
             SECONDS_OF_PHASE_0 + SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE,
         )
-        figures: list[LocalFigure] = []
+        figures: list[scan.LocalFigure] = []
         for rank, body in replies.items():
             with contextlib.suppress(struct.error, IndexError):
                 figures += local_figures(self._node_by_rank[rank], body)
         return figures
 
-    def failed(self) -> BeforeRounds:
+    def failed(self) -> scan.BeforeRounds:
         """What phase 0 left that does not work: nodes that are gone, rails whose worker died or hung."""
         orders = dict.fromkeys(self._supervised, bytes((MessageType.FAILED_ORDER,)))
         replies = self._ask(orders, MessageType.REPLY, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
-        failed: dict[NodeRail, str] = {}
+        failed: dict[scan.NodeRail, str] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error, ValueError):
                 reply, node = RoundReply.of(body), self._node_by_rank[rank]
-                failed |= {NodeRail(node, rail): _words(Outcome(out), reply.remark) for rail, _, out in reply.figures}
+                failed |= {
+                    scan.NodeRail(node, rail): _words(Outcome(out), reply.remark) for rail, _, out in reply.figures
+                }
         self._told |= self._gone.keys()
-        return BeforeRounds(dict(self._gone), failed)
+        return scan.BeforeRounds(dict(self._gone), failed)
 
     def clock_offsets(self) -> dict[int, float]:
         """By how many seconds the wall clock of a node differs from this one's, where that is much."""
@@ -174,29 +171,29 @@ class Coordinator:
             if abs(each.clock_offset) > CLOCK_SECONDS
         }
 
-    def measure(self, planned: PlannedRound) -> RoundOutcome:
+    def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
         """A round: orders to both nodes of every pair, and their replies made into figures."""
         start = time.monotonic()
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
         replies = self._ask(orders, MessageType.REPLY, patience)
         figures: dict[int, dict[int, Figure]] = {}
-        remarks: dict[NodeRail, str] = {}
+        remarks: dict[scan.NodeRail, str] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error):
                 reply = RoundReply.of(body)
                 if reply.number == planned.number:
                     node = self._node_by_rank[rank]
                     figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
-                    remarks |= {NodeRail(node, each[0]): reply.remark for each in reply.figures if each[2]}
+                    remarks |= {scan.NodeRail(node, each[0]): reply.remark for each in reply.figures if each[2]}
         gone = {node: seen for node, seen in self._gone.items() if node not in self._told}
         self._told |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
-        return RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
+        return scan.RoundOutcome(planned.number, planned.phase, samples, time.monotonic() - start, gone)
 
     def rings(
-        self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
-    ) -> list[RingOutcome]:
+        self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, told_later: bool = False
+    ) -> list[scan.RingOutcome]:
         """What disjoint rings of rails deliver, all at once; in phase 0 a failed worker is `told_later` once more."""
         number = next(self._ring_numbers)
         orders = {
@@ -204,19 +201,21 @@ class Coordinator:
             for rank, own in seats(rings, self._rank_by_rail).items()
         }
         replies = self._ask(orders, MessageType.REPLY, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
-        figures: dict[NodeRail, tuple[float, int, str]] = {}
+        figures: dict[scan.NodeRail, tuple[float, int, str]] = {}
         for rank, body in replies.items():
             with contextlib.suppress(struct.error):
                 reply = RoundReply.of(body)
                 node = self._node_by_rank[rank]
                 if reply.number == number:
-                    figures |= {NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures}
+                    figures |= {
+                        scan.NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures
+                    }
         return [self._ring_outcome(ring, figures, replies) for ring in rings]
 
-    def collective(self, nodes: Sequence[int]) -> float | RingFailure:
+    def collective(self, nodes: Sequence[int]) -> float | scan.RingFailure:
         """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
-        outcomes = self.rings([[NodeRail(node, rail) for node in nodes] for rail in rails])
+        outcomes = self.rings([[scan.NodeRail(node, rail) for node in nodes] for rail in rails])
         failures = [failure for each in outcomes for failure in each.failures.values()]
         if failures:
             return next((each for each in failures if each.is_own), failures[0])
@@ -248,7 +247,7 @@ class Coordinator:
         self._supervised[rank] = _Supervised(rank, connection)
         self._selector.register(connection, selectors.EVENT_READ, self._supervised[rank])
 
-    def _orders(self, planned: PlannedRound) -> dict[int, bytes]:
+    def _orders(self, planned: scan.PlannedRound) -> dict[int, bytes]:
         retired: dict[int, int] = {}
         for node, rail in planned.retired:
             retired[node] = retired.get(node, 0) | 1 << rail
@@ -319,35 +318,43 @@ class Coordinator:
                 supervised.connection.close()
 
     def _ring_outcome(
-        self, ring: Sequence[NodeRail], figures: Mapping[NodeRail, tuple[float, int, str]], replies: Mapping[int, bytes]
-    ) -> RingOutcome:
-        failures: dict[NodeRail, RingFailure] = {}
+        self,
+        ring: Sequence[scan.NodeRail],
+        figures: Mapping[scan.NodeRail, tuple[float, int, str]],
+        replies: Mapping[int, bytes],
+    ) -> scan.RingOutcome:
+        failures: dict[scan.NodeRail, scan.RingFailure] = {}
         for cell in ring:
             if cell not in figures:
                 seen = _NO_FIGURE if self._rank_by_rail[cell] in replies else self._gone.get(cell.node, _SILENT)
-                failures[cell] = RingFailure(cell.node, seen, is_own=True)
+                failures[cell] = scan.RingFailure(cell.node, seen, is_own=True)
             elif figures[cell][1]:
                 _, outcome, remark = figures[cell]
-                failures[cell] = RingFailure(cell.node, _words(Outcome(outcome), remark), outcome in OWN_FAULT)
-        return RingOutcome(0.0 if failures else min(figures[cell][0] for cell in ring), failures)
+                failures[cell] = scan.RingFailure(cell.node, _words(Outcome(outcome), remark), outcome in OWN_FAULT)
+        return scan.RingOutcome(0.0 if failures else min(figures[cell][0] for cell in ring), failures)
 
     def _samples(
-        self, planned: PlannedRound, figures: Mapping[int, Mapping[int, Figure]], remarks: Mapping[NodeRail, str]
-    ) -> Iterator[PairSample]:
+        self,
+        planned: scan.PlannedRound,
+        figures: Mapping[int, Mapping[int, Figure]],
+        remarks: Mapping[scan.NodeRail, str],
+    ) -> Iterator[scan.PairSample]:
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
         nothing: Mapping[int, Figure] = {}
         for first, second in planned.pairs:
             one, other = figures.get(first, nothing), figures.get(second, nothing)
             for rail in rails:
-                if planned.retired and not planned.retired.isdisjoint((NodeRail(first, rail), NodeRail(second, rail))):
+                if planned.retired and not planned.retired.isdisjoint(
+                    (scan.NodeRail(first, rail), scan.NodeRail(second, rail))
+                ):
                     continue
                 ours, theirs = one.get(rail), other.get(rail)
                 if ours is not None and theirs is not None and not ours[2] and not theirs[2]:
-                    yield PairSample(first, second, rail, (ours[1] + theirs[1]) / 2)
+                    yield scan.PairSample(first, second, rail, (ours[1] + theirs[1]) / 2)
                 else:
                     ends = ((first, ours), (second, theirs))
-                    own = {node: remarks.get(NodeRail(node, rail), "") for node in (first, second)}
-                    yield PairSample(first, second, rail, 0.0, *self._failure(ends, own))
+                    own = {node: remarks.get(scan.NodeRail(node, rail), "") for node in (first, second)}
+                    yield scan.PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 
     def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
         """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""

@@ -15,32 +15,16 @@ from gpubench.machine.children import module_command, with_package
 from gpubench.machine.host import leave_core, mps_serves, process_state
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
-from gpubench.ranks.scan.messages import (
-    OWN_FAULT,
-    REFUSED,
-    WORDS,
-    MessageType,
-    Outcome,
-    RingOrder,
-    RoundOrder,
-    RoundReply,
-    WorkerTask,
-    framed,
-    greet,
-    keep_alive,
-    packed_clock,
-    packed_local,
-    receive_one,
-)
+from gpubench.ranks.scan import messages
 from gpubench.records import dataclass
 
 SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
 _FAILURES = {
-    REFUSED: Outcome.BROKEN,
-    "deadline": Outcome.DEADLINE,
-    "broken": Outcome.BROKEN,
-    "failed": Outcome.OWN_WORKER_FAILED,
-    "wrong": Outcome.WRONG_DATA,
+    messages.REFUSED: messages.Outcome.BROKEN,
+    "deadline": messages.Outcome.DEADLINE,
+    "broken": messages.Outcome.BROKEN,
+    "failed": messages.Outcome.OWN_WORKER_FAILED,
+    "wrong": messages.Outcome.WRONG_DATA,
 }
 
 
@@ -56,7 +40,7 @@ class WorkerProcess:
         self._control: socket.socket | None = None
         self._received = b""
         self._ended_with: int | None = None
-        self._task: WorkerTask | None = None
+        self._task: messages.WorkerTask | None = None
         self._under_mps = backend == "nccl" and mps_serves(os.environ)
 
     @property
@@ -65,9 +49,9 @@ class WorkerProcess:
         return self._stuck is not None and self._stuck.poll() is None
 
     @property
-    def loss(self) -> Outcome:
+    def loss(self) -> messages.Outcome:
         """What it means that it is lost: its GPU hangs. Under MPS it may wait for the server, as others' deaths do."""
-        return Outcome.BROKEN if self._under_mps else Outcome.OWN_WORKER_BLOCKED
+        return messages.Outcome.BROKEN if self._under_mps else messages.Outcome.OWN_WORKER_BLOCKED
 
     @property
     def port(self) -> int:
@@ -79,7 +63,7 @@ class WorkerProcess:
         """The socket on which its answers arrive."""
         return self._control
 
-    def begin(self, task: WorkerTask) -> None:
+    def begin(self, task: messages.WorkerTask) -> None:
         """Give it a task; a new worker where there is none."""
         if self._process is None or self._process.poll() is not None:
             self._start()
@@ -106,13 +90,13 @@ class WorkerProcess:
 
     def retries(self, answer: dict[str, object]) -> bool:
         """Whether it was refused by an MPS server, which may take it later: a new worker then has the same task."""
-        if answer.get("failure") != REFUSED or self._task is None:
+        if answer.get("failure") != messages.REFUSED or self._task is None:
             return False
         self._end()
         self.begin(self._task)
         return True
 
-    def outcome(self, answer: dict[str, object]) -> tuple[float, Outcome, str]:
+    def outcome(self, answer: dict[str, object]) -> tuple[float, messages.Outcome, str]:
         """GB/s, outcome and remark of an answer.
 
         Under MPS a worker that failed is ended, for a new one to have the next task: where a client dies in the middle
@@ -120,19 +104,23 @@ class WorkerProcess:
         """
         gb_s = answer.get("gb_s")
         if isinstance(gb_s, float):
-            return gb_s, Outcome.DONE, ""
+            return gb_s, messages.Outcome.DONE, ""
         if self._under_mps:
             self._end()
-        return 0.0, _FAILURES.get(str(answer.get("failure")), Outcome.OWN_WORKER_FAILED), str(answer.get("remark", ""))
+        return (
+            0.0,
+            _FAILURES.get(str(answer.get("failure")), messages.Outcome.OWN_WORKER_FAILED),
+            str(answer.get("remark", "")),
+        )
 
-    def state(self) -> Outcome:
+    def state(self) -> messages.Outcome:
         """Why it does not answer, by what the kernel says of it."""
         if self._process is None or self._process.poll() is not None:
-            return Outcome.OWN_WORKER_DIED
+            return messages.Outcome.OWN_WORKER_DIED
         letter = process_state(self._process.pid)
         if letter in "Tt":
-            return Outcome.OWN_WORKER_STOPPED
-        return self.loss if letter == "D" else Outcome.DEADLINE
+            return messages.Outcome.OWN_WORKER_STOPPED
+        return self.loss if letter == "D" else messages.Outcome.DEADLINE
 
     def has_died(self) -> bool:
         """True where it ended by itself since it was started: nobody asked it to."""
@@ -238,7 +226,7 @@ class Supervisor:
         self._rank = rank
         self._first_quantity = LocalQuantity.MEMORY if backend == "host" else LocalQuantity.FROM_HOST
         self._secret = secret
-        self._faults: dict[int, tuple[float, Outcome, str]] = {}
+        self._faults: dict[int, tuple[float, messages.Outcome, str]] = {}
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
@@ -247,16 +235,16 @@ class Supervisor:
         if len(self.workers) > 1:
             leave_core()
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
-            greet(control, self._secret, str(self._rank).encode())
-            keep_alive(control)
+            messages.greet(control, self._secret, str(self._rank).encode())
+            messages.keep_alive(control)
             control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
             while True:
-                message = receive_one(control)
+                message = messages.receive_one(control)
                 if message is None:
                     raise ConnectionResetError("rank 0 is gone")
-                if message[0] == MessageType.END:
+                if message[0] == messages.MessageType.END:
                     return bool(message[-1])
-                control.sendall(framed(self._reply(message, cards, own_host)))
+                control.sendall(messages.framed(self._reply(message, cards, own_host)))
 
     def close(self) -> None:
         """End all workers."""
@@ -264,36 +252,40 @@ class Supervisor:
             worker.close()
 
     def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
-        if message[0] == MessageType.CLOCK:
-            return packed_clock(time.time())
-        if message[0] == MessageType.LOCAL_ORDER:
-            return packed_local(list(self._local()))
-        if message[0] == MessageType.RING_ORDER:
-            return self._in_rings(RingOrder.of(message[1:]), cards, own_host).packed()
-        if message[0] == MessageType.FAILED_ORDER:
+        if message[0] == messages.MessageType.CLOCK:
+            return messages.packed_clock(time.time())
+        if message[0] == messages.MessageType.LOCAL_ORDER:
+            return messages.packed_local(list(self._local()))
+        if message[0] == messages.MessageType.RING_ORDER:
+            return self._in_rings(messages.RingOrder.of(message[1:]), cards, own_host).packed()
+        if message[0] == messages.MessageType.FAILED_ORDER:
             return self._failed().packed()
-        order = RoundOrder.of(message[1:])
+        order = messages.RoundOrder.of(message[1:])
         return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
 
-    def _failed(self) -> RoundReply:
+    def _failed(self) -> messages.RoundReply:
         """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
         for rail, worker in self.workers.items():
             if rail not in self._faults and worker.has_died():
                 worker.kill()
-                self._faults[rail] = 0.0, Outcome.OWN_WORKER_DIED, f"{worker.how_it_ended()}, in phase 0"
+                self._faults[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, f"{worker.how_it_ended()}, in phase 0"
         remark = next((words for _, _, words in self._faults.values()), "")
-        return RoundReply(0, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in self._faults.items()), remark)
+        return messages.RoundReply(
+            0, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in self._faults.items()), remark
+        )
 
-    def _tasks(self, order: RoundOrder, cards: Sequence[RankCard], own_host: str) -> Iterator[tuple[int, WorkerTask]]:
+    def _tasks(
+        self, order: messages.RoundOrder, cards: Sequence[RankCard], own_host: str
+    ) -> Iterator[tuple[int, messages.WorkerTask]]:
         partner = cards[order.partner]
         for rail in self.workers:
             if rail in partner.ports and not order.retired >> rail & 1:
                 places = () if order.listens else partner.places(rail, own_host)
-                yield rail, WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
+                yield rail, messages.WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
 
-    def _in_rings(self, order: RingOrder, cards: Sequence[RankCard], own_host: str) -> RoundReply:
+    def _in_rings(self, order: messages.RingOrder, cards: Sequence[RankCard], own_host: str) -> messages.RoundReply:
         tasks = {
-            seat.rail: WorkerTask(
+            seat.rail: messages.WorkerTask(
                 order.number,
                 seat.rail,
                 seat.before,
@@ -310,12 +302,14 @@ class Supervisor:
         }
         reply = self.round(order.number, tasks, order.deadline_s)
         if order.told_later:
-            own = [(rail, Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in OWN_FAULT]
+            own = [
+                (rail, messages.Outcome(outcome)) for rail, _, outcome in reply.figures if outcome in messages.OWN_FAULT
+            ]
             remark = ", ".join(filter(None, (reply.remark, "in phase 0")))
             self._faults |= {rail: (0.0, outcome, remark) for rail, outcome in own}
         return reply
 
-    def round(self, number: int, tasks: Mapping[int, WorkerTask], deadline_s: float) -> RoundReply:
+    def round(self, number: int, tasks: Mapping[int, messages.WorkerTask], deadline_s: float) -> messages.RoundReply:
         """All rails at once, within the deadline and what it takes to end who hangs."""
         found = {rail: self._faults.pop(rail) for rail in tasks if rail in self._faults}
         for rail in [rail for rail in tasks if rail not in found]:
@@ -324,14 +318,14 @@ class Supervisor:
                 found[rail] = 0.0, worker.loss, "it still hangs, killed in an earlier round"
             elif worker.has_died():
                 worker.kill()
-                found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.how_it_ended()
         waiting = [rail for rail in tasks if rail not in found]
         for rail in waiting:
             self.workers[rail].begin(tasks[rail])
         answers = self._answers(number, waiting, time.monotonic() + deadline_s + SECONDS_AFTER_DEADLINE, found)
         late = [rail for rail in waiting if rail not in answers and rail not in found]
         states = {rail: self.workers[rail].state() for rail in late}
-        patient = [rail for rail in late if states[rail] is Outcome.DEADLINE]
+        patient = [rail for rail in late if states[rail] is messages.Outcome.DEADLINE]
         answers |= self._answers(number, patient, time.monotonic() + SECONDS_TO_ABORT, found)
         for rail in late:
             if rail in answers or rail in found:
@@ -342,10 +336,12 @@ class Supervisor:
             found[rail] = 0.0, state, "killed after the deadline"
         found |= {rail: self.workers[rail].outcome(answer) for rail, answer in answers.items()}
         remark = next((words for _, outcome, words in found.values() if outcome and words), "")
-        return RoundReply(number, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in found.items()), remark)
+        return messages.RoundReply(
+            number, tuple((rail, gb_s, int(out)) for rail, (gb_s, out, _) in found.items()), remark
+        )
 
     def _answers(
-        self, number: int, rails: Sequence[int], deadline: float, found: dict[int, tuple[float, Outcome, str]]
+        self, number: int, rails: Sequence[int], deadline: float, found: dict[int, tuple[float, messages.Outcome, str]]
     ) -> dict[int, dict[str, object]]:
         answers: dict[int, dict[str, object]] = {}
         while waiting := [rail for rail in rails if rail not in answers and rail not in found]:
@@ -361,7 +357,7 @@ class Supervisor:
                 except (EOFError, OSError):
                     worker = self.workers[rail]
                     worker.kill()
-                    found[rail] = 0.0, Outcome.OWN_WORKER_DIED, worker.how_it_ended()
+                    found[rail] = 0.0, messages.Outcome.OWN_WORKER_DIED, worker.how_it_ended()
                 else:
                     if answer is not None and not self.workers[rail].retries(answer):
                         answers[rail] = answer
@@ -372,7 +368,7 @@ class Supervisor:
 
         One that fails alone goes on: what it could not copy is a figure that is not there.
         """
-        tasks = {rail: WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
+        tasks = {rail: messages.WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
         for rail, task in tasks.items():
             self.workers[rail].begin(task)
         faults = self._faults
@@ -385,7 +381,8 @@ class Supervisor:
         for rail, answer in answers.items():
             local = answer.get("local")
             if not isinstance(local, list):
-                seen = f"{WORDS[Outcome.OWN_WORKER_FAILED]}: {answer.get('remark') or 'it gave no figures'}"
+                failed = messages.WORDS[messages.Outcome.OWN_WORKER_FAILED]
+                seen = f"{failed}: {answer.get('remark') or 'it gave no figures'}"
                 figures.append(LocalFigure(0, rail, self._first_quantity, 0.0, failure=seen))
                 continue
             for name, gb_s in local:

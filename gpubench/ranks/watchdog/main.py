@@ -17,28 +17,10 @@ from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
 from gpubench.machine.host import leave_core
-from gpubench.model.terms.ranks import (
-    LostRank,
-    Phase,
-    RankState,
-    hang_error,
-    is_suspended,
-    limit_seconds,
-    not_started_error,
-)
+from gpubench.model.terms import ranks
 from gpubench.model.terms.units import error_text, printable_line
 from gpubench.ranks.ras import ask_ras
-from gpubench.ranks.watchdog.messages import (
-    END_SIGNAL,
-    ChannelSender,
-    ProgressBlock,
-    ProgressReading,
-    WatchdogAddress,
-    Watched,
-    local_name,
-    remove_if_abandoned,
-    write_stderr_line,
-)
+from gpubench.ranks.watchdog import messages
 from gpubench.ranks.watchdog.peers import (
     SECONDS_OF_DROPPING,
     HearingCheck,
@@ -70,7 +52,7 @@ class FailureReporter(Protocol):
     def error(self, error: GpubenchError) -> None:
         """Report an error that ends the job."""
 
-    def lost(self, lost: LostRank) -> None:
+    def lost(self, lost: ranks.LostRank) -> None:
         """Report a rank that ended without an error of its own."""
 
     def note(self, text: str) -> None:
@@ -90,8 +72,8 @@ class Watchdog:
 
     def __init__(
         self,
-        watched: Watched,
-        block: ProgressBlock,
+        watched: messages.Watched,
+        block: messages.ProgressBlock,
         control: socket.socket,
         local: socket.socket,
         job: str,
@@ -108,14 +90,14 @@ class Watchdog:
         self._clock = clock
         self._peers: Peers | None = None
         self._hearing: HearingCheck | None = None
-        self._watchdogs: Sequence[WatchdogAddress] = ()
+        self._watchdogs: Sequence[messages.WatchdogAddress] = ()
         self._place = watched.place
         self._parent = _parent_of(watched.pid)
         self._rank_answers = False
         self._answers: list[dict[str, Any]] = []
         self._rest = b""
         self._trouble = ""
-        self._last: ProgressReading | None = None
+        self._last: messages.ProgressReading | None = None
         self._since = self._wait_until = clock()
 
     def run(self) -> None:
@@ -134,14 +116,14 @@ class Watchdog:
             self._end()
         except RankIsGoneError:
             if not self._block.left():
-                self._report_loss(LostRank(self.state(), self._clock(), int(_stat(self._watched.pid)[-1] or 0)))
+                self._report_loss(ranks.LostRank(self.state(), self._clock(), int(_stat(self._watched.pid)[-1] or 0)))
 
-    def state(self) -> RankState:
+    def state(self) -> ranks.RankState:
         """The rank at this moment."""
         reading, now = self._block.read(), self._clock()
         if self._last is None or (reading.step, reading.done) != (self._last.step, self._last.done):
             self._last, self._since = reading, now
-        return RankState(
+        return ranks.RankState(
             rank=self._watched.rank,
             place=self._place,
             pid=self._watched.pid,
@@ -155,7 +137,7 @@ class Watchdog:
             trouble=self._trouble,
         )
 
-    def _report_loss(self, lost: LostRank) -> None:
+    def _report_loss(self, lost: ranks.LostRank) -> None:
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
@@ -182,27 +164,27 @@ class Watchdog:
             return True
         return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
 
-    def _is_hung(self, peers: Peers, states: Sequence[RankState]) -> bool:
+    def _is_hung(self, peers: Peers, states: Sequence[ranks.RankState]) -> bool:
         timeout_s = self._watched.timeout_s
         seconds_left = max(each.seconds_left(timeout_s) for each in states)
         if seconds_left > 0:
             self._wait_until = self._clock() + seconds_left
             return False
-        if is_suspended(states) and len(states) == self._watched.ranks:
+        if ranks.is_suspended(states) and len(states) == self._watched.ranks:
             # Whatever is continued later has its full time again.
             self._since = self._clock()
             return False
         idle = min(each.idle_seconds for each in states)
         if self._peers is None:
-            self._reporter.error(not_started_error(states, self._watched.ranks, round(idle)))
+            self._reporter.error(ranks.not_started_error(states, self._watched.ranks, round(idle)))
         else:
             answered = {each.rank for each in states}
             unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
             # Where datagrams never got through (a firewall), silence proves nothing until much later.
             known = set(unanswered) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
-            if unanswered and not known and idle < limit_seconds(Phase.LAUNCH, timeout_s):
+            if unanswered and not known and idle < ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s):
                 return False
-            self._reporter.error(hang_error(states, unanswered, round(idle), self._ras_lines()))
+            self._reporter.error(ranks.hang_error(states, unanswered, round(idle), self._ras_lines()))
         self._block.leave()
         peers.claim_first()
         self._wait(_SECONDS_TO_REPORT)
@@ -219,7 +201,7 @@ class Watchdog:
         """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
-        for number in (END_SIGNAL, signal.SIGKILL):
+        for number in (messages.END_SIGNAL, signal.SIGKILL):
             if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
                 with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
                     os.kill(self._watched.pid, number)
@@ -276,7 +258,7 @@ class Watchdog:
         elif kind == "places":
             self._place = message["places"][self._watched.rank]
             self._watchdogs = [
-                WatchdogAddress(place, address.host, address.addresses)
+                messages.WatchdogAddress(place, address.host, address.addresses)
                 for place, address in zip(message["places"], self._watchdogs, strict=True)
             ]
         elif kind == "helps":
@@ -288,7 +270,7 @@ class Watchdog:
 
     def _learn_addresses(self, message: dict[str, Any]) -> None:
         """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
-        self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
+        self._watchdogs = [messages.WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
         addresses = {rank: each.addresses_from(self._watched.host) for rank, each in enumerate(self._watchdogs)}
         sealed = SealedDatagrams(self._datagrams, self._watched.rank, addresses, message["secret"], message["job"])
@@ -335,16 +317,16 @@ def main() -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # it reports the death of its rank also where it is stopped
     leave_core()
     setup = json.loads(sys.argv[1])
-    watched = Watched(**setup["watched"])
+    watched = messages.Watched(**setup["watched"])
     job = setup["job"]
-    block = ProgressBlock(setup["block"])
+    block = messages.ProgressBlock(setup["block"])
     control = socket.socket(fileno=setup["control"])
     datagrams = [socket.socket(fileno=each) for each in setup["datagrams"]]
     channel = socket.socket(fileno=setup["channel"]) if "channel" in setup else None
     reporter = _StderrReporter() if channel is None else _ChannelReporter(channel)
     Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
     if channel is not None:
-        remove_if_abandoned(channel)
+        messages.remove_if_abandoned(channel)
 
 
 def _local_socket(job: str, rank: int) -> socket.socket:
@@ -352,7 +334,7 @@ def _local_socket(job: str, rank: int) -> socket.socket:
     local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     local.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before it has a name: no sender stays unknown
     try:
-        local.bind(local_name(job, rank))
+        local.bind(messages.local_name(job, rank))
     except OSError:
         local.bind("")
     return local
@@ -362,14 +344,14 @@ class _StderrReporter:
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        write_stderr_line(error_text(error).removeprefix("gpubench: "))
+        messages.write_stderr_line(error_text(error).removeprefix("gpubench: "))
 
-    def lost(self, lost: LostRank) -> None:
+    def lost(self, lost: ranks.LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
     def note(self, text: str) -> None:
-        write_stderr_line(printable_line(f"note: {text}"))
+        messages.write_stderr_line(printable_line(f"note: {text}"))
 
 
 class _ChannelReporter:
@@ -380,16 +362,16 @@ class _ChannelReporter:
 
     def error(self, error: GpubenchError) -> None:
         with suppress(OSError):
-            ChannelSender(self._line).error(error)
+            messages.ChannelSender(self._line).error(error)
 
-    def lost(self, lost: LostRank) -> None:
+    def lost(self, lost: ranks.LostRank) -> None:
         """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
-            ChannelSender(self._line, alive=False).lost(lost)
+            messages.ChannelSender(self._line, alive=False).lost(lost)
 
     def note(self, text: str) -> None:
         """Print it: the launcher passes on what ranks print."""
-        write_stderr_line(printable_line(f"note: {text}"))
+        messages.write_stderr_line(printable_line(f"note: {text}"))
 
 
 if __name__ == "__main__":

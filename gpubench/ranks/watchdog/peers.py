@@ -13,17 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 from gpubench.model.terms.ranks import Phase, RankState, limit_seconds
 from gpubench.model.terms.units import spans
-from gpubench.ranks.watchdog.messages import (
-    MOST_BYTES,
-    Address,
-    Content,
-    LossClaim,
-    MessageKind,
-    UdpAddress,
-    WatchdogAddress,
-    WatchdogMessage,
-    local_name,
-)
+from gpubench.ranks.watchdog import messages
 
 _MAC_BYTES = 32
 _KNOCK_BYTES = 8
@@ -43,13 +33,13 @@ class DatagramRoute(NamedTuple):
     """A socket of this watchdog, and the address of another's."""
 
     own: socket.socket
-    address: Address
+    address: messages.Address
 
 
 class Received(NamedTuple):
     """A message that is believed, and the way back to its sender."""
 
-    message: WatchdogMessage
+    message: messages.WatchdogMessage
     route: DatagramRoute
 
 
@@ -65,7 +55,7 @@ class Datagrams(Protocol):
     def candidates(self, rank: int) -> Sequence[DatagramRoute]:
         """All ways by which a rank's watchdog might be reached."""
 
-    def send(self, message: WatchdogMessage, route: DatagramRoute) -> None:
+    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
         """Send it; nobody knows whether it arrives."""
 
     def receive(self, own: socket.socket) -> Received | None:
@@ -87,9 +77,9 @@ class SameUserDatagrams:
 
     def candidates(self, rank: int) -> Sequence[DatagramRoute]:
         """The name that the rank's watchdog has if it is on this host."""
-        return [DatagramRoute(self.sockets[0], local_name(self._job, rank))]
+        return [DatagramRoute(self.sockets[0], messages.local_name(self._job, rank))]
 
-    def send(self, message: WatchdogMessage, route: DatagramRoute) -> None:
+    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
         """Send it as it is; the kernel adds who sent it, and lets senders in by turns where somebody floods."""
         data = message.to_bytes()
         with contextlib.suppress(OSError):
@@ -109,11 +99,11 @@ class SameUserDatagrams:
         """As `Datagrams.receive`."""
         # With room for credentials and nothing else, the kernel hands over no descriptor that somebody sends along.
         room = socket.CMSG_SPACE(_CREDENTIALS.size)
-        data, ancillary, _, sender = own.recvmsg(MOST_BYTES + 1, room, socket.MSG_DONTWAIT)
+        data, ancillary, _, sender = own.recvmsg(messages.MOST_BYTES + 1, room, socket.MSG_DONTWAIT)
         credentials = [content for level, kind, content in ancillary if (level, kind) == _CREDENTIALS_KIND]
-        if len(data) > MOST_BYTES or [_CREDENTIALS.unpack(each)[1] for each in credentials] != [os.getuid()]:
+        if len(data) > messages.MOST_BYTES or [_CREDENTIALS.unpack(each)[1] for each in credentials] != [os.getuid()]:
             return None
-        message = WatchdogMessage.from_bytes(data)
+        message = messages.WatchdogMessage.from_bytes(data)
         if message.sender >= self._ranks:
             return None
         name = sender.decode(errors="surrogateescape") if isinstance(sender, bytes) else ""
@@ -132,7 +122,7 @@ class SealedDatagrams:
         self,
         sockets: Sequence[socket.socket],
         rank: int,
-        addresses: Mapping[int, Sequence[UdpAddress]],
+        addresses: Mapping[int, Sequence[messages.UdpAddress]],
         secret: str,
         job: str,
     ) -> None:
@@ -153,7 +143,7 @@ class SealedDatagrams:
         """The addresses that the rank offered, each from the own address that the kernel would take."""
         return [DatagramRoute(self._socket_towards(each[0]), each) for each in self._addresses.get(rank, ())]
 
-    def send(self, message: WatchdogMessage, route: DatagramRoute) -> None:
+    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
         """Send it with its code."""
         data = message.to_bytes()
         code = self._code(data, self._own[route.own], route.address)
@@ -162,20 +152,20 @@ class SealedDatagrams:
 
     def receive(self, own: socket.socket) -> Received | None:
         """As `Datagrams.receive`."""
-        received, sender = own.recvfrom(_KNOCK_BYTES + _MAC_BYTES + MOST_BYTES + 1)
+        received, sender = own.recvfrom(_KNOCK_BYTES + _MAC_BYTES + messages.MOST_BYTES + 1)
         knock, sealed = received[:_KNOCK_BYTES], received[_KNOCK_BYTES:]
         code, data = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
-        if knock != self._knock or len(data) > MOST_BYTES:
+        if knock != self._knock or len(data) > messages.MOST_BYTES:
             return None
         if not hmac.compare_digest(code, self._code(data, sender, self._own[own])):
             return None
-        message = WatchdogMessage.from_bytes(data)
+        message = messages.WatchdogMessage.from_bytes(data)
         if message.receiver != self._rank or message.sender not in self._addresses:
             return None
         is_new = self._seen.setdefault(message.sender, ReplayWindow()).is_new(message.counter)
         return Received(message, DatagramRoute(own, sender)) if is_new else None
 
-    def _code(self, data: bytes, sender: Address, receiver: Address) -> bytes:
+    def _code(self, data: bytes, sender: messages.Address, receiver: messages.Address) -> bytes:
         return hmac.digest(self._key, _packed(sender) + _packed(receiver) + data, "sha256")
 
     def _knock_of(self, rank: int) -> bytes:
@@ -216,15 +206,15 @@ class ReplayWindow:
         return is_new
 
 
-def _packed(address: Address) -> bytes:
-    host, port = cast("UdpAddress", address)
+def _packed(address: messages.Address) -> bytes:
+    host, port = cast("messages.UdpAddress", address)
     return socket.inet_aton(host) + port.to_bytes(2, "big")
 
 
 def _let_in(own: socket.socket, knock: bytes) -> None:
     """Have the kernel drop what lacks the knock, so that a flood does not push others out of the queue."""
     first, second = struct.unpack("!II", knock)
-    most = _UDP_HEADER_BYTES + _KNOCK_BYTES + _MAC_BYTES + MOST_BYTES
+    most = _UDP_HEADER_BYTES + _KNOCK_BYTES + _MAC_BYTES + messages.MOST_BYTES
     steps = (
         (_LOAD_LENGTH, 0, 0, 0),
         (_JUMP_IF_GREATER, 5, 0, most),
@@ -288,7 +278,7 @@ class Peers:
         wanted = [rank for rank in ranks if rank != self._rank]
         needed = len(wanted) if enough is None else enough
         self._states.clear()
-        self._exchange(MessageKind.ASK, None, wanted, seconds, lambda: len(self._states) >= needed)
+        self._exchange(messages.MessageKind.ASK, None, wanted, seconds, lambda: len(self._states) >= needed)
         return [self._states[rank] for rank in sorted(self._states)]
 
     def probe(self, ranks: Iterable[int]) -> None:
@@ -314,13 +304,13 @@ class Peers:
 
     def serve(self, seconds: float) -> None:
         """Answer questions for so long."""
-        self._exchange(MessageKind.ASK, None, [], seconds, lambda: False)
+        self._exchange(messages.MessageKind.ASK, None, [], seconds, lambda: False)
 
     def order_end(self) -> None:
         """Order all others that were heard of to end their ranks; sent more than once, since datagrams get lost."""
         for _ in range(_TIMES_SENT):
             for rank, route in self._proven.items():
-                self._send(rank, MessageKind.END, route)
+                self._send(rank, messages.MessageKind.END, route)
 
     def receive(self) -> None:
         """Take the datagrams that have arrived, and answer them: a limited number, for the timers have to go on."""
@@ -347,10 +337,10 @@ class Peers:
             self.ask([_ARBITER], _SECONDS_FOR_A_DECISION)
         self._states.clear()
         self._is_decided = False
-        claim = LossClaim(at_seconds, os.uname().nodename)
-        self._exchange(MessageKind.LOST, claim, [_ARBITER], _SECONDS_FOR_A_DECISION, is_decided)
+        claim = messages.LossClaim(at_seconds, os.uname().nodename)
+        self._exchange(messages.MessageKind.LOST, claim, [_ARBITER], _SECONDS_FOR_A_DECISION, is_decided)
 
-    def _decide_first_lost(self, sender: int, claim: LossClaim) -> int:
+    def _decide_first_lost(self, sender: int, claim: messages.LossClaim) -> int:
         if self._first_lost is None:
             here = claim.host == os.uname().nodename
             own_first = self._own_loss is not None and here and self._own_loss < claim.at_seconds
@@ -358,7 +348,12 @@ class Peers:
         return self._first_lost
 
     def _exchange(
-        self, kind: MessageKind, content: Content, ranks: Sequence[int], seconds: float, is_done: Callable[[], bool]
+        self,
+        kind: messages.MessageKind,
+        content: messages.Content,
+        ranks: Sequence[int],
+        seconds: float,
+        is_done: Callable[[], bool],
     ) -> None:
         """Send a message to ranks, and again to those without a known state, until `is_done`."""
         deadline = self._clock() + seconds
@@ -375,7 +370,7 @@ class Peers:
             select.select(sockets, [], [], patience if sockets else min(patience, SECONDS_OF_DROPPING))
             self.receive()
 
-    def _put(self, rank: int, kind: MessageKind, content: Content, *, everywhere: bool) -> None:
+    def _put(self, rank: int, kind: messages.MessageKind, content: messages.Content, *, everywhere: bool) -> None:
         """Send a message by the way that is proven; where none is, or it led nowhere, ask by all ways instead."""
         route = self._proven.get(rank)
         if route is not None:
@@ -384,7 +379,7 @@ class Peers:
             self._questions |= self._ask_everywhere(rank)
 
     def _ask_everywhere(self, rank: int) -> set[int]:
-        return {self._send(rank, MessageKind.ASK, route) for route in self._datagrams.candidates(rank)}
+        return {self._send(rank, messages.MessageKind.ASK, route) for route in self._datagrams.candidates(rank)}
 
     def _take(self, received: Received) -> None:
         message, route = received
@@ -392,24 +387,31 @@ class Peers:
         self.reached.add(sender)
         if route.address in (each.address for each in self._datagrams.candidates(sender)):
             self._proven[sender] = route
-        if message.kind is MessageKind.ASK:
-            self._send(sender, MessageKind.STATE, route, self._own_state(), message.counter)
-        elif message.kind is MessageKind.STATE and isinstance(content, RankState):
+        if message.kind is messages.MessageKind.ASK:
+            self._send(sender, messages.MessageKind.STATE, route, self._own_state(), message.counter)
+        elif message.kind is messages.MessageKind.STATE and isinstance(content, RankState):
             if message.answers in self._questions:
                 self._states[sender] = content
-        elif message.kind is MessageKind.LOST and isinstance(content, LossClaim):
-            self._send(sender, MessageKind.FIRST, route, self._decide_first_lost(sender, content), message.counter)
-        elif message.kind is MessageKind.FIRST and isinstance(content, int):
+        elif message.kind is messages.MessageKind.LOST and isinstance(content, messages.LossClaim):
+            self._send(
+                sender, messages.MessageKind.FIRST, route, self._decide_first_lost(sender, content), message.counter
+            )
+        elif message.kind is messages.MessageKind.FIRST and isinstance(content, int):
             if message.answers in self._questions:
                 self._is_decided, self._first_lost = True, content
-        elif message.kind is MessageKind.END and self._datagrams.carries_orders:
+        elif message.kind is messages.MessageKind.END and self._datagrams.carries_orders:
             self.ordered_to_end = True
 
     def _send(
-        self, rank: int, kind: MessageKind, route: DatagramRoute, content: Content = None, answers: int = 0
+        self,
+        rank: int,
+        kind: messages.MessageKind,
+        route: DatagramRoute,
+        content: messages.Content = None,
+        answers: int = 0,
     ) -> int:
         self._counter += 1
-        message = WatchdogMessage(kind, self._rank, rank, self._counter, answers, content)
+        message = messages.WatchdogMessage(kind, self._rank, rank, self._counter, answers, content)
         self._datagrams.send(message, route)
         return self._counter
 
@@ -436,7 +438,9 @@ _MOST_HOSTS = 8
 class HearingCheck:
     """The first rank's look, once the ranks have met, whether the watchdogs of all others answer."""
 
-    def __init__(self, peers: Peers, watchdogs: Sequence[WatchdogAddress], timeout_s: float, now: float) -> None:
+    def __init__(
+        self, peers: Peers, watchdogs: Sequence[messages.WatchdogAddress], timeout_s: float, now: float
+    ) -> None:
         self._peers = peers
         self._watchdogs = watchdogs
         self._timeout_s = timeout_s

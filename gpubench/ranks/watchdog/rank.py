@@ -19,16 +19,7 @@ from gpubench.machine.host import process_state
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import printable_line
 from gpubench.ports.group import Group
-from gpubench.ranks.watchdog.messages import (
-    END_SIGNAL,
-    ProgressBlock,
-    WatchdogAddress,
-    Watched,
-    bound_sockets,
-    connect,
-    job_name,
-    write_stderr_line,
-)
+from gpubench.ranks.watchdog import messages
 
 _LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
 _DOMAIN = "gpubench"
@@ -89,7 +80,11 @@ class WatchdogKeeper:
     """A watchdog for the rank `watched`, and another at the same sockets where that one is killed or breaks."""
 
     def __init__(
-        self, watched: Watched, block: ProgressBlock, datagrams: Sequence[socket.socket], channel: str | None
+        self,
+        watched: messages.Watched,
+        block: messages.ProgressBlock,
+        datagrams: Sequence[socket.socket],
+        channel: str | None,
     ) -> None:
         self._watched = watched
         self._block = block
@@ -141,12 +136,12 @@ class WatchdogKeeper:
             if self._channel:
                 # The line is made now, so that the launcher waits for the reports of this rank's watchdog.
                 with suppress(OSError):  # the launcher is gone
-                    descriptors["channel"] = stack.enter_context(connect(self._channel)).fileno()
+                    descriptors["channel"] = stack.enter_context(messages.connect(self._channel)).fileno()
             # Everybody on this host can read a command line: the secret comes later, by the control socket.
             setup = descriptors | {
                 "datagrams": datagrams,
                 "watched": asdict(self._watched),
-                "job": job_name(os.environ),
+                "job": messages.job_name(os.environ),
             }
             # The rank's own words behind it are for people who look at the list of processes.
             command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
@@ -194,7 +189,7 @@ class WatchdogKeeper:
         return False
 
     def _note(self, text: str) -> None:
-        write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
+        messages.write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
 
     def _start_again(self) -> bool:
         before = self._control
@@ -230,7 +225,7 @@ _SECRET_BYTES = 32
 class RankProgress:
     """The progress of this rank, and the line to its watchdog."""
 
-    def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
+    def __init__(self, block: messages.ProgressBlock, own: messages.WatchdogAddress, watchdog: WatchdogKeeper) -> None:
         self.enter = with_ranges(block.enter, find_nvtx())
         self.completed = block.completed
         self._block = block
@@ -239,7 +234,7 @@ class RankProgress:
 
     def exchange_addresses(self, group: Group) -> None:
         """Give the watchdogs of all ranks each other's addresses and a secret; every rank of the job calls it."""
-        own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
+        own = [messages.job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
         self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
@@ -270,12 +265,12 @@ class RankProgress:
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
     """Start the watchdog of this process as a program of its own, before MPI and CUDA, which may hang."""
-    block = ProgressBlock()
+    block = messages.ProgressBlock()
     block.enter(Phase.LAUNCH)
-    datagrams = bound_sockets()
-    address = WatchdogAddress(f"rank {rank} on {host}", host, [each.getsockname() for each in datagrams])
-    die_at_once_on(END_SIGNAL)
-    watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
+    datagrams = messages.bound_sockets()
+    address = messages.WatchdogAddress(f"rank {rank} on {host}", host, [each.getsockname() for each in datagrams])
+    die_at_once_on(messages.END_SIGNAL)
+    watched = messages.Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
     return RankProgress(block, address, WatchdogKeeper(watched, block, datagrams, channel))
 
 

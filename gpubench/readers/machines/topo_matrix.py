@@ -17,18 +17,7 @@ from dataclasses import field, replace
 from itertools import takewhile
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import (
-    DriverFacts,
-    GpuFacts,
-    NicFacts,
-    NicKind,
-    NvLink,
-    NvlinkPeer,
-    PairFacts,
-    PciPlace,
-    Snapshot,
-    bus_id,
-)
+from gpubench.model.facts import snapshot
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
@@ -123,14 +112,14 @@ _TABLE_ROW = re.compile(
 _HIDDEN_BUS_ID = re.compile(r"f{4,8}:ff:ff\.[0-9a-f]")
 
 
-def _gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
-    gpus: dict[int, GpuFacts] = {}
-    links: dict[int, dict[int, NvLink]] = {}
+def _gpus_in_lines(lines: Sequence[str]) -> dict[int, snapshot.GpuFacts]:
+    gpus: dict[int, snapshot.GpuFacts] = {}
+    links: dict[int, dict[int, snapshot.NvLink]] = {}
     current: int | None = None
     for line in lines:
         if found := _GPU_LINE.search(line):
             current = int(found[1])
-            before = gpus.get(current) or GpuFacts(index=current)
+            before = gpus.get(current) or snapshot.GpuFacts(index=current)
             if before.uuid not in (None, found[3]):
                 # Another boot, or another machine: links that were read before are not this GPU's.
                 links.pop(current, None)
@@ -138,27 +127,28 @@ def _gpus_in_lines(lines: Sequence[str]) -> dict[int, GpuFacts]:
         elif current is not None and (found := _LINK_LINE.search(line)):
             held = links.setdefault(current, {})
             number = int(found[1])
-            held[number] = _link(held.get(number) or NvLink(number=number), found)
+            held[number] = _link(held.get(number) or snapshot.NvLink(number=number), found)
         elif found := _TABLE_ROW.search(line):
             index = int(found[1])
-            before = gpus.get(index) or GpuFacts(index=index)
+            before = gpus.get(index) or snapshot.GpuFacts(index=index)
             full_name = None if found[2].endswith("...") else found[2]
-            gpus[index] = replace(before, bus_id=bus_id(found[3]), name=before.name or full_name)
+            gpus[index] = replace(before, bus_id=snapshot.bus_id(found[3]), name=before.name or full_name)
     own = {gpu.bus_id for gpu in gpus.values()} - {None}
     for index, held in links.items():
         facing = (
-            replace(held[i], peer=NvlinkPeer.GPU) if held[i].peer_bus_id in own else held[i] for i in sorted(held)
+            replace(held[i], peer=snapshot.NvlinkPeer.GPU) if held[i].peer_bus_id in own else held[i]
+            for i in sorted(held)
         )
         gpus[index] = replace(gpus[index], nvlinks=tuple(facing))
     return gpus
 
 
-def _link(link: NvLink, found: "re.Match[str]") -> NvLink:
+def _link(link: snapshot.NvLink, found: "re.Match[str]") -> snapshot.NvLink:
     if found["rate"]:
         return replace(link, active=True, raw_gb_s=float(found["rate"]))
     if found["down"]:
         return replace(link, active=False, raw_gb_s=None)
-    peer = bus_id(found["peer"])
+    peer = snapshot.bus_id(found["peer"])
     return replace(link, peer_bus_id=None if _HIDDEN_BUS_ID.fullmatch(peer) else peer)
 
 
@@ -176,7 +166,11 @@ _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NIC = re.compile(
     r"(?=[\w.-]{1,64}\Z)(?:NIC\d{1,4}|[A-Za-z]\w*_[\w.-]*\d\w*|(?:ib|roce|rdmap|hfi|eth|en|bond)\w*\d\w*)", re.ASCII
 )
-_KINDS = {("rdmap", "efa"): NicKind.EFA, ("roce", "bnxt_re", "irdma"): NicKind.ROCE, ("eth", "en"): NicKind.ETHERNET}
+_KINDS = {
+    ("rdmap", "efa"): snapshot.NicKind.EFA,
+    ("roce", "bnxt_re", "irdma"): snapshot.NicKind.ROCE,
+    ("eth", "en"): snapshot.NicKind.ETHERNET,
+}
 _AFTER_MATRIX = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
 _LEGEND = re.compile(r"\b(NIC\d{1,4}):\s+(\S+)\s*$", re.ASCII)
 _COMMAND = re.compile(r"\btopo\s+(?:(-mp?)\b|--?p2p\w*[ =]([rwnap]{1,5})\b)", re.ASCII)
@@ -192,7 +186,7 @@ def recognises(text: str) -> bool:
     return re.search(r"\bGPU ?\d|nvidia-smi|NVIDIA-SMI", text) is not None
 
 
-def read(text: str, name: str) -> Snapshot:
+def read(text: str, name: str) -> snapshot.Snapshot:
     """The node in a text of the file `name`; its `host` is left empty, for nvidia-smi names none.
 
     Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
@@ -209,11 +203,11 @@ def read(text: str, name: str) -> Snapshot:
     devices = dict.fromkeys(device for matrix in fields.values() for device in matrix.columns)
     nics = [nic_names.get(device, device) for device in devices if not _GPU.fullmatch(device)]
     versions = {found[1]: found[2].rstrip(".") for line in lines for found in _VERSION.finditer(line)}
-    return Snapshot(
+    return snapshot.Snapshot(
         host="",
         origin=Origin.RECORDED,
         source=f"nvidia-smi text {name}",
-        driver=DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
+        driver=snapshot.DriverFacts(version=versions.get("Driver"), cuda=versions.get("CUDA")),
         gpus=_gpus(fields, _gpus_in_lines(lines)),
         nics=tuple(map(_nic, nics)),
         pairs=_pairs(fields, nic_names),
@@ -439,7 +433,7 @@ def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
     return fields if set(fields) <= set(_PATH_FIELDS if matrix.is_path else _P2P_FIELDS) else ()
 
 
-def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple[PairFacts, ...]:
+def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple[snapshot.PairFacts, ...]:
     pairs: dict[tuple[str, str], dict[str, str]] = {}
     for each, matrix in fields.items():
         for device in matrix.columns:
@@ -448,38 +442,38 @@ def _pairs(fields: Mapping[str, _Matrix], nic_names: Mapping[str, str]) -> tuple
                     source, destination = nic_names.get(device, device), nic_names.get(other, other)
                     words = pairs.setdefault((source, destination), {"source": source, "destination": destination})
                     words[each] = _OLD_WORDS.get(cell, cell)
-    return tuple(from_plain(PairFacts, words) for words in pairs.values())
+    return tuple(from_plain(snapshot.PairFacts, words) for words in pairs.values())
 
 
-def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, GpuFacts]) -> tuple[GpuFacts, ...]:
-    gpus: dict[int, GpuFacts] = {}
+def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, snapshot.GpuFacts]) -> tuple[snapshot.GpuFacts, ...]:
+    gpus: dict[int, snapshot.GpuFacts] = {}
     for matrix in fields.values():
         for device, row in matrix.rows.items():
             if not (number := _GPU.fullmatch(device)):
                 continue
             index = int(number[1])
-            facts = gpus.get(index) or known.get(index) or GpuFacts(index=index)
+            facts = gpus.get(index) or known.get(index) or snapshot.GpuFacts(index=index)
             # Cells of these columns are never blank in a row of a GPU, only further apart than tabs would have them.
             after = dict(zip(matrix.after, row.after, strict=False)) if len(row.after) == len(matrix.after) else {}
             affinity, node = after.get("CPU Affinity", "N/A"), after.get("NUMA Affinity", "")
             if affinity != "N/A":
                 facts = replace(facts, cpu_affinity=affinity)
             if re.fullmatch(r"\d{1,4}", node, re.ASCII):
-                facts = replace(facts, place=PciPlace(numa_node=int(node)))
+                facts = replace(facts, place=snapshot.PciPlace(numa_node=int(node)))
             gpus[index] = facts
     return tuple(_with_reasons(gpus[index]) for index in sorted(gpus))
 
 
-def _with_reasons(gpu: GpuFacts) -> GpuFacts:
+def _with_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
     missing = {"nvlinks": "output of nvidia-smi nvlink -s", "bus_id": "table of nvidia-smi"}
     unknown = {name: f"the text has no {what}" for name, what in missing.items() if getattr(gpu, name) is None}
     return replace(gpu, unknown=unknown)
 
 
-def _nic(name: str) -> NicFacts:
+def _nic(name: str) -> snapshot.NicFacts:
     """A NIC by its name alone: nvidia-smi lists RDMA devices and says nothing else of them."""
     unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:
         unknown["kind"] = "the text does not say infiniband or RoCE"
-    return NicFacts(name=name, kind=kind or NicKind.INFINIBAND, unknown=unknown)
+    return snapshot.NicFacts(name=name, kind=kind or snapshot.NicKind.INFINIBAND, unknown=unknown)

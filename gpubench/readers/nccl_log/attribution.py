@@ -14,16 +14,7 @@ from typing import NamedTuple
 from gpubench.model.paths.nccl_log import ChannelSets, RankConnections, channel_code
 from gpubench.model.paths.transport import Tuning
 from gpubench.readers import limits
-from gpubench.readers.nccl_log.lines import (
-    CommunicatorLine,
-    Connection,
-    LineSource,
-    ReachedLimits,
-    claimed_ranks,
-    parse_communicator,
-    parse_connection,
-    parse_tuning,
-)
+from gpubench.readers.nccl_log import lines
 from gpubench.records import dataclass
 
 _MOST_ENDS = 1024
@@ -39,7 +30,7 @@ class Comm:
     `has_multicast` whether it shares memory with the ranks of its node over NVLink SHARP (NVLS).
     """
 
-    def __init__(self, process: "Process", line: CommunicatorLine, sets: ChannelSets) -> None:
+    def __init__(self, process: "Process", line: lines.CommunicatorLine, sets: ChannelSets) -> None:
         self.process = process
         self.rank = line.rank
         self.size = line.size
@@ -58,13 +49,13 @@ class Comm:
         self.tunings: dict[Tuning, None] = {}
         self.tuning_lines: set[bytes] = set()
 
-    def is_same(self, line: CommunicatorLine, comm_id: str | None) -> bool:
+    def is_same(self, line: lines.CommunicatorLine, comm_id: str | None) -> bool:
         """True if a line with this comm's address can be of it, not of a later comm at the same address."""
         return (line.rank, line.size) == (self.rank, self.size) and (
             None in (comm_id, self.comm_id) or comm_id == self.comm_id
         )
 
-    def update(self, line: CommunicatorLine, comm_id: str | None) -> None:
+    def update(self, line: lines.CommunicatorLine, comm_id: str | None) -> None:
         """Take the facts of this comm from a line."""
         self.comm_id = self.comm_id or comm_id
         self.nodes = self.nodes if line.nodes is None else line.nodes
@@ -92,7 +83,7 @@ class Comm:
         """True if it has this channel to a peer."""
         return self.connections.of(peer).has(code)
 
-    def connections_for(self, connection: Connection) -> RankConnections:
+    def connections_for(self, connection: lines.Connection) -> RankConnections:
         """The connections of this comm, to which one is to be added."""
         if self.comm_id is None:
             self.peer_devices[connection.peer] = connection.peer_device
@@ -110,7 +101,7 @@ class EarlyConnections:
 class AmbiguousChannel(NamedTuple):
     """A channel, by its code, of a connection that each of several comms may have."""
 
-    connection: Connection
+    connection: lines.Connection
     code: int
     comms: tuple[Comm, ...]
 
@@ -237,7 +228,7 @@ class Thread:
             self.tuning_lines.add(line)
             self.process.remembering.append(self)
 
-    def early_connections(self, connection: Connection, sets: ChannelSets) -> RankConnections:
+    def early_connections(self, connection: lines.Connection, sets: ChannelSets) -> RankConnections:
         """The connections to which one is added until its communicator is named."""
         key = connection.rank, connection.device
         if key not in self.early:
@@ -277,7 +268,7 @@ class Attribution:
     so, and reading has to end.
     """
 
-    def __init__(self, reached: ReachedLimits) -> None:
+    def __init__(self, reached: lines.ReachedLimits) -> None:
         self.reached = reached
         self.sets = ChannelSets()
         self.no_connections = RankConnections(self.sets, 0)
@@ -285,12 +276,12 @@ class Attribution:
         self._by_pid: dict[int, list[Process]] = {}
         self._comms = 0
         self._ambiguous = 0
-        self.lost: list[tuple[Connection, int]] = []
+        self.lost: list[tuple[lines.Connection, int]] = []
         self.cut_heads = 0
         self.left_sides: dict[bytes, int] = {}
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
 
-    def thread(self, source: LineSource) -> Thread:
+    def thread(self, source: lines.LineSource) -> Thread:
         """The thread that a line comes from."""
         process = self.processes.get((source.host, source.pid))
         if process is None:
@@ -319,14 +310,14 @@ class Attribution:
         if count > most:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
-    def without_text(self, source: LineSource) -> LineSource:
+    def without_text(self, source: lines.LineSource) -> lines.LineSource:
         """The known process that is meant where other text without a line end stands before the host's name."""
         known = {each.host for each in self.of_pid(source.pid) if source.host.endswith(each.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
         """Add a channel, of NCCL's connection 0 or 1, from its text; False where that cannot be read."""
-        connection = parse_connection(text, cut=cut)
+        connection = lines.parse_connection(text, cut=cut)
         if connection is None:
             return False
         line_code = self.sets.line_code(connection.transport, received=connection.received)
@@ -345,7 +336,7 @@ class Attribution:
 
     def add_lost(self, place: tuple[int, int], text: bytes) -> None:
         """Keep a channel whose writer was cut away, unless it cannot be read, or there are too many."""
-        connection = parse_connection(text)
+        connection = lines.parse_connection(text)
         if connection is not None and len(self.lost) < _MOST_LOST:
             line_code = self.sets.line_code(connection.transport, received=connection.received)
             self.lost.append((connection, line_code + channel_code(*place)))
@@ -367,11 +358,11 @@ class Attribution:
         """The comm that a line of a connection names by its address, as RCCL's do: known, or new."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
-            line = CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
+            line = lines.CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
             comm = self._begin_comm(process, line)
         return comm
 
-    def _begin_comm(self, process: Process, line: CommunicatorLine) -> Comm:
+    def _begin_comm(self, process: Process, line: lines.CommunicatorLine) -> Comm:
         comm = process.comm_by_address[line.handle] = Comm(process, line, self.sets)
         process.comms.append(comm)
         process.forget_caches()
@@ -382,9 +373,9 @@ class Attribution:
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
         """Take a message that names a comm: its init, its shape, or its end."""
-        line = parse_communicator(message)
+        line = lines.parse_communicator(message)
         if line is None:
-            ranks = claimed_ranks(message)
+            ranks = lines.claimed_ranks(message)
             if ranks is not None and ranks > limits.MOST_LOG_RANKS:
                 self.reached.pass_over(
                     f"a communicator of {ranks} ranks", f"{limits.MOST_LOG_RANKS} ranks of one communicator"
@@ -430,7 +421,7 @@ class Attribution:
 
     def add_tuning(self, thread: Thread, message: bytes, line: bytes) -> None:
         """Take algorithm and protocol of an operation, which rank 0 logs. `line` is all of it, if that is all in it."""
-        tuning = parse_tuning(message)
+        tuning = lines.parse_tuning(message)
         if tuning is None:
             return
         process = thread.process
@@ -444,7 +435,7 @@ class Attribution:
             thread.remember_tuning(line)
 
     def _connections_for(
-        self, thread: Thread, connection: Connection, code: int, *, of_sends: bool
+        self, thread: Thread, connection: lines.Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
         """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
         process, writer = thread.process, (connection.rank, connection.device, connection.peer)
@@ -470,7 +461,7 @@ class Attribution:
             self._end_beyond(self._ambiguous, limits.MOST_AMBIGUOUS, "channels that several communicators may have")
         return None
 
-    def _remember(self, thread: Thread, connection: Connection, text: bytes, line_code: int) -> None:
+    def _remember(self, thread: Thread, connection: lines.Connection, text: bytes, line_code: int) -> None:
         """Remember where such texts are added, where that follows from the writer's end alone."""
         process = thread.process
         writer = (connection.rank, connection.device, 0)
@@ -493,7 +484,7 @@ def _is_living_root(comm: Comm) -> bool:
     return comm.is_alive and comm.rank == 0
 
 
-def _comm_id(process: Process, line: CommunicatorLine) -> str | None:
+def _comm_id(process: Process, line: lines.CommunicatorLine) -> str | None:
     """The commId; of a split communicator its parent's with the number of the split and the colour.
 
     NCCL 2.23 does not log the number: there it is counted.

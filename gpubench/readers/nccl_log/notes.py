@@ -7,16 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers import limits, pasted
-from gpubench.readers.nccl_log.endings import (
-    FailedCollectives,
-    TestRuns,
-    Tracebacks,
-    parse_diagnostic,
-    parse_gpu_model,
-    parse_listed_rank,
-    parse_program_error,
-    says_something,
-)
+from gpubench.readers.nccl_log import endings
 from gpubench.readers.nccl_log.lines import ReachedLimits, bus_id
 
 _LONGEST = 300
@@ -281,7 +272,11 @@ class Notes:
         self._reached = reached
         self._tellers = 0
         self._warning: tuple[str, str, bytes, bytes] | None = None
-        self._tests, self._tracebacks, self._collectives = TestRuns(), Tracebacks(), FailedCollectives()
+        self._tests, self._tracebacks, self._collectives = (
+            endings.TestRuns(),
+            endings.Tracebacks(),
+            endings.FailedCollectives(),
+        )
         self._before_last_error: dict[bytes, None] = {}
         self._without_collnet: dict[str, None] = {}
         self.versions: dict[str, None] = {}
@@ -383,7 +378,7 @@ class Notes:
                 break
         if failed := self._collectives.add(line):
             self._complain(failed, "")
-        if not says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
+        if not endings.says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
             return
         self._add_told(_without_the_middle(line))
 
@@ -393,21 +388,21 @@ class Notes:
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
             self._before_last_error[whole.removesuffix(_LAST_ERROR)] = None
-        if diagnostic := parse_diagnostic(line):
+        if diagnostic := endings.parse_diagnostic(line):
             process, text = diagnostic
             self._complain(text, process)
         elif _WITHOUT_PEERS in line:
             text = line[line.index(_WITHOUT_PEERS) :].decode("utf-8", "replace").strip()
             self._remarks.setdefault((RemarkKind.DRIVER_REFUSED, ()), (Note(RemarkKind.DRIVER_REFUSED, (), text), {}))
-        elif error := parse_program_error(line):
+        elif error := endings.parse_program_error(line):
             self._complain(error, "")
         self._add_device(line)
 
     def _add_device(self, line: bytes) -> None:
         """Keep the rank and the model of a GPU that a line lists."""
-        if (listed := parse_listed_rank(line)) and len(self.listed_ranks) < limits.MOST_LOG_RANKS:
+        if (listed := endings.parse_listed_rank(line)) and len(self.listed_ranks) < limits.MOST_LOG_RANKS:
             self.listed_ranks.setdefault(listed[0], set()).add(listed[1:])
-        if model := parse_gpu_model(line):
+        if model := endings.parse_gpu_model(line):
             name, is_of_rank = model
             models = self.models if is_of_rank else self.listed_models
             if len(models) < _MOST_MODELS:

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from gpubench.errors import UsageError, advising
+from gpubench.model.results import result_file
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -32,33 +33,12 @@ from gpubench.model.results.report import (
     Table,
     VerdictRow,
 )
-from gpubench.model.results.result_file import (
-    ALIKE,
-    HOST_FIELDS,
-    MATRICES,
-    MODELS,
-    SHOWN_BY_ROWS,
-    TABLES,
-    FileCircumstances,
-    ResultFile,
-    UnfoldedRows,
-)
 from gpubench.model.results.watch import TrafficRow
 from gpubench.model.terms.commands import command_of
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import field_names, from_plain, types_as_is
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
-from gpubench.readers import limits
-from gpubench.readers.documents import (
-    Wanted,
-    check_text,
-    finite,
-    lines_of,
-    load_json,
-    may_hold_half_characters,
-    read_text,
-    whole,
-)
+from gpubench.readers import documents, limits
 from gpubench.readers.results import nccl_inspector, nvbandwidth
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
 from gpubench.records import dataclass
@@ -125,7 +105,7 @@ def _value(text: str, declared: Any, column: str, where: str) -> Any:
     if kind is bool:
         return _TRUTH[text] if text in _TRUTH else _unfit(where, column, text, "true, false or nothing")
     try:
-        return whole(text) if kind is int else finite(text)
+        return documents.whole(text) if kind is int else documents.finite(text)
     except ValueError:
         return _unfit(where, column, text, "a whole number" if kind is int else "a number with a decimal point")
 
@@ -160,7 +140,7 @@ def _unfit(where: str, column: str, text: str, expected: str) -> NoReturn:
     )
 
 
-def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> FileCircumstances:
+def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -> result_file.FileCircumstances:
     """The machine, libraries and settings in a file's metadata; `gpus` is its section of GPUs, as `topo` writes one.
 
     Raises UsageError where they are not as gpubench writes them.
@@ -172,16 +152,16 @@ def circumstances(metadata: Mapping[str, Any], gpus: Sequence[Any], name: str) -
         models = models or [str(text).partition(" ")[2] for text in (named.values() if isinstance(named, dict) else ())]
         models = models or [str(row["name"]) for row in gpus if row["name"]]
         profile = metadata["profile"]
-        return FileCircumstances(
+        return result_file.FileCircumstances(
             tool=f"gpubench {metadata['gpubench_version']}",
             hosts=tuple(map(str, metadata["hosts"])),
             gpus=tuple(models),
-            models=tuple(map(str, options.get(MODELS, ()))),
+            models=tuple(map(str, options.get(result_file.MODELS, ()))),
             origin=str(metadata["origin"]),
             started_at=str(metadata["started_at"]),
             libraries={str(key): str(value) for key, value in metadata["libraries"].items()},
             environment={str(key): str(value) for key, value in metadata["environment"].items()},
-            options={key: str(value) for key, value in options.items() if key not in SHOWN_BY_ROWS},
+            options={key: str(value) for key, value in options.items() if key not in result_file.SHOWN_BY_ROWS},
             topology=None if metadata["topology"] is None else str(metadata["topology"]),
             profile=None if profile is None else f"{profile['name']} ({profile['sha256']})",
         )
@@ -225,15 +205,15 @@ def document_of(text: str, name: str, sections: Container[str] | None = None) ->
 
 
 def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
-    alike, found = document.pop(ALIKE, {}), dict[str, UnfoldedRows]()
-    if not isinstance(alike, dict) or not alike.keys() <= HOST_FIELDS.keys():
-        raise UsageError(f"{name}: {ALIKE} names no sections of nodes", expected=EXPECTED)
+    alike, found = document.pop(result_file.ALIKE, {}), dict[str, result_file.UnfoldedRows]()
+    if not isinstance(alike, dict) or not alike.keys() <= result_file.HOST_FIELDS.keys():
+        raise UsageError(f"{name}: {result_file.ALIKE} names no sections of nodes", expected=EXPECTED)
     for section, nodes in alike.items():
         try:
-            found[section] = UnfoldedRows(document[section], nodes, HOST_FIELDS[section])
+            found[section] = result_file.UnfoldedRows(document[section], nodes, result_file.HOST_FIELDS[section])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"{name}: {ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
+                f"{name}: {result_file.ALIKE}.{section}: {error}", expected=EXPECTED, reason="edited by hand"
             ) from None
     rows = sum(map(len, found.values()))
     if rows > limits.MOST_ALIKE:
@@ -243,7 +223,7 @@ def _unfolded(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _document_of_lines(text: str, name: str, sections: Container[str] | None) -> dict[str, Any]:
     document: dict[str, Any] = {"complete": False}
-    lines, found = lines_of(text, name), dict[str, Any]()
+    lines, found = documents.lines_of(text, name), dict[str, Any]()
     for number, line in enumerate(lines, 1):
         is_cut_off = number == len(lines) and not text.endswith("\n") and not line.rstrip().endswith("}")
         if is_cut_off or not line.strip():
@@ -292,7 +272,7 @@ def _add(found: dict[str, Any], section: str, record: dict[str, Any]) -> None:
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
     try:
-        value = load_json(text)
+        value = documents.load_json(text)
     except ValueError as error:
         place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) and error.lineno > 1 else ""
         raise UsageError(
@@ -302,8 +282,8 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise UsageError(f"{where}: no JSON object", expected=EXPECTED)
-    if may_hold_half_characters(text):
-        check_text(value, where)
+    if documents.may_hold_half_characters(text):
+        documents.check_text(value, where)
     return value
 
 
@@ -328,7 +308,7 @@ _Make = Callable[[type[Kind], Any, str], Kind]
 _SECTIONS = ("rows", "pairs", "evidence", "checks", "verdicts")
 
 
-def read(text: str, name: str) -> ResultFile:
+def read(text: str, name: str) -> result_file.ResultFile:
     """The rows of a document, or of lines, of which a last one that was cut off is left out.
 
     Raises UsageError where it is damaged, of a newer version, or holds a value that cannot be.
@@ -337,7 +317,7 @@ def read(text: str, name: str) -> ResultFile:
     return _result_file(document_of(text, name, _SECTIONS), kind, name)
 
 
-def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFile:
+def _result_file(document: Mapping[str, Any], kind: str, name: str) -> result_file.ResultFile:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
         raise UsageError(f"{name} has no metadata", expected=EXPECTED, reason="the file was edited by hand")
@@ -348,7 +328,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> ResultFil
         _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
     verdicts = _rows_from_json(VerdictRow, document, name, from_plain)
     command = command_of(str(metadata.get("subject")), metadata.get("collective"))
-    return ResultFile(
+    return result_file.ResultFile(
         name=name,
         kind=kind,
         circumstances=circumstances(metadata, [gpu for gpu, _ in _each(document, "gpus", name)], name),
@@ -369,7 +349,7 @@ def _rows_from_json(kind: type[Kind], document: Mapping[str, Any], name: str, ma
     """The rows of a section by column; of nodes that have another's rows only the columns that differ are checked."""
     section, records = kind.section, _section_of(document, kind.section, name)
     where = f"{name}: {section}"
-    if not isinstance(records, UnfoldedRows):
+    if not isinstance(records, result_file.UnfoldedRows):
         return RowsByColumn(kind, [(len(records), _columns(kind, records, 0, where, make))])
     known: dict[int, dict[str, list[Any]]] = {}
     pieces: list[tuple[int, Mapping[str, Sequence[Any]]]] = []
@@ -425,14 +405,14 @@ def _each(document: Mapping[str, Any], section: str, name: str) -> Iterator[tupl
         yield record, f"{name}: {section}[{number}]"
 
 
-def _section_of(document: Mapping[str, Any], section: str, name: str) -> Sequence[Any] | UnfoldedRows:
+def _section_of(document: Mapping[str, Any], section: str, name: str) -> Sequence[Any] | result_file.UnfoldedRows:
     records: Any = document.get(section, ())
-    if not isinstance(records, (list, tuple, UnfoldedRows)):
+    if not isinstance(records, (list, tuple, result_file.UnfoldedRows)):
         raise UsageError(f"{name}: {section} is no list", expected=EXPECTED)
     return records
 
 
-_WANTED = Wanted(
+_WANTED = documents.Wanted(
     kinds="a result of gpubench's, .json or .jsonl, of any command",
     how_to_make_one="gpubench allreduce --output result.json",
     most_bytes=limits.MOST_RESULT_BYTES,
@@ -469,7 +449,7 @@ def read_stored(path: Path) -> StoredRun:
 
     Raises UsageError where it cannot be read, is no result of gpubench's, is damaged, or of a newer version.
     """
-    return stored_of(read_text(path, _WANTED), str(path))
+    return stored_of(documents.read_text(path, _WANTED), str(path))
 
 
 def stored_of(text: str, name: str) -> StoredRun:
@@ -526,16 +506,16 @@ def _run(document: Mapping[str, Any], name: str) -> StoredRun:
 
 
 def _stored_section(key: str, value: Any, name: str) -> Section:
-    if key in MATRICES:
+    if key in result_file.MATRICES:
         value = value or {}  # of lines that name sections without a row
         return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
-    if key not in TABLES:
+    if key not in result_file.TABLES:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
-    columns = [each.name for each in fields(TABLES[key])]
-    if isinstance(value, UnfoldedRows):
-        parts = list(value.parts(lambda record: _row(TABLES[key], record, f"{name}: {key}")))
+    columns = [each.name for each in fields(result_file.TABLES[key])]
+    if isinstance(value, result_file.UnfoldedRows):
+        parts = list(value.parts(lambda record: _row(result_file.TABLES[key], record, f"{name}: {key}")))
         return Table.of_nodes(columns, lambda: parts)
-    rows = _rows(key, TABLES[key], value, name)
+    rows = _rows(key, result_file.TABLES[key], value, name)
     return Table(columns, lambda: rows)
 
 

@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubench.errors import UsageError
-from gpubench.model.results.history import (
-    CUT_SHORT,
-    DatedName,
-    LeftOut,
-    PastFigures,
-    PastResult,
-    ResultHead,
-    headline_figures,
-    tallied,
-    why_unfit,
-)
+from gpubench.model.results import history
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents import load_json
@@ -41,10 +31,10 @@ class Kept:
     """The names in a folder: of dated results the newest first, and of visible files that are none."""
 
     folder: Path
-    names: tuple[DatedName, ...]
+    names: tuple[history.DatedName, ...]
     others: tuple[str, ...]
 
-    def path(self, name: DatedName) -> Path:
+    def path(self, name: history.DatedName) -> Path:
         """The path of a result."""
         return self.folder / str(name)
 
@@ -59,7 +49,7 @@ def list_results(folder: Path) -> Kept:
             texts = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     except OSError as error:
         raise _no_folder(folder, error) from None
-    dated = {text: DatedName.parse(text) for text in texts}
+    dated = {text: history.DatedName.parse(text) for text in texts}
     names = sorted((name for name in dated.values() if name is not None), reverse=True)
     return Kept(folder, tuple(names), tuple(text for text, name in dated.items() if name is None))
 
@@ -77,7 +67,7 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
     return UsageError(seen, expected="a folder of dated results", reason=reason, next_step=next_step)
 
 
-def read_head(path: Path) -> ResultHead:
+def read_head(path: Path) -> history.ResultHead:
     """A result's metadata and verdict; of a file that gpubench wrote, rows are not read.
 
     Raises UsageError where it cannot be read, is none of gpubench's, or of a newer version.
@@ -87,7 +77,7 @@ def read_head(path: Path) -> ResultHead:
         if not isinstance(document, dict):
             raise ValueError("no JSON object")
         check_version(document.get("schema_version"), str(path))
-        return ResultHead.of(
+        return history.ResultHead.of(
             document["metadata"],
             path.name,
             Verdict(document["verdict"]),
@@ -139,15 +129,17 @@ MOST_SECONDS = 3.0  # For opening files, half of it for beginnings: ranks wait f
 T = TypeVar("T")
 
 
-def past_figures(folder: Path, metadata: Metadata) -> PastFigures:
+def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
     """What earlier results of a command, on its machine and in its circumstances, let the run with `metadata` expect.
 
     Raises UsageError where the folder cannot be read; files that cannot be are left out and counted.
     """
-    reader = _Reader(list_results(folder), ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False))
-    results = list(reader.results(DatedName.host_of(metadata.hosts)))
+    reader = _Reader(
+        list_results(folder), history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
+    )
+    results = list(reader.results(history.DatedName.host_of(metadata.hosts)))
     shown = str(folder).rstrip("/") + "/"
-    return PastFigures.of(results, reader.own, shown, reader.left_out)
+    return history.PastFigures.of(results, reader.own, shown, reader.left_out)
 
 
 def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
@@ -161,23 +153,23 @@ def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
 
 
 class _Reader:
-    def __init__(self, kept: Kept, own: ResultHead) -> None:
+    def __init__(self, kept: Kept, own: history.ResultHead) -> None:
         self._kept, self.own = kept, own
         self._reasons: list[tuple[str, str]] = []
         self._not_opened = 0
         self._began_at = time.monotonic()
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[history.LeftOut, ...]:
         """The results that were not used, by reason."""
         more = (
-            (LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
+            (history.LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
             if self._not_opened
             else ()
         )
-        return (*tallied(self._reasons), *more)
+        return (*history.tallied(self._reasons), *more)
 
-    def results(self, host: str) -> Iterator[PastResult]:
+    def results(self, host: str) -> Iterator[history.PastResult]:
         of_command = [name for name in self._kept.names if name.command == self.own.command]
         others = [name for name in of_command if name.host != host]
         self._reasons += [("of another machine", f"{name.host}, not {host}") for name in others]
@@ -200,26 +192,26 @@ class _Reader:
                 return
             yield each
 
-    def _fit(self, name: DatedName) -> tuple[DatedName, ResultHead] | None:
+    def _fit(self, name: history.DatedName) -> tuple[history.DatedName, history.ResultHead] | None:
         """A name with its head; None of what is no measure, and of the run itself, which is not counted."""
         try:
             head = read_head(self._kept.path(name))
         except UsageError:
             self._reasons.append(self._why_unread(name))
             return None
-        unfit = why_unfit(head, self.own)
+        unfit = history.why_unfit(head, self.own)
         if unfit is not None and head.run_id != self.own.run_id:
             self._reasons.append(unfit)
         return (name, head) if unfit is None and head.run_id != self.own.run_id else None
 
-    def _why_unread(self, name: DatedName) -> tuple[str, str]:
+    def _why_unread(self, name: history.DatedName) -> tuple[str, str]:
         path = self._kept.path(name)
         with suppress(OSError):
             if path.is_file() and path.stat().st_size == 0:
-                return CUT_SHORT, ""
+                return history.CUT_SHORT, ""
         return "that cannot be read", str(name)
 
-    def _read(self, name: DatedName, head: ResultHead) -> Iterator[PastResult]:
+    def _read(self, name: history.DatedName, head: history.ResultHead) -> Iterator[history.PastResult]:
         path = self._kept.path(name)
         try:
             if path.stat().st_size > MOST_BYTES_OF_A_RESULT:
@@ -229,7 +221,7 @@ class _Reader:
         except (UsageError, OSError):
             self._reasons.append(("that cannot be read", str(name)))
             return
-        yield PastResult(head, file.rows, file.pairs)
+        yield history.PastResult(head, file.rows, file.pairs)
 
 
 MOST_RUNS = 30  # Runs of a command that are read
@@ -244,16 +236,16 @@ def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
     cannot be read.
     """
     kept = list_results(folder)
-    own = ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
-    host = DatedName.host_of(metadata.hosts)
-    by_command: dict[str, list[DatedName]] = {}
+    own = history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
+    host = history.DatedName.host_of(metadata.hosts)
+    by_command: dict[str, list[history.DatedName]] = {}
     for name in kept.names:
         if name.host == host:
             by_command.setdefault(name.command, []).append(name)
     return [run for command, names in by_command.items() for run in islice(_runs(kept, command, names, own), MOST_RUNS)]
 
 
-def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> Iterator[PastRun]:
+def _runs(kept: Kept, command: str, names: list[history.DatedName], own: history.ResultHead) -> Iterator[PastRun]:
     kind = own.kind if command == own.command else None
     for name in names[:MOST_RUNS_LOOKED_AT]:
         try:
@@ -263,14 +255,14 @@ def _runs(kept: Kept, command: str, names: list[DatedName], own: ResultHead) -> 
             file = read_results(kept.path(name))
         except UsageError:
             continue
-        figures = headline_figures([*file.rows, *file.pairs])
+        figures = history.headline_figures([*file.rows, *file.pairs])
         if not figures:
             continue
         kind = head.kind
         yield head.started_at, Verdict(head.verdict), figures
 
 
-def _is_past(head: ResultHead, own: ResultHead) -> bool:
+def _is_past(head: history.ResultHead, own: history.ResultHead) -> bool:
     """True if it is a whole run of that machine, before this one; a file without GPUs may be of any."""
     if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
         return False

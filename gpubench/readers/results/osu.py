@@ -10,23 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from gpubench.errors import UsageError
+from gpubench.model.results import result_file
 from gpubench.model.results.report import PairRow, Verified
-from gpubench.model.results.result_file import (
-    NO_USER_FACTS,
-    FileCircumstances,
-    LatencyRow,
-    ResultFile,
-    UserFacts,
-    left_out_remark,
-)
-from gpubench.model.terms.operation import (
-    DataType,
-    Placement,
-    algbw_gb_s,
-    all_but_own_factor,
-    ring_allreduce_factor,
-    whole_factor,
-)
+from gpubench.model.terms import operation
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
@@ -43,15 +29,15 @@ class _Program:
 
 
 _COLLECTIVES: Mapping[str, _Program] = {
-    "Allreduce": _Program("allreduce", ring_allreduce_factor, reduces=True),
-    "Reduce": _Program("reduce", whole_factor, reduces=True, rooted=True),
-    "Broadcast": _Program("broadcast", whole_factor, rooted=True),
-    "Reduce_scatter": _Program("reducescatter", all_but_own_factor, reduces=True),
-    "Reduce_scatter_block": _Program("reducescatter", all_but_own_factor, reduces=True),
-    "Allgather": _Program("allgather", all_but_own_factor, a_block=True),
-    "All-to-All Personalized Exchange": _Program("alltoall", all_but_own_factor, a_block=True),
-    "Gather": _Program("gather", all_but_own_factor, a_block=True, rooted=True),
-    "Scatter": _Program("scatter", all_but_own_factor, a_block=True, rooted=True),
+    "Allreduce": _Program("allreduce", operation.ring_allreduce_factor, reduces=True),
+    "Reduce": _Program("reduce", operation.whole_factor, reduces=True, rooted=True),
+    "Broadcast": _Program("broadcast", operation.whole_factor, rooted=True),
+    "Reduce_scatter": _Program("reducescatter", operation.all_but_own_factor, reduces=True),
+    "Reduce_scatter_block": _Program("reducescatter", operation.all_but_own_factor, reduces=True),
+    "Allgather": _Program("allgather", operation.all_but_own_factor, a_block=True),
+    "All-to-All Personalized Exchange": _Program("alltoall", operation.all_but_own_factor, a_block=True),
+    "Gather": _Program("gather", operation.all_but_own_factor, a_block=True, rooted=True),
+    "Scatter": _Program("scatter", operation.all_but_own_factor, a_block=True, rooted=True),
 }
 _BANDWIDTHS = {"Bandwidth": None, "Bi-Directional Bandwidth": "both"}  # The direction of a pair's row, by OSU's name
 _TYPES = {
@@ -84,7 +70,7 @@ def recognises(text: str) -> bool:
     return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
 
 
-def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
+def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.NO_USER_FACTS) -> result_file.ResultFile:
     """The rows of every run in a text; `user_facts` is what a person says of runs that do not say it.
 
     Raises UsageError where it has none, or none of a program that is read.
@@ -97,14 +83,14 @@ def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultF
     if not (rows or pairs):
         raise _nothing(parser, name)
     failed = sum(row.wrong or 0 for row in rows) + sum(row.verdict == Verdict.FAIL for row in pairs)
-    remarks = [left_out_remark(parser.left_out)] if parser.left_out else []
+    remarks = [result_file.left_out_remark(parser.left_out)] if parser.left_out else []
     remarks += [f"left out: {', '.join(dict.fromkeys(parser.others))}"] if parser.others else []
     if any(row.ranks is None for row in rows):
         remarks.append("nothing says how many ranks there were, so bus bandwidths are not known")
-    return ResultFile(
+    return result_file.ResultFile(
         name=name,
         kind="OSU text",
-        circumstances=FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
+        circumstances=result_file.FileCircumstances(tool=parser.tool, wrong_elements=failed or None),
         latencies=tuple(rows),
         pairs=tuple(pairs),
         complete=not parser.left_out,
@@ -123,7 +109,7 @@ def _nothing(parser: "_OsuText", name: str) -> UsageError:
         )
     if parser.left_out:
         return UsageError(
-            f"{name} has no whole row: {left_out_remark(parser.left_out)}",
+            f"{name} has no whole row: {result_file.left_out_remark(parser.left_out)}",
             expected="as many values as its columns have names",
             reason="values are missing, or other output stands among them",
             next_step=f"cat {name}",
@@ -152,7 +138,7 @@ class _OsuRun:
 class _OsuText:
     users_ranks: int | None = None
     tool: str = "OSU"
-    latencies: list[LatencyRow] = field(default_factory=list)
+    latencies: list[result_file.LatencyRow] = field(default_factory=list)
     pairs: list[PairRow] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -211,12 +197,12 @@ def _fits(column: str, cell: str) -> bool:
     return kinds.get(column, _FIGURE).fullmatch(cell) is not None
 
 
-def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str]) -> LatencyRow:
+def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str]) -> result_file.LatencyRow:
     time_us, ranks = float(cells[run.columns[0]]), run.ranks
     whole = size if not program.a_block else size * ranks if ranks else size
     busbw = None
     if ranks:
-        busbw = algbw_gb_s(whole, time_us / 1e6) * program.factor(ranks)
+        busbw = operation.algbw_gb_s(whole, time_us / 1e6) * program.factor(ranks)
     checked = cells.get("Validation")
     notes = (
         "its type by OSU's default: the output does not say it" if run.dtype is None else "",
@@ -224,16 +210,16 @@ def _latency(run: _OsuRun, program: _Program, size: int, cells: Mapping[str, str
         "validation failed, of OSU does not say how many elements" if checked == "Fail" else "",
     )
     fastest, slowest = (cells.get(f"{which} Latency(us)") for which in ("Min", "Max"))
-    return LatencyRow(
+    return result_file.LatencyRow(
         collective=program.name,
         backend=run.backend,
         origin=Origin.RECORDED,
         ranks=ranks,
         size_bytes=whole,
-        dtype=run.dtype or (DataType.FLOAT32 if program.reduces else DataType.INT8),
+        dtype=run.dtype or (operation.DataType.FLOAT32 if program.reduces else operation.DataType.INT8),
         op="sum" if program.reduces else None,
         root=0 if program.rooted else None,
-        placement=Placement.OUT_OF_PLACE,
+        placement=operation.Placement.OUT_OF_PLACE,
         mode=Mode.LATENCY,
         iterations=int(cells["Iterations"]) if "Iterations" in cells else None,
         time_us=time_us,

@@ -13,16 +13,8 @@ from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers.documents import load_json
+from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
-from gpubench.readers.results.nccl_tests.table import (
-    COLLECTIVE_NAMES,
-    ELEMENT_TYPES,
-    REDUCTIONS,
-    Device,
-    OutputLine,
-    PerIteration,
-    Placed,
-)
 
 NEWEST_VERSION = 3
 
@@ -106,7 +98,7 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
     average = _AVERAGE.search(" ".join(arguments[1:]))
     bounds = document.get("out_of_bounds")
     run = NcclTestsRun(
-        collective=COLLECTIVE_NAMES.get(named[1]) if named else None,
+        collective=table.COLLECTIVE_NAMES.get(named[1]) if named else None,
         library=("NCCL", nccl_version(int(document["nccl_version"]))) if "nccl_version" in document else None,
         settings={own: int(config[theirs]) for theirs, own in _SETTINGS.items() if theirs in config},
         blocking=config.get("blocking_collectives") == "true",
@@ -122,24 +114,24 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
             run.left_out[number] = f"result {number} ({result['size']} bytes): a time or bandwidth is no valid value"
         run.cpu_time = run.cpu_time or any("cpu_time" in (result.get(each) or ()) for each in _KEYS.values())
         if placed:
-            line = OutputLine.of(result, placed)
-            if line.element_type not in ELEMENT_TYPES or line.reduction not in REDUCTIONS:
+            line = table.OutputLine.of(result, placed)
+            if line.element_type not in table.ELEMENT_TYPES or line.reduction not in table.REDUCTIONS:
                 raise ValueError(f"type {line.element_type!r} with redop {line.reduction!r}")
             run.lines.append(line)
     return run
 
 
-def _device(plain: Mapping[str, Any]) -> Device:
+def _device(plain: Mapping[str, Any]) -> table.Device:
     bus, group = str(plain["device_hex"]), int(plain["group"])
     whole = bus_id(f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
     host, name = str(plain["hostname"]), str(plain["device_info"]).strip()
-    return Device(int(plain["rank"]), group, int(plain["pid"]), host, int(plain["device"]), whole, name)
+    return table.Device(int(plain["rank"]), group, int(plain["pid"]), host, int(plain["device"]), whole, name)
 
 
 _KEYS = {Placement.OUT_OF_PLACE: "out_of_place", Placement.IN_PLACE: "in_place"}
 
 
-def _placed(result: Mapping[str, Any], samples: int) -> Iterator[Placed]:
+def _placed(result: Mapping[str, Any], samples: int) -> Iterator[table.Placed]:
     """The halves of a result; one that was not measured is null, and a bandwidth of no time the word "nan"."""
     for placement, key in _KEYS.items():
         body = result.get(key)
@@ -151,7 +143,7 @@ def _placed(result: Mapping[str, Any], samples: int) -> Iterator[Placed]:
             continue
         wrong = body.get("nwrong")
         statistics = result.get(f"{key}_per_iter")
-        yield Placed(
+        yield table.Placed(
             placement=placement,
             time_us=time_us,
             algbw_gb_s=algbw,
@@ -161,11 +153,11 @@ def _placed(result: Mapping[str, Any], samples: int) -> Iterator[Placed]:
         )
 
 
-def _per_iteration(plain: Mapping[str, Any], samples: int) -> PerIteration:
+def _per_iteration(plain: Mapping[str, Any], samples: int) -> table.PerIteration:
     skipped = int(plain.get("skipped_iterations", 0))
     processes: Sequence[Sequence[float]] = plain.get("per_process_max_times_us", ())
     kept = [[float(each) for each in times[skipped:]] for times in processes]
-    return PerIteration(
+    return table.PerIteration(
         p50_us=float(plain["p50_us"]),
         p95_us=float(plain["p95_us"]),
         p99_us=float(plain["p99_us"]),

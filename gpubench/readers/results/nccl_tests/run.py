@@ -21,18 +21,8 @@ from gpubench.model.results.result_file import (
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
+from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutLine, cut_collectives
-from gpubench.readers.results.nccl_tests.table import (
-    ELEMENT_TYPES,
-    LARGE_BYTES,
-    Device,
-    OutputLine,
-    PerIteration,
-    Placed,
-    collective_of,
-    likely_ranks,
-    possible_collectives,
-)
 from gpubench.records import dataclass
 
 _MOVES_ONLY = ("allgather", "broadcast", "alltoall", "alltoallv", "gather", "scatter", "sendrecv", "hypercube")
@@ -62,9 +52,9 @@ class NcclTestsRun:
     blocking: bool = False
     cpu_time: bool = False
     average: int | None = None
-    devices: list[Device] = field(default_factory=list)
-    lines: list[OutputLine] = field(default_factory=list)
-    halves: dict[int, OutputLine] = field(default_factory=dict)
+    devices: list[table.Device] = field(default_factory=list)
+    lines: list[table.OutputLine] = field(default_factory=list)
+    halves: dict[int, table.OutputLine] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
     cut: list[CutLine] = field(default_factory=list)
     transports: set[str] = field(default_factory=set)
@@ -82,7 +72,7 @@ class NcclTestsRun:
         return bool(self.devices or self.lines or self.cut)
 
     @property
-    def measured(self) -> list[OutputLine]:
+    def measured(self) -> list[table.OutputLine]:
         """The lines of which something can be judged: small sizes are rounded down to 0, where nothing moves."""
         return [line for line in self.lines if line.size_bytes > 0]
 
@@ -106,7 +96,7 @@ class NcclTestsRun:
             return []
         named = self.collective or user_facts.collective
         shape = self._shape(where, user_facts)
-        possible = [named] if named else possible_collectives(lines, None) if lines else cut_collectives(self.cut)
+        possible = [named] if named else table.possible_collectives(lines, None) if lines else cut_collectives(self.cut)
         if shape is None:
             raise self._not_said(where, possible)
         if not lines and len(possible) > 1:
@@ -117,21 +107,21 @@ class NcclTestsRun:
         elif len(possible) == 1 and user_facts.ranks is not None:
             self._check_user_facts(lines, where, user_facts, possible[0])
         collective = self.collective or (
-            possible[0] if self.cut else collective_of(lines, shape[0], user_facts.collective, where)
+            possible[0] if self.cut else table.collective_of(lines, shape[0], user_facts.collective, where)
         )
         how = "--collective" if user_facts.collective else "the shape of its rows"
         by = None if self.collective else f"{collective} by {how}: nccl-tests did not name it"
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
-    def _check_devices(self, lines: Sequence[OutputLine], where: str, ranks: int) -> None:
+    def _check_devices(self, lines: Sequence[table.OutputLine], where: str, ranks: int) -> None:
         """Raise UsageError if the rows are those of another number of ranks than there are devices.
 
         All-reduce tells it by its bandwidths, others by the count of a block, whose meaning changed before versions
         were printed.
         """
-        large = [line for line in lines if line.size_bytes >= LARGE_BYTES]
+        large = [line for line in lines if line.size_bytes >= table.LARGE_BYTES]
         tells = self.collective == "allreduce" or self.version is not None
-        likely = likely_ranks(large, self.collective) if large and tells and self.collective else None
+        likely = table.likely_ranks(large, self.collective) if large and tells and self.collective else None
         if likely not in (None, ranks):
             raise UsageError(
                 f"{where}, line {self.first_line}: the list of devices names {counted(ranks, 'rank')}, and its rows "
@@ -142,9 +132,9 @@ class NcclTestsRun:
             )
 
     def _check_user_facts(
-        self, lines: Sequence[OutputLine], where: str, user_facts: UserFacts, collective: str
+        self, lines: Sequence[table.OutputLine], where: str, user_facts: UserFacts, collective: str
     ) -> None:
-        likely = likely_ranks(lines, collective)
+        likely = table.likely_ranks(lines, collective)
         if likely is not None and likely != user_facts.ranks:
             a_node, rest = divmod(likely, user_facts.nodes)
             raise UsageError(
@@ -164,7 +154,7 @@ class NcclTestsRun:
         error.ranks, error.collectives = True, collectives
         error.models = tuple(dict.fromkeys(device.name for device in self.devices))
         if len(collectives) == 1 and self.measured:
-            error.likely_ranks = likely_ranks(self.measured, collectives[0])
+            error.likely_ranks = table.likely_ranks(self.measured, collectives[0])
         if self.devices and error.likely_ranks is None:
             error.likely_ranks = 1 + max(device.rank for device in self.devices)
         return error
@@ -192,16 +182,16 @@ class NcclTestsRun:
         """Return the shape of one process, if its rows are those of as many ranks as its '# nThread' line has GPUs."""
         if "gpus" not in self.settings or not self.measured:
             return None
-        possible = possible_collectives(self.measured, None)
+        possible = table.possible_collectives(self.measured, None)
         named = self.collective or collective or (possible[0] if len(possible) == 1 else None)
         ranks = self.ranks_a_process
-        return (ranks, 1, None) if named and likely_ranks(self.measured, named) == ranks else None
+        return (ranks, 1, None) if named and table.likely_ranks(self.measured, named) == ranks else None
 
     def _shape_by_gaps(self) -> tuple[int, int, None] | None:
         """Return ranks and nodes of a list of devices with gaps, if its first two and its last one leave no doubt."""
         per_node = 1 + max(device.index for device in self.devices)
         ranks = 1 + max(device.rank for device in self.devices)
-        likely = likely_ranks(self.measured, self.collective) if self.measured and self.collective else None
+        likely = table.likely_ranks(self.measured, self.collective) if self.measured and self.collective else None
         if likely is not None and likely != ranks:
             return None
         hosts = {device.rank // per_node: device.host for device in self.devices}
@@ -258,11 +248,11 @@ class NcclTestsRun:
         collective: str,
         by: str | None,
         shape: tuple[int, int, str | None],
-        line: OutputLine,
-        placed: Placed,
+        line: table.OutputLine,
+        placed: table.Placed,
     ) -> CollectiveRow:
         ranks, nodes, group = shape
-        each = placed.per_iteration or PerIteration()
+        each = placed.per_iteration or table.PerIteration()
         fastest, slowest, slowest_rank = self._extremes(placed, each)
         return CollectiveRow(
             collective=collective,
@@ -273,7 +263,7 @@ class NcclTestsRun:
             nodes=nodes,
             size_bytes=line.size_bytes,
             count=line.count,
-            dtype=ELEMENT_TYPES[line.element_type][0],
+            dtype=table.ELEMENT_TYPES[line.element_type][0],
             op=None if line.reduction == "none" or collective in _MOVES_ONLY else line.reduction,
             root=None if line.root < 0 else line.root,
             placement=placed.placement,
@@ -299,7 +289,9 @@ class NcclTestsRun:
             note=self._note(by, placed),
         )
 
-    def _extremes(self, placed: Placed, each: PerIteration) -> tuple[float | None, float | None, int | None]:
+    def _extremes(
+        self, placed: table.Placed, each: table.PerIteration
+    ) -> tuple[float | None, float | None, int | None]:
         means = each.mean_us_by_process
         if means:
             slowest = max(range(len(means)), key=means.__getitem__)
@@ -310,7 +302,7 @@ class NcclTestsRun:
             None,
         )
 
-    def _note(self, by: str | None, placed: Placed) -> str | None:
+    def _note(self, by: str | None, placed: table.Placed) -> str | None:
         each = placed.per_iteration
         slowest = ", slowest GPU of each" if each and each.mean_us_by_process else ""
         notes = (
@@ -323,7 +315,7 @@ class NcclTestsRun:
         return "; ".join(filter(None, notes)) or None
 
 
-def _ci95_percent(each: PerIteration) -> float | None:
+def _ci95_percent(each: table.PerIteration) -> float | None:
     """Half the 95 % interval of the mean, as if operations were independent: 1.96 standard errors."""
     if each.cv_percent is None or not each.samples:
         return None

@@ -16,23 +16,15 @@ from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFa
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape, unquoted
+from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutColumns
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
-from gpubench.readers.results.nccl_tests.table import (
-    COLLECTIVE_NAMES,
-    ELEMENT_TYPES,
-    REDUCTIONS,
-    Device,
-    OutputLine,
-    PerIteration,
-    Placed,
-)
 from gpubench.records import dataclass
 
 HEADER = re.compile(r"(?:^|[#\s])(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
 ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+"
-    rf"(?P<type>{'|'.join(sorted(ELEMENT_TYPES, key=len, reverse=True))})(?P<rest>(?:\s.*)?)$"
+    rf"(?P<type>{'|'.join(sorted(table.ELEMENT_TYPES, key=len, reverse=True))})(?P<rest>(?:\s.*)?)$"
 )
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
 """rccl-tests marks an error beyond its threshold with an asterisk."""
@@ -76,7 +68,7 @@ class Columns:
     def guessed(cls, row: re.Match[str]) -> Self:
         """Those of a row whose header was cut off: whether it has a root, and in its last column the largest error."""
         words = _words(row["rest"])
-        reduction = bool(words) and words[0] in REDUCTIONS
+        reduction = bool(words) and words[0] in table.REDUCTIONS
         words = words[reduction:]
         has_root = len(words) % _FIGURES == 1 and _ROOT.fullmatch(words[0]) is not None
         last = words[has_root:][_FIGURES - 1 :: _FIGURES]
@@ -98,7 +90,7 @@ class TableRow:
         self._values: list[str] = []
         self._prefix = prefix_shape(found.string[: found.start()])
         words = _words(found["rest"])
-        self._cells["redop"] = words.pop(0) if columns.reduction and words and words[0] in REDUCTIONS else "none"
+        self._cells["redop"] = words.pop(0) if columns.reduction and words and words[0] in table.REDUCTIONS else "none"
         self._cells["root"] = -1
         self.is_damaged = columns.root and not (words and _ROOT.fullmatch(words[0]))
         if columns.root and not self.is_damaged:
@@ -134,22 +126,22 @@ class TableRow:
         why = f"{odd[0]!r} is no valid value" if odd else f"{len(self._values)} of {most} values"
         return f"line {self.number} ({self._cells['size']} bytes): {why}"
 
-    def line(self, iterations: int | None) -> OutputLine | None:
+    def line(self, iterations: int | None) -> table.OutputLine | None:
         """The row; None where its numbers are none, as of a time of zero, or where nothing was timed."""
         placed = tuple(self._placed(iterations))
         return self._line_of(placed) if len(placed) == len(self._columns.placements) else None
 
-    def first_half(self, iterations: int | None) -> OutputLine | None:
+    def first_half(self, iterations: int | None) -> table.OutputLine | None:
         """The row's first placement, where that and no value more was printed."""
         whole = not self.is_damaged and len(self._values) == self._columns.each
         placed = tuple(self._placed(iterations)) if whole else ()
         return self._line_of(placed) if placed else None
 
-    def _line_of(self, placed: tuple[Placed, ...]) -> OutputLine:
-        line = OutputLine.of(self._cells, placed)
+    def _line_of(self, placed: tuple[table.Placed, ...]) -> table.OutputLine:
+        line = table.OutputLine.of(self._cells, placed)
         return replace(line, names_reduction=self._columns.reduction, names_root=self._columns.root)
 
-    def _placed(self, iterations: int | None) -> Iterator[Placed]:
+    def _placed(self, iterations: int | None) -> Iterator[table.Placed]:
         each, factor = self._columns.each, _US_PER_MS if self._columns.milliseconds else 1.0
         for number, placement in enumerate(self._columns.placements):
             own = [_number(value) for value in self._values[number * each : (number + 1) * each]]
@@ -161,13 +153,13 @@ class TableRow:
             if wrong is not None and not self._columns.largest_error and not wrong.is_integer():
                 # A number of elements is whole: this one is a value of another column.
                 return
-            yield Placed(
+            yield table.Placed(
                 placement=placement,
                 time_us=time * factor,
                 algbw_gb_s=algbw,
                 busbw_gb_s=busbw,
                 wrong=None if wrong is None or (wrong and self._columns.largest_error) else int(wrong),
-                per_iteration=PerIteration(p99_us=statistics[2], cv_percent=statistics[3], samples=iterations)
+                per_iteration=table.PerIteration(p99_us=statistics[2], cv_percent=statistics[3], samples=iterations)
                 if statistics
                 else None,
             )
@@ -182,7 +174,7 @@ def wrong_data_in(line: str) -> str | None:
     if found is None:
         return None
     words = _words(found["rest"])
-    if words and words[0] in REDUCTIONS:
+    if words and words[0] in table.REDUCTIONS:
         del words[0]
     if len(words) % _FIGURES == 1 and _ROOT.fullmatch(words[0]):
         del words[0]
@@ -215,7 +207,7 @@ _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
     r"\[-?\d{1,9}\](?: \S+:\d{1,9}(?: \([^()]*\))?)? NCCL [A-Z]+ .*"
 )
-_CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*REDUCTIONS, *ELEMENT_TYPES))}")
+_CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*table.REDUCTIONS, *table.ELEMENT_TYPES))}")
 
 
 def without_nccl(text: str, hosts: Collection[str]) -> str:
@@ -350,7 +342,7 @@ class _Parser:
         self.environment |= {found["name"]: found["value"].strip("\"'") for found in _SETTING.finditer(plain)}
         if found := self._program_in(plain):
             average = _AVERAGE.search(found["options"])
-            self._command = COLLECTIVE_NAMES[found["name"]], int(average[1]) if average else None
+            self._command = table.COLLECTIVE_NAMES[found["name"]], int(average[1]) if average else None
             # A line among rows may name the program too: a command has options.
             if " -" in found["options"] and (self.runs[-1].lines or self.runs[-1].cut):
                 self._begin().collective = self._command[0]
@@ -358,7 +350,7 @@ class _Parser:
     @staticmethod
     def _program_in(text: str) -> re.Match[str] | None:
         found = _COMMAND.search(text)
-        return found if found and found["name"] in COLLECTIVE_NAMES else None
+        return found if found and found["name"] in table.COLLECTIVE_NAMES else None
 
     def _end_row(self, row: TableRow) -> None:
         if row.is_damaged:
@@ -401,9 +393,9 @@ class _Parser:
             run = self._begin()
             run.version, run.library = found["version"], ("NCCL", nccl_version(int(found["nccl"])))
         elif found := _STARTING.search(text):
-            self._begin().collective = COLLECTIVE_NAMES.get(found["name"])
+            self._begin().collective = table.COLLECTIVE_NAMES.get(found["name"])
         elif found := _CONCLUDED.search(text):
-            run.collective = run.collective or COLLECTIVE_NAMES.get(found["name"])
+            run.collective = run.collective or table.COLLECTIVE_NAMES.get(found["name"])
         elif found := _SETTINGS.search(text):
             self._settings(self._begin(), found)
         elif found := _DEVICE.search(text):
@@ -424,7 +416,7 @@ class _Parser:
             return self._note(run, text) or is_comment
         return True
 
-    def _device(self, device: Device) -> None:
+    def _device(self, device: table.Device) -> None:
         """Add a rank to the run, or begin another run if this one has that rank, or rows, already."""
         run = self.runs[-1]
         if device.rank in run.listed or run.lines or run.cut or not run.devices:
@@ -462,8 +454,8 @@ class _Parser:
             run.left_out = {number: fault for number, fault in run.left_out.items() if number not in run.halves}
 
 
-def _device(found: re.Match[str]) -> Device:
+def _device(found: re.Match[str]) -> table.Device:
     bus = found["bus"]
     whole = bus_id(bus if "." in bus else f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
     pid, group, name = int(found["pid"] or 0), int(found["group"] or 0), found["name"].strip()
-    return Device(int(found["rank"]), group, pid, found["host"], int(found["index"]), whole, name)
+    return table.Device(int(found["rank"]), group, pid, found["host"], int(found["index"]), whole, name)
