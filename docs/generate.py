@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -380,22 +381,34 @@ def _narrowed(schema: dict[str, Any], narrowings: Sequence[Any]) -> dict[str, An
     return schema
 
 
-def column_tables() -> str:
-    """Every section with its columns, for docs/formats.md."""
-    parts = [
-        f"### {name}\n{' '.join((kind.__doc__ or '').split())}\n\n" + "\n".join(_column_lines(kind)) + "\n"
-        for name, kind in TABLES.items()
-    ]
-    return "\n".join(parts + [f"### {name}\nA matrix: {text}.\n" for name, (text, _) in MATRICES.items()])
+def column_lists() -> str:
+    """Every section with its columns, for docs/formats.md; a column of several sections is described once."""
+    columns = {name: tuple(_columns_of(kind)) for name, kind in TABLES.items()}
+    counts = Counter((each.name, each.description) for own in columns.values() for each in own)
+    shared = {name: text for (name, text), count in reversed(counts.most_common()) if count > 2}
+    lines = ["### Columns of several sections", *(f"- `{name}`: {shared[name]}" for name in sorted(shared))]
+    for name, kind in TABLES.items():
+        lines += ["", f"### {name}", " ".join((kind.__doc__ or "").split()), ""]
+        known = [str(each) for each in columns[name] if shared.get(each.name) == each.description]
+        lines += [f"- as above: {', '.join(known)}"] if known else []
+        lines += [f"- {each}: {each.description}" for each in columns[name] if str(each) not in known]
+    for name, (text, _) in MATRICES.items():
+        lines += ["", f"### {name}", f"A matrix: {text}."]
+    return "\n".join(lines) + "\n"
 
 
-def _column_lines(kind: type) -> Iterator[str]:
-    yield "| column | type | |"
-    yield "|---|---|---|"
-    for column, declared in object_schema(kind)["properties"].items():
-        kinds = declared["type"]
-        words = f"{kinds[0]}, or null" if isinstance(kinds, list) else kinds
-        yield f"| `{column}` | {words} | {declared.get('description', '').replace('|', chr(92) + '|')} |"
+class _Column(NamedTuple):
+    name: str
+    description: str
+    is_nullable: bool
+
+    def __str__(self) -> str:
+        return f"`{self.name}`{'?' if self.is_nullable else ''}"
+
+
+def _columns_of(kind: type) -> Iterator[_Column]:
+    for name, declared in object_schema(kind)["properties"].items():
+        yield _Column(name, declared.get("description", ""), isinstance(declared["type"], list))
 
 
 def with_generated(page: Path, **parts: str) -> str:
@@ -464,7 +477,7 @@ def generated() -> dict[Path, str]:
         FOLDER / "commands.md": command_reference(),
         FOLDER / "gpubench.1": man_page(),
         FOLDER / "faults.md": fault_page(),
-        formats: with_generated(formats, formats=format_table(), columns=column_tables()),
+        formats: with_generated(formats, formats=format_table(), columns=column_lists()),
         checks: with_generated(checks, checks=check_table()),
         security: with_generated(security, limits=limit_table()),
         **{FOLDER / f"pictures/staged-{theme}.svg": terminal_picture(theme) for theme in _THEMES},

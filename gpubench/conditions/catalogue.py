@@ -14,7 +14,8 @@ Written by `python -m gpubench.conditions.catalogue`.
 
 Every command uses the same list: `check`, `topo` and `p2p` report conditions as findings, `explain` finds those of a
 log, and every report ends with the conditions that explain slow or host-staged paths. Each finding adds what was seen,
-where, and the likely reason. `--evidence` and the JSON section `causes` add the confidence and what would settle a doubt.
+where, and the likely reason. `--evidence` and the JSON section `causes` add the confidence and what would settle a
+doubt.
 
 **Confidence.** *proven*: a setting, a refusal or a register shows it. *likely*: facts agree with it, and with little
 else. *weak*: it is there and may matter; `topo` never predicts a fallback from a weak cause alone. The most certain
