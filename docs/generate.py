@@ -1,8 +1,8 @@
 """Write what of the documentation is known to the program: `python docs/generate.py`; a test says when it is due.
 
-docs/commands.md is what --help-all prints, docs/gpubench.1 the same as a man page. The JSON Schema of a report, which
-is part of the package, and the tables of docs/formats.md are made from the row types: their fields, and the comment
-`#:` after or above each.
+docs/commands.md and docs/gpubench.1 are made from the options of the commands. The JSON Schema of a report, which is
+part of the package, and the lists of docs/formats.md are made from the row types: their fields, and the comment `#:`
+after or above each.
 """
 
 import ast
@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -27,16 +27,19 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from gpubench import profiles
-from gpubench.cli.app import app
+from gpubench.cli.app import app, typer_command
 from gpubench.cli.functions import TYPE_NAMES, signature_of
 from gpubench.cli.process import COMMANDS
-from gpubench.cli.signature import FAULT_HEADING
+from gpubench.cli.signature import option_help, option_names
+from gpubench.collectives.registry import collective_named
 from gpubench.conditions.checks import CHECKS
 from gpubench.formats.registry import FORMATS
+from gpubench.jobs.collective.plan import BACKEND_SUMMARIES
+from gpubench.jobs.options import GROUPS
 from gpubench.model.profiles.fault import FAULT_KEYS, FAULT_PARTS, Subject
 from gpubench.model.results.report import SCHEMA_VERSION, SIGNED, Metadata
 from gpubench.model.results.result_file import ALIKE, HOST_FIELDS, LEAST_ROWS, TABLES
-from gpubench.model.terms.commands import Command
+from gpubench.model.terms.commands import BARE, Command
 from gpubench.model.terms.verdict import FINDING_COLUMNS, Finding, Verdict
 from gpubench.readers import limits
 
@@ -45,9 +48,32 @@ _COLUMNS = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
 _BEGIN, _END = "<!-- generated: {} -->", "<!-- end -->"
 
 
-def commands() -> list[str]:
-    """The subcommands, in the order in which --help lists them."""
-    return re.findall(r"^  ([a-z0-9]+)  ", help_of().partition("Commands:")[2], re.MULTILINE)
+_COLLECTIVES = [each for each in COMMANDS if each.module == "collective"]
+_HEAD_OF_COMMANDS = (
+    "Written by `python docs/generate.py`. `gpubench COMMAND --help` shows the common options of a command, and "
+    "`--help-all` all of them. Defaults can be [changed](defaults.md); [exit codes](exit-codes.md) and "
+    "[keys of --fault](faults.md) have pages of their own."
+)
+_LEAST_PAGES = 3
+"""An option with the same words on this many pages is a shared one."""
+
+
+class Option(NamedTuple):
+    """An option as --help-all shows it, under its heading there. `only` names the collectives that alone have it."""
+
+    names: str
+    help: str
+    heading: str
+    only: str = ""
+
+
+class Page(NamedTuple):
+    """A command, or all collectives, with examples and all options."""
+
+    title: str
+    text: str
+    examples: Sequence[tuple[str, str]]
+    options: Sequence[Option]
 
 
 def help_of(*command: str) -> str:
@@ -57,20 +83,126 @@ def help_of(*command: str) -> str:
     return "\n".join(line.rstrip() for line in result.output.rstrip().splitlines()) + "\n"
 
 
+def commands() -> list[str]:
+    """The subcommands, in the order in which --help lists them."""
+    return re.findall(r"^  ([a-z0-9]+)  ", help_of().partition("Commands:")[2], re.MULTILINE)
+
+
+def _options_of(command: Command) -> list[Option]:
+    return [
+        Option(option_names(each), option_help(each), each.rich_help_panel or GROUPS[0])
+        for each in typer_command(command).params
+        if not each.hidden
+    ]
+
+
+def _page_of(command: Command) -> Page:
+    own = typer_command(command).page
+    text = f"{command.summary} {' '.join(own.about.split())}"
+    return Page(f"gpubench {command.name}".strip(), text, own.examples, _options_of(command))
+
+
+def _page_of_collectives() -> Page:
+    """One page for all: which of them have an option stands behind it."""
+    having: dict[Option, list[str]] = {}
+    for command in _COLLECTIVES:
+        for option in _options_of(command):
+            having.setdefault(option, []).append(command.name)
+    options = [
+        option._replace(only="" if len(names) == len(_COLLECTIVES) else ", ".join(names))
+        for option, names in having.items()
+    ]
+    summaries = [f"- `{each.name}`: {collective_named(each.name).description}" for each in _COLLECTIVES]
+    text = "\n".join((*summaries, "", f"Backends: {BACKEND_SUMMARIES}."))
+    examples = typer_command(_COLLECTIVES[0]).page.examples
+    return Page("gpubench allreduce and the other collectives", text, examples, options)
+
+
+@cache
+def _pages() -> tuple[Page, ...]:
+    pages = []
+    for command in COMMANDS:
+        if command == _COLLECTIVES[0]:
+            pages.append(_page_of_collectives())
+        elif command.writes_reports and command not in _COLLECTIVES:
+            pages.append(_page_of(command))
+    return tuple(pages)
+
+
+def _shared() -> list[Option]:
+    """The options that mean the same on several pages, in the order of the headings."""
+    counts = Counter(option for page in _pages() for option in page.options)
+    return sorted(
+        (option for option, pages in counts.items() if pages >= _LEAST_PAGES),
+        key=lambda option: GROUPS.index(option.heading),
+    )
+
+
+def _first_name(option: Option) -> str:
+    return next(each for each in re.split(r"[ ,/]+", option.names) if each.startswith("--"))
+
+
+def _everywhere() -> list[Option]:
+    return [each for each in _shared() if all(each in page.options for page in _pages())]
+
+
+def _also(page: Page) -> str:
+    """The shared options of a page that not every page has."""
+    names = [f"`{_first_name(each)}`" for each in _shared() if each in page.options and each not in _everywhere()]
+    return f"Shared options: {', '.join((*names, 'those of every command'))}."
+
+
 def command_reference() -> str:
     """docs/commands.md."""
-    parts = ["# Commands\n\nWhat `gpubench COMMAND --help-all` prints, written by `python docs/generate.py`.\n"]
-    parts += [
-        f"## {f'gpubench {command}'.strip()}\n\n```text\n{_without_keys(help_of(*command.split()))}```\n"
-        for command in ("", *commands())
+    bare, own = typer_command(BARE).page, _options_of(BARE)
+    check = _options_of(next(each for each in COMMANDS if each.name == "check"))
+    missing = ", ".join(f"`{_first_name(each)}`" for each in check if each not in own)
+    parts = [
+        "# Commands",
+        "",
+        _HEAD_OF_COMMANDS,
+        "",
+        *(f"- `{each.name}`: {each.summary}" for each in COMMANDS),
+        "",
+        "## Shared options",
+        "",
+        "Every command but `profiles` has these. A command lists those that only some have.",
+        "",
+        *_listed(_everywhere()),
+        "",
+        "Several commands have these:",
+        "",
+        *_listed(each for each in _shared() if each not in _everywhere()),
+        "",
+        "## gpubench",
+        "",
+        f"{BARE.summary} {' '.join(bare.about.split())}",
+        "",
+        *_pasted(bare.examples),
+        "",
+        f"It has the options of `gpubench check`, but not {missing}.",
     ]
-    return "\n".join(parts)
+    for page in _pages():
+        options = [each for each in page.options if each not in _shared()]
+        parts += ["", f"## {page.title}", "", page.text, "", *_pasted(page.examples), "", *_listed(options)]
+        parts += ["", _also(page)]
+    parts += ["", "## gpubench profiles", "", "```text", help_of("profiles").rstrip(), "```", ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts))
 
 
-def _without_keys(text: str) -> str:
-    """A help without the keys of --fault, which have a page."""
-    before, heading, _ = text.partition(f"\n{FAULT_HEADING}:")
-    return f"{before}{heading}\n  see faults.md\n" if heading else text
+def _listed(options: Iterable[Option]) -> Iterator[str]:
+    return (f"- `{each.names}`: {_text_of(each)}" for each in options)
+
+
+def _text_of(option: Option) -> str:
+    return f"{option.help} Only {option.only}." if option.only else option.help
+
+
+def _pasted(examples: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield "```bash"
+    for purpose, command in examples:
+        yield f"{command}  # {purpose}"
+    yield "```"
 
 
 def man_page() -> str:
@@ -82,12 +214,22 @@ def man_page() -> str:
         "gpubench \\- find out why your GPUs talk slowly",
         ".SH SYNOPSIS",
         ".B gpubench",
-        "COMMAND [OPTIONS]",
+        "[COMMAND] [OPTIONS]",
         ".SH DESCRIPTION",
+        "Measures the path that data takes between GPUs, the speed it reaches, and the speed it should reach.",
+        "Without a command, gpubench checks this machine. COMMAND \\-\\-help\\-all has more examples.",
+        ".SH COMMANDS",
     ]
-    lines += _verbatim(help_of())
-    for command in commands():
-        lines += [f".SH GPUBENCH {command.upper()}", *_verbatim(help_of(command))]
+    for command in COMMANDS:
+        lines += [".TP", f".B {command.name}", _troff(command.summary)]
+    lines += [".SH SHARED OPTIONS", "Every command but profiles has these:", *_troff_options(_everywhere())]
+    lines += [".PP", "Several commands have these:"]
+    lines += _troff_options(each for each in _shared() if each not in _everywhere())
+    for page in _pages():
+        own = [each for each in page.options if each not in _shared()]
+        lines += [f".SH {page.title.upper()}", ".nf", *(_troff(command) for _, command in page.examples[:2]), ".fi"]
+        lines += _troff_options(own)
+        lines += [".PP", _troff(_also(page).replace("`", ""))]
     lines += [".SH EXIT STATUS"]
     for code, meaning in _exit_codes():
         lines += [".TP", f".B {code}", _troff(meaning)]
@@ -95,20 +237,21 @@ def man_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _exit_codes() -> Iterator[tuple[str, str]]:
-    """The table of the README."""
-    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8").partition("| exit code | |\n")[2]
-    for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE):
-        yield code, meaning.replace("`", "")
-
-
-def _verbatim(text: str) -> list[str]:
-    return [".nf", *map(_troff, text.rstrip().splitlines()), ".fi"]
+def _troff_options(options: Iterable[Option]) -> Iterator[str]:
+    for each in options:
+        yield from (".TP", f".B {_troff(each.names)}", _troff(_text_of(each)))
 
 
 def _troff(line: str) -> str:
     escaped = line.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return f"\\&{escaped}" if escaped.startswith((".", "\\(aq")) else escaped
+
+
+def _exit_codes() -> Iterator[tuple[str, str]]:
+    """The table of the README."""
+    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8").partition("| exit code | |\n")[2]
+    for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE):
+        yield code, meaning.replace("`", "")
 
 
 _PARTS = {

@@ -108,7 +108,7 @@ class HelpfulCommand(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
         for each in shown:
             usual = ARGUMENTS if each.param_type_name == "argument" else OUTPUT
-            groups[getattr(each, "rich_help_panel", None) or usual].append((_names_of(each), _help_of(each)))
+            groups[getattr(each, "rich_help_panel", None) or usual].append((option_names(each), option_help(each)))
         groups[HELP] = [("-h, --help", "Show this page.")]
         if self.page.common:
             count = sum(each.param_type_name == "option" for each in visible)
@@ -157,7 +157,7 @@ def _usage_of(argument: Any) -> str:
     return name if argument.required else f"[{name}]"
 
 
-def _names_of(parameter: Any) -> str:
+def option_names(parameter: Any) -> str:
     """'-d, --dtype TYPE', '--check / --no-check'."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
@@ -167,7 +167,8 @@ def _names_of(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar or 'TEXT'}"
 
 
-def _help_of(parameter: Any) -> str:
+def option_help(parameter: Any) -> str:
+    """'Random seed (default: 0).'"""
     help_text = str(parameter.help or "")
     default = parameter.default
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
