@@ -1,7 +1,7 @@
 """Predictions of `gpubench plan` beside training steps that others published: every row, and how many hold.
 
     python -m benchmarks.plan_published                      # the table, and the figures below it
-    python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md
+    python -m benchmarks.plan_published --markdown           # the tables of docs/plan_published.md, by publication
     python -m benchmarks.plan_published --set practice       # one set alone
     python -m benchmarks.plan_published --only 'H100 7b'     # series of that name alone
 
@@ -24,6 +24,7 @@ from gpubench.jobs.training import TrainingPlan
 from gpubench.measure.plan.program import StepJob
 from gpubench.measure.plan.report import tokens_per_second
 from gpubench.measure.plan.step import StepPrediction, predict
+from gpubench.model.terms.units import grouped
 from gpubench.model.workload import ParallelLayout, Recompute, TransformerModel
 
 PUBLISHED = Path(__file__).parent / "plan_published.toml"
@@ -144,31 +145,42 @@ def main() -> None:
         found = list(predictions(steps))
     except GpubenchError as error:
         raise SystemExit(str(error)) from None
-    for line in table(found, markdown=arguments.markdown):
+    for line in summary(found) if arguments.markdown else table(found):
         print(line)
 
 
-def table(found: Sequence[PublishedPrediction], *, markdown: bool) -> Iterator[str]:
-    """A line a row, and below each set how many hold."""
+def table(found: Sequence[PublishedPrediction]) -> Iterator[str]:
+    """One line per row, and below each set how many hold."""
     for use, heading in _SETS.items():
         rows = [each for each in found if each.published.use == use]
         if not rows:
             continue
-        yield f"## {heading}" if markdown else heading
-        heads = ("run", "GPUs", "layout, sequence, batch", "published", "range", "inside", "calibrated", "off")
-        yield from (f"| {' | '.join(heads)} |", "|---|--:|---|--:|--:|---|--:|--:|") if markdown else ()
+        yield heading
         for each in rows:
-            cells = _cells(each)
-            yield (
-                f"| {' | '.join(cells)} |"
-                if markdown
-                else "  ".join(
-                    f"{cell:<{width}}" for cell, width in zip(cells, (34, 5, 62, 7, 18, 3, 7, 6), strict=True)
-                )
-            )
-        yield ""
-        yield _sums(rows)
-        yield ""
+            widths = zip(_cells(each), (34, 5, 62, 7, 18, 3, 7, 6), strict=True)
+            yield "  ".join(f"{cell:<{width}}" for cell, width in widths)
+        yield from ("", _sums(rows), "")
+
+
+def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
+    """For each set one Markdown row per publication, then how many hold, and every row outside its range."""
+    for use, heading in _SETS.items():
+        rows = [each for each in found if each.published.use == use]
+        if not rows:
+            continue
+        yield from (f"## {heading}", "| runs | inside | GPUs | off by at most |", "|---|--:|--:|--:|")
+        for name, own in grouped(rows, lambda each: each.published.table).items():
+            gpus = sorted({each.published.gpus for each in own})
+            errors = [abs(each.error) for each in own if each.error is not None]
+            off = f"{max(errors):.1f} %" if errors else "-"
+            inside = f"{sum(each.is_inside for each in own)} of {len(own)}"
+            yield f"| {name} | {inside} | {'-'.join(map(str, dict.fromkeys((gpus[0], gpus[-1]))))} | {off} |"
+        yield from ("", _sums(rows), "")
+        outside = [each for each in rows if not each.is_inside]
+        if outside:
+            yield from ("| outside | GPUs | layout, sequence, batch | published | range |", "|---|--:|---|--:|--:|")
+            yield from (f"| {' | '.join(_cells(each)[:5])} |" for each in outside)
+            yield ""
 
 
 def _cells(each: PublishedPrediction) -> tuple[str, ...]:
