@@ -20,12 +20,11 @@ _CHANNEL = "GPUBENCH_CHANNEL"  # As CHANNEL_VARIABLE in `model.facts.environment
 
 
 def run(launch: "LaunchedBy | None") -> int:
-    """Be a rank that gpubench launched, which has its plan and needs no typer, or read the command line."""
-    channel = os.environ.get(_CHANNEL)
-    if channel and launch is not None:
-        from gpubench.jobs.collective.job import run_launched
+    """Be a rank that gpubench launched, which needs no typer to know its plan, or read the command line."""
+    if os.environ.get(_CHANNEL) and launch is not None:
+        from gpubench.cli.process import run_launched
 
-        return run_launched(channel, launch)
+        return run_launched(launch)
     from gpubench.cli.app import run_command_line
 
     return run_command_line(launch)

@@ -1,22 +1,17 @@
-"""Options that several commands share: presentation, profile, recording, simulation, and those of nccl-tests.
-
-Those that mean the same are short forms of gpubench's own: -n of --iters, -w of --warmup, -d of --dtype, -r of --root.
-"""
+"""Options that several commands share: how a report is presented, and what excludes what."""
 
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpubench.errors import UsageError, advising, exclusive, exit_style_under_launcher
+from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
-from gpubench.jobs.options import NCCL, OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
+from gpubench.jobs.options import OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
 from gpubench.jobs.sources import Recording
 from gpubench.model.facts.environment import launched_by
-from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.units import MOST_SIZES, parse_size
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -278,14 +273,21 @@ def check_profile(name: str | None) -> None:
         find(name, os.environ)
 
 
+def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001 - what --evidence is
+    """Raise UsageError for a strict verdict on paths for which no evidence is collected."""
+    if shown is False and strict:
+        raise UsageError(
+            "--strict with --no-evidence",
+            expected="one of them: --strict judges the paths that evidence shows",
+            next_step="leave --no-evidence out",
+        )
+
+
 def check_replay(recording: Recording, excluded: Mapping[str, object]) -> None:
     """Raise UsageError for --replay beside any option that is given of `excluded`."""
     beside = [option for option, value in excluded.items() if value is not None]
     if recording.replay is not None and beside:
         raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
-
-
-Plan = TypeVar("Plan")
 
 
 def grouped_options(kind: Any) -> Iterator[tuple["Field[Any]", Option, str | None]]:
@@ -299,31 +301,6 @@ def grouped_options(kind: Any) -> Iterator[tuple["Field[Any]", Option, str | Non
             yield each, own, getattr(kind, "help_group", None)
         elif group is not None:
             yield from grouped_options(group)
-
-
-def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> Plan:
-    """The plan with the values that were typed by field name, in whatever group the field is; others have defaults.
-
-    Raises UsageError for a text that is no value of its option.
-    """
-    values: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        own, group = option_of(each), group_of(each)
-        if own is not None:
-            if each.name in typed:
-                values[each.name] = _value_of(each, own, typed[each.name])
-        elif group is not None:
-            found = plan_from(group, typed, command)
-            values[each.name] = found if group is each.type else found.parse(command)
-        elif each.name in typed:
-            values[each.name] = typed[each.name]
-    return kind(**values)
-
-
-def _value_of(declared: "Field[Any]", own: Option, typed: Any) -> Any:
-    if own.read is None:
-        return typed
-    return declared.default if typed in (None, [], ()) else own.read(typed)
 
 
 def given_options(options: Any) -> Iterator[str]:
@@ -353,144 +330,6 @@ def _name_of(declared: "Field[Any]", own: Option, value: Any) -> str:
     names = (own.names or f"--{declared.name.replace('_', '-')}").split(" ")[0].split("/")
     is_off = own.metavar is None and value == (False if own.read is None else own.read(False))  # noqa: FBT003
     return names[-1] if is_off else names[0]
-
-
-_FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
-_STEP = 2**20
-"""Default step between sizes of nccl-tests, in bytes (common.cu, `stepBytes`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NcclTestsOptions:
-    """Sizes, GPUs and verification in nccl-tests' words."""
-
-    help_group: ClassVar = NCCL
-
-    smallest: str | None = option("SIZE", "Smallest size, as in nccl-tests: -b 8 -e 4G -f 2.", name="-b")
-    largest: str | None = option("SIZE", "Largest size, as in nccl-tests.", name="-e")
-    factor: str | None = option("FACTOR", "Factor between sizes, as in nccl-tests.", name="-f")
-    step: str | None = option("BYTES", "Step between sizes, as in nccl-tests: -i 1M.", name="-i")
-    gpus: int | None = option("N", "Same as --np. Under mpirun or srun: -g 1 only.", name="-g", min=1)
-    verified: int | None = option("0|1", "-c 0 is --no-check, -c 1 is --check.", name="-c", min=0)
-    threads: str | None = option("N", "", name="-t", hidden=True)
-    parallel_init: str | None = option("0|1", "", name="-p", hidden=True)
-    registered: str | None = option("0|1|2", "", name="-R", hidden=True)
-    policy: str | None = option("0|1|2", "", name="-x", hidden=True)
-    unaligned: str | None = option("N", "", name="-u", hidden=True)
-
-    def refuse_foreign(self) -> None:
-        """Raise UsageError for nccl-tests' options that gpubench has by another name, or no counterpart of."""
-        renamed = (
-            ("-R", self.registered, "--register", {"1": "user", "2": "symmetric"}),
-            ("-x", self.policy, "--cta-policy", {"1": "efficiency", "2": "zero"}),
-        )
-        for short, value, own, words in renamed:
-            if value not in (None, "0"):
-                raise UsageError(
-                    f"{short} {value}",
-                    expected=f"{own} {'|'.join(words.values())}, which is measured beside NCCL's own choice",
-                    next_step=f"{own} {words.get(value or '', next(iter(words.values())))}",
-                )
-        if self.unaligned not in (None, "0"):
-            raise UsageError(
-                f"-u {self.unaligned}",
-                expected="no -u: gpubench's buffers begin where the allocator puts them",
-                next_step="leave -u out",
-            )
-        if self.threads not in (None, "1"):
-            raise UsageError(
-                f"-t {self.threads}",
-                expected="no -t: in gpubench every GPU has a process of its own, and no process has several threads",
-                next_step=f"--np {int(self.threads) * (self.gpus or 1) if self.threads.isdecimal() else 'N'}",
-            )
-        if self.parallel_init not in (None, "0"):
-            raise UsageError(
-                f"-p {self.parallel_init}",
-                expected="no -p: gpubench always initializes all ranks at once, each in a process of its own",
-                next_step="leave -p out",
-            )
-
-    def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
-        """The sizes in the form of --sizes; `own` is its value. UsageError for both forms, or an incomplete one."""
-        words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
-        typed = [name for name, value in words.items() if value is not None]
-        if not typed:
-            return own
-        if own is not None and "--sizes" not in by_default:
-            raise exclusive((" ".join(typed), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
-        if self.factor is not None and self.step is not None:
-            raise exclusive(("-f", "-i"), "a factor between sizes (-f), or a step (-i)")
-        if self.smallest is None or self.largest is None:
-            raise UsageError(
-                f"{' and '.join(typed)} without {'-e' if self.largest is None else '-b'}",
-                expected="the smallest size (-b) and the largest (-e)",
-                reason="nccl-tests would take 32M for the missing one",
-                next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",
-            )
-        with advising(next_step="-b 8 -e 4G -f 2"):
-            first, last = parse_size(self.smallest), parse_size(self.largest)
-        how = self.factor if self.step is None else f"+{self.step}"
-        if how is None and first < last:
-            raise self._no_step(first, last)
-        return f"{self.smallest}:{self.largest}:{how or 2}"
-
-    def _no_step(self, first: int, last: int) -> UsageError:
-        of_theirs = (last - first) // _STEP + 1
-        asked = f"-b {self.smallest} -e {self.largest}"
-        also = f", or {asked} -i 1M for nccl-tests' sizes" if of_theirs <= MOST_SIZES else ""
-        return UsageError(
-            f"{asked} without -f or -i: nccl-tests would visit {of_theirs:,} sizes, 1M apart",
-            expected="a factor between sizes (-f), or a step (-i)",
-            next_step=f"{asked} -f 2{also}",
-        )
-
-    def ranks(self, own: int | None, by_default: Container[str]) -> int | None:
-        """The number of ranks; `own` is the value of --np. UsageError for two numbers, or several GPUs per rank."""
-        if self.gpus is None:
-            return own
-        launch = launched_by(os.environ)
-        if launch is not None and self.gpus > 1:
-            raise UsageError(
-                f"-g {self.gpus} under {launch.launcher}",
-                expected="-g 1: in gpubench a rank has one GPU",
-                next_step=f"{launch.size * self.gpus} ranks in place of {launch.size}, without -g",
-            )
-        if launch is not None:
-            return own
-        if own not in (None, self.gpus) and "--np" not in by_default:
-            raise exclusive((f"-g {self.gpus}", f"--np {own}"), "one of them: both set the number of ranks")
-        return self.gpus
-
-    def check(self, *, own: bool, by_default: Container[str]) -> bool:
-        """Whether data are verified; `own` is the value of --check. Raises UsageError if -c and --check differ."""
-        if self.verified is None:
-            return own
-        if self.verified > 1:
-            raise UsageError(
-                f"-c {self.verified}",
-                expected="0 or 1",
-                reason="nccl-tests checks N extra operations; gpubench checks those that it times",
-                next_step="-c 1",
-            )
-        if self.verified and not own and "--check" not in by_default:
-            raise exclusive(("-c 1", "--no-check"), "one of them")
-        return bool(self.verified)
-
-
-def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
-    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
-    names = [name.strip() for text in texts for name in text.split(",")]
-    return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
-
-
-def _own_name(type_name: str) -> str:
-    lower = type_name.lower()
-    if lower in tuple(DataType):
-        return lower
-    from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
-
-    name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
-    return name if name in tuple(DataType) else type_name
 
 
 def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:

@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output, no_working_folder
-from gpubench.model.facts.environment import OF_TORCHRUN, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy, launched_by
+from gpubench.model.facts.environment import (
+    OF_TORCHRUN,
+    PLAN_VARIABLE,
+    SECONDS_FOR_THE_FIRST_RANK,
+    TORCHRUN,
+    LaunchedBy,
+    launched_by,
+)
 from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 
 _HANDLER = "gpubench"
@@ -147,6 +154,17 @@ def _own_launch() -> LaunchedBy | None:
         for name in OF_TORCHRUN:
             del os.environ[name]
     return launch if under is UnderTorchrun.RANKS else None
+
+
+def run_launched(launch: LaunchedBy) -> int:
+    """Be a rank that gpubench launched: its parent has read the command line and hands on the values."""
+    import json
+    from importlib import import_module
+
+    typed = json.loads(os.environ[PLAN_VARIABLE])
+    module = next(command.ranks for command in COMMANDS if command.name == typed["command"])
+    code: int = import_module(module).run_launched(typed, launch)
+    return code
 
 
 def may_have_defaults() -> bool:

@@ -5,7 +5,7 @@ That takes 50 ms, half of the time until a command begins.
 
 import inspect
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -351,12 +351,15 @@ def typer_app(
     run: "Callable[[Plan, PresentationOptions], int]",
     *,
     without: Container[str] = (),
+    settle: "Callable[[Mapping[str, Any], Container[str]], Mapping[str, Any]] | None" = None,
 ) -> typer.Typer:
     """A command for typer, which hands its plan to `run`, and how to present it.
 
     The options are those of the plan, then those of every presentation, but `without` those that mean nothing for it.
+    `settle` decides between typed values and defaults that contradict each other.
     """
-    from gpubench.cli.options import PresentationOptions, grouped_options, plan_from, settle_exit_codes
+    from gpubench.cli.options import PresentationOptions, grouped_options, settle_exit_codes
+    from gpubench.jobs.options import plan_from
 
     declared = [*grouped_options(kind), *grouped_options(PresentationOptions)]
     declared = [each for each in declared if each[0].name not in without]
@@ -370,9 +373,9 @@ def typer_app(
     def call(context: typer.Context, **values: Any) -> None:
         defaults = _defaults_in(context)
         try:
-            chosen = settle_exit_codes(values, {} if defaults is None else defaults.sources)
+            chosen = (settle or settle_exit_codes)(values, {} if defaults is None else defaults.sources)
             shown = plan_from(PresentationOptions, {**chosen, "defaults": defaults})
-            raise typer.Exit(run(plan_from(kind, chosen, command.name), shown))
+            raise typer.Exit(run(plan_from(kind, {**chosen, "command": command.name}, command.name), shown))
         except GpubenchError as error:
             if defaults is not None:
                 defaults.explain(error)

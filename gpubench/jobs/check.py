@@ -465,13 +465,18 @@ class RankMeasurer:
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
         """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
-        from gpubench.jobs.collective.plan import CollectivePlan
+        from gpubench.jobs.collective.plan import CollectivePlan, Timing
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
         collector = ReportCollector() if self.group.rank == 0 else NullListener()
         timed = sampling(on_gpus=any(node.gpus for node in self.nodes))
-        request = SweepRequest(collective=collective, sizes=tuple(sizes), sampling=timed)
-        plan = CollectivePlan(request=request, profile=self.plan.profile)
+        plan = CollectivePlan(
+            command=collective.name,
+            sizes=tuple(sizes),
+            out_of_place=True,
+            timing=Timing(budget=timed.budget_seconds),
+            profile=self.plan.profile,
+        )
         try:
             CollectiveRankJob(self.group, self.progress, plan, (), collector).run(None)
         except AgreedError as agreed:

@@ -5,13 +5,14 @@ A plan is one dataclass from the command line to the ranks. Nothing here knows t
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, field
+from dataclasses import Field, field, fields
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from gpubench.errors import UsageError, invalid_choice
+from gpubench.model.terms.operation import DataType
 
 ARGUMENTS, INPUT, MEASURE, JUDGE = "Arguments", "Input", "Measure", "Judge"
 NCCL, SIMULATE, OUTPUT = "NCCL", "Simulate and record", "Output"
@@ -68,6 +69,36 @@ def group_of(declared: "Field[Any]") -> Any:
     """The dataclass whose fields are options in the place of a field: its group, or its own type; else None."""
     own = declared.metadata.get(_GROUP, declared.type)
     return own if hasattr(own, "help_group") else None
+
+
+Plan = TypeVar("Plan")
+
+
+def plan_from(kind: type[Plan], typed: Mapping[str, Any], command: str = "") -> Plan:
+    """Return the plan with the values typed, by name of field in whatever group it is; others have their defaults.
+
+    A field called `typed` gets all of them. Raises UsageError for a text that is no value of its option.
+    """
+    values: dict[str, Any] = {}
+    for declared in fields(kind):  # type: ignore[arg-type]
+        own, group = option_of(declared), group_of(declared)
+        if own is not None:
+            if declared.name in typed:
+                values[declared.name] = _value_of(declared, own, typed[declared.name])
+        elif group is not None:
+            found = plan_from(group, typed, command)
+            values[declared.name] = found if group is declared.type else found.parse(command)
+        elif declared.name == "typed":
+            values["typed"] = typed
+        elif declared.name in typed:
+            values[declared.name] = typed[declared.name]
+    return kind(**values)
+
+
+def _value_of(declared: "Field[Any]", own: Option, typed: Any) -> Any:
+    if own.read is None:
+        return typed
+    return declared.default if typed in (None, [], ()) else own.read(typed)
 
 
 def option(
@@ -192,6 +223,25 @@ def parse_collective(text: str) -> str:
     if name not in COLLECTIVE_NAMES.values():
         raise unknown_choice("--collective", text, tuple(COLLECTIVE_NAMES.values()))
     return name
+
+
+_FRAMEWORKS_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16"}
+
+
+def parse_dtypes(texts: Iterable[str]) -> tuple[DataType, ...]:
+    """The types of --dtype, by NCCL's names, nccl-tests' or frameworks': float is float32, bf16 bfloat16."""
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return parse_choices("--dtype", [_own_name(name) for name in names], DataType)
+
+
+def _own_name(type_name: str) -> str:
+    lower = type_name.lower()
+    if lower in tuple(DataType):
+        return lower
+    from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
+
+    name = _FRAMEWORKS_NAMES.get(lower) or ELEMENT_TYPES.get(lower, (type_name, 0))[0]
+    return name if name in tuple(DataType) else type_name
 
 
 def paths(texts: Iterable[str]) -> tuple[Path, ...]:

@@ -18,9 +18,10 @@ import pytest
 
 from gpubench.cli import process
 from gpubench.cli.app import run_command_line
-from gpubench.cli.options import PresentationOptions, grouped_options, plan_from
+from gpubench.cli.options import PresentationOptions, grouped_options
 from gpubench.cli.process import PREFIX
 from gpubench.formats import presenter
+from gpubench.jobs.options import plan_from
 from gpubench.profiles import FOLDER_VARIABLE
 from gpubench.ranks.launch import DAEMON_FAILED, find_launcher
 from tests.cli import forking

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.collective import CollectiveOptions, help_of
-from gpubench.cli.options import PresentationOptions, grouped_options, parse_outputs, plan_from
+from gpubench.cli.commands.collective import checked, help_of, settled
+from gpubench.cli.options import PresentationOptions, grouped_options, parse_outputs
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
@@ -17,6 +17,7 @@ from gpubench.formats.presenter import rank_style, terminal_style
 from gpubench.formats.registry import Style
 from gpubench.jobs.collective import job as alone
 from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
 from gpubench.machine.nvml import Driver
 from gpubench.model.paths.transport import EvidenceUse
@@ -25,13 +26,12 @@ from gpubench.model.terms.statistics import Mode, Sampling
 from gpubench.ranks import launch
 from tests.cli.running import ASCII, gpubench
 
-BY_NAME = {each.name: each for each in COLLECTIVES}
-
 
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
-    names = {each.name for each, _, _ in (*grouped_options(CollectiveOptions), *grouped_options(PresentationOptions))}
+    names = {each.name for each, _, _ in (*grouped_options(CollectivePlan), *grouped_options(PresentationOptions))}
     assert given.keys() <= names
-    return plan_from(CollectiveOptions, given).plan(BY_NAME[name], plan_from(PresentationOptions, given))
+    plan = plan_from(CollectivePlan, settled({**given, "command": name}, ()), name)
+    return checked(plan, plan_from(PresentationOptions, given))
 
 
 def test_help_says_what_to_type_first_and_names_every_collective() -> None:
@@ -127,7 +127,7 @@ def test_a_machine_without_gpus_says_so() -> None:
         ({"iters": "auto"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
         ({"iters": "auto", "budget": 0.0}, Sampling(Mode.THROUGHPUT, None, 0.0)),
         ({"budget": 2.0}, Sampling(Mode.THROUGHPUT, None, 2.0)),
-        ({"backend": "host"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
+        ({"backends": "host"}, Sampling(Mode.THROUGHPUT, None, 0.1)),
         ({"graph_replays": 3}, Sampling(Mode.THROUGHPUT, 20)),
         ({"split": "pairs"}, Sampling(Mode.THROUGHPUT, 20)),
         ({"simulate": "hgx-h200-4"}, Sampling(Mode.THROUGHPUT, 20)),
@@ -167,7 +167,7 @@ def test_groups_are_measured_without_evidence(text: str) -> None:
     [
         ({"split": "2", "iters": "auto"}, "--iters auto with --split 2"),
         ({"split": "2", "strict": True}, "--strict with --split 2"),
-        ({"split": "2", "evidence": True}, "--evidence with --split 2"),
+        ({"split": "2", "shows_evidence": True}, "--evidence with --split 2"),
         ({"split": "node", "simulate": "hgx-h200-4", "record": "DIR"}, "--record with --split node"),
     ],
 )
@@ -195,9 +195,9 @@ def test_defaults_are_nccl_tests_but_for_the_number_of_iterations() -> None:
     assert options("alltoall").request.placements == (Placement.OUT_OF_PLACE,)
     assert options(in_place=True).request.placements == (Placement.IN_PLACE,)
     assert options(out_of_place=True).request.placements == (Placement.OUT_OF_PLACE,)
-    assert chosen.at_sizes_for("nccl").sizes[-1] == 2**32
-    assert chosen.at_sizes_for("host").sizes[-1] < 2**30
-    assert options(sizes="1K").at_sizes_for("nccl").sizes == (1024,)
+    assert chosen.request_for("nccl").sizes[-1] == 2**32
+    assert chosen.request_for("host").sizes[-1] < 2**30
+    assert options(sizes="1K").request_for("nccl").sizes == (1024,)
 
 
 def test_choices_may_be_listed_or_repeated() -> None:
@@ -236,8 +236,8 @@ HAS_GPUS = Driver(version="580", cuda=13000, gpus=4, visible=4)
         ({"ranks": 5}, Driver(), 5),
         ({}, HAS_GPUS, 4),
         ({"ranks": 2}, HAS_GPUS, 2),
-        ({"backend": "host"}, HAS_GPUS, 4),
-        ({"backend": "host", "ranks": 9}, HAS_GPUS, 9),
+        ({"backends": "host"}, HAS_GPUS, 4),
+        ({"backends": "host", "ranks": 9}, HAS_GPUS, 9),
         ({}, Driver(gpus=4, visible=0), 2),
     ],
 )
@@ -252,9 +252,9 @@ def test_one_rank_a_gpu_else_two(
     ("given", "driver", "error", "said"),
     [
         ({"ranks": 8}, HAS_GPUS, UsageError, "shows 4 GPUs"),
-        ({"backend": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
-        ({"backend": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
-        ({"backend": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),
+        ({"backends": "nccl"}, Driver(absent="no driver"), CouldNotMeasureError, "no driver"),
+        ({"backends": "nccl"}, Driver(version="580"), CouldNotMeasureError, "the driver finds none"),
+        ({"backends": "nccl"}, Driver(gpus=4), CouldNotMeasureError, "CUDA_VISIBLE_DEVICES hides the 4 GPUs"),
         ({"graph_replays": 1}, Driver(), UsageError, "--graph needs GPUs"),
         ({"nccl_library": __file__}, Driver(), UsageError, "--nccl-library needs GPUs"),
     ],
@@ -323,7 +323,7 @@ def test_a_launcher_whose_own_daemon_did_not_start_is_started_once_more(
 
     monkeypatch.setattr(launch, "start", start)
     with pytest.raises(CouldNotMeasureError, match=f"mpirun ended with exit code {code} before any rank started"):
-        alone.launch_ranks(options(backend="host", sizes="1K"), ["allreduce"])
+        alone.launch_ranks(options(backends="host", sizes="1K"), ["allreduce"])
     assert len(jobs) == starts
     for job in jobs:
         job.stdout.close()

@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.cli.options import PresentationOptions, plan_from
+from gpubench.cli.options import PresentationOptions
 from gpubench.errors import UsageError
+from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.options import NcclTestsOptions
+from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
 from tests.cli.running import environment, gpubench
 from tests.mpi import kept
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.cli.options import given_arguments, plan_from
+from gpubench.cli.options import given_arguments
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import several_hosts
+from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
 from gpubench.ranks.hosts import Silence

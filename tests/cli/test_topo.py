@@ -16,9 +16,9 @@ import pytest
 
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.cli.commands.topo import checked
-from gpubench.cli.options import plan_from
 from gpubench.errors import UsageError
 from gpubench.jobs import topo as topo_job
+from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import TopoPlan
 from gpubench.jobs.sources import Here, Simulated, gathered, source_of
 from gpubench.machine.probe import Probe, stage_commands

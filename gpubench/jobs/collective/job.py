@@ -1,27 +1,31 @@
-"""Measure a collective or an overlap: launch ranks here, be one of them, ask a model, or replay a recording."""
+"""Measure a collective: launch ranks here, be one of them, ask a model, or replay a recording."""
 
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubench import errors
-from gpubench.collectives.record import Asked
-from gpubench.collectives.registry import collective_named
+from gpubench.errors import (
+    GpubenchError,
+    launcher_failed,
+    more_ranks_than_gpus,
+    no_gpu,
+    no_rank_started,
+    ranks_ended_early,
+    rows_kept,
+)
 from gpubench.formats.delivery import announced, delivering
-from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan, RankOptions, values_of
+from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
+from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.sources import Recording, Replayed, Simulated, refuse_under_launcher
+from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import PLAN_VARIABLE, launched_by
 from gpubench.model.terms.operation import HOST, TORCH
 from gpubench.model.terms.overlap import OVERLAP
-from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
 from gpubench.ranks import launch
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from gpubench.formats.presenter import Presenter
+    from gpubench.jobs.rank import RankJob
     from gpubench.model.facts.environment import LaunchedBy
     from gpubench.model.results.report import Metadata, Report, Row
     from gpubench.ports.group import Group
@@ -41,71 +46,31 @@ ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported once MPI has started
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPlan:
-    """The plan of a launched rank as plain data; `history` is the launching process's folder of dated results."""
-
-    arguments: tuple[str, ...]
-    collective: str
-    asked: Asked
-    options: RankOptions
-    record: str | None
-    history: str | None = None
-
-    def plan(self) -> CollectivePlan:
-        """The plan that it was made of, without its presentation."""
-        return CollectivePlan(
-            request=self.asked.request(collective_named(self.collective)),
-            recording=Recording(record=None if self.record is None else Path(self.record)),
-            results_folder=None if self.history is None else Path(self.history),
-            **values_of(RankOptions, self.options),
-        )
+def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
+    """Be a rank of a collective with the values that the gpubench which launched it has read; the exit code."""
+    return run_as_rank(plan_from(CollectivePlan, typed, typed["command"]), sys.argv[1:], launch)
 
 
-def write_plan(channel: str, plan: CollectivePlan, arguments: Sequence[str]) -> None:
-    """Write the plan beside the socket of the channel, in its private directory, for the ranks that are launched."""
-    record, history = plan.recording.record, plan.history
-    of_rank = RankPlan(
-        arguments=tuple(arguments),
-        collective=plan.collective.name,
-        asked=plan.request.asked,
-        options=plan.rank_options,
-        record=None if record is None else str(record),
-        history=None if history is None else str(history),
-    )
-    _beside(channel).write_text(json.dumps(to_plain(of_rank)))
-
-
-def run_launched(channel: str, launch: "LaunchedBy") -> int:
-    """Be a rank with the plan that the gpubench at the other end of the channel wrote; the exit code."""
-    of_rank = from_plain(RankPlan, json.loads(_beside(channel).read_text()))
-    return _run_as_rank(of_rank.plan(), of_rank.arguments, launch)
-
-
-def _run_as_rank(plan: CollectivePlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
+def run_as_rank(
+    plan: CollectivePlan,
+    arguments: Sequence[str],
+    launch: "LaunchedBy",
+    make: "Callable[[Group, RankProgress], RankJob] | None" = None,
+) -> int:
+    """Be one rank of a collective, or of what `make` makes; the exit code."""
     from gpubench.jobs import rank
-    from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
-    def make_job(group: "Group", progress: "RankProgress") -> CollectiveRankJob:
-        if plan.overlap is not None:
-            from gpubench.jobs.collective.overlap import OverlapRankJob
+    def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
+        from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
-            return OverlapRankJob(group, progress, plan, arguments, plan.overlap)
         return CollectiveRankJob(group, progress, plan, arguments)
 
-    imports = ON_GPUS if plan.backend != HOST and gpus_of_host() else ON_HOSTS
+    imports: tuple[str, ...] = ON_GPUS if plan.backend != HOST and gpus_of_host() else ON_HOSTS
+    # The first libnccl.so.2 of a process is everybody's, so torch is imported before what loads NCCL.
+    measures_torch = plan.nccl_library is None and any(name.startswith(TORCH) for name in plan.backends)
     defaults, rendezvous = plan.presentation.job_defaults, rank.rendezvous_of(launch, plan.timeout_s)
-    return rank.run(make_job, launch, plan.timeout_s, defaults, _of_torch(plan) + imports, rendezvous)
-
-
-def _of_torch(plan: CollectivePlan) -> tuple[str, ...]:
-    """What comes before NCCL where torch is measured: the first libnccl.so.2 of a process is everybody's."""
-    asked = (plan.backend or "", *plan.variants.beside)
-    return _TORCH if any(each.startswith(TORCH) for each in asked) and plan.nccl_library is None else ()
-
-
-def _beside(channel: str) -> Path:
-    return Path(channel).with_name("plan")
+    imports = (*_TORCH, *imports) if measures_torch else imports
+    return rank.run(make or make_job, launch, plan.timeout_s, defaults, imports, rendezvous)
 
 
 HOST_RANKS = 2
@@ -126,7 +91,7 @@ def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
     """
     start = RankStart.of(plan, arguments)
-    if plan.variants.processes:
+    if plan.processes:
         from gpubench.jobs.collective.turns import measure_in_turns
 
         return measure_in_turns(plan, start)
@@ -222,15 +187,14 @@ class RankStart:
         `listen` is called once they have been started. Raises GpubenchError: the measurement broke.
         """
         with launch.ChannelReceiver() as channel:
-            write_plan(channel.path, plan, self.arguments)
             measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=self.driver.visible > 0))
-            environment = self.mpirun.environment(
-                os.environ, channel.path, {**self.sharing, **(variables or {})}, measures_mpi=measures_mpi
-            )
+            also = {**self.sharing, **(variables or {})}
+            environment = self.mpirun.environment(os.environ, channel.path, also, measures_mpi=measures_mpi)
+            environment[PLAN_VARIABLE] = plan.for_ranks()
             command = self.mpirun.command(self.ranks, self.arguments)
 
             def heard(listener: RankListener, started: "Popen[bytes]") -> _LaunchedJob:
-                job = _LaunchedJob(listener, started, take_back, is_soak=plan.request.cycles == 0)
+                job = _LaunchedJob(listener, started, take_back, is_soak=plan.cycles == 0)
                 channel.expect_end(limit_seconds(Phase.LAUNCH, plan.timeout_s) + _SECONDS_FOR_PYTHON)
                 job.listen(channel)
                 return job
@@ -263,20 +227,20 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if needing is not None:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
-            raise errors.no_gpu(why, for_what=plan.asking_for_gpus(needing))
+            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
         from gpubench.backends.cuda import check_installed
 
         check_installed(driver)
         if ranks > driver.visible * plan.ranks_per_gpu:
             from gpubench.backends.mpi.group import host_name
 
-            raise errors.more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
+            raise more_ranks_than_gpus(ranks, driver.visible, host_name(), plan.ranks_per_gpu)
     else:
         plan.refuse_gpu_options("this host shows none")
     if plan.collective.rooted:
         from gpubench.measure.collective.sweep import check_root
 
-        check_root(plan.collective, plan.request.root, ranks)
+        check_root(plan.collective, plan.root, ranks)
     return ranks
 
 
@@ -288,7 +252,7 @@ class _LaunchedJob:
     ) -> None:
         self._is_soak = is_soak
         self._presenter, self._job, self._take_back = presenter, job, take_back
-        self._error: errors.GpubenchError | None = None
+        self._error: GpubenchError | None = None
         self._error_at = 0.0
         self._ranks_spoke = False
         self._lost: list[LostRank] = []
@@ -362,7 +326,7 @@ class _LaunchedJob:
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))
         elif kind == "error" and self._error is None:
-            self._error, self._error_at = errors.GpubenchError.from_record(message["error"]), message["at_seconds"]
+            self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
 
     def _end_in_order(self, pid: int) -> None:
         """Have the first Ctrl-C or SIGTERM end a soak with its report; the second ends it at once."""
@@ -401,16 +365,16 @@ class _LaunchedJob:
             self._take_back()
             self._presenter.note(line.removeprefix(_OWN_NAME))
 
-    def _died(self) -> errors.GpubenchError:
+    def _died(self) -> GpubenchError:
         first = first_lost(self._lost)
         if first is None and self._ranks_spoke:
-            return errors.ranks_ended_early(self._launcher_code, self._presenter.rows)
+            return ranks_ended_early(self._launcher_code, self._presenter.rows)
         if not self._ranks_spoke:
             self._kept_lines = self._kept_lines[-_MOST_KEPT_LINES:]
             self._show_kept_lines()
         if first is not None and (self._ranks_spoke or not first.exited):
-            return first.error(errors.rows_kept(self._presenter.rows))
-        return errors.no_rank_started() if self._is_late else errors.launcher_failed(self._launcher_code)
+            return first.error(rows_kept(self._presenter.rows))
+        return no_rank_started() if self._is_late else launcher_failed(self._launcher_code)
 
     def _show_kept_lines(self) -> None:
         for line in self._kept_lines:
@@ -433,22 +397,8 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
         return simulated.run_simulated(plan, source, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
-    if plan.variants.processes:
+    if plan.processes:
         from gpubench.jobs.collective.turns import refuse_turns_under_launcher
 
-        refuse_turns_under_launcher(plan.variants.processes, launch)
-    return _run_as_rank(plan, arguments, launch)
-
-
-def run_overlap(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """The exit code. Raises GpubenchError: nothing can be measured, the measurement broke, an output not be written."""
-    launch, source = launched_by(os.environ), plan.source
-    refuse_under_launcher(OVERLAP, source, launch)
-    if isinstance(source, Simulated) and plan.overlap is not None:
-        from gpubench.jobs.collective import simulated
-
-        return simulated.run_simulated_overlap(plan, plan.overlap, source, arguments)
-    if launch is None:
-        return launch_ranks(plan, arguments)
-
-    return _run_as_rank(plan, arguments, launch)
+        refuse_turns_under_launcher(plan.processes, launch)
+    return run_as_rank(plan, arguments, launch)

@@ -64,7 +64,7 @@ def described_collective(
 ) -> DescribedCollective:
     """A run in words, of which the metadata are made and a recording begins; `known` are further fields of it."""
     options = RunOptions(
-        allocator=plan.allocator.value,
+        allocator=plan.buffer_allocator.value,
         timeout_s=plan.timeout_s,
         evidence=plan.evidence,
         strict=plan.strict,

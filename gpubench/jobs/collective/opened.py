@@ -91,9 +91,9 @@ def open_kind(
         progress=rank.progress,
         device=device,
         library=library,
-        allocator=plan.allocator,
+        allocator=plan.buffer_allocator,
         local_rank=rank.identity.local_rank,
-        gated=bool(gated((kind.name, *plan.variants.backends), one_by_one=one_by_one, graph=graph)),
+        gated=bool(gated((kind.name, *plan.backends), one_by_one=one_by_one, graph=graph)),
     )
     if not kind.refusals:
         return kind.open(setup)

@@ -13,7 +13,7 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.definition.circumstances import Circumstances, users_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_path
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
-from gpubench.jobs.collective.plan import CollectivePlan, check_unset
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.variants import NcclErrors
 from gpubench.jobs.machines import Machines
 from gpubench.jobs.rank import agree, check_nccl_of_ranks, open_gpu
@@ -66,7 +66,7 @@ def open_on_gpu(
     if plan.nccl_library is None:
         agree(group, lambda: [each.load(driver.cuda) for each in _torch_first(kinds)], place=str(rank.identity))
     device, identity = open_gpu(group, rank.identity, rank.ranks_on_node, driver, shared=True)
-    agree(group, lambda: check_unset(plan.variants, nccl_settings(os.environ)))
+    agree(group, lambda: plan.check_unset(nccl_settings(os.environ)))
     condition = NvmlCondition(str(identity.gpu_bus_id))
     stack.callback(condition.close)
 
@@ -103,13 +103,13 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
 
     Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
     """
-    if plan.variants.requests:
+    if plan.requests:
         from gpubench.backends.nccl.communicator import check_requests
 
-        check_requests(plan.variants.settings, library.version_code)
-    if not plan.checked_variables:
+        check_requests(plan.settings, library.version_code)
+    if not plan.checks_sets:
         return ()
-    return check_variables(plan.checked_variables, library.path, tuple(nccl_settings(os.environ)))
+    return check_variables(plan.set_variables, library.path, tuple(nccl_settings(os.environ)))
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:

@@ -119,7 +119,7 @@ class OverlapRankJob(CollectiveRankJob):
         self._nccl = backend, opened.library
         self._steps = steps = GpuSteps(opened.device, backend)
         for each in self._asked.partners:
-            prepare = partial(steps.prepare, each, self._asked.gemm_side, self._plan.request.dtypes[0])
+            prepare = partial(steps.prepare, each, self._asked.gemm_side, self._plan.dtypes[0])
             agree(self._group, prepare, place=str(self.identity))
         self._load = NvmlLoad(str(self.identity.gpu_bus_id))
 

@@ -1,15 +1,17 @@
-"""The plan of a collective: what is measured, where, and how it is presented."""
+"""The plan of a collective: its options, one record from the command line to its ranks."""
 
+import json
 import signal
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
 from gpubench.backends.registry import BackendKind, backend_named, default_backend
-from gpubench.errors import UsageError, no_gpu
+from gpubench.errors import UsageError, exclusive, no_gpu
 from gpubench.formats.presentation import Presentation
+from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
 from gpubench.jobs.options import (
     MEASURE,
     NCCL,
@@ -18,131 +20,201 @@ from gpubench.jobs.options import (
     judging_profile,
     one_of,
     option,
+    parse_choices,
+    parse_dtypes,
+    read_from,
     sharing_ranks,
     step_timeout,
     strict_option,
+    unknown_choice,
 )
-from gpubench.jobs.sources import Recording
+from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.paths.transport import EvidenceUse
-from gpubench.model.terms.operation import HOST, Allocator
+from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
+    CTA_POLICY,
     HIERARCHICAL,
+    MAX_CTAS,
     PER_COMMUNICATOR,
     PROTOCOL_VARIABLE,
     REGISTER,
     REQUESTS,
     SET_OPTION,
+    Algorithm,
+    CtaPolicy,
     NcclSetting,
+    Protocol,
+    Registration,
+    every_combination,
+    parse_sets,
 )
-from gpubench.model.terms.statistics import AUTO
+from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 from gpubench.model.terms.units import parse_sizes
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective, SweepRequest
-    from gpubench.jobs.sources import Source
 
-BACKENDS = tuple(each.name for each in BACKEND_KINDS)
-BACKEND_SUMMARIES = "; ".join(each.summary for each in BACKEND_KINDS)
-DEFAULT_SIZES = {each.name: each.default_sizes for each in BACKEND_KINDS}
-FACTS_TIMEOUT_S = 20.0
+BACKENDS = tuple(kind.name for kind in BACKEND_KINDS)
+BACKEND_SUMMARIES = "; ".join(kind.summary for kind in BACKEND_KINDS)
+DEFAULT_SIZES = {kind.name: kind.default_sizes for kind in BACKEND_KINDS}
 SHARING_OPTION = "--ranks-per-gpu"
-SOAK_ENDS = signal.SIGUSR1  # has the first rank end a soak, with all others and a report
+SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks, with a report
 
 
-def _here() -> "Source":
-    from gpubench.jobs.sources import Here
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The timing of rows."""
 
-    return Here(FACTS_TIMEOUT_S)
+    help_group: ClassVar = MEASURE
+
+    mode: Mode = option(
+        "|".join(Mode),
+        "Time operations back to back, as nccl-tests does, or each one alone, with percentiles.",
+        default=Mode.THROUGHPUT.value,
+        read=one_of("--mode", Mode),
+        completed_as="mode",
+    )
+    iters: str | None = option(
+        "N|auto",
+        f"Timed operations per row. auto (default): until the mean is known to ±{INTERVAL:.0%}. Default with --graph, "
+        f"--split and --simulate: {DEFAULT_ITERATIONS[Mode.THROUGHPUT]}; with --mode latency: "
+        f"{DEFAULT_ITERATIONS[Mode.LATENCY]}.",
+        name="--iters -n",
+        common=True,
+    )
+    budget: float | None = option(
+        "S", f"Seconds per row at most, with --iters {AUTO} (default: {Sampling().budget_seconds:g}).", min=0
+    )
+
+    def sampling(self, *, graph_replays: int, needs_number: bool = False) -> Sampling:
+        """Return the sampling of a row. A CUDA graph, groups and simulations need a fixed number of operations.
+
+        Raises UsageError for a wrong number, or a budget together with a number.
+        """
+        if self.iters == AUTO and graph_replays:
+            raise UsageError(
+                f"--iters {AUTO} with --graph",
+                expected="--iters N: a CUDA graph has a fixed number of operations",
+                next_step=f"--iters {DEFAULT_ITERATIONS[Mode.THROUGHPUT]} --graph {graph_replays}",
+            )
+        needs_number = needs_number or graph_replays > 0 or self.mode is Mode.LATENCY
+        if self.iters == AUTO or (self.iters is None and not needs_number):
+            return Sampling(self.mode, None, Sampling().budget_seconds if self.budget is None else self.budget)
+        if self.budget is not None:
+            raise UsageError(
+                f"--budget {self.budget:g} without --iters {AUTO}",
+                expected=f"--budget with --iters {AUTO}, whose number of operations it limits",
+                next_step=f"--iters {AUTO} --budget {self.budget:g}",
+            )
+        if self.iters is None:
+            return Sampling(self.mode, DEFAULT_ITERATIONS[self.mode])
+        if not self.iters.isdecimal() or int(self.iters) < 1:
+            raise UsageError(
+                f"--iters {self.iters}", expected=f"a number of 1 or more, or {AUTO}", next_step="--iters 20"
+            )
+        return Sampling(self.mode, int(self.iters))
 
 
-@dataclass(frozen=True, slots=True)
-class AskedVariants:
-    """Variants to measure beside the own choice of the first backend; `backends` are all, where there are several.
+def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
+    words = dict.fromkeys(count.strip() for text in texts for count in text.split(","))
+    for count in words:
+        if not count.isdecimal() or int(count) < 1:
+            raise UsageError(f"--max-ctas {count}", expected="a number of 1 or more", next_step="--max-ctas 8")
+    return tuple(str(int(count)) for count in words)
 
-    `by_set` are the variables that `--set` names, of which `settings` have the values.
-    """
 
-    settings: tuple[NcclSetting, ...] = ()
-    hierarchical: bool = False
-    backends: tuple[str, ...] = ()
-    by_set: tuple[str, ...] = ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """NCCL's settings that are measured next to its own choice."""
 
-    def __bool__(self) -> bool:
-        return bool(self.settings) or self.hierarchical or bool(self.beside)
+    help_group: ClassVar = NCCL
+
+    algo: tuple[Algorithm, ...] = option(
+        "ALGO",
+        f"Also measure with this NCCL algorithm: {', '.join(Algorithm)}. Several with commas.",
+        read=lambda texts: parse_choices("--algo", texts, Algorithm),
+        several=True,
+        without=(),
+        completed_as="algo",
+    )
+    proto: tuple[Protocol, ...] = option(
+        "PROTO",
+        f"Also measure with this NCCL protocol: {', '.join(Protocol)}. Several with commas; with --algo, every "
+        "combination.",
+        read=lambda texts: parse_choices("--proto", texts, Protocol),
+        several=True,
+        without=(),
+        completed_as="proto",
+    )
+    register: tuple[Registration, ...] = option(
+        "|".join(Registration),
+        "Also measure with buffers registered: user (ncclCommRegister) or symmetric (windows). Several with commas; "
+        "NCCL then allocates the buffers.",
+        read=lambda texts: parse_choices("--register", texts, Registration),
+        several=True,
+        without=(),
+        completed_as="register",
+    )
+    cta_policy: tuple[CtaPolicy, ...] = option(
+        "|".join(CtaPolicy),
+        "Also measure with this policy for SMs; zero, with --register symmetric, moves data by copy engines. Several "
+        "with commas.",
+        read=lambda texts: parse_choices("--cta-policy", texts, CtaPolicy),
+        several=True,
+        without=(),
+        completed_as="cta-policy",
+    )
+    max_ctas: tuple[str, ...] = option(
+        "N",
+        "Also measure with at most N SMs per operation. Several with commas.",
+        read=_parse_max_ctas,
+        several=True,
+        without=(),
+    )
+    sets: tuple[tuple[str, tuple[str, ...]], ...] = option(
+        "NAME=A,B",
+        "Also measure with this variable of NCCL's set to each value, in jobs of its own. Repeatable; every "
+        "combination, also with --algo and --proto.",
+        name=SET_OPTION,
+        read=lambda texts: tuple(parse_sets(texts).items()),
+        several=True,
+        without=(),
+    )
+    hierarchical: bool = flag(
+        "Also measure all-reduce in three steps: reduce-scatter within nodes, all-reduce between nodes, all-gather "
+        "within nodes.",
+        name=HIERARCHICAL_OPTION,
+    )
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The backends beside the first."""
-        return self.backends[1:]
+    def set_variables(self) -> tuple[str, ...]:
+        """The variables of --set."""
+        return tuple(name for name, _ in self.sets)
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """All variables that settings have."""
-        return tuple(self.settings[0].variables) if self.settings else ()
-
-    @property
-    def requests(self) -> tuple[str, ...]:
-        """What all settings ask of a communicator by calls."""
-        return tuple(self.settings[0].requests) if self.settings else ()
-
-    @property
-    def processes(self) -> tuple[NcclSetting, ...]:
-        """The settings that need jobs of their own, each once."""
-        return tuple(dict.fromkeys(each.of_process for each in self.settings if each.of_process.values))
-
-    def inside(self, process: NcclSetting) -> "AskedVariants":
-        """The variants that the job under such a setting measures, each on a communicator of its own."""
-        own = [each.of_communicator for each in self.settings if each.of_process == process]
-        return replace(self, settings=tuple(each for each in own if each.values))
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options that ask for it, for messages."""
-        asked = {
-            "--algo": ALGORITHM_VARIABLE in self.variables and ALGORITHM_VARIABLE not in self.by_set,
-            "--proto": PROTOCOL_VARIABLE in self.variables and PROTOCOL_VARIABLE not in self.by_set,
-            SET_OPTION: bool(self.by_set),
-            **{f"--{name}": name in self.requests for name in REQUESTS},
-            HIERARCHICAL_OPTION: self.hierarchical,
-            f"--backend {','.join(self.backends)}": bool(self.beside),
-        }
-        return tuple(option for option, is_asked in asked.items() if is_asked)
-
-    def names(self, backend: str) -> list[str]:
-        """The names in rows, for the metadata: of nothing where there is only one way."""
-        names = [each.name for each in self.inside(NcclSetting()).settings]
-        for process in self.processes:
-            names += [process.name, *(each.name for each in self.settings if each.of_process == process != each)]
-        names += [HIERARCHICAL] if self.hierarchical else []
-        return [*names, *(each for each in self.beside if each != backend)]
+    def settings(self) -> tuple[NcclSetting, ...]:
+        """Every combination of algorithm, protocol and variables. Raises UsageError: a variable is set in two ways."""
+        by_option = {ALGORITHM_VARIABLE: ("--algo", self.algo), PROTOCOL_VARIABLE: ("--proto", self.proto)}
+        for variable, (name, values) in by_option.items():
+            if values and variable in self.set_variables:
+                raise exclusive((f"{SET_OPTION} {variable}", name), "one of them: both set one variable")
+        chosen: dict[str, Sequence[str]] = {variable: values for variable, (_, values) in by_option.items()}
+        chosen |= {REGISTER: self.register, CTA_POLICY: self.cta_policy, MAX_CTAS: self.max_ctas, **dict(self.sets)}
+        return tuple(every_combination({name: values for name, values in chosen.items() if values}))
 
 
-def check_unset(variants: AskedVariants, settings: Mapping[str, str]) -> None:
-    """Raise UsageError where NCCL's own choice could not be measured, since somebody has made it.
-
-    `settings` are NCCL's variables as NCCL will see them. An algorithm makes NCCL's choice of a protocol too.
-    """
-    variables = dict.fromkeys(variants.variables)
-    if not {*PER_COMMUNICATOR}.isdisjoint(variables):
-        variables |= dict.fromkeys(PER_COMMUNICATOR)
-    for name in (each for each in variables if each in settings):
-        raise UsageError(
-            f"{' and '.join(variants.options)} with {name}={settings[name]} set already",
-            expected="NCCL's own choice to compare with",
-            reason="it stands in the environment, or in a file as /etc/nccl.conf",
-            next_step=f"unset {name}",
-        )
-
-
-def values_of(kind: type[object], record: object) -> dict[str, Any]:
-    """The values that a record has for fields of a dataclass, by their names."""
-    names = (each.name for each in fields(kind))  # type: ignore[arg-type]
-    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+def _parse_backends(text: str) -> tuple[str, ...]:
+    """Return the backends in the order of the registry. Raises UsageError: a word is none of them."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in BACKENDS:
+            raise unknown_choice("--backend", word, BACKENDS)
+    return tuple(name for name in BACKENDS if name in words)
 
 
 def _parse_library(text: str) -> str:
@@ -153,21 +225,99 @@ def _parse_library(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOptions:
-    """What a rank is asked beside its request, as it was typed, and as plain data.
+def nccl_library_option() -> Any:
+    """Return the field of `--nccl-library`."""
+    text = "Measure this libnccl.so.2, e.g. the one of a training framework."
+    return option("PATH", text, read=_parse_library, group=NCCL)
 
-    `backend`, `ranks` and `nccl_library` are None where the machine decides; `profile` is the name or file of the one
-    to judge speed by, None for a match. `overlap` is the computation beside the collective, None for none.
-    `checked_variables` are those that NCCL has to know.
+
+def evidence_option() -> Any:
+    """Return the field of `--evidence`."""
+    text = "Show the evidence for every path, or collect none (no NCCL log, no counters)."
+    return flag(text, name="--evidence/--no-evidence", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivePlan:
+    """What to measure, with what, and how to show it.
+
+    `command` is the name of the collective. A launched rank reads the same `typed` values as the process that launched
+    it, and beside them `turn`, `checks_sets` and `results_folder`, which follow from no option of its own.
     """
 
     help_group: ClassVar = MEASURE
 
-    backend: str | None = None
-    nccl_library: str | None = option(
-        "PATH", "Measure this libnccl.so.2, e.g. the one of a training framework.", read=_parse_library, group=NCCL
+    command: str
+    sizes: tuple[int, ...] | None = option(
+        "SIZES",
+        "Sizes in bytes: 1K:4G (each twice the last), 1K:4G:4 (four times), 1M:64M:+1M (steps), or 1K,64K,1M "
+        f"(default: {DEFAULT_SIZES['nccl']} on GPUs, {DEFAULT_SIZES['host']} on CPUs).",
+        read=parse_sizes,
+        common=True,
     )
+    dtypes: tuple[DataType, ...] = option(
+        "TYPE",
+        f"Data type: {', '.join(DataType)} (default: float32). Several with commas.",
+        name="--dtype -d",
+        read=parse_dtypes,
+        several=True,
+        without=(DataType.FLOAT32,),
+        completed_as="dtype",
+        common=True,
+    )
+    ops: tuple[ReduceOp, ...] = option(
+        "OP",
+        f"Reduction: {', '.join(ReduceOp)} (default: sum). Several with commas.",
+        name="--op",
+        read=lambda texts: parse_choices("--op", texts, ReduceOp),
+        several=True,
+        without=(ReduceOp.SUM,),
+        completed_as="op",
+        common=True,
+    )
+    root: int = option("RANK", "Root rank.", name="--root -r", default=0, common=True)
+    skew: float | None = option(
+        "SHARE",
+        "Measure alltoallv: rank 0 receives the size, the last rank this share less of it, the others in between.",
+        min=0,
+        max=1,
+    )
+    variants: Variants = field(default_factory=Variants)
+    in_place: bool = flag("Measure only in place: the result overwrites the input.")
+    out_of_place: bool = flag("Measure only out of place.")
+    both: bool = flag("Measure in place and out of place (default, if the collective has both).")
+    timing: Timing = field(default_factory=Timing)
+    warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
+    cycles: int = option(
+        "N",
+        "Repeat the sweep N times, with a line a minute; 0: until interrupted (a soak). Rows are those of the first "
+        "time, and all with wrong data.",
+        name="--cycles -N",
+        default=1,
+        min=0,
+        show_default=False,
+    )
+    graph_replays: int = option(
+        "N",
+        "Capture the operations in a CUDA graph and time N replays.",
+        name="--graph",
+        default=0,
+        min=0,
+        show_default=False,
+        group=NCCL,
+    )
+    check: bool = flag("Verify the data on every rank.", name="--check/--no-check", default=True)
+    backends: tuple[str, ...] = option(
+        "NAME",
+        f"Library to measure: {', '.join(BACKENDS)} (default: nccl on GPUs, otherwise host). Several with commas "
+        "are compared in one table.",
+        name="--backend",
+        read=_parse_backends,
+        without=(),
+        completed_as="backend",
+        common=True,
+    )
+    nccl_library: str | None = nccl_library_option()
     allocator: Allocator = option(
         "|".join(Allocator),
         "Allocate buffers with cudaMalloc, as frameworks do, or ncclMemAlloc, as nccl-tests does.",
@@ -185,13 +335,7 @@ class RankOptions:
         default=60.0,
         least=1,
     )
-    evidence: EvidenceUse = flag(
-        "Show the evidence for every path, or collect none (no NCCL log, no counters).",
-        name="--evidence/--no-evidence",
-        default=None,
-        read=lambda shown: EvidenceUse.SHOWN if shown else EvidenceUse.OFF,
-        without=EvidenceUse.KEPT,
-    )
+    shows_evidence: bool | None = evidence_option()
     expected_gpus: int | None = expected_gpus()
     strict: bool = strict_option()
     profile: str | None = judging_profile()
@@ -200,42 +344,174 @@ class RankOptions:
         "Run the collective in several groups at once, one row a group: per node, per local rank (rail), in pairs, or "
         f"in groups of N ranks. Not with --evidence, --strict or --iters {AUTO}.",
     )
-    variants: AskedVariants = AskedVariants()
-    overlap: OverlapAsked | None = None
-    checked_variables: tuple[str, ...] = ()
-
-    def check_evidence(self) -> None:
-        """Raise UsageError for a strict verdict on paths for which no evidence is collected."""
-        if self.evidence is EvidenceUse.OFF and self.strict:
-            raise UsageError(
-                "--strict with --no-evidence",
-                expected="one of them: --strict judges the paths that evidence shows",
-                next_step="leave --no-evidence out",
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivePlan(RankOptions):
-    """The request, its options, and their presentation; without sizes it visits the backend's default sweep.
-
-    `results_folder` is what a rank has instead of the presentation of the process that launched it.
-    """
-
-    request: "SweepRequest"
-    source: "Source" = field(default_factory=_here)
+    nccl_tests: NcclTestsOptions = field(default_factory=NcclTestsOptions)
+    simulation: Simulation | None = read_from(SimulationOptions, default=None)
+    seed: int = 0
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
-    results_folder: Path | None = None
+    overlap: OverlapAsked | None = None
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    turn: str | None = None
+    checks_sets: bool = False
+    results_folder: str | None = None
+
+    def for_ranks(self) -> str:
+        """Return the values of all options as JSON, for ranks that this process launches."""
+        history = self.presentation.history
+        given = {name: value for name, value in self.typed.items() if value is not None}
+        return json.dumps(
+            given
+            | {
+                "turn": self.turn,
+                "checks_sets": self.checks_sets,
+                "results_folder": None if history is None else str(history),
+            }
+        )
+
+    @property
+    def collective(self) -> "Collective":
+        """The collective that is measured, skewed if asked for."""
+        from gpubench.collectives.registry import collective_named
+
+        found = collective_named(self.command)
+        return found if self.skew is None or found.skewed is None else found.skewed(self.skew)
+
+    @property
+    def request(self) -> "SweepRequest":
+        """The sweep, at no sizes if the backend chooses them. Raises UsageError for options that do not fit."""
+        from gpubench.collectives.record import SweepRequest
+
+        return SweepRequest(
+            collective=self.collective,
+            sizes=self.sizes or (),
+            dtypes=self.dtypes,
+            ops=self.ops,
+            placements=self._placements,
+            root=self.root,
+            sampling=self.timing.sampling(
+                graph_replays=self.graph_replays, needs_number=self.split is not None or self.simulation is not None
+            ),
+            warmup=self.warmup,
+            graph_replays=self.graph_replays,
+            check=self.check,
+            skew=self.skew,
+            cycles=self.cycles,
+        )
+
+    @property
+    def _placements(self) -> tuple[Placement, ...]:
+        if self.in_place:
+            return (Placement.IN_PLACE,)
+        if self.out_of_place or not self.collective.in_place:
+            return (Placement.OUT_OF_PLACE,)
+        return (Placement.OUT_OF_PLACE, Placement.IN_PLACE)
+
+    def request_for(self, backend: str) -> "SweepRequest":
+        """Return the sweep at the sizes of --sizes, otherwise at the default sizes of the (slowest) backend."""
+        slowest = self.backends[-1] if self.others else backend
+        return replace(self.request, sizes=self.sizes or parse_sizes(backend_named(slowest).default_sizes))
+
+    @property
+    def backend(self) -> str | None:
+        """The first backend; None if the machine decides."""
+        return next(iter(self.backends), None)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The backends next to the first."""
+        return self.backends[1:]
+
+    @property
+    def set_variables(self) -> tuple[str, ...]:
+        """The variables of --set, of which every value needs jobs of its own."""
+        return self.variants.set_variables
+
+    @property
+    def settings(self) -> tuple[NcclSetting, ...]:
+        """NCCL's settings to measure next to its own choice; in a job of a turn those of its communicators."""
+        found = self.variants.settings
+        if self.turn is None:
+            return found
+        process = NcclSetting.of(self.turn)
+        own = [setting.of_communicator for setting in found if setting.of_process == process]
+        return tuple(setting for setting in own if setting.values)
+
+    @property
+    def processes(self) -> tuple[NcclSetting, ...]:
+        """The settings that need jobs of their own."""
+        return tuple(dict.fromkeys(setting.of_process for setting in self.settings if setting.of_process.values))
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """What all settings ask of a communicator by calls."""
+        return tuple(self.settings[0].requests) if self.settings else ()
+
+    @property
+    def is_compared(self) -> bool:
+        """True if rows of several settings or backends are compared."""
+        return bool(self.settings) or self.variants.hierarchical or bool(self.others)
+
+    @property
+    def compared_by(self) -> tuple[str, ...]:
+        """The options that ask for several settings or backends, for messages."""
+        variants = self.variants
+        asked = {
+            "--algo": variants.algo,
+            "--proto": variants.proto,
+            SET_OPTION: variants.sets,
+            **{f"--{name}": name in self.requests for name in REQUESTS},
+            HIERARCHICAL_OPTION: variants.hierarchical,
+            f"--backend {','.join(self.backends)}": self.others,
+        }
+        return tuple(name for name, is_given in asked.items() if is_given)
+
+    def names_of_settings(self, backend: str) -> list[str]:
+        """Return the names in rows, for the metadata."""
+        own = [setting for setting in self.settings if not setting.of_process.values]
+        names = [setting.name for setting in own]
+        for process in self.processes:
+            inside = (setting for setting in self.settings if setting.of_process == process != setting)
+            names += [process.name, *(setting.name for setting in inside)]
+        names += [HIERARCHICAL] if self.variants.hierarchical else []
+        return [*names, *(name for name in self.others if name != backend)]
+
+    def check_unset(self, environment: Mapping[str, str]) -> None:
+        """Raise UsageError if NCCL's own choice cannot be measured, since somebody has made it.
+
+        `environment` has NCCL's variables as NCCL will see them. An algorithm makes NCCL's choice of a protocol too.
+        """
+        variables = dict.fromkeys(self.settings[0].variables if self.settings else ())
+        if not {*PER_COMMUNICATOR}.isdisjoint(variables):
+            variables |= dict.fromkeys(PER_COMMUNICATOR)
+        for name in (name for name in variables if name in environment):
+            raise UsageError(
+                f"{' and '.join(self.compared_by)} with {name}={environment[name]} set already",
+                expected="NCCL's own choice to compare with",
+                reason="it stands in the environment, or in a file as /etc/nccl.conf",
+                next_step=f"unset {name}",
+            )
+
+    @property
+    def evidence(self) -> EvidenceUse:
+        """The use of evidence. NCCL's log and the link counters cannot be told apart by group."""
+        if self.split is not None or self.shows_evidence is False:
+            return EvidenceUse.OFF
+        return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT
+
+    @property
+    def buffer_allocator(self) -> Allocator:
+        """The allocator. Only memory of NCCL's can be registered as a window, and as user memory without limits."""
+        return Allocator.NCCL if self.variants.register else self.allocator
+
+    @property
+    def source(self) -> Source:
+        """The machine that is measured."""
+        return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def history(self) -> Path | None:
-        """The folder of dated results that this run's own is kept in; None where it is not."""
-        return self.results_folder or self.presentation.history
-
-    @property
-    def rank_options(self) -> RankOptions:
-        """The options alone."""
-        return RankOptions(**values_of(RankOptions, self))
+        """The folder of dated results that this run's own is kept in; None if it is not kept."""
+        return self.presentation.history if self.results_folder is None else Path(self.results_folder)
 
     @property
     def kernels_at_once(self) -> int:
@@ -255,44 +531,32 @@ class CollectivePlan(RankOptions):
                 instead="without it CPU buffers are measured instead",
             )
 
-    @property
-    def collective(self) -> "Collective":
-        """The collective that is measured."""
-        return self.request.collective
-
-    def at_sizes_for(self, backend: str) -> "SweepRequest":
-        """The request at the sizes that were asked for, else at the backend's default ones."""
-        slowest = self.variants.backends[-1] if self.variants.beside else backend
-        sizes = self.request.sizes or parse_sizes(backend_named(slowest).default_sizes)
-        return replace(self.request, sizes=sizes)
-
     def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
         """All backends that are measured, the first first; `gpus` is true where any rank sees one.
 
         Raises UsageError: one is not known.
         """
         first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
-        return (first, *(backend_named(each) for each in self.variants.beside))
+        return (first, *map(backend_named, self.others))
 
     def refuse_gpu_options(self, why: str, *, but: Container[str] = ()) -> None:
         """Raise UsageError where an option was given that only a backend on GPUs has, `but` for these."""
-        for name in (each for each in self._nccl_options if each not in but):
+        for name in (name for name in self._nccl_options if name not in but):
             reason = backend_named(HOST).lacks[name]
             raise UsageError(f"{name} needs GPUs, and {why}", reason=reason, next_step=f"leave {name} out")
 
     def refuse_what_backend_lacks(self) -> None:
         """Raise UsageError where a backend that was asked for cannot follow an option, or lacks the collective."""
-        asked = [] if self.backend is None else [backend_named(self.backend)]
-        for kind in (*asked, *(backend_named(each) for each in self.variants.beside)):
-            if kind.collectives and self.collective.name not in kind.collectives:
+        for kind in map(backend_named, self.backends):
+            if kind.collectives and self.command not in kind.collectives:
                 raise UsageError(
-                    f"{self.collective.name} with --backend {kind.name}",
+                    f"{self.command} with --backend {kind.name}",
                     expected=f"{' or '.join(kind.collectives)}, all that this backend has",
                     next_step=f"leave {kind.name} out, or gpubench {kind.collectives[0]} --backend {kind.name}",
                 )
             # With several backends, options that only NCCL has are NCCL's.
-            own = self._nccl_options if len(asked) == 1 and not self.variants.beside else ("--graph",)
-            for name in (each for each in own if each in self._nccl_options and each in kind.lacks):
+            own = ("--graph",) if self.others else self._nccl_options
+            for name in (name for name in own if name in self._nccl_options and name in kind.lacks):
                 raise UsageError(
                     f"{name} with --backend {kind.name}",
                     expected="an option that the backend can follow",
@@ -304,11 +568,11 @@ class CollectivePlan(RankOptions):
     def _nccl_options(self) -> tuple[str, ...]:
         """Those options that were given and that not every backend has."""
         options = {
-            "--graph": self.request.graph_replays > 0,
+            "--graph": self.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,
             "--nccl-library": self.nccl_library is not None,
-            "--allocator nccl": self.allocator is Allocator.NCCL and REGISTER not in self.variants.requests,
-            **{option: True for option in self.variants.options if option in _TO_NCCL},
+            "--allocator nccl": self.allocator is Allocator.NCCL and not self.variants.register,
+            **{option: True for option in self.compared_by if option in _TO_NCCL},
         }
         return tuple(name for name, is_given in options.items() if is_given)
 

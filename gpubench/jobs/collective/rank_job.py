@@ -133,15 +133,16 @@ class CollectiveRankJob:
     def _measure(self, rank: Rank, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         group, backend = self._group, opened.backend
         self._before_sizes(opened)
-        request = self._plan.at_sizes_for(backend.name)
+        request = self._plan.request_for(backend.name)
         identities = group.gather(self.identity)
         self._progress.name_ranks(identities)
         agree(group, lambda: check_root(request.collective, request.root, self._own.size))
         beside = self._beside(rank, opened)
         sizes, dropped = self._sizes(request, opened, beside)
         request = replace(request, sizes=sizes)
+        settings, hierarchical = self._plan.settings, self._plan.variants.hierarchical
         maker = VariantMaker(group, self.identity, request)
-        variants = maker.variants(self._plan.variants, backend, opened.library, beside)
+        variants = maker.variants(backend, opened.library, beside, settings, hierarchical=hierarchical)
         described = self._described(opened, beside, request, identities, dropped)
         metadata = self._metadata(described)
         past = self._past(metadata)
@@ -217,7 +218,7 @@ class CollectiveRankJob:
 
     def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:
         found = []
-        for kind in map(backend_named, self._plan.variants.beside):
+        for kind in map(backend_named, self._plan.others):
             refused = opened.refusal(kind, self._plan.collective.name)
             backend = None
             if not refused:
@@ -300,7 +301,7 @@ class CollectiveRankJob:
         dropped: Sequence[DroppedSize],
     ) -> DescribedCollective:
         backend = opened.backend
-        names = self._plan.variants.names(backend.name)
+        names = self._plan.names_of_settings(backend.name)
         return described_collective(
             self._plan,
             request,

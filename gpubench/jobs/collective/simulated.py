@@ -188,7 +188,7 @@ class ModelledCollective:
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
     simulation = source.simulation
-    request = plan.at_sizes_for("nccl")
+    request = plan.request_for("nccl")
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed, root=request.root)
     nodes = source.machines().snapshots
     check_drivers(nodes, plan.collective.name, simulation.source)

@@ -2,7 +2,7 @@
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs.collective.plan import CollectivePlan, check_unset
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.sources import Simulation
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.model.results.backends import RefusedRow
@@ -24,9 +24,9 @@ def simulated_settings(
     plan: CollectivePlan, simulation: Simulation, request: SweepRequest, per_node: int
 ) -> SimulatedSettings:
     """The settings of a plan. Raises UsageError for a setting whose effect on this machine is not known."""
-    check_unset(plan.variants, {name: value for each in simulation.faults for name, value in each.variables.items()})
+    plan.check_unset({name: value for each in simulation.faults for name, value in each.variables.items()})
     times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
-    for name in plan.variants.names(SIMULATED_BACKEND):
+    for name in plan.names_of_settings(SIMULATED_BACKEND):
         faults = (*simulation.faults, *job_variables(_known_variables(name, plan, simulation), machine.nodes))
         found = CollectiveTimes(machine, faults, simulation.seed, root=request.root)
         try:
@@ -56,7 +56,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
     known = known_effects(machine.profile, variables, machine.nodes)
     if not variables or known != variables or not setting.requests.keys() <= {MAX_CTAS}:
         raise UsageError(
-            f"{' '.join(plan.variants.options)} with --simulate {simulation.text}: {name}",
+            f"{' '.join(plan.compared_by)} with --simulate {simulation.text}: {name}",
             expected="a setting with a known effect: ring, tree and protocols on one node of H100s or H200s, and the "
             "variables of docs/faults.md",
             reason=f"how fast {machine.profile.name} is with {name} is not known",

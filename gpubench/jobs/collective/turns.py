@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
 from gpubench.formats.delivery import delivering
-from gpubench.jobs.collective.plan import CollectivePlan, check_unset
+from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.machine.environment import nccl_settings
 from gpubench.measure.collective.variants import with_winners
 from gpubench.model.results.backends import RefusedRow
@@ -104,7 +104,7 @@ class TurnListener:
     def begin(self, metadata: Metadata) -> None:
         """Only the first job is presented: the others have the same ranks, libraries and sizes."""
         if self._is_first:
-            names = self._sweep.plan.variants.names(str(metadata.backend))
+            names = self._sweep.plan.names_of_settings(str(metadata.backend))
             self._sweep.presenter.begin(
                 replace(metadata, options={**metadata.options, "settings": names, "turns": self._sweep.turns})
             )
@@ -165,8 +165,8 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 
     Raises GpubenchError: a variable is set already, NCCL's own choice cannot be measured, or somebody ended the run.
     """
-    check_unset(plan.variants, nccl_settings(os.environ))
-    turns = list(_turns_of(plan.variants.processes))
+    plan.check_unset(nccl_settings(os.environ))
+    turns = list(_turns_of(plan.processes))
     with start.announced(plan) as take_back:
         presenter = start.presenter(plan, take_back)
         sweep = TurnedSweep(plan, presenter, len(turns))
@@ -186,8 +186,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
     """Measure one job; the reason why it could not be measured, empty where it was."""
     plan = sweep.plan
-    checked = plan.variants.by_set if number == 0 else ()
-    of_job = replace(plan, variants=plan.variants.inside(turn.setting), checked_variables=checked)
+    of_job = replace(plan, turn=turn.setting.name, checks_sets=number == 0)
     listener = TurnListener(sweep, turn, number)
     try:
         start.measure(of_job, lambda: listener, take_back, turn.setting.variables)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
-from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.jobs.rank import agree
 from gpubench.machine.environment import environment_set
 from gpubench.measure.collective.cases import Case
@@ -62,10 +61,12 @@ class VariantMaker:
 
     def variants(
         self,
-        asked: AskedVariants,
         backend: MultiGroupBackend,
-        library: NcclErrors | None,
+        library: NcclErrors | None = None,
         beside: Sequence[BesideBackend] = (),
+        settings: Sequence[NcclSetting] = (),
+        *,
+        hierarchical: bool = False,
     ) -> list[SweepVariant]:
         """The own choice of the backend first; then settings, then what is made of smaller operations, then others.
 
@@ -73,8 +74,8 @@ class VariantMaker:
         """
         variants = [SweepVariant(setting=None, backend=backend), *self._kernels(backend)]
         if library is not None:
-            variants += [self._setting(each, backend, library) for each in asked.settings]
-        levels = self._levels() if asked.hierarchical else None
+            variants += [self._setting(each, backend, library) for each in settings]
+        levels = self._levels() if hierarchical else None
         if levels is not None:
             variants.append(self._hierarchical(backend, levels, library))
         for each in beside:

@@ -8,6 +8,7 @@ from gpubench.records import dataclass
 MPS = "MPS"
 MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # Set by a gpubench that relaunched itself: its ranks' socket
+PLAN_VARIABLE = "GPUBENCH_PLAN"  # Values of all options as JSON, for these ranks
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
 NO_DEFAULTS_TO_READ = "off"  # No defaults from environment or file, for a command that another one runs
 SECONDS_FOR_THE_FIRST_RANK = 1.0

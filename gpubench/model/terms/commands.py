@@ -18,7 +18,8 @@ class Command(NamedTuple):
     `page` is its module in `gpubench.formats.text`. `main_section` is what formats show that show one section only, and
     `streamed_section` has the rows that are written one by one, '' where there are none. A command that is a gate never
     exits 0 if nothing was judged. Of one that does not `measure`, figures are somebody else's. `findings_only` is
-    whether stored rows say nothing that its findings do not. `profiles` alone writes no reports.
+    whether stored rows say nothing that its findings do not. `profiles` alone writes no reports. `ranks` is the module
+    whose `run_launched` is run by ranks that the command launches.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Command(NamedTuple):
     measures: bool = True
     findings_only: bool = False
     writes_reports: bool = True
+    ranks: str = ""
 
 
 _ALONE = UnderTorchrun.ALONE
@@ -119,6 +121,7 @@ COLLECTIVE = Command(
     page="collective",
     main_section="rows",
     streamed_section="rows",
+    ranks="gpubench.jobs.collective.job",
 )
 """What all collectives have in common: each has its own name and summary."""
 
@@ -130,6 +133,7 @@ OVERLAP = Command(
     page="overlap",
     main_section="overlap",
     streamed_section="overlap",
+    ranks="gpubench.jobs.overlap",
 )
 PLAN = Command(
     "plan",

@@ -16,7 +16,6 @@ from gpubench.backends.torch.symmetric import TorchSymmetric, check_operations
 from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs.collective.plan import AskedVariants
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.machine.nvml import Driver
 from gpubench.measure.collective.variants import measure_variants
@@ -60,7 +59,7 @@ class Node:
     ) -> tuple[list[CollectiveRow], Report]:
         rows, identities = Rows(), [RankIdentity(rank=n, host="h", node=0, local_rank=n, pid=1) for n in range(RANKS)]
         maker = VariantMaker(cast("Any", self.group), self.identity, request)
-        variants = maker.variants(AskedVariants(), backend or self.backend, None, beside)
+        variants = maker.variants(backend or self.backend, beside=beside)
         report = measure_variants(request, self.group, variants, identities, cast("Any", rows))
         return rows.rows, report
 
