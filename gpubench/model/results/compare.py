@@ -103,9 +103,8 @@ class ComparisonRow(report.Record, section="comparison", on_page=report.OnPage(m
     status: Annotated[str, Status]  #: which side has it: both, the old one alone, the new one alone
     change: Annotated[str | None, Change] = None  #: of time, beyond noise; null where there is no time on both sides
     verdict: Annotated[str, Verdict]  #: of this row
-    slower_percent: Annotated[float | None, report.SIGNED] = (
-        None  #: how much longer the new one takes; negative: faster
-    )
+    #: how much longer the new one takes; negative: faster
+    slower_percent: Annotated[float | None, report.SIGNED] = None
     noise_percent: float | None = None  #: what that has to exceed to count
     noise_source: str | None = None  #: where noise_percent is from
     base_time_us: float | None = None  #: median over runs
