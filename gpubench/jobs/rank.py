@@ -35,8 +35,8 @@ from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_F
 from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
 from gpubench.model.terms.units import spans
 from gpubench.ports.group import Group
+from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog import rank as watchdog
-from gpubench.ranks.watchdog.messages import ChannelSender
 from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.records import dataclass
 

@@ -65,7 +65,7 @@ from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, find_launcher, own_sett
 from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
 from gpubench.ranks.scan.supervisor import RankCard, Supervisor
 from gpubench.ranks.watchdog import rank as watchdog
-from gpubench.ranks.watchdog.messages import offered_addresses
+from gpubench.ranks.watchdog.peers import offered_addresses
 from gpubench.readers.leaves import leaves_of
 from gpubench.records import dataclass
 from gpubench.simulated.scan import (

@@ -1,36 +1,24 @@
-"""Ranks: starting this program again on this host or on several, and the launcher's end of the channel to them."""
+"""Start this program again as ranks, on this host or on several."""
 
-import json
-import math
 import os
 import re
-import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, NamedTuple
 
 from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.machine.children import die_with_parent, module_command, with_package
-from gpubench.machine.host import text_of
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.readers.documents import opened
 from gpubench.records import dataclass
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from gpubench.model.results.report import Report
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench, not the user, set for its ranks
 
@@ -149,28 +137,6 @@ def start(
     )
 
 
-class RankWatch:
-    """Notices a launcher that outlives its ranks, as prterun of Open MPI 5 can after a failed MPI_Init."""
-
-    def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
-        self._job = job
-        self._seconds_to_follow = seconds_to_follow
-        self._alone_since: float | None = None
-        self._had_ranks = False
-
-    def ended(self) -> bool:
-        """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
-        if self._job.poll() is not None:
-            return True
-        lists = (text_of(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
-        stats = (text_of(Path(f"/proc/{child}/stat")) for children in lists for child in children.split())
-        if any(stat is not None and stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats):
-            self._had_ranks, self._alone_since = True, None
-        elif self._had_ranks and self._alone_since is None:
-            self._alone_since = time.monotonic()
-        return self._alone_since is not None and time.monotonic() - self._alone_since > self._seconds_to_follow
-
-
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
     """End a job: mpirun is asked to end its ranks, and killed with them when it does not. Returns its exit code."""
     if job.poll() is None:
@@ -180,114 +146,6 @@ def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
     return job.wait()
-
-
-Message = dict[str, Any]
-
-_SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_HANG_UP = 10.0  # For watchdogs of a job that is gone to report; late on a busy machine
-_READ_BYTES = 1 << 16
-_LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 107 bytes at most: unix(7)
-
-
-def report_in(message: Message) -> "Report":
-    """The report in a message that ends a run, with its sections."""
-    from gpubench.model.results.report import Report, Table
-    from gpubench.model.results.result_file import TABLES
-    from gpubench.model.terms.plain import from_plain
-
-    kinds: dict[str, Any] = {name: TABLES[name] for name in message["sections"]}
-    rows = {kind: [from_plain(kind, each) for each in message["sections"][name]] for name, kind in kinds.items()}
-    return replace(Report.from_record(message["report"]), sections=Table.by_section(rows))
-
-
-class ChannelReceiver:
-    """The launcher's end, usable as a context: a socket in a private directory that any rank may connect to."""
-
-    def __init__(self) -> None:
-        is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
-        self._directory = tempfile.TemporaryDirectory(prefix="gpubench-", dir="/tmp" if is_long else None)
-        self.path = str(Path(self._directory.name) / "ranks")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
-        self._listener.listen(128)
-        self._ends_at = math.inf
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._listener.close()
-        self._directory.cleanup()
-
-    def expect_end(self, seconds: float) -> None:
-        """Listen no longer than that from now on, whether the job has ended or not."""
-        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
-
-    def expect_no_end(self) -> None:
-        """Listen for as long as the job runs."""
-        self._ends_at = math.inf
-
-    @property
-    def is_late(self) -> bool:
-        """True where the job has outlived what was expected."""
-        return time.monotonic() > self._ends_at
-
-    def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
-        """Messages and printed lines of the ranks as they arrive, until the job is late, or over and hung up."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ, None)
-            if job.stdout is not None:
-                selector.register(job.stdout, selectors.EVENT_READ, _Lines())
-            listens_until, watch = math.inf, RankWatch(job)
-            while True:
-                # Once the job is gone, one more look without waiting finds what it had still sent.
-                waits = listens_until == math.inf or (_has_lines(selector) and time.monotonic() < listens_until)
-                events = selector.select(_SECONDS_BETWEEN_LOOKS if waits else 0)
-                # A rank's message about its end comes before mpirun's, which waits for another look.
-                of_ranks = [key for key, _ in events if key.fileobj is not job.stdout]
-                for key in of_ranks or [key for key, _ in events]:
-                    if key.data is None:
-                        connection, _ = self._listener.accept()
-                        selector.register(connection, selectors.EVENT_READ, _Lines())
-                    else:
-                        yield from _read(selector, key)
-                if events:
-                    continue
-                if not waits:
-                    return
-                if self.is_late:
-                    listens_until = 0.0
-                elif listens_until == math.inf and watch.ended():
-                    listens_until = time.monotonic() + _SECONDS_TO_HANG_UP
-
-
-def _has_lines(selector: selectors.BaseSelector) -> bool:
-    """True where a rank, or the watchdog of one, has not hung up."""
-    keys = (selector.get_map() or {}).values()
-    return any(key.data is not None and isinstance(key.fileobj, socket.socket) for key in keys)
-
-
-class _Lines:
-    rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return lines
-
-
-def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Iterator[Message | str]:
-    source: Any = key.fileobj
-    lines, from_rank = key.data, isinstance(source, socket.socket)
-    data = source.recv(_READ_BYTES) if from_rank else source.read1(_READ_BYTES)
-    # What a rank had not finished saying when it died is no message.
-    complete = lines.feed(data) if data else [lines.rest] if lines.rest and not from_rank else []
-    if not data:
-        selector.unregister(source)
-        if from_rank:
-            source.close()
-    for line in complete:
-        yield json.loads(line) if from_rank else line.decode(errors="replace")
 
 
 _MOST_BYTES = 2**20

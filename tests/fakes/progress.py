@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from gpubench.model.terms.ranks import Phase, RankState
-from gpubench.ranks.watchdog.messages import ProgressBlock
+from gpubench.ranks.watchdog.progress import ProgressBlock
 
 
 class FakeProgress:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.model.terms.ranks import Phase
-from gpubench.ranks.watchdog.messages import ProgressBlock, ProgressReading
+from gpubench.ranks.watchdog.progress import ProgressBlock, ProgressReading
 from tests.gpu.machine import DRIVER, RANKS, launch, launched, several_ranks_that_die, under_mpirun
 from tests.mpi.test_faults import ALONE, MPIRUN, Run, start
 

@@ -43,7 +43,7 @@ def test_neither_killed_watchdogs_nor_a_flood_of_the_next_hide_a_stopped_rank(ou
     while len(watchdogs := watchdogs_of(output)) < 3 or set(watchdogs) & set(killed):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    addresses = [address for pid in watchdogs for address in strangers.udp_addresses(pid)]
+    addresses = [address for pid in watchdogs for address in strangers.tcp_addresses(pid)]
     names = [name for pid in watchdogs for name in strangers.local_names(pid)]
     os.kill(run.pid(1), signal.SIGSTOP)
     time.sleep(0.5)  # of two until they ask each other
@@ -67,12 +67,20 @@ def test_watchdogs_that_a_firewall_parts_say_so_and_hear_no_bridge(tmp_path: Pat
             command("ip", "-n", name, "link", "add", "docker0", "type", "bridge")
             command("ip", "-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
             command("ip", "-n", name, "link", "set", "docker0", "up")
-            command("ip", "-n", name, "rule", "add", "ipproto", "udp", "blackhole")
         with hosts.job(
             *WORDS, "--sizes", "8K", "--iters", "100000", f"--output={output}", OMPI_MCA_btl_tcp_if_include="eth0"
         ) as job:
+            deadline = time.monotonic() + 300
+            while len(watchdogs := watchdogs_of(output)) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            heard = [address for pid in watchdogs for address in strangers.tcp_addresses(pid)]
+            for name in hosts.names:
+                for _, port in heard:
+                    command("ip", "-n", name, "rule", "add", "ipproto", "tcp", "dport", str(port), "blackhole")
+            for pid in watchdogs:  # the next ones have to reach each other anew
+                os.kill(pid, signal.SIGKILL)
             said = job.wait_for("do not answer")
-            heard = {address for pid in watchdogs_of(output) for address, _ in strangers.udp_addresses(pid)}
-    assert heard == {"127.0.0.1", *hosts.addresses}
+    assert sorted(address for address, _ in heard) == sorted(hosts.addresses)
     assert f"note: the watchdogs of rank 1 on {hosts.names[1]} do not answer that of rank 0" in said
     assert f"a hang is noticed after 60 s, not after {TIMEOUT} s" in said

@@ -29,6 +29,7 @@ from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
 from gpubench.ranks import launch
+from gpubench.ranks.channel import ChannelReceiver, Message, report_in
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class RankStart:
 
         `listen` is called once they have been started. Raises GpubenchError: the measurement broke.
         """
-        with launch.ChannelReceiver() as channel:
+        with ChannelReceiver() as channel:
             measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=self.driver.visible > 0))
             also = {**self.sharing, **(variables or {})}
             environment = self.mpirun.environment(os.environ, channel.path, also, measures_mpi=measures_mpi)
@@ -261,7 +262,7 @@ class _LaunchedJob:
         self._is_late = False
         self._is_overlap = False
 
-    def listen(self, ranks: launch.ChannelReceiver) -> None:
+    def listen(self, ranks: ChannelReceiver) -> None:
         """Present messages until the job is over, and then end what is left of it."""
         try:
             for message in ranks.messages(self._job):
@@ -292,7 +293,7 @@ class _LaunchedJob:
             self._presenter.note(f"{after.lines()[0]}, after all had been measured")
         return self._presenter.exit_code
 
-    def _set_deadline(self, ranks: launch.ChannelReceiver) -> None:
+    def _set_deadline(self, ranks: ChannelReceiver) -> None:
         """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
         if self._error is not None or self._lost:
             ranks.expect_end(_SECONDS_TO_END)
@@ -301,7 +302,7 @@ class _LaunchedJob:
         elif self._ranks_spoke:
             ranks.expect_no_end()
 
-    def _take(self, message: launch.Message) -> None:
+    def _take(self, message: Message) -> None:
         from gpubench.model.results.report import Metadata
 
         kind = message["kind"]
@@ -321,7 +322,7 @@ class _LaunchedJob:
         elif kind == "row":
             self._presenter.row(self._row_of(message["row"]))
         elif kind == "end":
-            self._presenter.end(launch.report_in(message))
+            self._presenter.end(report_in(message))
         elif kind == "lost":
             state = RankState.from_record(message["state"])
             self._lost.append(LostRank(state, message["at_seconds"], message["status"]))

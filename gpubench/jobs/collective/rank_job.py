@@ -48,7 +48,7 @@ from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Origin, overall
 from gpubench.ports.group import Group, Listener
-from gpubench.ranks.watchdog.messages import ChannelSender
+from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog.rank import RankProgress
 
 if TYPE_CHECKING:

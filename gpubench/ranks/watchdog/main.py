@@ -2,32 +2,29 @@
 
 import contextlib
 import ctypes
-import itertools
+import hmac
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpubench.errors import GpubenchError
 from gpubench.machine.host import leave_core
 from gpubench.model.terms import ranks
-from gpubench.model.terms.units import error_text, printable_line
+from gpubench.model.terms.units import error_text, printable_line, spans
+from gpubench.ranks.channel import ChannelSender, remove_if_abandoned
 from gpubench.ranks.ras import ask_ras
-from gpubench.ranks.watchdog import messages
-from gpubench.ranks.watchdog.peers import (
-    SECONDS_OF_DROPPING,
-    HearingCheck,
-    Peers,
-    SameUserDatagrams,
-    SealedDatagrams,
-)
+from gpubench.ranks.watchdog.peers import Peers, WatchdogAddress, local_name
+from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, ProgressReading, Watched, write_stderr_line
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
@@ -40,6 +37,9 @@ _SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_REPORT = 0.5
+SECONDS_TO_REACH = 5.0  # A watchdog on a busy machine may answer so late
+_LONGEST_TROUBLE = 1024
+_MOST_HOSTS = 8
 _MOST_RAS_LINES = 24
 _MOST_RAS_BYTES = 1 << 16
 
@@ -67,47 +67,46 @@ class Watchdog:
     """Reads the progress of a rank twice a second until the rank is gone.
 
     The watchdog of the lowest reachable rank alone decides that a job hangs: no rank made progress for as long as its
-    phase may take. `local` and `datagrams` are the sockets of this host and of all.
+    phase may take. Other watchdogs of this host connect to `local` until the ranks have met, and then to `listeners`.
     """
 
     def __init__(
         self,
-        watched: messages.Watched,
-        block: messages.ProgressBlock,
+        watched: Watched,
+        block: ProgressBlock,
         control: socket.socket,
-        local: socket.socket,
+        local: Sequence[socket.socket],
         job: str,
-        datagrams: Sequence[socket.socket],
+        listeners: Sequence[socket.socket],
         reporter: FailureReporter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watched = watched
         self._block = block
         self._control = control
-        self._local = Peers(SameUserDatagrams(local, job, watched.ranks), watched.rank, self.state, clock)
-        self._datagrams = datagrams
+        self._local = local
+        self._listeners = listeners
         self._reporter = reporter
         self._clock = clock
-        self._peers: Peers | None = None
-        self._hearing: HearingCheck | None = None
-        self._watchdogs: Sequence[messages.WatchdogAddress] = ()
+        self._order = os.eventfd(0)
+        self._reading = threading.Lock()
+        self._have_met = False
+        self._peers = Peers(watched.rank, lambda rank: [local_name(job, rank)], b"", self.state, self._wake, clock)
+        self._watchdogs: Sequence[WatchdogAddress] = ()
         self._place = watched.place
         self._parent = _parent_of(watched.pid)
         self._rank_answers = False
         self._answers: list[dict[str, Any]] = []
         self._rest = b""
         self._trouble = ""
-        self._last: messages.ProgressReading | None = None
+        self._last: ProgressReading | None = None
         self._since = self._wait_until = clock()
 
     def run(self) -> None:
-        """Watch until the rank is gone, and report that where the rank did not end on its own."""
+        """Watch until the rank is gone, and report it if the rank did not end on its own."""
+        self._peers.serve(self._local)
         try:
             while not self._must_end():
-                if self._hearing is not None and (text := self._hearing.complaint(self._clock())) is not None:
-                    self._hearing = None
-                    if text:
-                        self._reporter.note(text)
                 before = self._clock()
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
@@ -119,10 +118,11 @@ class Watchdog:
                 self._report_loss(ranks.LostRank(self.state(), self._clock(), int(_stat(self._watched.pid)[-1] or 0)))
 
     def state(self) -> ranks.RankState:
-        """The rank at this moment."""
-        reading, now = self._block.read(), self._clock()
-        if self._last is None or (reading.step, reading.done) != (self._last.step, self._last.done):
-            self._last, self._since = reading, now
+        """Return the rank at this moment; any thread may ask."""
+        with self._reading:
+            reading, now = self._block.read(), self._clock()
+            if self._last is None or (reading.step, reading.done) != (self._last.step, self._last.done):
+                self._last, self._since = reading, now
         return ranks.RankState(
             rank=self._watched.rank,
             place=self._place,
@@ -141,32 +141,37 @@ class Watchdog:
         if self._reporter.sees_all_losses:
             self._reporter.lost(lost)
             return
-        peers = self._peers or self._local
-        if not lost.asked_to_end and peers.is_first_lost(lost.at_seconds):
+        if not lost.asked_to_end and self._peers.is_first_lost(lost.at_seconds):
             self._reporter.lost(lost)
         if self._watched.rank == 0:
-            peers.serve(_SECONDS_TO_ANSWER)
+            time.sleep(_SECONDS_TO_ANSWER)
 
     def _must_end(self) -> bool:
         parent = _parent_of(self._watched.pid)
-        if (self._peers is not None and self._peers.ordered_to_end) or (parent and parent != self._parent):
+        if self._is_ordered_to_end() or (parent and parent != self._parent):
             return True
         state = self.state()
         if self._clock() < self._wait_until or state.seconds_left(self._watched.timeout_s) > 0:
             return False
         self._wait_until = self._clock() + _SECONDS_BETWEEN_QUESTIONS
-        self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)
-        peers = self._peers or self._local
-        if any(peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in _batches(self._watched.rank)):
+        self._trouble = self._ask_rank("trouble", _SECONDS_FOR_TROUBLE)[:_LONGEST_TROUBLE]
+        lower = _batches(self._ranks_here_first(range(self._watched.rank)))
+        if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in lower):
             return False
-        states = peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if peers.ordered_to_end:  # while this one asked, another has reported the hang, and may be gone already
+        states = self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
+        if self._is_ordered_to_end():  # while this one asked, another has reported the hang, and may be gone already
             return True
-        return self._is_hung(peers, sorted([*states, self.state()], key=lambda each: each.rank))
+        return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
 
-    def _is_hung(self, peers: Peers, states: Sequence[ranks.RankState]) -> bool:
+    def _ranks_here_first(self, ranks: Sequence[int]) -> list[int]:
+        """Of thousands of ranks that hang, those of one host ask each other before all of them ask rank 0."""
+        if not self._have_met:
+            return list(ranks)
+        return sorted(ranks, key=lambda rank: self._watchdogs[rank].host != self._watched.host)
+
+    def _is_hung(self, states: Sequence[ranks.RankState]) -> bool:
         timeout_s = self._watched.timeout_s
-        seconds_left = max(each.seconds_left(timeout_s) for each in states)
+        seconds_left = max(state.seconds_left(timeout_s) for state in states)
         if seconds_left > 0:
             self._wait_until = self._clock() + seconds_left
             return False
@@ -174,21 +179,22 @@ class Watchdog:
             # Whatever is continued later has its full time again.
             self._since = self._clock()
             return False
-        idle = min(each.idle_seconds for each in states)
-        if self._peers is None:
+        idle = min(state.idle_seconds for state in states)
+        if not self._have_met:
             self._reporter.error(ranks.not_started_error(states, self._watched.ranks, round(idle)))
         else:
-            answered = {each.rank for each in states}
+            answered = {state.rank for state in states}
             unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
-            # Where datagrams never got through (a firewall), silence proves nothing until much later.
-            known = set(unanswered) <= peers.reached if self._watched.rank == 0 else 0 in peers.reached
+            # If connections never got through (a firewall), silence proves nothing until much later.
+            reached = self._peers.reached
+            known = set(unanswered) <= reached if self._watched.rank == 0 else 0 in reached
             if unanswered and not known and idle < ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s):
                 return False
             self._reporter.error(ranks.hang_error(states, unanswered, round(idle), self._ras_lines()))
         self._block.leave()
-        peers.claim_first()
+        self._peers.claim_first()
         self._wait(_SECONDS_TO_REPORT)
-        peers.order_end()
+        self._peers.order_end()
         return True
 
     def _ras_lines(self) -> list[str]:
@@ -201,7 +207,7 @@ class Watchdog:
         """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
-        for number in (messages.END_SIGNAL, signal.SIGKILL):
+        for number in (END_SIGNAL, signal.SIGKILL):
             if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
                 with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
                     os.kill(self._watched.pid, number)
@@ -223,22 +229,24 @@ class Watchdog:
         return ""
 
     def _wait(self, seconds: float, *, until_answer: bool = False) -> None:
-        """Take messages of the rank and the other watchdogs for so long; RankIsGoneError where the rank ended."""
+        """Wait for messages of the rank and for an order to end; RankIsGoneError if the rank ended."""
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0:
-            every = [peers for peers in (self._local, self._peers) if peers is not None]
-            waited_for = [peers.sockets for peers in every]
-            patience = left if all(waited_for) else min(left, SECONDS_OF_DROPPING)
-            readable, _, _ = select.select([self._control, *itertools.chain(*waited_for)], [], [], patience)
-            for peers, sockets in zip(every, waited_for, strict=True):
-                if set(sockets) & set(readable):
-                    peers.receive()
-            if self._control in readable:
+            readable, _, _ = select.select([self._control.fileno(), self._order], [], [], left)
+            if self._order in readable:
+                os.eventfd_read(self._order)
+            if self._control.fileno() in readable:
                 self._receive()
                 if until_answer:
                     return
-            if self._peers is not None and self._peers.ordered_to_end and not self._block.left():
+            if self._is_ordered_to_end() and not self._block.left():
                 return
+
+    def _is_ordered_to_end(self) -> bool:
+        return self._peers.ordered_to_end
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._order, 1)
 
     def _receive(self) -> None:
         try:
@@ -258,33 +266,53 @@ class Watchdog:
         elif kind == "places":
             self._place = message["places"][self._watched.rank]
             self._watchdogs = [
-                messages.WatchdogAddress(place, address.host, address.addresses)
+                WatchdogAddress(place, address.host, address.addresses)
                 for place, address in zip(message["places"], self._watchdogs, strict=True)
             ]
         elif kind == "helps":
             self._rank_answers = True
         elif kind == "breaks":
-            (self._peers or self._local).claim_first()
+            self._peers.claim_first()
         else:
             self._answers.append(message)
 
     def _learn_addresses(self, message: dict[str, Any]) -> None:
         """Take the addresses of all watchdogs; the first one asks at once which of them it can reach."""
-        self._watchdogs = [messages.WatchdogAddress(*address) for address in message["cards"]]
+        self._watchdogs = [WatchdogAddress(*address) for address in message["cards"]]
         self._place = self._watchdogs[self._watched.rank].place
-        addresses = {rank: each.addresses_from(self._watched.host) for rank, each in enumerate(self._watchdogs)}
-        sealed = SealedDatagrams(self._datagrams, self._watched.rank, addresses, message["secret"], message["job"])
-        self._peers = Peers(sealed, self._watched.rank, self.state, self._clock)
+        addresses = [watchdog.addresses_from(self._watched.host) for watchdog in self._watchdogs]
+        key = hmac.digest(bytes.fromhex(message["secret"]), message["job"].encode(), "sha256")
+        peers = Peers(self._watched.rank, addresses.__getitem__, key, self.state, self._wake, self._clock)
+        peers.serve(self._listeners)
+        self._peers, self._have_met = peers, True
         if self._watched.rank == 0:
-            self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-            self._hearing = HearingCheck(self._peers, self._watchdogs, self._watched.timeout_s, self._clock())
+            threading.Thread(target=self._check_reach, args=(peers,), daemon=True).start()
+
+    def _check_reach(self, peers: Peers) -> None:
+        """Try for some seconds to reach the watchdogs of all other ranks, and print which cannot be reached."""
+        others = set(range(1, self._watched.ranks))
+        deadline = self._clock() + SECONDS_TO_REACH
+        while (unreached := sorted(others - peers.reached)) and self._clock() < deadline:
+            peers.ask(unreached, _SECONDS_FOR_ANSWERS)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if not unreached or self._block.left():
+            return
+        hosts = list(dict.fromkeys(self._watchdogs[rank].host for rank in unreached))
+        where = ", ".join(hosts[:_MOST_HOSTS]) + (f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS))
+        timeout_s = self._watched.timeout_s
+        late = ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s)
+        self._reporter.note(
+            f"the watchdogs of rank {spans(unreached)} on {where} do not answer that of rank 0: a firewall drops TCP "
+            f"between hosts, or they are dead; a hang is noticed after {late:g} s, not after {timeout_s:g} s. "
+            "Let TCP pass between the addresses of these hosts, at all ports that programs may take"
+        )
 
 
-def _batches(rank: int) -> Iterator[range]:
-    """The lower ranks in a few groups, the lowest first, so that of thousands few have to be asked."""
+def _batches(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Split lower ranks into a few groups, the first one small, so that of thousands few have to be asked."""
     first, size = 0, 1
-    while first < rank:
-        yield range(first, min(first + size, rank))
+    while first < len(ranks):
+        yield ranks[first : first + size]
         first, size = first + size, size * 8
 
 
@@ -317,61 +345,49 @@ def main() -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # it reports the death of its rank also where it is stopped
     leave_core()
     setup = json.loads(sys.argv[1])
-    watched = messages.Watched(**setup["watched"])
-    job = setup["job"]
-    block = messages.ProgressBlock(setup["block"])
+    watched = Watched(**setup["watched"])
+    block = ProgressBlock(setup["block"])
     control = socket.socket(fileno=setup["control"])
-    datagrams = [socket.socket(fileno=each) for each in setup["datagrams"]]
-    channel = socket.socket(fileno=setup["channel"]) if "channel" in setup else None
+    local, listeners = ([socket.socket(fileno=number) for number in setup[key]] for key in ("local", "listeners"))
+    channel = Connection(setup["channel"]) if "channel" in setup else None
     reporter = _StderrReporter() if channel is None else _ChannelReporter(channel)
-    Watchdog(watched, block, control, _local_socket(job, watched.rank), job, datagrams, reporter).run()
+    Watchdog(watched, block, control, local, setup["job"], listeners, reporter).run()
     if channel is not None:
-        messages.remove_if_abandoned(channel)
-
-
-def _local_socket(job: str, rank: int) -> socket.socket:
-    """The socket that other watchdogs of this host ask; a nameless one where its name is taken."""
-    local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    local.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before it has a name: no sender stays unknown
-    try:
-        local.bind(messages.local_name(job, rank))
-    except OSError:
-        local.bind("")
-    return local
+        remove_if_abandoned(setup["path"])
 
 
 class _StderrReporter:
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        messages.write_stderr_line(error_text(error).removeprefix("gpubench: "))
+        write_stderr_line(error_text(error).removeprefix("gpubench: "))
 
     def lost(self, lost: ranks.LostRank) -> None:
         """Print it: not every mpirun names the rank that was killed."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
     def note(self, text: str) -> None:
-        messages.write_stderr_line(printable_line(f"note: {text}"))
+        write_stderr_line(printable_line(f"note: {text}"))
 
 
 class _ChannelReporter:
     sees_all_losses = True
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def error(self, error: GpubenchError) -> None:
         with suppress(OSError):
-            messages.ChannelSender(self._line).error(error)
+            ChannelSender(self._connection).error(error)
 
     def lost(self, lost: ranks.LostRank) -> None:
         """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
         with suppress(OSError):
-            messages.ChannelSender(self._line, alive=False).lost(lost)
+            ChannelSender(self._connection, alive=False).lost(lost)
 
     def note(self, text: str) -> None:
         """Print it: the launcher passes on what ranks print."""
-        messages.write_stderr_line(printable_line(f"note: {text}"))
+        write_stderr_line(printable_line(f"note: {text}"))
 
 
 if __name__ == "__main__":

@@ -1,464 +1,341 @@
-"""Questions, answers and orders between the watchdogs of a job: abstract sockets first, then sealed datagrams."""
+"""Questions and orders between the watchdogs of a job, over connections that both ends have authenticated."""
 
-import contextlib
-import ctypes
+import fcntl
 import hmac
+import json
 import os
-import select
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any
 
-from gpubench.model.terms.ranks import Phase, RankState, limit_seconds
-from gpubench.model.terms.units import spans
-from gpubench.ranks.watchdog import messages
+from gpubench.model.terms.ranks import RankState
+from gpubench.records import dataclass
 
-_MAC_BYTES = 32
-_KNOCK_BYTES = 8
-_UDP_HEADER_BYTES = 8
+Address = tuple[str, int] | str  # TCP, or the name of an abstract Unix socket
+Request = dict[str, Any]
+
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFADDR = 0x8915
+_IFF_UP = 0x1
+_LOCAL_TO_A_HOST = ("127.", "169.254.", "0.")
+_MOST_ADDRESSES = 6
+_MOST_NAME_BYTES = 100
+_BACKLOG = 4096  # The kernel takes the lower net.core.somaxconn
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogAddress:
+    """The addresses of a rank's watchdog, and the rank in words: 'rank 3 on gpu07 (GPU 3, ...)'."""
+
+    place: str
+    host: str
+    addresses: Sequence[Address]
+
+    def addresses_from(self, own_host: str) -> list[Address]:
+        """Return the addresses that a host can reach: the Unix socket only on its own host."""
+        addresses = [address if isinstance(address, str) else (address[0], address[1]) for address in self.addresses]
+        return [address for address in addresses if not isinstance(address, str) or self.host == own_host]
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """Return the launcher's name of the job, which its ranks on one host share before they have started MPI."""
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    found = [environment[name] for name in names if name in environment]
+    return "-".join(found or [str(os.getppid())])
+
+
+def local_name(job: str, rank: int) -> str:
+    """Return the abstract Unix socket of a rank's watchdog, which has no file and vanishes with its rank."""
+    return f"\0gpubench-{os.getuid()}-{rank}-{job}"[:_MOST_NAME_BYTES]
+
+
+def listen_locally(job: str, rank: int) -> socket.socket | None:
+    """Listen for the watchdogs of this host. None if another process has the name."""
+    with suppress(OSError):
+        return _listening(socket.AF_UNIX, local_name(job, rank))
+    return None
+
+
+def listen_everywhere() -> list[socket.socket]:
+    """Listen for authenticated watchdogs: a Unix socket for this host, TCP at each address offered to other hosts."""
+    listeners = [_listening(socket.AF_UNIX, "")]  # the kernel chooses a free abstract name
+    for address in offered_addresses():
+        with suppress(OSError):  # the address has just vanished
+            listeners.append(_listening(socket.AF_INET, (address, 0)))
+    return listeners
+
+
+def _listening(family: int, address: Address) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def address_of(listener: socket.socket) -> Address:
+    """Return the address of a listener as JSON can hold it."""
+    name = listener.getsockname()
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def offered_addresses(root: Path = Path("/")) -> list[str]:
+    """Return the IPv4 addresses by which other hosts may reach this one.
+
+    Interfaces that are down are left out, and so are bridges of containers and virtual machines, which have the same
+    address on every host.
+    """
+    return list(_interface_addresses(root))[:_MOST_ADDRESSES]
+
+
+def _interface_addresses(root: Path) -> Iterator[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):
+                flags = struct.unpack_from("H", fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, request), 16)[0]
+                address = socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])
+                local = address.startswith(_LOCAL_TO_A_HOST) or is_inner_bridge(root / "sys/class/net" / name)
+                if flags & _IFF_UP and not local:
+                    yield address
+
+
+def is_inner_bridge(interface: Path) -> bool:
+    """True for the sysfs folder of a bridge without a network card, as containers have: docker0, cni0."""
+    if not (interface / "bridge").exists():
+        return False
+    ports = [interface.parent / port.name for port in (interface / "brif").glob("*")]
+    return not any((port / "device").exists() or list(port.glob("lower_*")) for port in ports)
+
+
+MOST_BYTES = 1 << 16  # A state with every text at its limit takes 10 KB
 _CREDENTIALS = struct.Struct("3i")
-_REPLAYS_TOLD_APART = 64
-
 _TIMEVAL = struct.Struct("@ll")
-_MICROSECONDS_OF_WAITING = 50_000
-_MOST_SECONDS_OF_WAITING = 0.3  # In a second, for names that somebody has taken may never be read
-_SO_ATTACH_FILTER = 26
-_LOAD_WORD, _LOAD_LENGTH, _JUMP_IF_EQUAL, _JUMP_IF_GREATER, _RETURN = 0x20, 0x80, 0x15, 0x25, 0x06
-_WHOLE = 0xFFFFFFFF
-
-
-class DatagramRoute(NamedTuple):
-    """A socket of this watchdog, and the address of another's."""
-
-    own: socket.socket
-    address: messages.Address
-
-
-class Received(NamedTuple):
-    """A message that is believed, and the way back to its sender."""
-
-    message: messages.WatchdogMessage
-    route: DatagramRoute
-
-
-class Datagrams(Protocol):
-    """A way of sending by which the receiver knows the sender; `carries_orders`: who may send may end the job."""
-
-    carries_orders: bool
-
-    @property
-    def sockets(self) -> Sequence[socket.socket]:
-        """The sockets at which messages arrive."""
-
-    def candidates(self, rank: int) -> Sequence[DatagramRoute]:
-        """All ways by which a rank's watchdog might be reached."""
-
-    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
-        """Send it; nobody knows whether it arrives."""
-
-    def receive(self, own: socket.socket) -> Received | None:
-        """The next believed message at a socket, else None. Raises OSError, ValueError, IndexError or struct.error."""
-
-
-class SameUserDatagrams:
-    """Datagrams between abstract sockets, believed where the kernel says that the sender is the same user."""
-
-    carries_orders = False
-
-    def __init__(self, own: socket.socket, job: str, ranks: int) -> None:
-        own.settimeout(None)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, _MICROSECONDS_OF_WAITING))
-        self.sockets = [own]
-        self._waited = self._waited_since = 0.0
-        self._job = job
-        self._ranks = ranks
-
-    def candidates(self, rank: int) -> Sequence[DatagramRoute]:
-        """The name that the rank's watchdog has if it is on this host."""
-        return [DatagramRoute(self.sockets[0], messages.local_name(self._job, rank))]
-
-    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
-        """Send it as it is; the kernel adds who sent it, and lets senders in by turns where somebody floods."""
-        data = message.to_bytes()
-        with contextlib.suppress(OSError):
-            try:
-                route.own.sendto(data, socket.MSG_DONTWAIT, route.address)
-            except BlockingIOError:
-                began = time.monotonic()
-                if began - self._waited_since > 1:
-                    self._waited, self._waited_since = 0, began
-                if self._waited < _MOST_SECONDS_OF_WAITING:
-                    try:
-                        route.own.sendto(data, route.address)
-                    finally:
-                        self._waited += time.monotonic() - began
-
-    def receive(self, own: socket.socket) -> Received | None:
-        """As `Datagrams.receive`."""
-        # With room for credentials and nothing else, the kernel hands over no descriptor that somebody sends along.
-        room = socket.CMSG_SPACE(_CREDENTIALS.size)
-        data, ancillary, _, sender = own.recvmsg(messages.MOST_BYTES + 1, room, socket.MSG_DONTWAIT)
-        credentials = [content for level, kind, content in ancillary if (level, kind) == _CREDENTIALS_KIND]
-        if len(data) > messages.MOST_BYTES or [_CREDENTIALS.unpack(each)[1] for each in credentials] != [os.getuid()]:
-            return None
-        message = messages.WatchdogMessage.from_bytes(data)
-        if message.sender >= self._ranks:
-            return None
-        name = sender.decode(errors="surrogateescape") if isinstance(sender, bytes) else ""
-        return Received(message, DatagramRoute(own, name))
-
-
-_CREDENTIALS_KIND = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
-
-
-class SealedDatagrams:
-    """UDP datagrams sealed by HMAC-SHA256 with a key of job and secret, against replays and relays."""
-
-    carries_orders = True
-
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        rank: int,
-        addresses: Mapping[int, Sequence[messages.UdpAddress]],
-        secret: str,
-        job: str,
-    ) -> None:
-        self.sockets = sockets
-        self._rank = rank
-        self._addresses = addresses
-        self._key = hmac.digest(bytes.fromhex(secret), job.encode(), "sha256")
-        self._knock = self._knock_of(rank)
-        self._own = {each: each.getsockname() for each in sockets}
-        self._towards: dict[str, socket.socket] = {}
-        self._seen: dict[int, ReplayWindow] = {}
-        for each in sockets:
-            each.settimeout(0)
-            with contextlib.suppress(OSError):  # a kernel, or a sandbox, without filters: it is looked at here then
-                _let_in(each, self._knock)
-
-    def candidates(self, rank: int) -> Sequence[DatagramRoute]:
-        """The addresses that the rank offered, each from the own address that the kernel would take."""
-        return [DatagramRoute(self._socket_towards(each[0]), each) for each in self._addresses.get(rank, ())]
-
-    def send(self, message: messages.WatchdogMessage, route: DatagramRoute) -> None:
-        """Send it with its code."""
-        data = message.to_bytes()
-        code = self._code(data, self._own[route.own], route.address)
-        with contextlib.suppress(OSError):
-            route.own.sendto(self._knock_of(message.receiver) + code + data, route.address)
-
-    def receive(self, own: socket.socket) -> Received | None:
-        """As `Datagrams.receive`."""
-        received, sender = own.recvfrom(_KNOCK_BYTES + _MAC_BYTES + messages.MOST_BYTES + 1)
-        knock, sealed = received[:_KNOCK_BYTES], received[_KNOCK_BYTES:]
-        code, data = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
-        if knock != self._knock or len(data) > messages.MOST_BYTES:
-            return None
-        if not hmac.compare_digest(code, self._code(data, sender, self._own[own])):
-            return None
-        message = messages.WatchdogMessage.from_bytes(data)
-        if message.receiver != self._rank or message.sender not in self._addresses:
-            return None
-        is_new = self._seen.setdefault(message.sender, ReplayWindow()).is_new(message.counter)
-        return Received(message, DatagramRoute(own, sender)) if is_new else None
-
-    def _code(self, data: bytes, sender: messages.Address, receiver: messages.Address) -> bytes:
-        return hmac.digest(self._key, _packed(sender) + _packed(receiver) + data, "sha256")
-
-    def _knock_of(self, rank: int) -> bytes:
-        """What every datagram to a rank begins with. It is sent in clear and proves nothing, but it keeps what is sent
-        without it out of the socket's queue.
-        """
-        return hmac.digest(self._key, b"knock" + rank.to_bytes(8, "big"), "sha256")[:_KNOCK_BYTES]
-
-    def _socket_towards(self, address: str) -> socket.socket:
-        if address not in self._towards:
-            own = ""
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
-                asked.connect((address, 9))  # of UDP: looks up the route and sends nothing
-                own = asked.getsockname()[0]
-            fitting = [each for each, name in self._own.items() if name[0] == own]
-            self._towards[address] = (fitting or [self.sockets[-1]])[0]
-        return self._towards[address]
-
-
-class ReplayWindow:
-    """The counters of one sender that were seen; a message that comes a second time, or far too late, is not new."""
-
-    def __init__(self) -> None:
-        self._highest = -1
-        self._seen = 0
-
-    def is_new(self, counter: int) -> bool:
-        """True once for each counter."""
-        ahead = counter - self._highest
-        if ahead > 0:
-            shifted = self._seen << ahead if ahead < _REPLAYS_TOLD_APART else 0
-            self._seen = (shifted | 1) & ((1 << _REPLAYS_TOLD_APART) - 1)
-            self._highest = counter
-            return True
-        bit = 1 << -ahead if -ahead < _REPLAYS_TOLD_APART else 0
-        is_new = bool(bit) and not self._seen & bit
-        self._seen |= bit
-        return is_new
-
-
-def _packed(address: messages.Address) -> bytes:
-    host, port = cast("messages.UdpAddress", address)
-    return socket.inet_aton(host) + port.to_bytes(2, "big")
-
-
-def _let_in(own: socket.socket, knock: bytes) -> None:
-    """Have the kernel drop what lacks the knock, so that a flood does not push others out of the queue."""
-    first, second = struct.unpack("!II", knock)
-    most = _UDP_HEADER_BYTES + _KNOCK_BYTES + _MAC_BYTES + messages.MOST_BYTES
-    steps = (
-        (_LOAD_LENGTH, 0, 0, 0),
-        (_JUMP_IF_GREATER, 5, 0, most),
-        (_LOAD_WORD, 0, 0, _UDP_HEADER_BYTES),
-        (_JUMP_IF_EQUAL, 0, 3, first),
-        (_LOAD_WORD, 0, 0, _UDP_HEADER_BYTES + 4),
-        (_JUMP_IF_EQUAL, 0, 1, second),
-        (_RETURN, 0, 0, _WHOLE),
-        (_RETURN, 0, 0, 0),
-    )
-    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
-    memory = ctypes.create_string_buffer(program, len(program))
-    own.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(steps), ctypes.addressof(memory)))
-
-
-_SECONDS_TO_ASK_AGAIN = 0.4
-_TIMES_SENT = 3
+_SECONDS_PER_READ = 1.0  # A watchdog on a busy machine answers within 0.1 s
+_SECONDS_OF_GRACE = 0.2  # A connection may take so long to authenticate if all places are taken
+_MOST_UNAUTHENTICATED = 64
+_MOST_CALLS = 64  # At once
+_SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_TO_ORDER = 1.0
 _ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
 _SECONDS_FOR_A_DECISION = 0.25
-_SECONDS_BEHIND_A_CLAIM = 0.03  # A rank's claim may come so much later than the launcher's next kill
-_MOST_AT_ONCE = 64
-_MOST_DROPPED = 40
-SECONDS_OF_DROPPING = 0.01
-"""Of datagrams that are not believed, so many are read in that time: about 3 % of a core. It is short, for whoever has
-something to say waits for as long."""
+_SECONDS_BEHIND_A_CLAIM = 0.1  # After one rank died, its claim may arrive so much later than the next rank dies
+
+
+def _is_foreign(line: socket.socket) -> bool:
+    """True if the kernel says that another user is at the other end of a Unix socket."""
+    if line.family != socket.AF_UNIX:
+        return False
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] != os.getuid())
+
+
+def _set_read_deadline(line: socket.socket) -> None:
+    """Limit each read, write and connect in the kernel, as `Connection` has no time-outs."""
+    line.settimeout(None)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        line.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(_SECONDS_PER_READ), 0))
+
+
+def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Connection:
+    """Return the connection once both ends have proved that they know the secret; without one, the user is enough.
+
+    The key covers both addresses: a proof that somebody passes on from another address is worth nothing. Raises
+    OSError, EOFError, AssertionError or AuthenticationError.
+    """
+    if _is_foreign(line):
+        raise PermissionError("another user")
+    connection = Connection(os.dup(line.fileno()))
+    if secret:
+        ends = [line.getsockname(), line.getpeername()]
+        key = hmac.digest(secret, repr(ends if dialed else ends[::-1]).encode(), "sha256")
+        steps = (answer_challenge, deliver_challenge) if dialed else (deliver_challenge, answer_challenge)
+        for step in steps:
+            step(connection, key)
+    return connection
 
 
 class Peers:
-    """The other watchdogs; a wait answers questions too, and offered addresses get questions only until believed."""
+    """The other watchdogs of a job: each question is a connection of its own, and threads answer theirs.
+
+    Without a `secret` this is the time before the ranks have met: whoever is the same user on this host is answered,
+    and nobody can order an end.
+    """
 
     def __init__(
         self,
-        datagrams: Datagrams,
         rank: int,
+        addresses: Callable[[int], Sequence[Address]],
+        secret: bytes,
         own_state: Callable[[], RankState],
+        wake: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reached: set[int] = set()
         self.ordered_to_end = False
-        self._datagrams = datagrams
+        self.first_lost: int | None = None
         self._rank = rank
+        self._addresses = addresses
+        self._secret = secret
         self._own_state = own_state
+        self._wake = wake
         self._clock = clock
-        # Of a watchdog that follows one that was killed, the others have seen higher counters than zero.
-        self._counter = time.monotonic_ns()
-        self._proven: dict[int, DatagramRoute] = {}
-        self._questions: set[int] = set()
-        self._states: dict[int, RankState] = {}
-        self._first_lost: int | None = None
+        self._proven: dict[int, Address] = {}
         self._own_loss: float | None = None
-        self._is_decided = False
-        self._dropping = _DroppingLimit()
+        self._deciding = threading.Lock()
+        self._unauthenticated: dict[socket.socket, float] = {}
 
-    @property
-    def sockets(self) -> Sequence[socket.socket]:
-        """The sockets to wait for; none for a moment, where somebody floods them."""
-        return [] if self._dropping.is_reached(self._clock()) else self._datagrams.sockets
+    def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer the other watchdogs in threads, until this process ends."""
+        for listener in listeners:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def ask(self, ranks: Iterable[int], seconds: float, enough: int | None = None) -> list[RankState]:
-        """The states that those ranks' watchdogs send within that time, in rank order; it ends once `enough` have."""
-        wanted = [rank for rank in ranks if rank != self._rank]
-        needed = len(wanted) if enough is None else enough
-        self._states.clear()
-        self._exchange(messages.MessageKind.ASK, None, wanted, seconds, lambda: len(self._states) >= needed)
-        return [self._states[rank] for rank in sorted(self._states)]
-
-    def probe(self, ranks: Iterable[int]) -> None:
-        """Ask ranks without waiting; who answers is in `reached` later."""
-        for rank in ranks:
-            self._ask_everywhere(rank)
+    def ask(self, ranks: Collection[int], seconds: float, enough: int | None = None) -> list[RankState]:
+        """Return the states of ranks whose watchdogs answer in time, in rank order; stop once `enough` have."""
+        answers = self._request({"kind": "state"}, ranks, seconds, enough)
+        return [RankState.from_record(answers[rank]) for rank in sorted(answers)]
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """True where this rank was lost first, as the first rank's watchdog decides, by the host's monotonic clock."""
+        """True if this rank was lost first, as the arbiter decides, by the host's monotonic clock."""
         if self._rank == _ARBITER:
             self._own_loss = at_seconds
-            self.serve(_SECONDS_BEHIND_A_CLAIM)
-            self._first_lost = _ARBITER if self._first_lost is None else self._first_lost
-            return self._first_lost == _ARBITER
-        self._claim(at_seconds, lambda: self._first_lost is not None)
-        return self._first_lost == self._rank
+            time.sleep(_SECONDS_BEHIND_A_CLAIM)
+            return self._decide_first_lost(_ARBITER, at_seconds, os.uname().nodename) == _ARBITER
+        return self._claim(at_seconds) == self._rank
 
     def claim_first(self) -> None:
         """Claim that this rank has reported why the job ends: ranks that are lost from now on end because of it."""
-        self._first_lost = self._rank
-        if self._rank != _ARBITER:
-            self._claim(self._clock(), lambda: self._is_decided)
-
-    def serve(self, seconds: float) -> None:
-        """Answer questions for so long."""
-        self._exchange(messages.MessageKind.ASK, None, [], seconds, lambda: False)
+        if self._rank == _ARBITER:
+            self.first_lost = _ARBITER
+        else:
+            self._claim(self._clock())
 
     def order_end(self) -> None:
-        """Order all others that were heard of to end their ranks; sent more than once, since datagrams get lost."""
-        for _ in range(_TIMES_SENT):
-            for rank, route in self._proven.items():
-                self._send(rank, messages.MessageKind.END, route)
+        """Order all others that were ever reached to end their ranks."""
+        self._request({"kind": "end"}, self.reached, _SECONDS_TO_ORDER)
 
-    def receive(self) -> None:
-        """Take the datagrams that have arrived, and answer them: a limited number, for the timers have to go on."""
-        for own in self.sockets:
-            for _ in range(_MOST_AT_ONCE):
-                if not self._receive_one(own):
-                    break
+    def _claim(self, at_seconds: float) -> int | None:
+        request = {"kind": "lost", "at_seconds": at_seconds, "host": os.uname().nodename}
+        answer = self._request(request, [_ARBITER], _SECONDS_FOR_A_DECISION).get(_ARBITER, {})
+        return answer.get("first")
 
-    def _receive_one(self, own: socket.socket) -> bool:
-        try:
-            received = self._datagrams.receive(own)
-            if received is not None:
-                self._take(received)
-                return True
-        except OSError:
-            return False  # nothing more, or an ICMP error: an earlier datagram reached no socket
-        except Exception:  # noqa: BLE001 - whatever is in a datagram, it costs the datagram and not the watchdog
-            pass
-        self._dropping.note()
-        return not self._dropping.is_reached(self._clock())
+    def _decide_first_lost(self, sender: int, at_seconds: float, host: str) -> int:
+        with self._deciding:
+            if self.first_lost is None:
+                here = host == os.uname().nodename
+                own_first = self._own_loss is not None and here and self._own_loss < at_seconds
+                self.first_lost = _ARBITER if own_first else sender
+            return self.first_lost
 
-    def _claim(self, at_seconds: float, is_decided: Callable[[], bool]) -> None:
-        if _ARBITER not in self._proven:
-            self.ask([_ARBITER], _SECONDS_FOR_A_DECISION)
-        self._states.clear()
-        self._is_decided = False
-        claim = messages.LossClaim(at_seconds, os.uname().nodename)
-        self._exchange(messages.MessageKind.LOST, claim, [_ARBITER], _SECONDS_FOR_A_DECISION, is_decided)
+    def _request(
+        self, request: Request, ranks: Collection[int], seconds: float, enough: int | None = None
+    ) -> dict[int, Request]:
+        """Return the answers by rank. It takes longer than `seconds` only for ranks that were not tried yet."""
+        answers: dict[int, Request] = {}
+        waiting = deque(rank for rank in ranks if rank != self._rank)
+        needed = len(waiting) if enough is None else min(enough, len(waiting))
 
-    def _decide_first_lost(self, sender: int, claim: messages.LossClaim) -> int:
-        if self._first_lost is None:
-            here = claim.host == os.uname().nodename
-            own_first = self._own_loss is not None and here and self._own_loss < claim.at_seconds
-            self._first_lost = _ARBITER if own_first else sender
-        return self._first_lost
+        def call() -> None:
+            with suppress(IndexError):  # no rank is left
+                while True:
+                    rank = waiting.popleft()
+                    answer = self._call(rank, request, self._clock() + seconds)
+                    if answer is not None:
+                        answers[rank] = answer
 
-    def _exchange(
-        self,
-        kind: messages.MessageKind,
-        content: messages.Content,
-        ranks: Sequence[int],
-        seconds: float,
-        is_done: Callable[[], bool],
-    ) -> None:
-        """Send a message to ranks, and again to those without a known state, until `is_done`."""
+        threads = [threading.Thread(target=call, daemon=True) for _ in range(min(_MOST_CALLS, len(waiting)))]
+        for thread in threads:
+            thread.start()
         deadline = self._clock() + seconds
-        again_at = 0.0
-        self._questions.clear()
-        while not is_done() and (now := self._clock()) < deadline:
-            if now >= again_at:
-                is_again, again_at = bool(again_at), now + _SECONDS_TO_ASK_AGAIN
-                for rank in ranks:
-                    if rank not in self._states:
-                        self._put(rank, kind, content, everywhere=is_again)
-            sockets = self.sockets
-            patience = min(deadline, again_at) - now
-            select.select(sockets, [], [], patience if sockets else min(patience, SECONDS_OF_DROPPING))
-            self.receive()
+        while len(answers) < needed and any(thread.is_alive() for thread in threads):
+            if self._clock() >= deadline and not waiting:
+                break
+            time.sleep(0.005)
+        waiting.clear()
+        return dict(answers)
 
-    def _put(self, rank: int, kind: messages.MessageKind, content: messages.Content, *, everywhere: bool) -> None:
-        """Send a message by the way that is proven; where none is, or it led nowhere, ask by all ways instead."""
-        route = self._proven.get(rank)
-        if route is not None:
-            self._questions.add(self._send(rank, kind, route, content))
-        if route is None or everywhere:
-            self._questions |= self._ask_everywhere(rank)
+    def _call(self, rank: int, request: Request, deadline: float) -> Request | None:
+        """Return the answer of a rank; try again while the other end is busy, but not if nobody listens there."""
+        data = json.dumps(request | {"rank": self._rank}).encode()
+        while True:
+            addresses = sorted(self._addresses(rank), key=lambda address: address != self._proven.get(rank))
+            refused = 0
+            for address in addresses:
+                try:
+                    answer: Request = json.loads(self._exchange(address, data))
+                except ConnectionRefusedError:
+                    refused += 1
+                except Exception:  # noqa: BLE001 - whoever listens at that address may send anything
+                    continue
+                else:
+                    self._proven[rank] = address
+                    self.reached.add(rank)
+                    return answer
+            if refused == len(addresses) or self._clock() >= deadline:
+                return None
+            time.sleep(_SECONDS_BETWEEN_TRIES)
 
-    def _ask_everywhere(self, rank: int) -> set[int]:
-        return {self._send(rank, messages.MessageKind.ASK, route) for route in self._datagrams.candidates(rank)}
+    def _exchange(self, address: Address, data: bytes) -> bytes:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as line:
+            _set_read_deadline(line)
+            line.connect(address)
+            with _authenticated(line, self._secret, dialed=True) as connection:
+                connection.send_bytes(data)
+                return connection.recv_bytes(MOST_BYTES)
 
-    def _take(self, received: Received) -> None:
-        message, route = received
-        sender, content = message.sender, message.content
+    def _accept(self, listener: socket.socket) -> None:
+        while listener.fileno() >= 0:  # until it is closed
+            try:
+                line, _ = listener.accept()
+                if _is_foreign(line):
+                    line.close()
+                    continue
+                self._make_room()
+                self._unauthenticated[line] = time.monotonic()
+                threading.Thread(target=self._answer, args=(line,), daemon=True).start()
+            except (OSError, RuntimeError):  # gone already; or no descriptor or thread is left
+                time.sleep(0.001)
+
+    def _make_room(self) -> None:
+        """Wait until another connection may authenticate: a stranger who is silent holds a place for a moment only."""
+        while len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
+            oldest, since = next(iter(list(self._unauthenticated.items())))
+            seconds = since + _SECONDS_OF_GRACE - time.monotonic()
+            if seconds > 0:
+                time.sleep(min(seconds, 0.01))
+                continue
+            self._unauthenticated.pop(oldest, None)
+            with suppress(OSError):  # it ended on its own
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, line: socket.socket) -> None:
+        with line, suppress(Exception):  # whatever strangers send costs them their connection
+            try:
+                _set_read_deadline(line)
+                connection = _authenticated(line, self._secret, dialed=False)
+            finally:
+                self._unauthenticated.pop(line, None)
+            with connection:
+                request = json.loads(connection.recv_bytes(MOST_BYTES))
+                connection.send_bytes(json.dumps(self._reply(request)).encode())
+
+    def _reply(self, request: Request) -> Request:
+        sender = int(request["rank"])
         self.reached.add(sender)
-        if route.address in (each.address for each in self._datagrams.candidates(sender)):
-            self._proven[sender] = route
-        if message.kind is messages.MessageKind.ASK:
-            self._send(sender, messages.MessageKind.STATE, route, self._own_state(), message.counter)
-        elif message.kind is messages.MessageKind.STATE and isinstance(content, RankState):
-            if message.answers in self._questions:
-                self._states[sender] = content
-        elif message.kind is messages.MessageKind.LOST and isinstance(content, messages.LossClaim):
-            self._send(
-                sender, messages.MessageKind.FIRST, route, self._decide_first_lost(sender, content), message.counter
-            )
-        elif message.kind is messages.MessageKind.FIRST and isinstance(content, int):
-            if message.answers in self._questions:
-                self._is_decided, self._first_lost = True, content
-        elif message.kind is messages.MessageKind.END and self._datagrams.carries_orders:
+        if request["kind"] == "lost":
+            return {"first": self._decide_first_lost(sender, request["at_seconds"], request["host"])}
+        if request["kind"] == "end" and self._secret:
             self.ordered_to_end = True
-
-    def _send(
-        self,
-        rank: int,
-        kind: messages.MessageKind,
-        route: DatagramRoute,
-        content: messages.Content = None,
-        answers: int = 0,
-    ) -> int:
-        self._counter += 1
-        message = messages.WatchdogMessage(kind, self._rank, rank, self._counter, answers, content)
-        self._datagrams.send(message, route)
-        return self._counter
-
-
-class _DroppingLimit:
-    def __init__(self) -> None:
-        self._count = 0
-        self._since = 0.0
-
-    def note(self) -> None:
-        self._count += 1
-
-    def is_reached(self, now: float) -> bool:
-        """True where no more is to be read for a moment."""
-        if now - self._since > SECONDS_OF_DROPPING:
-            self._count, self._since = 0, now
-        return self._count >= _MOST_DROPPED
-
-
-SECONDS_TO_HEAR = 5.0  # On a busy machine a watchdog may answer so late
-_MOST_HOSTS = 8
-
-
-class HearingCheck:
-    """The first rank's look, once the ranks have met, whether the watchdogs of all others answer."""
-
-    def __init__(
-        self, peers: Peers, watchdogs: Sequence[messages.WatchdogAddress], timeout_s: float, now: float
-    ) -> None:
-        self._peers = peers
-        self._watchdogs = watchdogs
-        self._timeout_s = timeout_s
-        self._until = now + SECONDS_TO_HEAR
-
-    def complaint(self, now: float) -> str | None:
-        """What to say of those that do not answer, empty where all do; None while that is open, and they are asked."""
-        deaf = sorted(set(range(1, len(self._watchdogs))) - self._peers.reached)
-        if not deaf:
-            return ""
-        if now < self._until:
-            self._peers.probe(deaf)
-            return None
-        hosts = list(dict.fromkeys(self._watchdogs[rank].host for rank in deaf))
-        where = ", ".join(hosts[:_MOST_HOSTS]) + (f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS))
-        late = limit_seconds(Phase.LAUNCH, self._timeout_s)
-        return (
-            f"the watchdogs of rank {spans(deaf)} on {where} do not answer that of rank 0: a firewall drops UDP "
-            f"between hosts, or they are dead; a hang is noticed after {late:g} s, not after {self._timeout_s:g} s. "
-            "Let UDP pass between the addresses of these hosts, at all ports that programs may take"
-        )
+            self._wake()
+        return self._own_state().to_record()

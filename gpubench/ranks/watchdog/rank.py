@@ -19,7 +19,9 @@ from gpubench.machine.host import process_state
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import printable_line
 from gpubench.ports.group import Group
-from gpubench.ranks.watchdog import messages
+from gpubench.ranks.channel import connect
+from gpubench.ranks.watchdog.peers import WatchdogAddress, address_of, job_name, listen_everywhere, listen_locally
+from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Watched, write_stderr_line
 
 _LIBRARY = "libnvToolsExt.so.1"  # NVTX 2, of CUDA up to 12; the package `nvtx` brings NVTX 3
 _DOMAIN = "gpubench"
@@ -77,18 +79,16 @@ _SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its w
 
 
 class WatchdogKeeper:
-    """A watchdog for the rank `watched`, and another at the same sockets where that one is killed or breaks."""
+    """A watchdog for the rank `watched`, and another at the same sockets if that one is killed or breaks."""
 
     def __init__(
-        self,
-        watched: messages.Watched,
-        block: messages.ProgressBlock,
-        datagrams: Sequence[socket.socket],
-        channel: str | None,
+        self, watched: Watched, block: ProgressBlock, listeners: Sequence[socket.socket], channel: str | None
     ) -> None:
         self._watched = watched
         self._block = block
-        self._datagrams = datagrams
+        self._job = job_name(os.environ)
+        self._local = [*filter(None, [listen_locally(self._job, watched.rank)])]
+        self._listeners = listeners
         self._channel = channel
         self._answers: Mapping[str, Callable[[], object]] = {}
         self._told: dict[object, Mapping[str, object]] = {}
@@ -125,30 +125,32 @@ class WatchdogKeeper:
         if self._thread.is_alive():
             self._process.kill()
             self._note("did not end with its rank and was killed")
-        for each in (self._control, *self._datagrams):
-            each.close()
+        for line in (self._control, *self._local, *self._listeners):
+            line.close()
 
     def _start(self) -> None:
         control, other = socket.socketpair()
         with other, ExitStack() as stack:
             descriptors = {"block": self._block.descriptor, "control": other.fileno()}
-            datagrams = [each.fileno() for each in self._datagrams]
+            local, listeners = ([line.fileno() for line in lines] for lines in (self._local, self._listeners))
             if self._channel:
-                # The line is made now, so that the launcher waits for the reports of this rank's watchdog.
+                # Connected now, so that the launcher waits for the reports of this rank's watchdog.
                 with suppress(OSError):  # the launcher is gone
-                    descriptors["channel"] = stack.enter_context(messages.connect(self._channel)).fileno()
+                    descriptors["channel"] = stack.enter_context(connect(self._channel)).fileno()
             # Everybody on this host can read a command line: the secret comes later, by the control socket.
             setup = descriptors | {
-                "datagrams": datagrams,
+                "local": local,
+                "listeners": listeners,
                 "watched": asdict(self._watched),
-                "job": messages.job_name(os.environ),
+                "job": self._job,
+                "path": self._channel,
             }
             # The rank's own words behind it are for people who look at the list of processes.
             command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
             self._process = subprocess.Popen(
                 command,
                 env=with_package(os.environ),
-                pass_fds=(*descriptors.values(), *datagrams),
+                pass_fds=(*descriptors.values(), *local, *listeners),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -189,7 +191,7 @@ class WatchdogKeeper:
         return False
 
     def _note(self, text: str) -> None:
-        messages.write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
+        write_stderr_line(printable_line(f"note: the watchdog of {self._watched.place} {text}"))
 
     def _start_again(self) -> bool:
         before = self._control
@@ -225,7 +227,7 @@ _SECRET_BYTES = 32
 class RankProgress:
     """The progress of this rank, and the line to its watchdog."""
 
-    def __init__(self, block: messages.ProgressBlock, own: messages.WatchdogAddress, watchdog: WatchdogKeeper) -> None:
+    def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
         self.enter = with_ranges(block.enter, find_nvtx())
         self.completed = block.completed
         self._block = block
@@ -234,7 +236,7 @@ class RankProgress:
 
     def exchange_addresses(self, group: Group) -> None:
         """Give the watchdogs of all ranks each other's addresses and a secret; every rank of the job calls it."""
-        own = [messages.job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
+        own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
         self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
@@ -265,13 +267,13 @@ class RankProgress:
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
     """Start the watchdog of this process as a program of its own, before MPI and CUDA, which may hang."""
-    block = messages.ProgressBlock()
+    block = ProgressBlock()
     block.enter(Phase.LAUNCH)
-    datagrams = messages.bound_sockets()
-    address = messages.WatchdogAddress(f"rank {rank} on {host}", host, [each.getsockname() for each in datagrams])
-    die_at_once_on(messages.END_SIGNAL)
-    watched = messages.Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
-    return RankProgress(block, address, WatchdogKeeper(watched, block, datagrams, channel))
+    listeners = listen_everywhere()
+    address = WatchdogAddress(f"rank {rank} on {host}", host, [address_of(listener) for listener in listeners])
+    die_at_once_on(END_SIGNAL)
+    watched = Watched(rank, ranks, address.place, host, os.getpid(), timeout_s)
+    return RankProgress(block, address, WatchdogKeeper(watched, block, listeners, channel))
 
 
 def die_at_once_on(number: signal.Signals) -> None:

@@ -81,7 +81,7 @@ def _strike(number: str, phase: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from gpubench.ranks.watchdog.messages import ProgressBlock
+    from gpubench.ranks.watchdog.progress import ProgressBlock
 
     entered = 0
     enter = ProgressBlock.enter

@@ -15,7 +15,7 @@ from gpubench.formats.table import fallback_lines
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, CollectiveRow, RankTimeRow, Table
 from gpubench.ranks import launch
-from gpubench.ranks.launch import ChannelReceiver, report_in
+from gpubench.ranks.channel import ChannelReceiver, report_in
 from tests.formats.sample import METADATA, REPORT, ROW
 
 CAUSE = CauseRow(
@@ -46,7 +46,7 @@ SPEAKER = """
 import sys
 from dataclasses import replace
 from gpubench.errors import UsageError
-from gpubench.ranks.watchdog.messages import ChannelSender
+from gpubench.ranks.channel import ChannelSender
 from tests.formats.sample import METADATA, REPORT, ROW
 from tests.formats.test_fallback_text import report
 from tests.ranks.launch.test_channel import BESIDE_PATHS
@@ -113,9 +113,12 @@ def test_everything_arrives_in_order() -> None:
 
 
 def test_what_a_rank_did_not_finish_saying_is_no_message() -> None:
-    dying = (
-        'import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(b\'{"kind": "ro\')'
-    )
+    dying = """
+import socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+line.sendall(bytes([0, 0, 0, 99]) + b'{"kind": "ro')
+"""
     with ChannelReceiver() as channel:
         job = launch.start([sys.executable, "-c", dying, channel.path], dict(os.environ))
         assert list(channel.messages(job)) == []
@@ -133,7 +136,8 @@ job = os.getpid()
 if os.fork() == 0:
     while os.path.exists(f"/proc/{job}"):
         time.sleep(0.01)
-    line.sendall(b'{"kind": "lost"}\\n')
+    data = b'{"kind": "lost"}'
+    line.sendall(len(data).to_bytes(4, "big") + data)
 """
     with ChannelReceiver() as channel:
         job = launch.start([sys.executable, "-c", late, channel.path], dict(os.environ))

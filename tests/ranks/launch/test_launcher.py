@@ -14,6 +14,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError
 from gpubench.model.facts.environment import LaunchedBy, launched_by
 from gpubench.ranks import launch
+from gpubench.ranks.channel import RankWatch
 from gpubench.ranks.launch import Flavour, Launcher, find_launcher
 from tests.cli.running import MPI_ENVIRONMENT, ROOT, mpirun_command
 
@@ -165,7 +166,7 @@ def test_a_job_that_ignores_sigterm_is_killed_with_its_children() -> None:
 def test_a_launcher_that_outlives_its_ranks_is_noticed() -> None:
     job = launch.start([sys.executable, "-c", OUTLIVES], dict(os.environ))
     assert job.stdout is not None
-    watch = launch.RankWatch(job, seconds_to_follow=0.1)
+    watch = RankWatch(job, seconds_to_follow=0.1)
     assert not watch.ended()
     rank = int(job.stdout.readline())
     assert not watch.ended()

@@ -12,51 +12,58 @@ from tests.cli.running import ROOT, environment
 NOBODY = 65534
 
 FLOOD = """
-import socket, sys
-sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+import socket, struct, sys
 targets = [(word.rpartition(":")[0], int(word.rpartition(":")[2])) for word in sys.argv[1:]]
-data = bytes(200)
 while True:
     for target in targets:
-        try:
-            sender.sendto(data, target)
-        except OSError:
-            pass
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # or ports run out
+            line.settimeout(0.2)
+            try:
+                line.connect(target)
+                line.sendall(bytes(200))
+            except OSError:
+                pass
 """
 
 LOCAL_FLOOD = """
 import os, socket, sys
 os.setuid(int(sys.argv[1]))
-sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 while True:
     for name in sys.argv[2:]:
-        try:
-            sender.sendto(bytes(200), "\\0" + name)
-        except OSError:
-            pass
+        with socket.socket(socket.AF_UNIX) as line:
+            try:
+                line.connect("\\0" + name)
+                line.sendall(bytes(200))
+            except OSError:
+                pass
 """
 
 ASK = """
 import os, socket, sys
+from multiprocessing.connection import Connection
 os.setuid(int(sys.argv[1]))
-asking = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-asking.bind("")
-asking.settimeout(float(sys.argv[4]))
-asking.sendto(bytes.fromhex(sys.argv[3]), "\\0" + sys.argv[2])
+line = socket.socket(socket.AF_UNIX)
+line.connect("\\0" + sys.argv[2])
+asking = Connection(line.detach())
 try:
-    print(len(asking.recv(1 << 16)))
-except TimeoutError:
+    asking.send_bytes(bytes.fromhex(sys.argv[3]))
+    print(len(asking.recv_bytes()) if asking.poll(float(sys.argv[4])) else 0)
+except (EOFError, OSError):
     print(0)
 """
 
 
-def udp_addresses(pid: int) -> list[tuple[str, int]]:
-    """The addresses that a process's UDP sockets are bound to; 0.0.0.0 for all interfaces."""
+LISTENS = "0A"
+
+
+def tcp_addresses(pid: int) -> list[tuple[str, int]]:
+    """The addresses at which a process listens; 0.0.0.0 for all interfaces."""
     inodes = _socket_inodes(pid)
     found = []
-    for line in Path(f"/proc/{pid}/net/udp").read_text().splitlines()[1:]:
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
-        if words[9] in inodes:
+        if words[9] in inodes and words[3] == LISTENS:
             address, port = words[1].split(":")
             found.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
     return found
@@ -66,37 +73,28 @@ def local_names(pid: int) -> list[str]:
     """The names of a process's abstract sockets, without the NUL."""
     inodes = _socket_inodes(pid)
     lines = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
-    return [words[7][1:] for words in lines if len(words) > 7 and words[6] in inodes and words[7].startswith("@")]
+    found = [words[7][1:] for words in lines if len(words) > 7 and words[6] in inodes and words[7].startswith("@")]
+    return list(dict.fromkeys(found))  # what was accepted has the name too
 
 
-def reachable(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The same as a sender of this host has to name them."""
-    return [("127.0.0.1" if address == "0.0.0.0" else address, port) for address, port in addresses]
-
-
-def send_over_udp(data: bytes, addresses: Sequence[tuple[str, int]]) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for address in reachable(addresses):
-            sender.sendto(data, address)
-
-
-def send_locally(data: bytes, names: Sequence[str]) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for name in names:
-            sender.sendto(data, "\0" + name)
+def line_to(address: tuple[str, int] | str) -> socket.socket:
+    """A connection to a TCP address, or to an abstract socket of that name."""
+    line = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    line.connect("\0" + address if isinstance(address, str) else address)
+    return line
 
 
 @contextmanager
 def flood(addresses: Sequence[tuple[str, int]], senders: int = 1) -> Iterator[None]:
-    """Datagrams at full speed over UDP, until the end."""
-    words = [f"{address}:{port}" for address, port in reachable(addresses)]
+    """Connections at full speed over TCP, until the end."""
+    words = [f"{address}:{port}" for address, port in addresses]
     with _running(FLOOD, *words, count=senders):
         yield
 
 
 @contextmanager
 def local_flood(names: Sequence[str], uid: int = NOBODY, senders: int = 1) -> Iterator[None]:
-    """Datagrams at full speed over abstract sockets, until the end."""
+    """Connections at full speed over abstract sockets, until the end."""
     with _running(LOCAL_FLOOD, str(uid), *names, count=senders):
         yield
 

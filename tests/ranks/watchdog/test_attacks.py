@@ -1,31 +1,25 @@
 """Attacks by other users of the host and network: the watchdog lives, is not taken in, and keeps its deadlines."""
 
-import itertools
+import json
 import os
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpubench.model.terms.ranks import RankState
-from gpubench.ranks.watchdog import main as watchdog_main
-from gpubench.ranks.watchdog.messages import MOST_BYTES, LossClaim, MessageKind, WatchdogMessage, local_name
-from gpubench.ranks.watchdog.peers import DatagramRoute, Peers, ReplayWindow, SameUserDatagrams, SealedDatagrams
+from gpubench.ranks.watchdog import peers as connections
+from gpubench.ranks.watchdog.peers import Address, Peers, address_of, listen_everywhere
 from tests.cli.running import ROOT, environment
 from tests.fakes.progress import FakeProgress
 from tests.ranks.watchdog import strangers
 
-SECRET = "5e" * 32
-QUEUE = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+SECRET = bytes(32)
 
 SCRIPT = """
 import sys, time
@@ -51,10 +45,6 @@ def watched(timeout_s: float, how: str) -> Iterator[tuple[subprocess.Popen[str],
     )  # fmt: skip
     assert rank.stdout is not None
     pid = int(rank.stdout.readline())
-    deadline = time.monotonic() + 300
-    while not strangers.local_names(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
     try:
         yield rank, pid
     finally:
@@ -62,206 +52,177 @@ def watched(timeout_s: float, how: str) -> Iterator[tuple[subprocess.Popen[str],
         rank.communicate()
 
 
-ASK = WatchdogMessage(MessageKind.ASK, 0, 0, 1).to_bytes()
+def known_name(pid: int) -> str:
+    """The abstract socket that any user can compute the name of."""
+    deadline = time.monotonic() + 300
+    while not (names := [name for name in strangers.local_names(pid) if name.startswith("gpubench-")]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return names[0]
 
-DATAGRAMS = [
-    b"[" * 5000,
-    b'{"secret":"","kind":"lost","host":"x","at_seconds":0,"rank":1e999}',
+
+ASK = json.dumps({"kind": "state", "rank": 0}).encode()
+END = json.dumps({"kind": "end", "rank": 0}).encode()
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack("!i", len(message)) + message
+
+
+WORDS = [
     b"",
+    bytes(4),
+    framed(END),
+    framed(b"[" * 5000),
+    framed(b'{"kind":"lost","host":"x","at_seconds":0,"rank":1e999}'),
+    framed(b'{"kind":"end"}'),
+    framed(b"x")[:-1],
+    struct.pack("!i", -1) + b"\xff" * 8,
+    struct.pack("!i", 2**31 - 1),
     bytes(60000),
-    WatchdogMessage(MessageKind.END, 1, 0, 1).to_bytes(),
-    WatchdogMessage(MessageKind.FIRST, 1, 0, 1, content=7).to_bytes()[:-1],
 ]
 
 
 @pytest.mark.parametrize("how", ["starting", "met"])
-def test_no_datagram_ends_a_watchdog(how: str) -> None:
-    """Those over the abstract socket come from the user himself, of whom alone anything is read there."""
+def test_no_words_end_a_watchdog(how: str) -> None:
+    """Those over Unix sockets come from the user himself, who alone is listened to there."""
     with watched(1000, how) as (rank, pid):
-        names = strangers.local_names(pid)
-        for data in DATAGRAMS:
-            strangers.send_over_udp(data, strangers.udp_addresses(pid))
-            strangers.send_locally(data, names)
-        for _ in range(2):  # what it answers again it answers behind all of them
-            assert strangers.answer_to(names[0], ASK, os.getuid()) > 0
+        name = known_name(pid)
+        addresses: list[tuple[str, int] | str] = [*strangers.tcp_addresses(pid), *strangers.local_names(pid)]
+        for address in addresses:
+            for words in WORDS:
+                with strangers.line_to(address) as line, suppress(OSError):  # it may hang up before it has read all
+                    line.sendall(words)
+        for _ in range(2):
+            assert strangers.answer_to(name, ASK, os.getuid()) > 0
         assert rank.poll() is None
-
-
-@given(st.binary(max_size=300))
-def test_whatever_the_bytes_they_are_a_message_or_none(data: bytes) -> None:
-    for kind in (b"", *(bytes([each]) for each in MessageKind)):
-        try:
-            message = WatchdogMessage.from_bytes(kind + data)
-        except (ValueError, IndexError, struct.error):
-            continue
-        message.to_bytes()
-
-
-STATE = replace(
-    FakeProgress(3).state(), place="rank 3 on n0" * 100, label="\ud800é" * 999, trouble="x" * 9999, process="T"
-)
-
-
-def test_messages_are_read_as_they_were_written_and_long_texts_are_cut() -> None:
-    for message in (
-        WatchdogMessage(MessageKind.ASK, 3, 0, 2**60),
-        WatchdogMessage(MessageKind.LOST, 3, 0, 1, content=LossClaim(1.5, "n0")),
-        WatchdogMessage(MessageKind.FIRST, 3, 0, 1, 9, 2),
-        WatchdogMessage(MessageKind.STATE, 3, 0, 1, 9, FakeProgress(3).state(2.5)),
-    ):
-        assert WatchdogMessage.from_bytes(message.to_bytes()) == message
-    data = WatchdogMessage(MessageKind.STATE, 3, 0, 1, 9, STATE).to_bytes()
-    assert len(data) <= MOST_BYTES
-    content = WatchdogMessage.from_bytes(data).content
-    assert isinstance(content, RankState)
-    assert (len(content.place), content.process, len(content.trouble)) == (256, "T", 1024)
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan")])
-def test_a_time_that_is_none_is_no_message(seconds: float) -> None:
-    data = WatchdogMessage(MessageKind.LOST, 1, 0, 1, content=LossClaim(seconds, "n0")).to_bytes()
-    with pytest.raises(ValueError, match="is no time"):
-        WatchdogMessage.from_bytes(data)
-
-
-def test_a_counter_is_new_once() -> None:
-    window = ReplayWindow()
-    assert [window.is_new(each) for each in (100, 100, 101, 99, 99, 300, 101, 237, 236)] == [
-        True, False, True, True, False, True, False, True, False,
-    ]  # fmt: skip
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("how", ["starting", "met"])
 def test_another_user_gets_no_answer_over_the_abstract_socket(how: str) -> None:
     with watched(1000, how) as (rank, pid):
-        (name,) = strangers.local_names(pid)
+        name = known_name(pid)
         assert strangers.answer_to_stranger(name, ASK) == 0
         assert strangers.answer_to(name, ASK, os.getuid()) > 0
         assert rank.poll() is None
 
 
-class Wire:
-    """Two watchdogs of a job, an address of the second at which a stranger listens, and all that he caught there."""
+class Job:
+    """Rank 1, which listens over a Unix socket and TCP, and rank 0, which has the addresses that it is given."""
 
-    def __init__(self) -> None:
-        self.sockets = [self._bound() for _ in range(3)]
-        first, second, stranger = (each.getsockname() for each in self.sockets)
-        self.stranger = self.sockets[2]
-        self.first = SealedDatagrams(self.sockets[:1], 0, {1: [second, stranger]}, SECRET, "j")
-        self.second = SealedDatagrams(self.sockets[1:2], 1, {0: [first]}, SECRET, "j")
-        seconds = itertools.count()  # so that no limit is reached
-        self.peers = Peers(self.second, 1, FakeProgress(1).state, lambda: float(next(seconds)))
+    def __init__(self, stack: ExitStack, secret: bytes = SECRET) -> None:
+        self.listeners = [stack.enter_context(listener) for listener in [*listen_everywhere(), loopback()]]
+        self.addresses: list[Address] = [address_of(listener) for listener in self.listeners]
+        self.second = Peers(1, lambda _rank: [], secret, FakeProgress(1).state, lambda: None)
+        self.second.serve(self.listeners)
 
-    @staticmethod
-    def _bound() -> socket.socket:
-        each = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        each.bind(("127.0.0.1", 0))
-        each.settimeout(0.3)
-        return each
+    def first(self, *addresses: Address, secret: bytes = SECRET) -> Peers:
+        return Peers(0, lambda _rank: addresses, secret, FakeProgress(0).state, lambda: None)
+
+
+def loopback() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    return listener
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    for each in wire.sockets:
-        each.close()
+def job() -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(stack)
 
 
-def order(number: int) -> WatchdogMessage:
-    return WatchdogMessage(MessageKind.END, 0, 1, number)
+def test_every_address_of_a_watchdog_is_answered_and_takes_orders(job: Job) -> None:
+    for address in job.addresses:
+        asker = job.first(address)
+        assert [state.rank for state in asker.ask([1], 60)] == [1]
+        assert asker.reached == {1}
+        job.second.ordered_to_end = False
+        asker.order_end()
+        assert job.second.ordered_to_end
 
 
-def test_an_order_that_was_caught_is_not_believed_where_it_is_passed_on(wire: Wire) -> None:
-    wire.first.send(order(1), wire.first.candidates(1)[1])
-    caught = wire.stranger.recv(1 << 16)
-    wire.stranger.sendto(caught, wire.sockets[1].getsockname())
-    wire.peers.receive()
-    assert not wire.peers.ordered_to_end
-    assert wire.peers.reached == set()
+@pytest.mark.parametrize("secret", [b"x" * 32, b""])
+def test_without_the_secret_of_this_job_nothing_is_believed(job: Job, secret: bytes) -> None:
+    for address in job.addresses:
+        asker = job.first(address, secret=secret)
+        assert asker.ask([1], 0.2) == []
+        asker.reached.add(1)
+        asker.order_end()
+    assert not job.second.ordered_to_end
+    assert job.second.reached == set()
 
 
-def test_no_bit_of_a_message_can_be_changed(wire: Wire) -> None:
-    """Sent by the very socket that it is to come from."""
-    wire.first.send(order(1), wire.first.candidates(1)[0])
-    genuine = wire.sockets[1].recv(1 << 16)
-    for at in range(len(genuine)):
-        forged = bytearray(genuine)
-        forged[at] ^= 1
-        wire.sockets[0].sendto(bytes(forged), wire.sockets[1].getsockname())
-        wire.peers.receive()
-    for forged_length in (0, 7, 8, 39, 40, len(genuine) - 1):
-        wire.sockets[0].sendto(genuine[:forged_length], wire.sockets[1].getsockname())
-    wire.sockets[0].sendto(genuine + b"x", wire.sockets[1].getsockname())
-    wire.peers.receive()
-    assert wire.peers.reached == set()
-    wire.sockets[0].sendto(genuine, wire.sockets[1].getsockname())
-    wire.peers.receive()
-    assert wire.peers.ordered_to_end
+def test_before_ranks_have_a_secret_nobody_can_order_an_end() -> None:
+    with ExitStack() as stack:
+        job = Job(stack, secret=b"")
+        asker = job.first(job.addresses[0], secret=b"")
+        assert len(asker.ask([1], 60)) == 1
+        asker.order_end()
+        assert not job.second.ordered_to_end
 
 
-def test_what_comes_a_second_time_is_not_believed(wire: Wire) -> None:
-    wire.first.send(WatchdogMessage(MessageKind.ASK, 0, 1, 1), wire.first.candidates(1)[0])
-    genuine = wire.sockets[1].recv(1 << 16)
-    for _ in range(10):
-        wire.sockets[0].sendto(genuine, wire.sockets[1].getsockname())
-    wire.peers.receive()
-    answers = 0
-    while True:
-        try:
-            wire.sockets[0].recv(1 << 16)
-        except OSError:
-            break
-        answers += 1
-    assert answers == 1
+@contextmanager
+def passing_on(target: Address, change: Callable[[bytes], bytes]) -> Iterator[Address]:
+    """The address of a stranger who passes on all that he gets, both ways, to a watchdog, after he changed it."""
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(change(data))
+        for line in (source, sink):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = listener.accept()
+                onward = socket.socket()
+                onward.connect(target)
+                for pair in ((line, onward), (onward, line)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    with loopback() as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_an_old_answer_answers_no_later_question(wire: Wire) -> None:
-    asker = Peers(wire.first, 0, FakeProgress(0).state)
-    old = WatchdogMessage(MessageKind.STATE, 1, 0, 5, 1, FakeProgress(1).state())
-    wire.second.send(old, DatagramRoute(wire.sockets[1], wire.sockets[0].getsockname()))
-    assert asker.ask([1], 0.2) == []
-    assert asker.reached == {1}
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_proof_that_is_passed_on_from_another_address_is_worth_nothing(job: Job) -> None:
+    """As where a stranger listens at an address that every host has, such as docker0's."""
+    with passing_on(job.addresses[-1], lambda data: data) as stranger:
+        asker = job.first(stranger)
+        assert asker.ask([1], 0.2) == []
+        asker.reached.add(1)
+        asker.order_end()
+        assert not job.second.ordered_to_end
+        assert job.second.reached == set()
+        assert len(job.first(stranger, job.addresses[-1]).ask([1], 60)) == 1
 
 
-def test_the_queue_is_kept_for_those_who_know_the_secret(wire: Wire) -> None:
-    """A flood that was there first, of more than any queue holds."""
-    for _ in range(5000):
-        wire.stranger.sendto(bytes(500), wire.sockets[1].getsockname())
-    wire.first.send(order(1), wire.first.candidates(1)[0])
-    wire.peers.receive()
-    assert wire.peers.ordered_to_end
+def test_whoever_connects_and_is_silent_delays_nobody(job: Job) -> None:
+    """Nor does one who sends a byte now and then, from more connections than may authenticate at a time."""
+    address = job.addresses[-1]
+    assert not isinstance(address, str)
+    with ExitStack() as stack:
+        for _ in range(3 * connections._MOST_UNAUTHENTICATED):
+            stack.enter_context(strangers.line_to(address)).sendall(b"\0")
+        assert len(job.first(address).ask([1], 60)) == 1
+        assert len(job.second._unauthenticated) <= connections._MOST_UNAUTHENTICATED
 
 
-def test_work_on_what_is_not_believed_is_bounded() -> None:
-    job = f"flooded-{os.getpid()}"
-    with watchdog_main._local_socket(job, 0) as own, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        now = 0.5
-        peers = Peers(SameUserDatagrams(own, job, 2), 0, FakeProgress(0).state, lambda: now)
-        taken = 0
-        sender.settimeout(0)
-        for _ in range(1000):
-            try:
-                sender.sendto(b"x", local_name(job, 0))
-                taken += 1
-            except BlockingIOError:
-                if not peers.sockets:
-                    break
-                peers.receive()
-        assert 40 <= taken < 40 + QUEUE + 2
-        assert peers.sockets == []
-        now = 1.0
-        assert peers.sockets == [own]
-
-
-@pytest.mark.parametrize("where", ["udp", "abstract socket"])
+@pytest.mark.parametrize("where", ["tcp", "unix"])
 def test_a_flood_changes_no_deadline(where: str) -> None:
     """Of a rank that hangs from its start; tests/mpi has ranks that ask each other under a flood."""
     with watched(1.0, "met") as (rank, pid):
+        known_name(pid)
         flood = (
-            strangers.flood(strangers.udp_addresses(pid))
-            if where == "udp"
+            strangers.flood(strangers.tcp_addresses(pid))
+            if where == "tcp"
             else strangers.local_flood(strangers.local_names(pid), os.getuid())
         )
         with flood:

@@ -1,147 +1,84 @@
-"""Questions and answers between watchdogs: who is asked, who is believed."""
+"""Questions and answers between watchdogs: who is asked, at which addresses."""
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.ranks.watchdog import peers as datagrams_module
 from gpubench.ranks.watchdog.main import _batches
-from gpubench.ranks.watchdog.messages import (
-    MessageKind,
+from gpubench.ranks.watchdog.peers import (
+    Peers,
     WatchdogAddress,
-    WatchdogMessage,
-    bound_sockets,
+    address_of,
     is_inner_bridge,
     job_name,
+    listen_everywhere,
+    listen_locally,
     local_name,
     offered_addresses,
 )
-from gpubench.ranks.watchdog.peers import Peers, SealedDatagrams
 from tests.fakes.progress import FakeProgress
 
-SECRET, OTHER_SECRET = "5e" * 32, "0f" * 32
-
-
-def bound() -> socket.socket:
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    datagrams.bind(("127.0.0.1", 0))
-    return datagrams
+SECRET = bytes(32)
 
 
 @pytest.fixture
-def sockets() -> Iterator[list[socket.socket]]:
-    every = [bound() for _ in range(4)]
-    yield every
-    for each in every:
-        each.close()
+def three() -> Iterator[list[Peers]]:
+    """The watchdogs of three ranks."""
+    with ExitStack() as stack:
+        listeners = [[stack.enter_context(line) for line in listen_everywhere()] for _ in range(3)]
+        addresses = [[address_of(line) for line in lines] for lines in listeners]
+        every = [
+            Peers(rank, addresses.__getitem__, SECRET, FakeProgress(rank).state, lambda: None) for rank in range(3)
+        ]
+        for peers, lines in zip(every, listeners, strict=True):
+            peers.serve(lines)
+        yield every
 
 
-def sealed(sockets: list[socket.socket], rank: int, secret: str = SECRET, job: str = "j") -> SealedDatagrams:
-    """Of one of three ranks; the fourth socket is a stranger's."""
-    addresses = {number: [each.getsockname()] for number, each in enumerate(sockets[:3])}
-    return SealedDatagrams([sockets[rank]], rank, addresses, secret, job)
-
-
-def peers(sockets: list[socket.socket], rank: int, secret: str = SECRET, job: str = "j") -> Peers:
-    return Peers(sealed(sockets, rank, secret, job), rank, FakeProgress(rank).state)
-
-
-def answering(every: list[Peers]) -> threading.Event:
-    over = threading.Event()
-
-    def answer() -> None:
-        while not over.wait(0.01):
-            for each in every:
-                each.receive()
-
-    threading.Thread(target=answer).start()
-    return over
-
-
-def test_states_are_asked_and_told(sockets: list[socket.socket]) -> None:
-    asker = peers(sockets, 0)
-    over = answering([peers(sockets, 1), peers(sockets, 2)])
-    assert [state.rank for state in asker.ask(range(3), 10)] == [1, 2]
+def test_states_are_asked_and_told(three: list[Peers]) -> None:
+    asker = three[0]
+    assert [state.rank for state in asker.ask(range(3), 60)] == [1, 2]
     assert asker.reached == {1, 2}
-    assert len(asker.ask([1, 2], 10, enough=1)) >= 1
-    assert asker.ask([0], 10) == []
-    over.set()
+    assert three[1].reached == {0}
+    assert len(asker.ask([1, 2], 60, enough=1)) >= 1
+    assert asker.ask([0], 60) == []
 
 
-@pytest.mark.parametrize(("secret", "job"), [(OTHER_SECRET, "j"), (SECRET, "another job")])
-def test_without_the_secret_of_this_job_nothing_is_believed(
-    sockets: list[socket.socket], secret: str, job: str
-) -> None:
-    asker, other = peers(sockets, 0, secret, job), peers(sockets, 1)
-    over = answering([other])
-    assert asker.ask([1], 0.1) == []
-    asker._datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), asker._datagrams.candidates(1)[0])
-    assert asker.ask([1], 0.1) == []
-    assert not other.ordered_to_end
-    assert other.reached == set()
-    over.set()
-
-
-def test_an_order_goes_to_those_that_were_heard_of_and_is_obeyed(sockets: list[socket.socket]) -> None:
-    orderer, other, silent = (peers(sockets, rank) for rank in range(3))
-    over = answering([other])
-    orderer.ask([1], 10)
+def test_an_order_goes_to_those_that_were_heard_of_and_is_obeyed(three: list[Peers]) -> None:
+    orderer, other, silent = three
+    orderer.ask([1], 60)
     orderer.order_end()
-    orderer.ask([1], 10)
-    over.set()
     assert other.ordered_to_end
-    silent.receive()
     assert not silent.ordered_to_end
 
 
-def test_an_address_that_nobody_answered_at_gets_questions_alone(sockets: list[socket.socket]) -> None:
-    """A card with an address where a stranger listens, as docker0's, which every host has."""
-    stranger = sockets[3]
-    addresses = {1: [stranger.getsockname(), sockets[1].getsockname()]}
-    asker = Peers(SealedDatagrams([sockets[0]], 0, addresses, SECRET, "j"), 0, FakeProgress(0).state)
-    over = answering([peers(sockets, 1)])
-    assert len(asker.ask([1], 10)) == 1
-    for _ in range(2):
-        asker.ask([1], 10)
-        asker.order_end()
-    over.set()
-    stranger.settimeout(0.2)
-    caught = stranger.recv(1 << 16)
-    assert bytes.fromhex(SECRET) not in caught
-    assert SECRET.encode() not in caught
-    with pytest.raises(TimeoutError):
-        stranger.recv(1 << 16)
-
-
-def test_a_lost_claim_finds_the_first_rank_before_they_have_spoken(sockets: list[socket.socket]) -> None:
-    first, other = peers(sockets, 0), peers(sockets, 1)
-    over = answering([first])
+def test_a_lost_claim_finds_the_first_rank_before_they_have_spoken(three: list[Peers]) -> None:
+    first, other, later = three
     assert other.is_first_lost(1.0)
-    assert first._first_lost == 1
-    over.set()
+    assert first.first_lost == 1
+    assert not later.is_first_lost(2.0)
+    assert not first.is_first_lost(0.5)
 
 
-def test_nobody_there_is_no_answer(sockets: list[socket.socket]) -> None:
-    asker = peers(sockets, 0)
-    sockets[1].close()
-    assert asker.ask([1], 0.1) == []
+def test_nobody_there_is_no_answer() -> None:
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        address = gone.getsockname()
+    asker = Peers(0, lambda _rank: [address, "\0gpubench-nobody"], SECRET, FakeProgress(0).state, lambda: None)
+    assert asker.ask([1], 60) == []
 
 
-def test_a_kernel_without_filters_is_done_without(
-    sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datagrams_module, "_SO_ATTACH_FILTER", 0x7FFF)
-    asker, other = peers(sockets, 0), peers(sockets, 1)
-    sockets[3].sendto(b"x" * 100, sockets[1].getsockname())
-    over = answering([other])
-    assert len(asker.ask([1], 10)) == 1
-    over.set()
+def test_a_taken_name_is_left_to_its_owner() -> None:
+    first, second = (listen_locally(f"taken-{os.getpid()}", 0) for _ in range(2))
+    assert first is not None
+    assert second is None
+    first.close()
 
 
 def test_names_of_jobs_and_ranks() -> None:
@@ -157,16 +94,18 @@ def test_addresses_of_this_host() -> None:
     offered = offered_addresses()
     assert all(socket.inet_aton(address) for address in offered)
     assert not [address for address in offered if address.startswith(("127.", "169.254.", "0."))]
-    card = WatchdogAddress("rank 1 on n1", "n1", [("127.0.0.1", 4), ("10.0.0.1", 5)])
-    assert card.addresses_from("n1") == [("127.0.0.1", 4), ("10.0.0.1", 5)]
+    card = WatchdogAddress("rank 1 on n1", "n1", ["\0abcde", ("10.0.0.1", 5)])
+    assert card.addresses_from("n1") == ["\0abcde", ("10.0.0.1", 5)]
     assert card.addresses_from("n0") == [("10.0.0.1", 5)]
 
 
-def test_sockets_hear_loopback_and_the_offered_addresses_alone() -> None:
-    every = bound_sockets()
-    assert [each.getsockname()[0] for each in every] == ["127.0.0.1", *offered_addresses()]
-    for each in every:
-        each.close()
+def test_sockets_hear_this_host_and_the_offered_addresses_alone() -> None:
+    every = listen_everywhere()
+    here, *others = [address_of(line) for line in every]
+    assert str(here).startswith("\0")
+    assert [address[0] for address in others] == offered_addresses()
+    for line in every:
+        line.close()
 
 
 def test_bridges_with_a_card_are_the_host_s_and_others_are_not(tmp_path: Path) -> None:
@@ -186,6 +125,6 @@ def test_bridges_with_a_card_are_the_host_s_and_others_are_not(tmp_path: Path) -
 
 @given(st.integers(0, 5000))
 def test_lower_ranks_are_asked_once_each_in_a_few_batches(rank: int) -> None:
-    batches = list(_batches(rank))
+    batches = list(_batches(range(rank)))
     assert [each for batch in batches for each in batch] == list(range(rank))
     assert len(batches) <= 6

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpubench.model.terms.ranks import Phase
-from gpubench.ranks.watchdog.messages import ProgressBlock
+from gpubench.ranks.watchdog.progress import ProgressBlock
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -1,5 +1,6 @@
 """Watchdogs of ranks that are processes without MPI: who speaks, what it says, and what becomes of the ranks."""
 
+import hmac
 import json
 import os
 import signal
@@ -17,21 +18,11 @@ import pytest
 
 from gpubench.errors import GpubenchError
 from gpubench.model.terms import ranks as hang
-from gpubench.model.terms.ranks import LostRank, Phase
-from gpubench.ranks.watchdog import main as watchdog_main
+from gpubench.model.terms.ranks import LostRank, Phase, RankState
 from gpubench.ranks.watchdog import main as watchdog_process
-from gpubench.ranks.watchdog import peers
 from gpubench.ranks.watchdog.main import Watchdog
-from gpubench.ranks.watchdog.messages import (
-    END_SIGNAL,
-    MessageKind,
-    ProgressBlock,
-    UdpAddress,
-    WatchdogMessage,
-    Watched,
-    local_name,
-)
-from gpubench.ranks.watchdog.peers import SealedDatagrams
+from gpubench.ranks.watchdog.peers import Address, Peers, address_of, listen_everywhere, listen_locally
+from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Watched
 from tests.cli.running import ROOT, environment
 
 TIMEOUT = 0.3
@@ -45,7 +36,7 @@ ENDED = -END_SIGNAL
 """The exit code of a rank that its watchdog has ended; a gpubench has 3, as its handler of that signal says."""
 
 
-Card = tuple[str, str, list[UdpAddress]]
+Card = tuple[str, str, list[Address]]
 
 
 class Clock:
@@ -116,13 +107,13 @@ class Rank:
         self.block = ProgressBlock()
         self.heard = Heard()
         self.control, other = socket.socketpair()
-        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        datagrams.bind(("127.0.0.1", 0))
-        local = watchdog_main._local_socket(job, rank)
-        self.sockets = [self.control, other, datagrams, local]
-        self.card: Card = (f"rank {rank} on n0", "n0", [datagrams.getsockname()])
+        local, (listener, *others) = listen_locally(job, rank), listen_everywhere()
+        assert local is not None
+        self.listeners = [local, listener, *others]
+        self.sockets = [self.control, other]
+        self.card: Card = (f"rank {rank} on n0", "n0", [address_of(listener)])
         watched = Watched(rank, ranks, self.card[0], "n0", self.process.pid, timeout_s)
-        self.watchdog = Watchdog(watched, self.block, other, local, job, [datagrams], self.heard, clock)
+        self.watchdog = Watchdog(watched, self.block, other, [local], job, [listener], self.heard, clock)
         self.thread = threading.Thread(target=self.watchdog.run)
 
     def say(self, **message: Any) -> None:
@@ -138,6 +129,12 @@ class Rank:
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
+    def stop_listening(self) -> None:
+        """As the kernel does for a watchdog that is gone."""
+        for listener in self.listeners:
+            with suppress(OSError):  # already closed
+                listener.shutdown(socket.SHUT_RDWR)
+
     def die(self) -> None:
         """Killed, but its launcher has not looked yet."""
         self.process.kill()
@@ -150,8 +147,9 @@ class Rank:
         self.hang_up()
         if self.thread.ident is not None:
             self.thread.join(SECONDS)
-        for each in self.sockets:
-            each.close()
+        self.stop_listening()
+        for line in (*self.sockets, *self.listeners):
+            line.close()
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -208,20 +206,19 @@ def ended(ranks: list[Rank]) -> list[int]:
     for rank in ranks:
         codes.append(rank.process.wait(SECONDS))
         rank.hang_up()
+        rank.stop_listening()
     return codes
 
 
 def know_each_other(ranks: list[Rank]) -> bool:
     """Whether the watchdogs have met."""
     everyone = set(range(len(ranks)))
-    met = [rank.watchdog._peers for rank in ranks]
-    return all(peers is not None for peers in met) and met[0].reached == everyone - {0}  # type: ignore[union-attr]
+    return all(rank.watchdog._have_met for rank in ranks) and ranks[0].watchdog._peers.reached == everyone - {0}
 
 
 def first_lost(rank: Rank) -> int | None:
     """Who was lost first, as its watchdog knows."""
-    assert rank.watchdog._peers is not None
-    return rank.watchdog._peers._first_lost
+    return rank.watchdog._peers.first_lost
 
 
 def test_the_first_rank_speaks_for_all_even_when_it_is_the_one_that_is_stopped(ranks: Ranks) -> None:
@@ -264,14 +261,20 @@ def test_a_watchdog_that_is_told_to_end_while_it_asks_does_not_speak_too(ranks: 
     two[1].say(kind="met", job="j", secret=SECRET, cards=[each.card for each in two])
     two[1].watchdog._receive()
     peers = two[1].watchdog._peers
-    assert peers is not None
     asking = threading.Event()
-    peers._put = lambda *_, **__: asking.set()  # type: ignore[method-assign]
+
+    def ask(*_: object, **__: object) -> list[RankState]:
+        asking.set()
+        until(lambda: peers.ordered_to_end)
+        return []
+
+    peers.ask = ask  # type: ignore[method-assign]
     two[1].thread.start()
     assert asking.wait(SECONDS)
-    (address,) = two[1].card[2]
-    datagrams = SealedDatagrams([two[0].sockets[2]], 0, {1: [address]}, SECRET, "j")
-    datagrams.send(WatchdogMessage(MessageKind.END, 0, 1, 1), datagrams.candidates(1)[0])
+    key = hmac.digest(bytes.fromhex(SECRET), b"j", "sha256")
+    orderer = Peers(0, lambda _rank: two[1].card[2], key, two[0].watchdog.state, lambda: None)
+    orderer.reached.add(1)
+    orderer.order_end()
     assert ended([two[1]]) == [ENDED]
     assert two[1].heard.errors == []
 
@@ -292,7 +295,7 @@ def test_before_they_have_met_the_ranks_of_a_host_find_each_other(ranks: Ranks) 
 def test_silence_that_proves_nothing_takes_longer(ranks: Ranks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall between two hosts: what never answered is not called dead before launch would be."""
     monkeypatch.setattr(hang, "SECONDS_TO_START", 4 * TIMEOUT)
-    monkeypatch.setattr(peers, "SECONDS_TO_HEAR", TIMEOUT)
+    monkeypatch.setattr(watchdog_process, "SECONDS_TO_REACH", TIMEOUT)
     (one, other) = ranks(2)
     other.card = (other.card[0], "n1", other.card[2])
     meet([one], [one.card, other.card])
@@ -555,7 +558,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_what_is_said_over_a_channel() -> None:
-    from gpubench.ranks.launch import ChannelReceiver
+    from gpubench.ranks.channel import ChannelReceiver
 
     def sleeping(path: str, how: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", SCRIPT, path, how]
@@ -571,10 +574,3 @@ def test_what_is_said_over_a_channel() -> None:
         heard = [each for each in channel.messages(rank) if not isinstance(each, str)]
     assert [each["kind"] for each in heard] == ["lost"]
     assert heard[0]["state"]["place"] in ("rank 0 on n0", "rank 0 on n0 (GPU 3)")
-
-
-def test_a_watchdog_leaves_a_taken_name_to_its_owner() -> None:
-    job = f"taken-{os.getpid()}"
-    with watchdog_main._local_socket(job, 0) as first, watchdog_main._local_socket(job, 0) as second:
-        assert first.getsockname() == local_name(job, 0).encode()
-        assert second.getsockname() != first.getsockname()
