@@ -65,13 +65,13 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     """
     doubts = [each for each in report.findings if each.severity not in (Verdict.PASS, Verdict.SKIP)]
     is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
-    only_unseen = report.verdict is Verdict.WARN and {each.id for each in doubts} == {PATH_UNKNOWN}
-    passes = report.verdict is Verdict.PASS or is_noise or (only_unseen and (exit_style or metadata.of_command.is_gate))
+    is_unseen = report.verdict in _DOUBTS and any(each.id == PATH_UNKNOWN for each in doubts)
+    passes = report.verdict is Verdict.PASS or is_noise or (is_unseen and (exit_style or metadata.of_command.is_gate))
     if not report.complete or not passes:
         return report
     is_asked = exit_style or is_strict(metadata.options)
     is_part = any(each.id == EXCERPT for each in report.findings)
-    unseen = only_unseen or any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
+    unseen = is_unseen or any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
     unjudged = (is_asked or metadata.of_command.is_gate) and (figures.is_unjudged or unseen)
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
 

@@ -85,7 +85,9 @@ def test_a_table_of_two_machines_is_no_gate(code: int, *, strict: bool) -> None:
         ("topo", (), False, 0),
         ("check", (), False, 3),
         ("explain", (), False, 3),
-        ("explain", ("ecc-off",), False, 0),
+        ("explain", ("ecc-off",), False, 3),
+        ("check", ("ecc-off",), False, 3),
+        ("topo", ("ecc-off",), False, 0),
     ],
 )
 def test_an_unknown_path_is_a_doubt_and_no_gate_passes_it(
