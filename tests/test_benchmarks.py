@@ -39,6 +39,7 @@ SMALL = {
     "watch_cost": ["--help"],
     "watch_parts": ["--gpus", "2", "--interval", "0.05", "--readings", "24"],
     "watch_verdicts": ["--help"],
+    "what_fires": ["--help"],
     "start_up": ["--runs", "1", "--steps", "--", "--version"],
 }
 

@@ -22,8 +22,8 @@ else. *weak*: it is there and may matter; `topo` never predicts a fallback from 
 cause comes first, with its consequences below it. *By design* marks policies and hardware without a direct path: no
 fault, verdict SKIP. Settings that gpubench makes are never blamed.
 
-*Slows down* names the part of an operation that a condition makes slower. *Seen as* is what programs print when the
-condition holds; other conditions may print the same. *Once* is an earlier id, which `gpubench compare` still accepts.
+*Slows down* names the part of an operation that a condition makes slower. *Once* is an earlier id, which `gpubench
+compare` still accepts.
 
 ## Severity
 
@@ -57,7 +57,6 @@ def _entry(condition: Condition) -> str:
     sentences = {
         "": f"{condition.title} ({marks})" if marks else condition.title,
         "Severity: ": _severity(condition),
-        "Seen as: ": _code(condition.seen_as),
         "Slows down ": ", ".join(condition.explains.slows),
         "Once ": _code(condition.aliases),
     }

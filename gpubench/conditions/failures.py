@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import unset
+from gpubench.conditions.definition.condition import (
+    REMOTE,
+    Condition,
+    Family,
+    Sighting,
+    complaint,
+    joined,
+    nothing_in_facts,
+)
 from gpubench.conditions.nvlink import RESTART_FABRIC
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.terms.units import compress_names
@@ -19,7 +27,7 @@ _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
-def _unfinished(facts: LogFacts) -> Iterator[condition.Sighting]:
+def _unfinished(facts: LogFacts) -> Iterator[Sighting]:
     """Communicators whose initialization began but did not end.
 
     A FAIL if no other initialization ended, no ranks were connected, and all ranks have a log; otherwise the log may
@@ -32,7 +40,7 @@ def _unfinished(facts: LogFacts) -> Iterator[condition.Sighting]:
         if waiting and not facts.left_out:
             hangs = not ended and not communicator.missing_ranks and not communicator.connections.joins_ranks
             ranks = compress_names([str(rank) for rank in waiting])
-            yield condition.Sighting(
+            yield Sighting(
                 subject=f"communicator {communicator.id}",
                 seen=f"rank {ranks} of {communicator.size} began its initialization but did not finish it",
                 severity=Verdict.FAIL if hangs else Verdict.WARN,
@@ -51,37 +59,37 @@ def _devices(facts: LogFacts) -> dict[str, list[str]]:
     }
 
 
-def _nics_differ(facts: LogFacts) -> Iterator[condition.Sighting]:
+def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
     mixed = [each for each in facts.remarks if each.note.kind is RemarkKind.NICS_MIXED]
     warned = [each for each in facts.complaints if each.processes and _MIXED in each.text]
     if mixed or warned:
         said = [(each.processes, each.note.text) for each in mixed] + [(each.processes, each.text) for each in warned]
-        yield condition.Sighting(subject=condition.joined(said[0][0]), seen=said[0][1])
+        yield Sighting(subject=joined(said[0][0]), seen=said[0][1])
         return
     found = _devices(facts)
     counts = {devices: len(devices.split()) for devices in found}
     fewer = [devices for devices, count in counts.items() if count < max(counts.values())]
     if fewer:
         most = max(found, key=lambda devices: counts[devices])
-        yield condition.Sighting(
-            subject=condition.joined(process for devices in fewer for process in found[devices]),
-            seen=f"{counts[fewer[0]]} RDMA device ({fewer[0]}), {counts[most]} on {condition.joined(found[most])}"
+        yield Sighting(
+            subject=joined(process for devices in fewer for process in found[devices]),
+            seen=f"{counts[fewer[0]]} RDMA device ({fewer[0]}), {counts[most]} on {joined(found[most])}"
             if counts[fewer[0]] == 1
-            else f"{counts[fewer[0]]} RDMA devices ({fewer[0]}), {counts[most]} on {condition.joined(found[most])}",
+            else f"{counts[fewer[0]]} RDMA devices ({fewer[0]}), {counts[most]} on {joined(found[most])}",
         )
 
 
-def _not_opened(facts: LogFacts) -> Iterator[condition.Sighting]:
+def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
     """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
     found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(each.nodes != 1 for each in facts.communicators):
-        names = condition.joined(each.note.about[0] for each in found)
-        yield condition.Sighting(
-            subject=condition.joined(name for each in found for name in each.processes), seen=f"could not open {names}"
+        names = joined(each.note.about[0] for each in found)
+        yield Sighting(
+            subject=joined(name for each in found for name in each.processes), seen=f"could not open {names}"
         )
 
 
-def _with_mixed_fabrics(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
+def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
     mixed = [devices for devices in _devices(facts) if len(set(_LINK_LAYER.findall(devices))) > 1]
     if not mixed:
         return sighting
@@ -92,12 +100,12 @@ def _with_mixed_fabrics(sighting: condition.Sighting, facts: LogFacts) -> condit
     )
 
 
-def _timed_out(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
+def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     """The same, of the ranks that said so, and with what an answer of RAS adds."""
     sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
     ranks = [f"rank {each.rank}" for each in facts.watchdogs]
     if ranks:
-        sighting = replace(sighting, subject=condition.joined(ranks), names=tuple(ranks))
+        sighting = replace(sighting, subject=joined(ranks), names=tuple(ranks))
     if not facts.ras or any(each.group in {answer.id for answer in facts.ras} for each in facts.hangs):
         return sighting
     return replace(
@@ -107,7 +115,7 @@ def _timed_out(sighting: condition.Sighting, facts: LogFacts) -> condition.Sight
     )
 
 
-def _without_peers(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
+def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     """The same, without peer access as a likely reason if it is off, or no node has two ranks of a communicator."""
     several = [each for each in facts.communicators if (each.size or 0) > 1]
     nodes = [[member.node for member in each.members] for each in several]
@@ -121,9 +129,9 @@ def _without_peers(sighting: condition.Sighting, facts: LogFacts) -> condition.S
     )
 
 
-_failed = partial(condition.complaint, expected="a job that starts", link=_TROUBLE)
+_failed = partial(complaint, expected="a job that starts", link=_TROUBLE)
 
-NCCL_START = condition.Family.of(
+NCCL_START = Family.of(
     "nccl_start",
     "Jobs that NCCL does not start",
     _failed(
@@ -135,7 +143,6 @@ NCCL_START = condition.Family.of(
             comment="It shows the version that each rank loads; use one image or environment for all ranks.",
         ),
         likely="an LD_LIBRARY_PATH or an image that differs between nodes",
-        seen_as=("Mismatched NCCL version detected",),
     ),
     _failed(
         "nccl-duplicate-gpu",
@@ -146,7 +153,6 @@ NCCL_START = condition.Family.of(
             comment="Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank.",
         ),
         likely="more ranks than GPUs, or no device set by local rank",
-        seen_as=("Duplicate GPU detected",),
     ),
     _failed(
         "cuda-device-missing",
@@ -154,7 +160,6 @@ NCCL_START = condition.Family.of(
         r"invalid device ordinal",
         Cure.of("nvidia-smi -L", comment="Start at most as many ranks, times GPUs per rank (-g), as there are GPUs."),
         likely="more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
-        seen_as=("Test CUDA failure common.cu:963 'invalid device ordinal'",),
     ),
     _failed(
         "nccl-no-socket-interface",
@@ -162,7 +167,6 @@ NCCL_START = condition.Family.of(
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",
         Cure.of("ip -br addr", comment="Set NCCL_SOCKET_IFNAME to an interface of this node."),
         likely="NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
-        seen_as=("Bootstrap : no socket interface found",),
         link=_ENV,
     ),
     _failed(
@@ -177,7 +181,6 @@ NCCL_START = condition.Family.of(
         ),
         likely="a firewall between the nodes, an interface that the others cannot reach (docker0), or a rank "
         "that ended",
-        seen_as=("Call to connect returned Connection refused", "Connection timed out"),
         link=_ENV,
     ),
     _failed(
@@ -189,7 +192,6 @@ NCCL_START = condition.Family.of(
             comment="`gpubench topo` shows peer access.",
         ),
         likely="variables or a topology file that leave no path between two ranks",
-        seen_as=("No transport found for rank",),
         link=_ENV,
     ),
     _failed(
@@ -202,7 +204,6 @@ NCCL_START = condition.Family.of(
             "NCCL's share.",
         ),
         likely="the program, or another one, holds nearly all of the GPU's memory",
-        seen_as=("Cuda failure 'out of memory'",),
     ),
     _failed(
         "nvls-slots-used-up",
@@ -215,7 +216,6 @@ NCCL_START = condition.Family.of(
         ),
         likely="communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
         "the GPU is rarely the reason, and the fabric manager is not",
-        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 2",),
         link="https://github.com/NVIDIA/nccl/issues/2077",
     ),
     _failed(
@@ -227,7 +227,6 @@ NCCL_START = condition.Family.of(
             comment=f"{RESTART_FABRIC} Until it works, run with NCCL_NVLS_ENABLE=0.",
         ),
         likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
-        seen_as=("Failed to bind NVLink SHARP (NVLS) Multicast memory", "transport/nvls.cc:254 NCCL WARN Cuda failure"),
         link="https://github.com/NVIDIA/nccl/issues/976",
     ),
     _failed(
@@ -240,7 +239,6 @@ NCCL_START = condition.Family.of(
             comment="Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA.",
         ),
         likely="an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
-        seen_as=("Cuda failure", "unhandled cuda error"),
     ),
     _failed(
         "nccl-invalid-usage",
@@ -252,13 +250,10 @@ NCCL_START = condition.Family.of(
             comment="It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
         ),
         likely="ranks that call different collectives or sizes, or the same rank started twice",
-        seen_as=("unhandled invalid usage", "Message truncated"),
     ),
-    condition.Condition(
+    Condition(
         id="nccl-init-unfinished",
         title="The initialization of a communicator did not finish: the job hangs or ended there",
-        seen_as=("Init START",),
-        detection="`Init START` without `Init COMPLETE` in NCCL's log, of all ranks or of some",
         expected="Init COMPLETE on every rank",
         likely="a rank that never started, a blocked network, or a log that ends too early",
         cure=Cure(
@@ -266,33 +261,29 @@ NCCL_START = condition.Family.of(
             "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET makes NCCL log the progress."
         ),
         link=_TROUBLE,
-        look=condition.nothing_in_facts,
+        look=nothing_in_facts,
         in_job=_unfinished,
         general=True,
     ),
-    condition.Condition(
+    Condition(
         id="nccl-nics-differ",
         title="Ranks of one job found different numbers of RDMA devices: NCCL may hang or take fewer",
-        seen_as=("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB",),
-        detection="`NET/IB : Using` in NCCL's log, which lists the devices of every process",
         expected="the same number of RDMA devices for every rank",
         likely="a port that is down on some nodes, or NCCL_IB_HCA that differs between ranks",
         cure=Cure.of("ibstat", comment="Compare the nodes named here; set the same NCCL_IB_HCA on all ranks."),
         link="https://github.com/NVIDIA/nccl/issues/2428",
-        look=condition.nothing_in_facts,
+        look=nothing_in_facts,
         in_job=_nics_differ,
         general=True,
     ),
-    condition.Condition(
+    Condition(
         id="rdma-nic-not-opened",
         title="NET/IB : Unable to open device: an RDMA device exists and NCCL cannot use it",
-        seen_as=("NET/IB : Unable to open device mlx5_3",),
-        detection="the line in NCCL's log",
         expected="RDMA devices that open",
         likely="a container without /dev/infiniband/uverbs of this device, or a device that its driver reset",
         cure=Cure.of("ibv_devinfo", comment="Run it where the rank runs; give the container all of /dev/infiniband."),
         link=_TROUBLE,
-        look=condition.nothing_in_facts,
+        look=nothing_in_facts,
         in_job=_not_opened,
         general=True,
     ),
@@ -366,14 +357,12 @@ that prints it was not found, and logs of jobs that went on are the reason.
 _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re.ASCII | re.IGNORECASE)
 
 
-def _unknown_warnings(facts: LogFacts) -> Iterator[condition.Sighting]:
+def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
     found = [each for each in facts.complaints if each.processes and not _HARMLESS.search(each.text)]
     found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
     if found:
         more = f"; and {len(found) - 1} more warnings" if len(found) > 1 else ""
-        yield condition.Sighting(
-            subject=condition.joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}"
-        )
+        yield Sighting(subject=joined(found[0].processes), seen=f"NCCL warns: {found[0].text}{more}")
 
 
 _HOW_IT_ENDED = (
@@ -389,10 +378,10 @@ _AROUND_ENDING = re.compile(
 )
 """Who wrote the line, and what says nothing of the end."""
 
-NCCL_TRANSFERS = condition.Family.of(
+NCCL_TRANSFERS = Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
-    condition.complaint(
+    complaint(
         "nccl-ranks-disagree",
         "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
         r"collective mismatch error",
@@ -405,10 +394,8 @@ NCCL_TRANSFERS = condition.Family.of(
             "NCCL_DEBUG_SUBSYS=COLL.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/626",
-        seen_as=("collective mismatch error, local size 496640 remote size 65536",),
-        detection="the warning in NCCL's log",
     ),
-    condition.complaint(
+    complaint(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
@@ -420,10 +407,8 @@ NCCL_TRANSFERS = condition.Family.of(
             "over two nodes before any job."
         ),
         link=_TROUBLE,
-        seen_as=("Call to ibv_reg_mr failed", "Cannot allocate memory"),
-        detection="the warning in NCCL's log",
     ),
-    condition.complaint(
+    complaint(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
         r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
@@ -435,10 +420,8 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="Use plugin, libfabric and NCCL from one release of EFA's installer; FI_LOG_LEVEL=warn logs more.",
         ),
         link="https://github.com/aws/aws-ofi-nccl",
-        seen_as=("NET/OFI", "RC: -22"),
-        detection="a return code in the plugin's warning in NCCL's log",
     ),
-    condition.complaint(
+    complaint(
         "rdma-connect-failed",
         "Call to ibv_modify_qp failed: two NICs cannot be connected for RDMA",
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
@@ -449,10 +432,8 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/426",
-        seen_as=("Call to ibv_modify_qp failed with error Connection timed out",),
-        detection="the warning in NCCL's log",
     ),
-    condition.complaint(
+    complaint(
         "nccl-tests-wrong-data",
         "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
         r"^out of bounds values|^wrong data in a row of nccl-tests",
@@ -464,10 +445,8 @@ NCCL_TRANSFERS = condition.Family.of(
             "access is at fault.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/2335",
-        seen_as=("Out of bounds values : 8 FAILED",),
-        detection="nccl-tests' rows and last lines in the same text",
     ),
-    condition.complaint(
+    complaint(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
@@ -482,11 +461,9 @@ NCCL_TRANSFERS = condition.Family.of(
             "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/426",
-        seen_as=("Got completion with error 12", "status=12", "vendor err 129"),
-        detection="completion status 12 in NCCL's log",
         refined=_with_mixed_fabrics,
     ),
-    condition.complaint(
+    complaint(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
@@ -497,11 +474,9 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/2157",
-        seen_as=("NET/IB: Device 0 marked as failed. Initiating recovery?",),
-        detection="a warning of NCCL's resiliency (2.29 and later)",
         refined=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
     ),
-    condition.complaint(
+    complaint(
         "gin-not-enabled",
         "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
         r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
@@ -514,10 +489,8 @@ NCCL_TRANSFERS = condition.Family.of(
             "way of the CPU.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/2237",
-        seen_as=("User requested GIN but not all ranks in the communicator support GIN", "GIN is disabled."),
-        detection="a warning of NCCL's (2.28 and later)",
     ),
-    condition.complaint(
+    complaint(
         "collnet-not-used",
         "CollNet (SHARP) was asked for and cannot be set up: NCCL reduces in the GPUs instead of the switches",
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
@@ -528,11 +501,9 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
         ),
         link="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
-        seen_as=("NET/IB :SHARP coll init error: Cannot create SHArP job(-11)",),
-        detection="the warning of the plugin in NCCL's log",
         severity=Verdict.WARN,
     ),
-    condition.complaint(
+    complaint(
         "communicators-aborted",
         "A process aborted its communicators: PyTorch does so at a program's end without destroy_process_group()",
         r"\[Service thread\] (?:Accept failed|could not receive type from localRank -?\d+, res=3, closed=0)"
@@ -541,12 +512,10 @@ NCCL_TRANSFERS = condition.Family.of(
         likely="a program that ended without destroy_process_group(); otherwise the error before these lines",
         cure=Cure(comment="Call torch.distributed.destroy_process_group() at the program's end."),
         link="https://pytorch.org/docs/stable/distributed.html",
-        seen_as=("[Service thread] Could not receive type from localRank 1, res=3, closed=0",),
-        detection="result 3 of NCCL's proxy, which reads nothing once its own communicator is aborted",
         severity=Verdict.WARN,
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
@@ -560,10 +529,8 @@ NCCL_TRANSFERS = condition.Family.of(
             "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
         ),
         link=_TROUBLE,
-        seen_as=("Got completion with error", "Got completion from peer"),
-        detection="a completion with another status in NCCL's log",
     ),
-    condition.complaint(
+    complaint(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
@@ -574,12 +541,10 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="The dump shows the rank that is behind.",
         ),
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
-        seen_as=("Watchdog caught collective operation timeout",),
-        detection="PyTorch's watchdog, or a time-out in NCCL's log",
         refined=_timed_out,
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "remote-process-exited",
         "Connection closed by remote peer, ncclRemoteError: another rank exited",
         r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
@@ -588,12 +553,10 @@ NCCL_TRANSFERS = condition.Family.of(
         likely="the other rank ended first; its log and the program's output show why",
         cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),
         link=_RESULTS,
-        seen_as=("Connection closed by remote peer", "remote process exited or there was a network error"),
-        detection="the warning, or the error code 6, in NCCL's log before communicators are closed",
-        codes=(condition.REMOTE,),
+        codes=(REMOTE,),
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "nccl-call-failed",
         "An NCCL call failed: unhandled system error, internal error",
         r"unhandled|failed to execute operation (?!Close from rank \d+, retcode 3)\w+ .*retcode [1-9]"
@@ -603,12 +566,10 @@ NCCL_TRANSFERS = condition.Family.of(
         likely="the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
         cure=Cure.of("export NCCL_DEBUG=INFO", comment="Set it on all ranks. The first warning is the reason."),
         link=_RESULTS,
-        seen_as=("unhandled system error", "ncclInternalError", "NCCL failure"),
-        detection="`file.cc:123 -> 2` in NCCL's log, or the error that the program reports",
         codes=(1, 2, 3, 4, 5),
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "program-failed",
         "The program that uses NCCL ended with an error",
         r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
@@ -624,12 +585,10 @@ NCCL_TRANSFERS = condition.Family.of(
         link=_TROUBLE,
         telling=_HOW_IT_ENDED,
         refined=lambda seen, _: replace(seen, seen=_AROUND_ENDING.sub("", seen.seen)),
-        seen_as=("Test CUDA failure", "exited on signal", "ChildFailedError"),
-        detection="a rank, task or process that crashed, was killed or exited with a nonzero code, in the same text",
         of_programs=True,
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "program-exception",
         "The program that uses NCCL printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
@@ -638,12 +597,10 @@ NCCL_TRANSFERS = condition.Family.of(
         likely="the program ended with it or continued; the text does not show which",
         cure=Cure(comment="Check whether every rank finished."),
         link=_TROUBLE,
-        seen_as=("RuntimeError:",),
-        detection="the last line of a traceback in the same text",
         of_programs=True,
         general=True,
     ),
-    condition.complaint(
+    complaint(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
@@ -656,11 +613,9 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
         ),
         link="https://github.com/NVIDIA/nccl-tests/issues/27",
-        seen_as=("#  Rank  0 Group  0", "# nThread 1 nGpus 8 minBytes 8"),
-        detection="nccl-tests' headers and last lines in the same text: several headers before the first end",
         of_programs=True,
     ),
-    condition.complaint(
+    complaint(
         "nccl-tests-unfinished",
         "nccl-tests did not print its last line: it hung or ended early, or the text is truncated",
         r"^no line of Avg bus bandwidth",
@@ -672,21 +627,18 @@ NCCL_TRANSFERS = condition.Family.of(
             comment="If the run then finishes, peer access hangs: run gpubench check --quick.",
         ),
         link="https://github.com/NVIDIA/nccl/issues/606",
-        seen_as=("# nThread 1 nGpus 8 minBytes 8",),
-        detection="nccl-tests' headers in the same text, without its last lines",
         refined=_without_peers,
         of_programs=True,
         general=True,
     ),
-    condition.Condition(
+    Condition(
         id="nccl-warning",
         title="NCCL prints a warning that gpubench does not know",
-        detection="any other warning in NCCL's log, except harmless ones",
         expected="no warnings",
         likely="the reason in the warning's text",
         cure=Cure(comment="Search the issues of NVIDIA/nccl for this warning."),
         link="https://github.com/NVIDIA/nccl",
-        look=condition.nothing_in_facts,
+        look=nothing_in_facts,
         in_job=_unknown_warnings,
         general=True,
     ),

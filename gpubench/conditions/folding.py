@@ -22,7 +22,7 @@ _NODE_DIFFERS, _LINKS_DOWN, _RANKS = "node-differs", "nvlink-down", "ranks "
 _OF_NCCL = (HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER)  # Figures of what NCCL does; its settings explain no others
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)
 _MNNVL_UNUSED = "mnnvl-unused"
-_SLOWING = ("gpu-in-use", "clock-limited", "gpu-hot", "below-profile")
+_SLOWING = ("gpu-in-use", "gpu-hot", "below-profile")
 """Conditions of a GPU that make it slow; they are causes of no path."""
 
 _WEAK = ("row-remap-pending", "row-remap-failed")  # Conditions that may be, and seldom are, why something is slow

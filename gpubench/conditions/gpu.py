@@ -1,15 +1,25 @@
 """GPUs that are lost, hot, slowed down, have faulty memory, or are in use by other jobs."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Sighting,
+    in_each_node,
+    joined,
+    of_every_gpu,
+    of_gpu,
+    of_node,
+)
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
 from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
-from gpubench.model.facts.traffic import BUSY_PERCENT, FOREIGN_GB_S, IdleGpu, LinkRates, is_foreign
+from gpubench.model.facts.traffic import IdleGpu, LinkRates, is_foreign
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
 from gpubench.model.terms.units import counted
@@ -17,68 +27,57 @@ from gpubench.model.terms.verdict import NO_CURE, Cure
 
 _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardware divides the clocks by ≥ 2 (NVML)
 _BY_SOFTWARE = ("sw_thermal_slowdown",)
-_POWER_CAP, _SYNC_BOOST = "sw_power_cap", "sync_boost"
+_POWER_CAP = "sw_power_cap"
 
 _LEAST_MARGIN_C = 3  # GPUs at full load run within 10 °C of their slowdown temperature
 _USUAL_SLOWDOWN_C = 90  # If the driver reports none: data centre GPUs slow down at 87 to 98 °C
-_MOST_REMAPPED_ROWS = 8  # A memory bank has eight spare rows for uncorrectable errors
 _SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
 _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
 
 
-@condition.in_each_node
-def _lost(run: Circumstances) -> condition.Found:
+@in_each_node
+def _lost(run: Circumstances) -> Found:
     """GPUs that the driver lost, and GPUs on the PCI bus that it does not list at all."""
     for position, _, gpu in run.gpus():
         if gpu.lost:
-            yield condition.of_gpu(run, position, gpu.lost)
+            yield of_gpu(run, position, gpu.lost)
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         on_bus = [each.bus_id for each in snapshot.pci_devices if each.kind is PciKind.GPU]
         listed = len(snapshot.gpus) + snapshot.gpus_of_others
         if snapshot.gpus and len(on_bus) > listed:
-            missing = condition.joined(
-                bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus}
-            )
+            missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
             seen = f"{counted(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
-            yield condition.of_node(run, number, seen)
+            yield of_node(run, number, seen)
 
 
-def _throttled(*harmful: str) -> condition.Look:
+def _throttled(*harmful: str) -> Look:
 
-    @condition.in_each_node
-    def look(run: Circumstances) -> condition.Found:
+    @in_each_node
+    def look(run: Circumstances) -> Found:
         for position, _, gpu in run.gpus():
             then = run.at_work.get(position)
             every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
             reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
             if reasons:
-                yield condition.of_gpu(run, position, f"clocks lowered: {condition.joined(reasons).replace('_', ' ')}")
+                yield of_gpu(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
 
     return look
 
 
-@condition.in_each_node
-def _held_back(run: Circumstances) -> condition.Found:
-    """In a sync boost group one slow GPU slows the others. A power cap is normal on busy GPUs and on idle T4, L4 or
-    A10: it counts only on a GPU that is neither and whose siblings have none.
-    """
+@in_each_node
+def _capped(run: Circumstances) -> Found:
+    """A power cap on a GPU that is neither busy nor idle and whose siblings have none: others are normal."""
     for position, node, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         unused = gpu.idle is False and gpu.processes == ()
         free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
-        if _SYNC_BOOST in reasons:
-            expected, likely = "independent clocks", "a sync boost group set with dcgmi or nvidia-smi"
-            yield condition.of_gpu(run, position, "clocks tied to a sync boost group", expected=expected, likely=likely)
-        elif _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
-            expected, likely = "no power cap, like its siblings", "a low power limit, or a failed power supply"
-            yield condition.of_gpu(
-                run, position, "a power cap lowers the clocks of an unused GPU", expected=expected, likely=likely
-            )
+        if _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
+            yield of_gpu(run, position, "a power cap lowers the clocks of an unused GPU")
 
 
-@condition.in_each_node
-def _clocks_held_down(run: Circumstances) -> condition.Found:
+@in_each_node
+def _clocks_held_down(run: Circumstances) -> Found:
     """Applications clocks set below the default, and low clocks under load without a reason from the driver."""
     for position, _, gpu in run.gpus():
         then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
@@ -92,11 +91,11 @@ def _clocks_held_down(run: Circumstances) -> condition.Found:
         else:
             continue
         sure = Confidence.PROVEN if set_to <= of / 2 else Confidence.LIKELY
-        yield condition.of_gpu(run, position, seen, sure, expected=f"{of} MHz")
+        yield of_gpu(run, position, seen, sure, expected=f"{of} MHz")
 
 
-@condition.in_each_node
-def _power_limited(run: Circumstances) -> condition.Found:
+@in_each_node
+def _power_limited(run: Circumstances) -> Found:
     """A limit that all siblings have is the operator's choice: it is a finding only if it is low enough to slow copies,
     which need little power. Otherwise it only explains what is slow.
     """
@@ -109,7 +108,7 @@ def _power_limited(run: Circumstances) -> condition.Found:
             seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
             expected = "the limit of its siblings" if is_odd else f"{limits.default_power_w:g} W"
             quiet = not is_odd and share > _LOW_POWER_SHARE
-            yield condition.of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
+            yield of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
 
 
 def _row_failed(gpu: GpuFacts) -> str:
@@ -121,18 +120,13 @@ def _row_failed(gpu: GpuFacts) -> str:
 
 
 def _row_pending(gpu: GpuFacts) -> str:
-    waits = gpu.remapped_rows is not None and gpu.remapped_rows.pending and not _row_failed(gpu)
-    return "a memory row will be remapped at the next reset" if waits else ""
+    if gpu.remapped_rows is not None and gpu.remapped_rows.pending and not _row_failed(gpu):
+        return "a memory row will be remapped at the next reset"
+    return "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
 
 
-def _many_rows(gpu: GpuFacts) -> str:
-    rows = 0 if gpu.remapped_rows is None else gpu.remapped_rows.uncorrectable
-    many = rows >= _MOST_REMAPPED_ROWS and not _row_failed(gpu) and not _row_pending(gpu)
-    return f"{rows} memory rows remapped after uncorrectable errors" if many else ""
-
-
-@condition.in_each_node
-def _ecc_off(run: Circumstances) -> condition.Found:
+@in_each_node
+def _ecc_off(run: Circumstances) -> Found:
     """ECC is a choice, and workstation cards are often sold with it off."""
     for position, node, gpu in run.gpus():
         profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -140,14 +134,14 @@ def _ecc_off(run: Circumstances) -> condition.Found:
         usual = profile is not None and profile.gpu.ecc is True and not is_workstation_card(gpu)
         if gpu.ecc is False and (sibling or usual):
             reference = "like its siblings" if sibling else "as in the profile"
-            yield condition.of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
+            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
 
 
-@condition.in_each_node
-def _memory_errors(run: Circumstances) -> condition.Found:
+@in_each_node
+def _memory_errors(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if gpu.memory_errors:
-            yield condition.of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+            yield of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
@@ -158,21 +152,8 @@ def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
     return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
-def _low_clocks(run: Circumstances) -> condition.Found:
-    every = [gpu for _, _, gpu in run.gpus() if gpu.most_clock_mhz]
-    by_model = {
-        name: Counter(gpu.most_clock_mhz for gpu in every if gpu.name == name) for name in {g.name for g in every}
-    }
-    usual = {name: max(clocks, key=lambda mhz: (clocks[mhz], mhz or 0)) or 0 for name, clocks in by_model.items()}
-    for position, _, gpu in run.gpus():
-        if gpu.most_clock_mhz and gpu.most_clock_mhz < usual[gpu.name]:
-            expected = f"{usual[gpu.name]} MHz, like other GPUs of its model"
-            seen = f"highest clock {gpu.most_clock_mhz} MHz"
-            yield condition.of_gpu(run, position, seen, Confidence.LIKELY, expected=expected)
-
-
-@condition.in_each_node
-def _hot(run: Circumstances) -> condition.Found:
+@in_each_node
+def _hot(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         margin = gpu.slowdown_margin_c
         if margin is None and gpu.temperature_c is not None:
@@ -181,21 +162,18 @@ def _hot(run: Circumstances) -> condition.Found:
             told = "its slowdown temperature" if gpu.slowdown_margin_c is not None else f"{_USUAL_SLOWDOWN_C} °C"
             where = f"{margin} °C below" if margin > 0 else f"{-margin} °C above" if margin < 0 else "at"
             expected = f"more than {_LEAST_MARGIN_C} °C below {told}"
-            yield condition.of_gpu(
-                run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected
-            )
+            yield of_gpu(run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected)
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 
-GPU = condition.Family.of(
+GPU = Family.of(
     "gpu",
     "GPUs",
-    condition.Condition(
+    Condition(
         id="gpu-lost",
         title="GPU has fallen off the bus (Xid 79), GPU is lost",
-        detection="NVML's answer for every GPU, and the GPUs on the PCI bus against those that the driver lists",
         check="gpu_present",
         expected="a GPU that answers",
         likely="the GPU fell off the bus (Xid 79): power, temperature, a PCIe fault, or a failed GPU",
@@ -204,11 +182,9 @@ GPU = condition.Family.of(
         look=_lost,
         implies=("gpu-missing",),
     ),
-    condition.Condition(
+    Condition(
         id="gpu-hw-slowdown",
         title="GPU clocks are throttled by the hardware (HW Slowdown, HW Thermal Slowdown, HW Power Brake)",
-        seen_as=("HW Slowdown : Active", "HW Thermal Slowdown : Active", "HW Power Brake Slowdown : Active"),
-        detection="nvmlDeviceGetCurrentClocksEventReasons: clocks are divided by two or more",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
         expected="no slowdown by heat or power",
@@ -221,11 +197,9 @@ GPU = condition.Family.of(
         look=_throttled(*_BY_HARDWARE),
         aliases=("gpu-throttled",),
     ),
-    condition.Condition(
+    Condition(
         id="gpu-throttled",
         title="GPU clocks are throttled by the driver because of heat (SW Thermal Slowdown)",
-        seen_as=("SW Thermal Slowdown : Active",),
-        detection="nvmlDeviceGetCurrentClocksEventReasons: the driver lowers clocks because of heat",
         settles="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
         check="throttle",
         expected="no slowdown by heat",
@@ -234,35 +208,29 @@ GPU = condition.Family.of(
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_throttled(*_BY_SOFTWARE),
     ),
-    condition.Condition(
+    Condition(
         id="clocks-capped",
-        title="A power cap lowers the clocks of an unused GPU, or a sync boost group limits a GPU's clocks",
-        seen_as=("SW Power Cap : Active", "Sync Boost : Active"),
-        detection="nvmlDeviceGetCurrentClocksEventReasons; a power cap counts only on a GPU that is not idle, that no "
-        "process uses and whose siblings have none",
+        title="A power cap lowers the clocks of an unused GPU (SW Power Cap)",
         settles="nvidia-smi -q -d PERFORMANCE,POWER -i GPU",
         check="throttle",
+        expected="no power cap, like its siblings",
+        likely="a low power limit, or a failed power supply",
         cure=Cure.of("nvidia-smi -q -d PERFORMANCE,POWER -i GPU"),
-        look=_held_back,
+        look=_capped,
     ),
-    condition.Condition(
+    Condition(
         id="clocks-held-down",
         title="GPU clocks are set low: applications clocks (nvidia-smi -ac) or locked clocks (nvidia-smi -lgc)",
-        seen_as=("Applications Clocks Setting : Active",),
-        detection="nvmlDeviceGetApplicationsClock against nvmlDeviceGetDefaultApplicationsClock; or, right after "
-        f"operations, a clock below {LEAST_CLOCK_SHARE:.0%} of the highest without a reason from the driver",
         settles="nvidia-smi -q -d CLOCK -i GPU under load",
         check="clocks",
         likely="clocks set on purpose, for repeatable results or to save power",
         cure=Cure.of("nvidia-smi -rac -i GPU", "nvidia-smi -rgc -i GPU", comment="Run both as root."),
+        link="https://github.com/NVIDIA/nccl/issues/1551",
         look=_clocks_held_down,
     ),
-    condition.Condition(
+    Condition(
         id="power-limited",
         title="A GPU's power limit is below its default (nvidia-smi -pl, power capping)",
-        seen_as=("SW Power Cap : Active",),
-        detection="nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit; a limit above "
-        f"{_LOW_POWER_SHARE:.0%} of the default is a finding only if siblings have a higher one",
         settles="nvidia-smi -q -d POWER,PERFORMANCE -i GPU under load",
         check="clocks",
         likely="a limit set on purpose, or power capping by the data centre",
@@ -271,76 +239,41 @@ GPU = condition.Family.of(
         ),
         look=_power_limited,
     ),
-    condition.Condition(
+    Condition(
         id="row-remap-failed",
         title="Row remapping failed: no spare memory row is left (uncorrectable ECC errors)",
-        seen_as=("Remapping Failure Occurred : Yes", "Xid 64"),
-        detection="nvmlDeviceGetRemappedRows; memory banks without spare rows in nvmlDeviceGetRowRemapperHistogram",
         settles="nvidia-smi -q -d ROW_REMAPPER",
         check="memory_rows",
         expected="no failed row remapping, and spare rows in every bank",
         likely="uncorrectable memory errors, and no spare row left",
         cure=Cure.of("nvidia-smi -q -d ROW_REMAPPER -i GPU", comment="Replace the GPU (RMA)."),
-        link=_MEMORY,
-        look=condition.of_every_gpu(_row_failed, Confidence.WEAK),
+        link="https://github.com/aws/eks-node-monitoring-agent/issues/245",
+        look=of_every_gpu(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
     ),
-    condition.Condition(
+    Condition(
         id="row-remap-pending",
-        title="Row remapping is pending: a memory row is replaced at the next reset (uncorrectable ECC error)",
-        seen_as=("Pending : Yes", "Xid 63"),
-        detection="nvmlDeviceGetRemappedRows",
-        settles="nvidia-smi -q -d ROW_REMAPPER",
+        title="Row remapping or page retirement is pending until the next reset (uncorrectable ECC error)",
+        settles="nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
         check="memory_rows",
-        expected="no pending or failed row remapping",
+        expected="no pending row remapping or page retirement",
         likely="an uncorrectable memory error since the last reset",
         cure=Cure.of("nvidia-smi --gpu-reset -i GPU", comment="Run it while the GPU is idle, or reboot."),
         link="https://github.com/NVIDIA/DCGM/issues/198",
-        look=condition.of_every_gpu(_row_pending, Confidence.WEAK),
-        aliases=("memory-rows-pending",),
+        look=of_every_gpu(_row_pending, Confidence.WEAK),
+        aliases=("memory-rows-pending", "page-retirement-pending"),
     ),
-    condition.Condition(
-        id="row-remap",
-        title="Many memory rows were remapped after uncorrectable errors",
-        detection=f"nvmlDeviceGetRemappedRows: {_MOST_REMAPPED_ROWS} or more",
-        check="memory_rows",
-        expected=f"fewer than {_MOST_REMAPPED_ROWS}, as a memory bank has {_MOST_REMAPPED_ROWS} spare rows",
-        likely="memory that wears out; the remapped rows themselves are harmless",
-        cure=Cure.of(
-            "nvidia-smi -q -d ROW_REMAPPER -i GPU",
-            comment="Replace the GPU if the count grows or a bank has no spare row left.",
-        ),
-        link=_MEMORY,
-        look=condition.of_every_gpu(_many_rows),
-    ),
-    condition.Condition(
-        id="page-retirement-pending",
-        title="Page retirement is pending: a memory page is retired at the next reset (double bit ECC error)",
-        detection="nvmlDeviceGetRetiredPagesPendingStatus",
-        check="memory_rows",
-        likely="memory errors since the last reset",
-        cure=Cure.of(
-            "nvidia-smi --gpu-reset -i GPU",
-            comment="Run it while the GPU is idle; nvidia-smi -q -d PAGE_RETIREMENT shows the pages.",
-        ),
-        link="https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html",
-        look=condition.of_every_gpu(
-            lambda gpu: "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
-        ),
-    ),
-    condition.Condition(
+    Condition(
         id="ecc-off",
         title="ECC is disabled on a GPU",
-        detection="nvmlDeviceGetEccMode against siblings and the profile",
         check="ecc",
         likely="ECC was switched off on purpose",
         cure=Cure.of("nvidia-smi -e 1 -i GPU", comment="Then reboot."),
         look=_ecc_off,
     ),
-    condition.Condition(
+    Condition(
         id="memory-errors",
         title="Uncorrectable ECC memory errors",
-        detection="nvmlDeviceGetTotalEccErrors (uncorrected, volatile), in total and during the run",
         check="ecc",
         likely="a failing memory cell, or a single particle hit",
         cure=Cure.of(
@@ -350,24 +283,10 @@ GPU = condition.Family.of(
         link=_MEMORY,
         look=_memory_errors,
     ),
-    condition.Condition(
-        id="clock-limited",
-        title="A GPU's highest clock is below that of other GPUs of its model",
-        detection="nvmlDeviceGetMaxClockInfo of GPUs of one model, over all nodes",
-        settles="nvidia-smi -q -d CLOCK -i GPU under load",
-        check="clocks",
-        likely="a different VBIOS or power limit",
-        cure=Cure.of(
-            "nvidia-smi -q -d CLOCK,POWER -i GPU", comment="Compare the VBIOS version too: nvidia-smi -q | grep VBIOS."
-        ),
-        look=_low_clocks,
-    ),
-    condition.Condition(
+    Condition(
         id="gpu-hot",
         title="A GPU is near its slowdown temperature",
         settles="nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU under load",
-        detection=f"nvmlDeviceGetMarginTemperature (T.Limit), or nvmlDeviceGetTemperatureThreshold: at most "
-        f"{_LEAST_MARGIN_C} °C; if the driver reports neither, {_USUAL_SLOWDOWN_C - _LEAST_MARGIN_C} °C or more",
         check="temperature",
         likely="a fan, a cold plate or its paste, or a blocked duct",
         cure=Cure.of("nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i GPU"),
@@ -382,29 +301,29 @@ _IDLE = "while this job is idle"
 _UNSEEN = "a process that is not visible here"
 
 
-def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> condition.Look:
+def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, float | None]]) -> Look:
 
-    def look(run: Circumstances) -> condition.Found:
+    def look(run: Circumstances) -> Found:
         for position, gpu in run.idle_gpus.items():
             sent, received = rates_of(gpu.rates)
             words = [f"sends {sent:.3g}"] if sent is not None and is_foreign(sent) else []
             words += [f"receives {received:.3g}"] if received is not None and is_foreign(received) else []
             if words:
                 seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
-                yield condition.of_gpu(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
+                yield of_gpu(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
 
     return look
 
 
-def _foreign_nvlink(run: Circumstances) -> condition.Found:
+def _foreign_nvlink(run: Circumstances) -> Found:
     """Traffic while this job is idle; else NVLink counters that moved by more than this job can have moved."""
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
-    seen = {gpu for each in found if isinstance(each, condition.Sighting) for gpu in each.gpus or ()}
+    seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
             moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
-            yield condition.of_gpu(run, position, moved)
+            yield of_gpu(run, position, moved)
 
 
 def _there(users: Sequence[GpuProcess]) -> str:
@@ -423,8 +342,8 @@ def _named(users: Sequence[GpuProcess]) -> str:
     return ", ".join(each.label + (f", {size / 2**30:.1f} GiB" if size else "") for each, size in held)
 
 
-@condition.in_each_node
-def _in_use(run: Circumstances) -> condition.Found:
+@in_each_node
+def _in_use(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -434,28 +353,26 @@ def _in_use(run: Circumstances) -> condition.Found:
             own = {each.pid for each in run.facts if each.node == node}
             others = [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
             if others and is_busy(gpu):
-                yield condition.of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
+                yield of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
 
 
-def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> condition.Found:
+def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
     """A busy process is proven to disturb; an idle one is likely to if the GPU has other traffic, else it may."""
     use, name = gpu.use, run.name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
         seen = f"{name} is in use by {by}: {use.utilization_percent} % busy {_IDLE}"
-        yield condition.of_gpu(run, position, seen, cure=_cure(use.users))
+        yield of_gpu(run, position, seen, cure=_cure(use.users))
     elif use.users:
         rates = gpu.rates
         moved = any(map(is_foreign, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
-        yield condition.of_gpu(
-            run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users)
-        )
+        yield of_gpu(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
 
 
-@condition.in_each_node
-def _memory_kept(run: Circumstances) -> condition.Found:
+@in_each_node
+def _memory_kept(run: Circumstances) -> Found:
     """Memory in use before this job opened the GPU; once paths were measured, this job uses some itself."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
@@ -468,10 +385,10 @@ def _memory_kept(run: Circumstances) -> condition.Found:
             if run.staged is not None:
                 continue
         if gpu.memory_bytes and used > max(_MOST_USED_BYTES, _MOST_USED_SHARE * gpu.memory_bytes) and not users:
-            yield condition.of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
+            yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
-def _host_bound(run: Circumstances) -> condition.Found:
+def _host_bound(run: Circumstances) -> Found:
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)
@@ -480,11 +397,11 @@ def _host_bound(run: Circumstances) -> condition.Found:
             f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"
         )
         gpus = frozenset(range(len(run.wiring.gpus)))
-        yield condition.Sighting(subject="the host", seen=seen, gpus=gpus)
+        yield Sighting(subject="the host", seen=seen, gpus=gpus)
 
 
 _used_by_somebody = partial(
-    condition.Condition,
+    Condition,
     check="gpu_free",
     likely="a job that is still running, or a job in another container, whose processes are not visible here",
     settles="nvidia-smi pmon -s um",
@@ -492,11 +409,10 @@ _used_by_somebody = partial(
 )
 
 
-def _foreign_traffic(id_: str, link: str, detection: str, look: condition.Look) -> condition.Condition:
-    return condition.Condition(
+def _foreign_traffic(id_: str, link: str, look: Look) -> Condition:
+    return Condition(
         id=id_,
         title=f"Traffic of another job passes a GPU's {link} while this job is idle",
-        detection=detection,
         settles="gpubench watch",
         cure=Cure.of("gpubench watch", comment="It shows the process; end it, or measure when the machine is idle."),
         look=look,
@@ -504,43 +420,34 @@ def _foreign_traffic(id_: str, link: str, detection: str, look: condition.Look) 
     )
 
 
-CONTENTION = condition.Family.of(
+CONTENTION = Family.of(
     "contention",
     "Contention",
     _foreign_traffic(
         "foreign-nvlink-traffic",
         "NVLinks",
-        f"NVML's NVLink byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s "
-        "or more; or counters that move by more than any algorithm sends",
         _foreign_nvlink,
     ),
     _foreign_traffic(
         "foreign-pcie-traffic",
         "PCIe link",
-        f"NVML's PCIe byte counters over 20 ms before the first operation and after the last: {FOREIGN_GB_S:g} GB/s "
-        "or more",
         _foreign("PCIe", lambda rates: (rates.pcie_sent, rates.pcie_received)),
     ),
     _used_by_somebody(
         id="gpu-in-use",
         title="A GPU is in use by another process",
-        detection="processes of other jobs that NVML lists on a busy GPU; measurements on this GPU are not judged; "
-        f"around a measurement, {BUSY_PERCENT} % utilization while this job is idle",
         expected="no other process",
         look=_in_use,
     ),
     _used_by_somebody(
         id="memory-in-use",
         title="GPU memory is in use although no process is shown (nvidia-smi: No running processes found)",
-        detection=f"more than {_MOST_USED_BYTES // 2**30} GiB, and {_MOST_USED_SHARE:.0%} of a GPU's memory, in use "
-        "without a visible process",
         expected="free memory",
         look=_memory_kept,
     ),
-    condition.Condition(
+    Condition(
         id="host-bound",
         title="The host is too slow to launch operations: issuing them takes as long as the operations",
-        detection=f"slow rows with at least {_HOST_BOUND_SHARE:.0%} of their time spent on issuing operations",
         settles="perf top; nsys profile --trace=osrt,cuda",
         cure=Cure.of(
             "gpubench allreduce --graph 10",

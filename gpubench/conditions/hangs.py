@@ -43,7 +43,6 @@ def _hang(
     return Condition(
         id=id_,
         title=title,
-        detection="PyTorch's Flight Recorder dumps and watchdog lines, answers of NCCL's RAS, times of its Inspector",
         expected=expected,
         likely=likely,
         cure=cure,

@@ -33,8 +33,6 @@ HARDWARE_ERRORS = Family.of(
             comment="NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU.",
         ),
         link=_XID,
-        seen_as=("NVRM: Xid (PCI:0000:1b:00): 79", "NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal"),
-        detection="the kernel's lines in the same text",
     ),
     complaint(
         "gpu-xid-doubt",
@@ -47,8 +45,6 @@ HARDWARE_ERRORS = Family.of(
             "under `compute-sanitizer`."
         ),
         link=_XID,
-        seen_as=("NVRM: Xid (PCI:0000:1b:00): 31",),
-        detection="the kernel's lines in the same text",
         general=True,
     ),
     complaint(
@@ -63,8 +59,6 @@ HARDWARE_ERRORS = Family.of(
             "reseat or replace them.",
         ),
         link=_AER,
-        seen_as=("PCIe Bus Error: severity=Uncorrected (Fatal)", "AER: Uncorrectable (Fatal) error message"),
-        detection="the kernel's lines in the same text",
         of_programs=True,
     ),
     complaint(
@@ -78,8 +72,6 @@ HARDWARE_ERRORS = Family.of(
             comment="It shows the devices below the port; `gpubench topo` shows replays and widths of the GPUs' links.",
         ),
         link=_AER,
-        seen_as=("AER: Corrected error received: 0000:1b:00.0",),
-        detection="the kernel's lines in the same text",
         general=True,
         of_programs=True,
     ),
@@ -94,8 +86,6 @@ HARDWARE_ERRORS = Family.of(
             comment="It shows the ports' errors and rates; run it, and ibstat or ethtool, on that node.",
         ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-        seen_as=("mlx5_core 0000:5e:00.0 ens1np0: Link down",),
-        detection="the kernel's lines in the same text",
         of_programs=True,
     ),
     complaint(
@@ -109,7 +99,6 @@ HARDWARE_ERRORS = Family.of(
             comment="Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid.",
         ),
         link=_XID,
-        seen_as=("uncorrectable NVLink error detected during the execution",),
     ),
     complaint(
         "ecc-uncorrectable",
@@ -122,6 +111,5 @@ HARDWARE_ERRORS = Family.of(
             comment="Run it on that node; reset the GPU, and replace it if the errors return.",
         ),
         link="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html",
-        seen_as=("uncorrectable ECC error encountered",),
     ),
 )

@@ -12,9 +12,9 @@ from gpubench.model.profiles.copies import is_slow_copy, is_with_host, kind_of, 
 from gpubench.model.profiles.learning import odd_among
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import Measurements, memory_row, peer_rows
-from gpubench.model.results.neighbours import LATE_FROM_BYTES, LEAST_LOSS, late_rank
+from gpubench.model.results.neighbours import LEAST_LOSS, late_rank
 from gpubench.model.results.report import CollectiveRow, PairRow
-from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT, Slowness, is_slow, times_limit
+from gpubench.model.results.speed import ABOVE_LIMIT, Slowness, is_slow, times_limit
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, grouped
@@ -379,7 +379,6 @@ _LINES, _EVIDENCE, _LIMITS = "check.md", "evidence.md", "limits.md"
 HOST_MEMORY_SLOW = Condition(
     id="host-memory-slow",
     title="A node copies in its host memory more slowly than nodes with the same CPU",
-    detection="64 MiB copied within host memory by one thread, of nodes with the same CPU",
     check="host_memory",
     likely="low CPU clocks, memory channels without modules, or other jobs that use CPUs and memory",
     cure=Cure.of("sudo dmidecode -t memory", comment="Run it, `lscpu` and `top` on that node."),
@@ -390,8 +389,6 @@ HOST_MEMORY_SLOW = Condition(
 LATE_RANK = Condition(
     id=STRAGGLER,
     title="One rank takes longer than the others for the same collective",
-    detection=f"the time of the slowest rank divided by that of the fastest, from {format_size(LATE_FROM_BYTES)} on: "
-    "the same rank in most rows",
     check="stragglers",
     expected=f"at most {LEAST_LOSS:.0%} more than the fastest rank, beyond the interval of the time",
     likely="its process is delayed: shared CPUs, low clocks, or a busy GPU",
@@ -403,7 +400,6 @@ LATE_RANK = Condition(
 IMPOSSIBLE = Condition(
     id=ABOVE_LIMIT,
     title="A bandwidth is far above the limit of its links: a fact about the links, or the measurement, is wrong",
-    detection=f"every bandwidth against its limit: more than {MOST_PERCENT:g} %",
     check="measured",
     likely="a link that the driver or hypervisor reports narrower than it is, a link or NIC that was not found, "
     "or a wrong time",
@@ -420,7 +416,6 @@ MEASURED = Family.of(
     Condition(
         id="p2p-slow",
         title="Copies between GPUs are slower than between siblings, or than on healthy machines",
-        detection="`gpubench p2p`: every ordered pair against its siblings, the profile and the limit",
         check="p2p_bandwidth",
         expected="the same bandwidth as other pairs with this path",
         likely="links that are down or have errors, lost PCIe lanes, low clocks, or traffic of other jobs",
@@ -433,7 +428,6 @@ MEASURED = Family.of(
     Condition(
         id="p2p-asymmetric",
         title="Copies between two GPUs are slower in one direction than in the other",
-        detection="`gpubench p2p`: both directions of every pair without another slowness",
         check="p2p_symmetry",
         expected="the same bandwidth in both directions",
         likely="a link that repeats packets in one direction, or different routes for the two directions",
@@ -443,7 +437,6 @@ MEASURED = Family.of(
     Condition(
         id="host-copies-slow",
         title="Copies between host memory and a GPU are slow (H2D, D2H bandwidth)",
-        detection="`gpubench p2p`: pinned host memory to and from every GPU, against siblings and the profile",
         check="host_bandwidth",
         likely="a PCIe link with fewer lanes or a lower generation, a slot of the other socket, or busy host memory",
         cure=Cure.of(
@@ -455,9 +448,6 @@ MEASURED = Family.of(
     Condition(
         id=SLOW_UNEXPLAINED,
         title="A collective takes longer than on healthy machines (low busbw), for no known reason",
-        detection="`gpubench allreduce` and the others: the time of every size from 1 KiB on against the "
-        "expected time; "
-        "a known cause of slowness is reported instead",
         check="collective_bandwidth",
         likely="one slow GPU or link slows all ranks, or NCCL uses another path than on healthy machines",
         cure=Cure.of(
@@ -469,7 +459,6 @@ MEASURED = Family.of(
     Condition(
         id=WRONG_DATA,
         title="Wrong data: wrong elements after a copy or a collective",
-        detection="every destination compares received data with sent data",
         check="data_correct",
         expected="every element correct",
         likely="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
@@ -485,7 +474,6 @@ MEASURED = Family.of(
     Condition(
         id="not-measured",
         title="A measurement failed: the result is neither healthy nor faulty",
-        detection="how gpubench's own measurements ended",
         check="measured",
         likely="the driver, a library or a rank failed; this says nothing about the links",
         cure=Cure.of("gpubench p2p", comment="Run the failed measurement alone (or gpubench allreduce)."),

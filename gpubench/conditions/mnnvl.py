@@ -1,9 +1,19 @@
 """NVLinks between nodes (MNNVL) that exist but are not used."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal, unset
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    doubted,
+    joined,
+    of_node,
+    unread,
+)
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.topology import active_links
@@ -45,25 +55,25 @@ def _in_clusters(run: Circumstances) -> list[int]:
     return sorted({number for nodes in _clusters(run).values() for number in nodes})
 
 
-def _imex_channel(run: Circumstances) -> condition.Found:
+def _imex_channel(run: Circumstances) -> Found:
     for number in _in_clusters(run):
         for rank in run.ranks_of(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
                 seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
-                yield condition.of_node(run, number, seen, Confidence.LIKELY)
+                yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _imex_service(run: Circumstances) -> condition.Found:
+def _imex_service(run: Circumstances) -> Found:
     for number in _in_clusters(run):
         settings = run.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
-            yield condition.of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
+            yield of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
-            yield from condition.unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
+            yield from unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
 
 
-def _cliques(run: Circumstances) -> condition.Found:
+def _cliques(run: Circumstances) -> Found:
     """Nodes of one cluster in several cliques: partitions of equal size may be wanted, a smaller one is not."""
     for uuid, nodes in _clusters(run).items():
         sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
@@ -74,8 +84,8 @@ def _cliques(run: Circumstances) -> condition.Found:
             parts = ", ".join(f"{counted(size, 'node')} in clique {clique}" for clique, size in sizes.items())
             even = len(set(sizes.values())) == 1 and least > 1
             names = tuple(run.on(number) for number in (nodes if even else small))
-            yield condition.Sighting(
-                subject=condition.joined(names),
+            yield Sighting(
+                subject=joined(names),
                 names=names,
                 places=tuple(map(DevicePlace, names)),
                 seen=f"cliques of cluster {uuid} differ: {parts}",
@@ -89,35 +99,13 @@ def _cliques(run: Circumstances) -> condition.Found:
 _PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of each by NVLink, and these by the network"
 
 
-def _clique_small(run: Circumstances) -> condition.Found:
-    """Domains of the same kind of node, in clusters of their own, of which some have fewer nodes than the others."""
-    domains = _domains(run, 1)
-    sizes = {domain: len(nodes) for domain, nodes in domains.items()}
-    if len({uuid for uuid, _ in sizes}) < len(sizes) or len(set(sizes.values())) < 2:
-        return
-    usual = max(sizes.values())
-    for (uuid, clique), nodes in domains.items():
-        if len(nodes) < usual:
-            names = tuple(run.on(number) for number in nodes)
-            yield condition.Sighting(
-                subject=condition.joined(names),
-                names=names,
-                places=tuple(map(DevicePlace, names)),
-                seen=f"{counted(len(nodes), 'node')} in clique {clique} of cluster {uuid}",
-                expected=f"{usual} nodes, like the other domains of this job",
-                confidence=Confidence.LIKELY,
-                gpus=frozenset(gpu for number in nodes for gpu in run.gpus_of(number)),
-                severity=Verdict.WARN,
-            )
-
-
 def _is_of_rack(gpu: GpuFacts) -> bool:
     """True of a rack's GPU: NVLinks of a board without NVSwitches lead to its other GPUs."""
     to_gpus = any(link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
     return not to_gpus and any(model in (gpu.name or "") for model in _OF_RACKS)
 
 
-def _no_domain(run: Circumstances) -> condition.Found:
+def _no_domain(run: Circumstances) -> Found:
     """Nodes of a rack's GPUs, whose NVLinks lead to NVSwitches, without a cluster in NVML's fabric info."""
     without = [
         number
@@ -127,11 +115,11 @@ def _no_domain(run: Circumstances) -> condition.Found:
     bare = [number for number in without if all(map(_is_of_rack, run.nodes[number].gpus))]
     for number in without if len(without) > 1 else ():
         if any(gpu.name is None for gpu in run.nodes[number].gpus):
-            yield condition.Unread(run.on(number), "gpu.name was not read")
+            yield Unread(run.on(number), "gpu.name was not read")
     if len(bare) > 1:
         names = tuple(run.on(number) for number in bare)
-        yield condition.Sighting(
-            subject=condition.joined(names),
+        yield Sighting(
+            subject=joined(names),
             names=names,
             places=tuple(map(DevicePlace, names)),
             seen="the fabric info of its GPUs has no cluster (UUID 0)",
@@ -141,7 +129,7 @@ def _no_domain(run: Circumstances) -> condition.Found:
         )
 
 
-def _unused(run: Circumstances) -> condition.Found:
+def _unused(run: Circumstances) -> Found:
     """Slow rows inside a domain that NCCL's log shows on a network, or that are no faster than its NICs."""
     rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
@@ -158,8 +146,8 @@ def _unused(run: Circumstances) -> condition.Found:
             nics = "" if network is None else f"; their NICs carry {network.node_gb_s:.4g} GB/s a node"
             way = f"over {row.transport}" if logged else "as over the network"
             names = tuple(run.on(number) for number in nodes)
-            yield condition.Sighting(
-                subject=condition.joined(names),
+            yield Sighting(
+                subject=joined(names),
                 names=names,
                 places=tuple(map(DevicePlace, names)),
                 seen=f"{row.collective} reaches {row.reached_gb_s:.4g} GB/s, {way}{nics}",
@@ -175,14 +163,11 @@ def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: Collectiv
     return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s
 
 
-def _switched_off(variable: str) -> Callable[[Circumstances], condition.Found]:
-
-    def look(run: Circumstances) -> condition.Found:
-        if "0" not in run.values(variable):
-            return
+def _switched_off(run: Circumstances) -> Found:
+    for variable in ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"):
         places = places_of((variable,), run.facts)
-        for number in _in_clusters(run):
-            yield condition.Sighting(
+        for number in _in_clusters(run) if "0" in run.values(variable) else ():
+            yield Sighting(
                 subject=run.on(number),
                 seen=f"{variable}=0 in {' and '.join(places)}",
                 gpus=run.gpus_of(number),
@@ -190,13 +175,11 @@ def _switched_off(variable: str) -> Callable[[Circumstances], condition.Found]:
                 cure=removal((variable,), places),
             )
 
-    return look
-
 
 _NO_CLUSTER = "0.0"
 
 
-def _unused_in_log(facts: LogFacts) -> Iterator[condition.Sighting]:
+def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
     """Ranks of one clique on several hosts, all of whose connections to each other go over a network."""
     domain_of = {
         process: remark.note.about
@@ -217,8 +200,8 @@ def _unused_in_log(facts: LogFacts) -> Iterator[condition.Sighting]:
                 hosts.update(dict.fromkeys(sorted(of_both)))
                 transports.update(dict.fromkeys(route.transport.name for route in pair.routes))
         if hosts and all(each.startswith("NET") for each in transports):
-            yield condition.Sighting(
-                subject=condition.joined(sorted(hosts)),
+            yield Sighting(
+                subject=joined(sorted(hosts)),
                 names=tuple(sorted(hosts)),
                 places=tuple(map(DevicePlace, sorted(hosts))),
                 seen=f"{', '.join(sorted(transports)[:2])} between hosts of one NVLink domain",
@@ -234,14 +217,12 @@ _log_mnnvl = remark_in_log(
 
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 
-MNNVL = condition.Family.of(
+MNNVL = Family.of(
     "mnnvl",
     "NVLinks between nodes",
-    condition.Condition(
+    Condition(
         id="imex-service-stopped",
         title="MNNVL is not used between nodes: the nvidia-imex service is down or not working",
-        detection="no process nvidia-imex on a node of an NVLink cluster; `MNNVL ... is available but not working` "
-        "in NCCL's log",
         settles="nvidia-imex-ctl -N",
         cure=Cure.of(
             "systemctl enable --now nvidia-imex", comment="Run it on every node, with all nodes in nodes_config.cfg."
@@ -250,13 +231,12 @@ MNNVL = condition.Family.of(
         look=_imex_service,
         expected=_EXPECTED,
         in_log=_log_mnnvl,
-        in_job=condition.doubted(r"MNNVL .*is available but not working"),
+        in_job=doubted(r"MNNVL .*is available but not working"),
         implies=("imex-channel-missing", _UNUSED),
     ),
-    condition.Condition(
+    Condition(
         id="imex-channel-missing",
         title="No IMEX channel in the container: CUDA_ERROR_NOT_PERMITTED for fabric handles, MNNVL 0",
-        detection="/dev/nvidia-caps-imex-channels of every rank on a node of an NVLink cluster",
         settles="ls /dev/nvidia-caps-imex-channels; grep imex /proc/devices",
         cure=Cure.of(
             "nvidia-modprobe -c 0 -s", comment="Then give the container /dev/nvidia-caps-imex-channels/channel0."
@@ -266,10 +246,9 @@ MNNVL = condition.Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    condition.Condition(
+    Condition(
         id="mnnvl-clique-differs",
         title="Nodes of one NVLink cluster have different clique ids, so NCCL uses the network (MNNVL 0)",
-        detection="cluster uuid and clique of every GPU's fabric, over all nodes",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
         cure=Cure.of(
             "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
@@ -281,47 +260,20 @@ MNNVL = condition.Family.of(
         expected=_EXPECTED,
         implies=(_UNUSED,),
     ),
-    condition.Condition(
+    Condition(
         id="nccl-mnnvl-disabled",
-        title="NCCL_MNNVL_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        detection="the variable of ranks on nodes of one NVLink cluster",
-        settles="a run with it unset: P2P/MNNVL in NCCL's log",
-        cure=unset("NCCL_MNNVL_ENABLE"),
-        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-        look=_switched_off("NCCL_MNNVL_ENABLE"),
+        title="NCCL_MNNVL_ENABLE=0 or NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
+        settles="a run with both unset: P2P/MNNVL in NCCL's log",
+        cure=unset("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"),
+        link="https://github.com/NVIDIA/nccl/issues/2186",
+        look=_switched_off,
         expected=_EXPECTED,
         implies=(_UNUSED,),
+        aliases=("nccl-cumem-disabled",),
     ),
-    condition.Condition(
-        id="nccl-cumem-disabled",
-        title="NCCL_CUMEM_ENABLE=0 switches off NVLinks between nodes (MNNVL 0)",
-        detection="the variable of ranks on nodes of one NVLink cluster",
-        settles="a run with it unset: P2P/MNNVL in NCCL's log",
-        cure=unset("NCCL_CUMEM_ENABLE"),
-        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-        look=_switched_off("NCCL_CUMEM_ENABLE"),
-        expected=_EXPECTED,
-        implies=(_UNUSED,),
-    ),
-    condition.Condition(
-        id="mnnvl-clique-small",
-        title="An NVLink domain of the job has fewer nodes than the others",
-        detection="nodes by cluster uuid and clique, of domains in different clusters",
-        settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
-        cure=Cure.of(
-            "nvidia-smi -q | grep -E 'CliqueId|ClusterUUID'",
-            comment="Use the same number of nodes of every rack, or find out why nodes of this rack are in "
-            "none of its cliques.",
-        ),
-        link=_AZURE,
-        look=_clique_small,
-        check="fabric",
-        expected="the same number of nodes of every domain",
-    ),
-    condition.Condition(
+    Condition(
         id="mnnvl-no-domain",
         title="GPUs of an NVL72 rack without a cluster UUID: the rack's NVLinks between nodes are not set up",
-        detection="several GB200 or GB300 nodes with NVLinks to NVSwitches but cluster UUID 0 in NVML's fabric info",
         settles="nvidia-smi -q | grep -E 'CliqueId|ClusterUUID' on every node",
         cure=Cure.of(
             "nvidia-smi -q | grep ClusterUUID",
@@ -332,10 +284,9 @@ MNNVL = condition.Family.of(
         check="fabric",
         expected="the cluster and clique of its rack",
     ),
-    condition.Condition(
+    Condition(
         id=_UNUSED,
         title="NCCL uses the network between nodes that NVLinks join (MNNVL 0)",
-        detection="transport NET, or a large collective no faster than the NICs, between nodes of one NVLink domain",
         settles="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT: `MNNVL 1` and P2P/MNNVL in NCCL's log",
         cure=Cure.of(
             "nvidia-imex-ctl -N",

@@ -2,8 +2,17 @@
 
 from itertools import permutations
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    joined,
+    of_every_rank,
+    of_ranks,
+    unread,
+)
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
@@ -19,19 +28,17 @@ _LLAMA, _LLAMA_SWITCH = "GGML_CUDA_", "GGML_CUDA_P2P"
 _UCX_TLS, _UCX_RDMA = "UCX_TLS", "UCX_IB_GPU_DIRECT_RDMA"
 
 
-def _switched_off(run: Circumstances) -> condition.Found:
+def _switched_off(run: Circumstances) -> Found:
     for facts in run.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            yield condition.of_ranks(
-                run, [facts], condition.joined(f"{name}={facts.environment[name]}" for name in off)
-            )
+            yield of_ranks(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
-            yield condition.of_ranks(run, [facts], seen, Confidence.LIKELY)
+            yield of_ranks(run, [facts], seen, Confidence.LIKELY)
 
 
-def _not_aware(run: Circumstances) -> condition.Found:
+def _not_aware(run: Circumstances) -> Found:
     """What operations on GPU memory did, else what the library says; weak, as few programs hand GPU memory to MPI."""
     if run.mpi_support is not None:
         yield from _tried(run.mpi_support)
@@ -41,12 +48,12 @@ def _not_aware(run: Circumstances) -> condition.Found:
             continue
         if facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
-            yield condition.of_ranks(run, [facts], seen, Confidence.WEAK)
+            yield of_ranks(run, [facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
-            yield from condition.unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
+            yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
 
 
-def _tried(support: MpiSupport) -> condition.Found:
+def _tried(support: MpiSupport) -> Found:
     failing, working = support.failing, support.working
     if not failing:
         return
@@ -54,7 +61,7 @@ def _tried(support: MpiSupport) -> condition.Found:
     taken = f"; {', '.join(working)} {'work' if len(working) > 1 else 'works'}" if working else ""
     others = len(failing) - 1
     more = f"; {counted(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
-    yield condition.Sighting(
+    yield Sighting(
         subject=support.library,
         seen=f"{support.why_not(first)}{more}{taken}",
         severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
@@ -72,30 +79,30 @@ def on_support(support: MpiSupport) -> tuple[Finding, ...]:
     return tuple(NOT_CUDA_AWARE.findings(Circumstances(wiring=Wiring([], {}), mpi_support=support)))
 
 
-def _ucx_tls(run: Circumstances) -> condition.Found:
+def _ucx_tls(run: Circumstances) -> Found:
     for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
         if names and not allowed:
-            yield condition.of_ranks(
+            yield of_ranks(
                 run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
             )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield condition.of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            yield of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _ucx_cuda(facts: RankFacts) -> str:
     return "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
-def _not_enabled(run: Circumstances) -> condition.Found:
+def _not_enabled(run: Circumstances) -> Found:
     """llama.cpp without its peer access, which newer versions leave off unless asked: weak, the version is unknown."""
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
-            seen = f"{condition.joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
-            yield condition.of_ranks(run, [facts], seen, Confidence.WEAK)
+            seen = f"{joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
+            yield of_ranks(run, [facts], seen, Confidence.WEAK)
 
 
 def _has_peer_access(run: Circumstances, node: int) -> bool:
@@ -105,12 +112,9 @@ def _has_peer_access(run: Circumstances, node: int) -> bool:
 
 _OPEN_MPI = "https://www.open-mpi.org/faq/?category=runcuda"
 
-NOT_CUDA_AWARE = condition.Condition(
+NOT_CUDA_AWARE = Condition(
     id="mpi-not-cuda-aware",
     title="MPI is not CUDA-aware: GPU buffers crash it, or are copied through the host",
-    seen_as=("mpi_built_with_cuda_support:value:false", "Segmentation fault: address not mapped to object"),
-    detection="`--backend mpi`: every operation on GPU memory in a separate job, at 1K and 1M, with verified data; "
-    "elsewhere MPIX_Query_cuda_support or MPIX_GPU_query_support of the loaded library",
     settles="gpubench allreduce --backend mpi; "
     "ompi_info --parsable --all | grep mpi_built_with_cuda_support; mpichversion",
     cure=Cure.of(
@@ -121,27 +125,25 @@ NOT_CUDA_AWARE = condition.Condition(
     look=_not_aware,
 )
 
-MPI = condition.Family.of(
+MPI = Family.of(
     "mpi",
     "MPI, UCX and other programs",
-    condition.Condition(
+    Condition(
         id="mpi-cuda-off",
         title="MPI's GPU support is built in but switched off (opal_cuda_support, MPICH_GPU_SUPPORT_ENABLED=0)",
-        detection="the variables of every rank; the build options and state that the loaded library reports",
         settles="ompi_info --parsable --all | grep mpi_built_with_cuda_support",
         cure=Cure(
             comment="OMPI_MCA_opal_cuda_support=true gpubench allreduce --backend mpi. Keep the setting if "
             "the data are right. It is Open MPI's (conda); Cray: MPICH_GPU_SUPPORT_ENABLED=1, "
             "MVAPICH: MV2_USE_CUDA=1."
         ),
-        link=_OPEN_MPI,
+        link="https://github.com/conda-forge/openmpi-feedstock/issues/83",
         look=_switched_off,
         implies=("mpi-not-cuda-aware",),
     ),
-    condition.Condition(
+    Condition(
         id="ucx-tls",
         title="UCX_TLS does not include cuda_copy and cuda_ipc: GPU memory is staged, or the program crashes",
-        detection="UCX_TLS and UCX_IB_GPU_DIRECT_RDMA of every rank",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
         cure=Cure.of(
             f"{VERIFIED_COPIES} && unset UCX_TLS UCX_IB_GPU_DIRECT_RDMA",
@@ -150,22 +152,19 @@ MPI = condition.Family.of(
         link="https://github.com/openucx/ucx/issues/10929",
         look=_ucx_tls,
     ),
-    condition.Condition(
+    Condition(
         id="ucx-without-cuda",
         title="UCX was built without CUDA (ucx_info -d shows no cuda)",
-        detection="libuct_cuda.so next to the UCX library that a rank has loaded",
         settles="ucx_info -v; ucx_info -d | grep cuda",
         cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
         link="https://github.com/openucx/ucx/issues/3156",
-        look=condition.of_every_rank(_ucx_cuda, Confidence.LIKELY),
+        look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
     ),
     NOT_CUDA_AWARE,
-    condition.Condition(
+    Condition(
         id="peer-access-not-enabled",
         title="Peer access is possible but the program never enables it (cudaDeviceEnablePeerAccess; llama.cpp "
         "without GGML_CUDA_P2P=1): cudaMemcpyPeer goes through host memory",
-        detection="llama.cpp's variables (GGML_CUDA_...) without GGML_CUDA_P2P, where peer access is possible. "
-        "For other programs it cannot be seen from outside",
         settles="gpubench p2p: the bandwidth with peer access on against off shows the possible gain; "
         "nsys profile: `[CUDA memcpy Peer-to-Peer]` against Device-to-Host and Host-to-Device",
         cure=Cure.of(

@@ -9,8 +9,6 @@ _DIAG = r"^NCCL DIAG \[INFO\] "
 _reported = partial(
     complaint,
     link="https://github.com/NVIDIA/nccl",
-    seen_as=("NCCL DIAG [INFO]",),
-    detection="`NCCL DIAG [INFO]` lines of NCCL 2.31 and later",
 )
 
 NCCL_DIAGNOSTICS = Family.of(

@@ -5,7 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from gpubench.conditions.definition import circumstances
+from gpubench.conditions.definition.circumstances import (
+    ASK_FOR_MORE,
+    OFF,
+    VERIFIED_COPIES,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    places_of,
+    removal,
+    unset,
+)
 from gpubench.conditions.definition.condition import (
     Condition,
     Family,
@@ -18,7 +28,6 @@ from gpubench.conditions.definition.condition import (
     rank_names,
 )
 from gpubench.conditions.peer_access import has_nvlinks
-from gpubench.model.facts.environment import logs_every_operation
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicKind
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -76,17 +85,17 @@ _AMD = "1/2"
 
 
 def blame(
-    run: circumstances.Circumstances,
+    run: Circumstances,
     blamed: dict[str, Iterable[str]],
     confidence: Confidence,
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
     """A sighting of variables: values, place, nodes or ranks, and the command that removes them."""
     having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
-    places = circumstances.places_of(blamed, having)
+    places = places_of(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
-    cure = circumstances.removal(list(blamed), places)
+    cure = removal(list(blamed), places)
     if pairs:
         return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
     places_of_them = run.places_of_ranks(having)
@@ -98,7 +107,7 @@ def _value(facts: RankFacts, name: str) -> str | None:
     return settings[name].value if name in settings else facts.environment.get(name)
 
 
-def _who(run: circumstances.Circumstances, having: Sequence[RankFacts]) -> str:
+def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
     if not having or len(having) == len(run.facts):
         return "all nodes" if len(run.nodes) > 1 else "this job"
     nodes = sorted({each.node for each in having})
@@ -107,7 +116,7 @@ def _who(run: circumstances.Circumstances, having: Sequence[RankFacts]) -> str:
     return run.on(nodes[0], rank_names(having)) if len(nodes) == 1 else rank_names(having)
 
 
-def in_log(blamed: Iterable[tuple[str, str]]) -> circumstances.LoggedReason | None:
+def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
     """The reason and cure for variables that a log reports as set; None without any."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
@@ -116,19 +125,16 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> circumstances.LoggedReason | No
         return None
     shown = [f"{name}={next(iter(found)) if len(found) == 1 else '(differs)'}" for name, found in values.items()]
     files = f"grep -E '{'|'.join(values)}' /etc/nccl.conf ~/.nccl.conf"
-    cure = Cure(
-        (*circumstances.unset(*values).commands, files),
-        "If it is still set, the second command finds it in NCCL's files.",
-    )
+    cure = Cure((*unset(*values).commands, files), "If it is still set, the second command finds it in NCCL's files.")
     verb = "are" if shown[1:] else "is"
-    return circumstances.LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
+    return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
 
 
-def _p2p(run: circumstances.Circumstances) -> Found:
+def _p2p(run: Circumstances) -> Found:
     return _blamed(run) if run.asked_of_nccl else iter(())
 
 
-def _blamed(run: circumstances.Circumstances, *first: str) -> Found:
+def _blamed(run: Circumstances, *first: str) -> Found:
     """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all of a node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
     of_node = cache(partial(_values_on, run))
@@ -143,7 +149,7 @@ def _blamed(run: circumstances.Circumstances, *first: str) -> Found:
             yield blame(run, blamed, Confidence.PROVEN, frozenset(pairs))
 
 
-def _values_on(run: circumstances.Circumstances, node: int, name: str) -> tuple[str, ...]:
+def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
     """The values of a variable on the ranks of a node. A value that no rank has is from a log and counts everywhere."""
     by_rank = [(each.node, _value(each, name)) for each in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
@@ -151,12 +157,10 @@ def _values_on(run: circumstances.Circumstances, node: int, name: str) -> tuple[
 
 
 def _is_on(values: Iterable[str]) -> bool:
-    return any(value not in circumstances.OFF for value in values)
+    return any(value not in OFF for value in values)
 
 
-def keep_off_peers(
-    run: circumstances.Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]
-) -> Iterator[str]:
+def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]) -> Iterator[str]:
     """The variables that keep NCCL off a pair's peer access, which it would use by default."""
     path = run.wiring.path(pair)
     node = run.nodes.get(run.wiring.gpus[pair[0]].node)
@@ -171,7 +175,7 @@ def keep_off_peers(
         yield P2P_LEVEL
 
 
-def _shm(run: circumstances.Circumstances) -> Found:
+def _shm(run: Circumstances) -> Found:
     if run.asked_of_nccl and run.switched_on(SHM_DISABLE):
         if run.inside:
             yield from _blamed(run, SHM_DISABLE)
@@ -184,7 +188,7 @@ _NO_LINK_LOST = Cure(
 )
 
 
-def _hostid(run: circumstances.Circumstances) -> Found:
+def _hostid(run: Circumstances) -> Found:
     """NCCL takes ranks of one host for ranks of several if their values differ."""
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
@@ -203,14 +207,14 @@ def _hostid(run: circumstances.Circumstances) -> Found:
         yield replace(seen, severity=Verdict.SKIP, cure=_NO_LINK_LOST, quiet=True)
 
 
-def split_by_design(run: circumstances.Circumstances, ranks: Pair) -> str:
+def split_by_design(run: Circumstances, ranks: Pair) -> str:
     """The reason why ranks of one GPU use a network: NCCL_HOSTID makes them ranks of different hosts; else ''."""
     if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
-def _policy(run: circumstances.Circumstances) -> Found:
+def _policy(run: Circumstances) -> Found:
     """Pairs with possible peer access that NCCL does not use by default."""
     if not run.asked_of_nccl:
         return
@@ -226,19 +230,19 @@ def _policy(run: circumstances.Circumstances) -> Found:
         yield of_pairs(run, paths, seen)
 
 
-def _network_taken(run: circumstances.Circumstances) -> Found:
+def _network_taken(run: Circumstances) -> Found:
     by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
         yield of_pairs(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 
 
-def _log_p2p(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _log_p2p(staged: Staged) -> LoggedReason | None:
     """Variables that keep NCCL off peer access, whatever path it prints: it prints the path after applying them."""
     return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
 
 
-def _against_peer_access(staged: circumstances.Staged) -> Iterator[tuple[str, str]]:
-    yield from _other_than(staged, P2P_DISABLE, circumstances.OFF)
+def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
+    yield from _other_than(staged, P2P_DISABLE, OFF)
     for value in staged.settings(P2P_LEVEL):
         limit = level(value)
         is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
@@ -246,13 +250,13 @@ def _against_peer_access(staged: circumstances.Staged) -> Iterator[tuple[str, st
             yield P2P_LEVEL, value
 
 
-def _log_shm(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
-    found = list(_other_than(staged, SHM_DISABLE, circumstances.OFF))
+def _log_shm(staged: Staged) -> LoggedReason | None:
+    found = list(_other_than(staged, SHM_DISABLE, OFF))
     by_network = staged.inside and staged.network is not None
     return in_log([*found, *_against_peer_access(staged)]) if by_network and found else None
 
 
-def _log_hostid(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _log_hostid(staged: Staged) -> LoggedReason | None:
     by_network = staged.inside and staged.network is not None
     reason = in_log(_other_than(staged, HOSTID, ("",))) if by_network and not staged.one_node else None
     if reason is None or not staged.one_gpu:
@@ -260,11 +264,11 @@ def _log_hostid(staged: circumstances.Staged) -> circumstances.LoggedReason | No
     return reason._replace(cure=_NO_LINK_LOST, by_design=True)
 
 
-def _other_than(staged: circumstances.Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _other_than(staged: Staged, name: str, values: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     return ((name, value) for value in staged.settings(name) if value not in values)
 
 
-def _log_policy(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _log_policy(staged: Staged) -> LoggedReason | None:
     """A path beyond NCCL's default level.
 
     NCCL prints its matrix after routing refused pairs through the processor, so a printed PHB is the real path only if
@@ -273,7 +277,7 @@ def _log_policy(staged: circumstances.Staged) -> circumstances.LoggedReason | No
     path = staged.path
     if not staged.inside or staged.network is not None or (path is not None and is_within(path)):
         return None
-    if list(_other_than(staged, P2P_DISABLE, circumstances.OFF)) or has_nvlinks(staged):
+    if list(_other_than(staged, P2P_DISABLE, OFF)) or has_nvlinks(staged):
         return None
     limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := level(value))]
     if any(is_within(limit) or (path is not None and is_within(path, limit)) for limit in limits):
@@ -284,28 +288,26 @@ def _log_policy(staged: circumstances.Staged) -> circumstances.LoggedReason | No
     if is_amd and amd_takes_all(staged.gpus):
         return None
     seen = f"the GPUs are {path} apart; by default NCCL uses peer access only over PCIe switches, up to {DEFAULT_LEVEL}"
-    hidden = next(
-        (name for name in _BLINDING if any(value not in circumstances.OFF for value in staged.settings(name))), None
-    )
+    hidden = next((name for name in _BLINDING if any(value not in OFF for value in staged.settings(name))), None)
     if hidden is not None:
-        return circumstances.LoggedReason(
+        return LoggedReason(
             f"{seen}; {hidden} is set and hides NCCL's messages about these GPUs",
-            Cure.of(f"unset {hidden}", comment=f"Then run the job again with {circumstances.ASK_FOR_MORE}."),
+            Cure.of(f"unset {hidden}", comment=f"Then run the job again with {ASK_FOR_MORE}."),
             is_proven=False,
         )
     if limits:
-        return circumstances.LoggedReason(
+        return LoggedReason(
             f"the GPUs are {path} apart, beyond NCCL_P2P_LEVEL",
-            Cure.of(f"{circumstances.VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
+            Cure.of(f"{VERIFIED_COPIES} && export NCCL_P2P_LEVEL=SYS"),
             is_proven=False,
         )
     if staged.virtual:
-        return circumstances.LoggedReason(
+        return LoggedReason(
             f"{seen}; a virtual machine may not show the real path",
             Cure.of("gpubench p2p", comment="If the data are right, NCCL_P2P_LEVEL=SYS lets NCCL try peer access."),
             is_proven=False,
         )
-    return circumstances.LoggedReason(
+    return LoggedReason(
         seen,
         Cure(
             comment="Nothing to repair: with NCCL_P2P_LEVEL=SYS NCCL tries peer access, which may be faster "
@@ -318,16 +320,15 @@ _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
 """With the first, NCCL does not report a refusal by the driver; with the second, paths come from a file."""
 
 
-def _what_lies_between(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _what_lies_between(staged: Staged) -> LoggedReason | None:
     """GPUs that use peer access to other GPUs but not to each other: neither a setting nor the driver explains that."""
     if not staged.peers_elsewhere:
         return None
-    return circumstances.LoggedReason(
+    return LoggedReason(
         "both GPUs use peer access to other GPUs but not to each other, as across PCIe switches or sockets",
         Cure.of(
             "gpubench topo",
-            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; "
-            f"{circumstances.ASK_FOR_MORE} makes NCCL log the path.",
+            comment=f"Beyond {DEFAULT_LEVEL} there is nothing to repair; {ASK_FOR_MORE} makes NCCL log the path.",
         ),
         is_proven=False,
     )
@@ -340,18 +341,15 @@ def _variable(
     id_: str,
     title: str,
     look: Look,
-    log: Callable[[circumstances.Staged], circumstances.LoggedReason | None],
+    log: Callable[[Staged], LoggedReason | None],
     names: str,
     *implies: str,
 ) -> Condition:
     return Condition(
         id=id_,
         title=title,
-        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
-        detection=f"{names.replace(' ', ' or ')} in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, "
-        "/etc/nccl.conf; `set by environment to` in NCCL's log",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=circumstances.unset(*names.split(), comment="If a file sets it, remove it there."),
+        cure=unset(*names.split(), comment="If a file sets it, remove it there."),
         look=look,
         in_log=log,
         implies=implies,
@@ -387,10 +385,9 @@ NCCL_SETTINGS = Family.of(
     Condition(
         id="nccl-default-level",
         title="NCCL uses SHM although P2P works: GPUs are PHB, NODE or SYS apart (default NCCL_P2P_LEVEL is PXB)",
-        detection="path class beyond PXB, peer access possible, NCCL_P2P_LEVEL not raised",
         settles="gpubench allreduce --evidence with and without NCCL_P2P_LEVEL=SYS",
         cure=Cure.of(
-            f"{circumstances.VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
+            f"{VERIFIED_COPIES} && NCCL_P2P_LEVEL=SYS gpubench allreduce --sizes 64M:1G",
             comment="There is nothing to repair; keep this setting if the run is faster than without it and "
             "its data are right.",
         ),
@@ -402,7 +399,6 @@ NCCL_SETTINGS = Family.of(
     Condition(
         id=_NETWORK_TAKEN,
         title="NCCL uses NET inside one node although no setting asks for it",
-        detection="`via NET/` between ranks of one node that neither a variable nor /dev/shm explains",
         settles="NCCL_NET_DISABLE_INTRA=1 gpubench allreduce: it fails, or uses another path",
         cure=Cure.of(
             "NCCL_NET_DISABLE_INTRA=1 gpubench allreduce",
@@ -440,7 +436,7 @@ ALGORITHMS = frozenset(("tree", "ring", "collnetdirect", "collnetchain", "nvls",
 PROTOCOLS = frozenset(("ll", "ll128", "simple"))
 
 
-def _lines(run: circumstances.Circumstances, weighed: Mapping[str, Weighed]) -> Found:
+def _lines(run: Circumstances, weighed: Mapping[str, Weighed]) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     for name, weigh in weighed.items():
@@ -457,11 +453,11 @@ def _surest(found: Iterable[Confidence]) -> Confidence:
     return min(found, key=(Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK).index)
 
 
-def _gpus(run: circumstances.Circumstances) -> Iterator[GpuFacts]:
+def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
     return (gpu for _, _, gpu in run.gpus())
 
 
-def _few_channels(run: circumstances.Circumstances) -> Found:
+def _few_channels(run: Circumstances) -> Found:
     """Fewer channels than NCCL chooses; of a minimum above the maximum NCCL takes the minimum."""
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
@@ -485,7 +481,7 @@ def _few_channels(run: circumstances.Circumstances) -> Found:
     yield from _lines(run, {**weighed, **point_to_point, **{name: few_of_a_peer(name) for name in _OF_A_PEER}})
 
 
-def _small_buffers(run: circumstances.Circumstances) -> Found:
+def _small_buffers(run: Circumstances) -> Found:
     def small(own: int) -> Weighed:
         def weigh(size: int) -> Confidence | None:
             if size < 0 or size >= own:
@@ -497,7 +493,7 @@ def _small_buffers(run: circumstances.Circumstances) -> Found:
     yield from _lines(run, {name: small(own) for name, own in _OWN_BYTES.items()})
 
 
-def _few_threads(run: circumstances.Circumstances) -> Found:
+def _few_threads(run: Circumstances) -> Found:
     over_nvlink = any(link.active for gpu in _gpus(run) for link in gpu.nvlinks or ())
 
     def few(own: int) -> Weighed:
@@ -512,7 +508,7 @@ def _few_threads(run: circumstances.Circumstances) -> Found:
     yield from _lines(run, {"NCCL_NTHREADS": few(own), "NCCL_LL128_NTHREADS": few(_OWN_LL128_THREADS)})
 
 
-def _forced(run: circumstances.Circumstances) -> Found:
+def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
     of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
@@ -549,7 +545,7 @@ def _of_protocols(allowed: Chosen) -> Confidence | None:
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
 
 
-def _memcpy(run: circumstances.Circumstances) -> Found:
+def _memcpy(run: Circumstances) -> Found:
     if not run.asked_of_nccl:
         return
     for name, confidence in (
@@ -561,23 +557,10 @@ def _memcpy(run: circumstances.Circumstances) -> Found:
             yield blame(run, {name: on}, confidence, None)
 
 
-def _nvls_off(run: circumstances.Circumstances) -> Found:
+def _nvls_off(run: Circumstances) -> Found:
     multicast = any(gpu.cuda_features.get("multicast") for gpu in _gpus(run))
     if multicast and run.asked_of_nccl and "0" in run.values("NCCL_NVLS_ENABLE"):
         yield blame(run, {"NCCL_NVLS_ENABLE": ("0",)}, Confidence.WEAK, None)
-
-
-def _debug(run: circumstances.Circumstances) -> Found:
-    """One log line for every operation, which a rank formats and writes before it continues."""
-    levels = run.values("NCCL_DEBUG")
-    subsystems = run.values("NCCL_DEBUG_SUBSYS")
-    blamed: dict[str, Iterable[str]] = {}
-    if traced := [level for level in levels if logs_every_operation(level, "")]:
-        blamed["NCCL_DEBUG"] = traced
-    elif any(logs_every_operation(level, listed) for level in levels for listed in subsystems):
-        blamed = {"NCCL_DEBUG": levels, "NCCL_DEBUG_SUBSYS": subsystems}
-    if blamed and run.asked_of_nccl:
-        yield blame(run, blamed, Confidence.PROVEN, None)
 
 
 _PLUGINS = {"NCCL_TUNER_PLUGIN": Confidence.LIKELY, "NCCL_TUNER_CONFIG_FILE": Confidence.LIKELY}
@@ -587,7 +570,7 @@ _NO_PLUGIN = ("", "none", "STATIC_PLUGIN")
 _LOADED = {"libnccl-tuner": "chooses NCCL's algorithms", "libnccl-profiler": "is called for every operation"}
 
 
-def _plugin(run: circumstances.Circumstances) -> Found:
+def _plugin(run: Circumstances) -> Found:
     if not run.asked_of_nccl:
         return
     weighed = {**_PLUGINS, _PROFILER: Confidence.LIKELY}
@@ -601,7 +584,7 @@ def _plugin(run: circumstances.Circumstances) -> Found:
     yield from _loaded_plugins(run)
 
 
-def _loaded_plugins(run: circumstances.Circumstances) -> Iterator[Sighting]:
+def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
     for name, does in _LOADED.items():
         for node in sorted({each.node for each in run.facts}):
             having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
@@ -617,18 +600,16 @@ def _library(loaded: Mapping[str, str], name: str) -> str:
     return next((file for known, file in loaded.items() if known.startswith(name)), "")
 
 
-_PLACES = "in the environment of every rank, NCCL_CONF_FILE, ~/.nccl.conf, /etc/nccl.conf"
 _UNSET = "If a file sets it, remove it there. NCCL then chooses for each size."
 
 
-def _slow(id_: str, title: str, detection: str, names: str, look: Look) -> Condition:
+def _slow(id_: str, title: str, names: str, look: Look, link: str = "") -> Condition:
     return Condition(
         id=id_,
         title=title,
-        seen_as=tuple(f"{name} set by environment to" for name in names.split()),
-        detection=f"{names.replace(' ', ', ')} {_PLACES}; {detection}",
         settles=f"gpubench allreduce against env {' '.join(f'-u {name}' for name in names.split())} gpubench allreduce",
-        cure=circumstances.unset(*names.split(), comment=_UNSET),
+        cure=unset(*names.split(), comment=_UNSET),
+        link=link,
         look=look,
         aliases=("nccl-slow-settings",),
     )
@@ -640,57 +621,43 @@ NCCL_TUNING = Family.of(
     _slow(
         "nccl-few-channels",
         "NCCL uses few channels or CTAs: NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; low busbw over a direct path",
-        f"fewer than NCCL chooses: {_OWN_CHANNELS} over NVSwitch, {_CHANNELS_PER_LINK} for each NVLink if there are "
-        f"few, {_OWN_CHANNELS_OVER_PCIE} over PCIe",
         " ".join((*MOST_CHANNELS, _MOST_OF_POINT_TO_POINT, *_OF_A_PEER)),
         _few_channels,
     ),
     _slow(
         "nccl-p2p-memcpy",
         "NCCL_P2P_USE_CUDA_MEMCPY=1: copy engines instead of kernels move NCCL's data; NCCL_P2P_DIRECT_DISABLE=1",
-        "NCCL_P2P_DIRECT_DISABLE alone is weak evidence: on four H200s it had no cost",
         "NCCL_P2P_USE_CUDA_MEMCPY NCCL_P2P_DIRECT_DISABLE",
         _memcpy,
     ),
     _slow(
         "nccl-small-buffers",
         "NCCL's buffers are small: NCCL_BUFFSIZE below 4 MiB, NCCL_LL128_BUFFSIZE, NCCL_LL_BUFFSIZE",
-        "below NCCL's defaults; proven at a quarter or less. NCCL reads no units: 4M means 4 bytes",
         " ".join(_OWN_BYTES),
         _small_buffers,
     ),
     _slow(
         "nccl-algorithm-forced",
         "NCCL is pinned to an algorithm or protocol: NCCL_ALGO, NCCL_PROTO",
-        "any restriction of NCCL's choice; only LL is proven, only rings on one node is weak evidence",
         "NCCL_ALGO NCCL_PROTO",
         _forced,
     ),
     _slow(
         "nccl-few-threads",
         "NCCL's kernels have few threads: NCCL_NTHREADS below 512, NCCL_LL128_NTHREADS below 640",
-        f"multiples of {_WARP} below NCCL's default, which is {_OWN_THREADS_OVER_PCIE} over PCIe",
         "NCCL_NTHREADS NCCL_LL128_NTHREADS",
         _few_threads,
     ),
     _slow(
-        "nccl-debug-trace",
-        "NCCL logs every operation: NCCL_DEBUG=TRACE, or INFO with NCCL_DEBUG_SUBSYS=COLL, CALL, TUNING or ALL",
-        "levels and subsystems that write a line for each operation; small sizes take longer",
-        "NCCL_DEBUG NCCL_DEBUG_SUBSYS",
-        _debug,
-    ),
-    _slow(
         "nccl-plugin",
         "A plugin chooses NCCL's algorithms, profiles NCCL, or moves its data: NCCL_TUNER_PLUGIN, libnccl-tuner.so",
-        "libnccl-tuner and libnccl-profiler in /proc/self/maps; a network plugin on several nodes without EFA",
         " ".join((*_PLUGINS, _PROFILER, _NET_PLUGIN)),
         _plugin,
+        "https://github.com/NVIDIA/nccl/issues/2355",
     ),
     _slow(
         "nccl-nvls-off",
         "NCCL_NVLS_ENABLE=0: NVSwitches do not reduce (NVLink SHARP)",
-        "only for GPUs with multicast; weak evidence, as it has no cost if NCCL would not use NVLS",
         "NCCL_NVLS_ENABLE",
         _nvls_off,
     ),

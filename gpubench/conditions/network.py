@@ -4,7 +4,30 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from gpubench.conditions.definition import circumstances, condition
+from gpubench.conditions.definition.circumstances import (
+    SOCKET,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    by_sockets,
+    remark_in_log,
+    unset,
+)
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    joined,
+    nodes_with_rdma,
+    of_node,
+    of_pairs,
+    of_ranks,
+    rank_names,
+    rdma_nics,
+    unread,
+)
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import NicKind
@@ -20,35 +43,35 @@ _DRIVER_PROVIDERS = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_
 """The driver in libibverbs that serves a NIC of a kernel driver (rdma-core's providers)."""
 
 
-def _disabled(run: circumstances.Circumstances) -> condition.Found:
+def _disabled(run: Circumstances) -> Found:
     blamed = {"NCCL_IB_DISABLE": run.values("NCCL_IB_DISABLE")} if run.switched_on("NCCL_IB_DISABLE") else {}
     networks = tuple(value for value in run.values("NCCL_NET") if value.lower() == "socket")
     blamed |= {"NCCL_NET": networks} if networks else {}
-    if blamed and any(condition.rdma_nics(node) for node in run.nodes.values()):
+    if blamed and any(rdma_nics(node) for node in run.nodes.values()):
         yield blame(run, dict(blamed), Confidence.PROVEN, frozenset(run.across) or None)
 
 
-def _filtered(run: circumstances.Circumstances) -> condition.Found:
-    for number, node, _ in condition.nodes_with_rdma(run):
+def _filtered(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
         for value in run.values(_IB_HCA):
-            names = [nic.name for nic in condition.rdma_nics(node)]
+            names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                yield condition.of_node(run, number, f"{_IB_HCA}={value} matches none of {condition.joined(names)}")
+                yield of_node(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
-def _part_of_port(run: circumstances.Circumstances) -> condition.Found:
+def _part_of_port(run: Circumstances) -> Found:
     """Devices that NCCL_IB_HCA leaves out although they share a physical port with one that it selects."""
-    for number, node, _ in condition.nodes_with_rdma(run):
-        nics = condition.rdma_nics(node)
+    for number, node, _ in nodes_with_rdma(run):
+        nics = rdma_nics(node)
         for value in filter(None, run.values(_IB_HCA)):
             taken = [nic for nic in nics if _matches(value, nic.name)]
             ports = {nic.port for nic in taken if nic.port}
             left = [nic.name for nic in nics if nic.port in ports and nic not in taken]
             if left:
-                used = condition.joined([nic.name for nic in taken])
-                seen = f"{_IB_HCA}={value} selects {used}, but not {condition.joined(left)}, which uses the same port"
+                used = joined([nic.name for nic in taken])
+                seen = f"{_IB_HCA}={value} selects {used}, but not {joined(left)}, which uses the same port"
                 both = ",".join(nic.name for nic in nics if nic.port in ports)
-                yield condition.of_node(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
+                yield of_node(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
 
 
 def _matches(value: str, nic: str) -> bool:
@@ -64,55 +87,54 @@ def _matches(value: str, nic: str) -> bool:
 
 
 def _not_loadable(
-    run: circumstances.Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
-) -> condition.Found:
+    run: Circumstances, number: int, ranks: Sequence[RankFacts], without: Sequence[RankFacts], said: str
+) -> Found:
     if without:
-        seen = f"{said} for rank {condition.joined(str(each.rank) for each in without)}"
-        yield condition.of_node(run, number, seen, Confidence.LIKELY)
+        seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
+        yield of_node(run, number, seen, Confidence.LIKELY)
     elif not ranks:
-        yield condition.Unread(run.on(number), "no process of this node was examined")
+        yield Unread(run.on(number), "no process of this node was examined")
     else:
-        yield from islice((why for r in ranks for why in condition.unread(run.on(number), r.unknown, "loadable")), 1)
+        yield from islice((why for r in ranks for why in unread(run.on(number), r.unknown, "loadable")), 1)
 
 
-def _no_verbs(run: circumstances.Circumstances) -> condition.Found:
-    for number, _, ranks in condition.nodes_with_rdma(run):
+def _no_verbs(run: Circumstances) -> Found:
+    for number, _, ranks in nodes_with_rdma(run):
         without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
         yield from _not_loadable(run, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
-def _no_provider(run: circumstances.Circumstances) -> condition.Found:
-    for number, node, ranks in condition.nodes_with_rdma(run):
-        wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in condition.rdma_nics(node)} - {None}
+def _no_provider(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
+        wanted = {_DRIVER_PROVIDERS.get(nic.driver or "") for nic in rdma_nics(node)} - {None}
         for rank in ranks:
             have = rank.verbs_providers
             if have is None:
-                yield from condition.unread(run.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
+                yield from unread(run.on(number, f"rank {rank.rank}"), rank.unknown, "verbs_providers")
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
-                have_drivers = f"rank {rank.rank}: libibverbs has drivers for {condition.joined(have)}"
-                seen = f"{have_drivers}, but none for {condition.joined(missing)}"
-                yield condition.of_node(run, number, seen, Confidence.LIKELY)
+                seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, but none for {joined(missing)}"
+                yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _no_device_files(run: circumstances.Circumstances) -> condition.Found:
-    for number, node, ranks in condition.nodes_with_rdma(run):
-        up = {nic.name for nic in condition.rdma_nics(node) if nic.state == "active"}
+def _no_device_files(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
+        up = {nic.name for nic in rdma_nics(node) if nic.state == "active"}
         files = [port.device_file for port in node.snapshot.rdma_ports if port.device_file and port.nic in up]
         for rank in ranks if files else ():
             if not rank.device_files:
-                yield condition.Unread(run.on(number, f"rank {rank.rank}"), "its device files are unknown")
+                yield Unread(run.on(number, f"rank {rank.rank}"), "its device files are unknown")
                 continue
             usable = set(rank.device_files) - set(rank.denied_device_files)
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
-                seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {condition.joined(files)}"
-                yield condition.of_node(run, number, seen)
+                seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
+                yield of_node(run, number, seen)
 
 
-def _some_denied(run: circumstances.Circumstances) -> condition.Found:
+def _some_denied(run: Circumstances) -> Found:
     """Some of the files: the rank uses fewer NICs. A container may have few files by design, but it may open those."""
-    for number, node, ranks in condition.nodes_with_rdma(run):
+    for number, node, ranks in nodes_with_rdma(run):
         if not any(rank.denied_device_files for rank in ranks):
             continue
         up = {nic.name for nic in port_roles(node).of_gpus if nic.state == "active"}
@@ -123,16 +145,11 @@ def _some_denied(run: circumstances.Circumstances) -> condition.Found:
             if denied and not files <= set(denied):
                 by_files.setdefault(denied, []).append(rank)
         for denied, having in by_files.items():
-            yield condition.of_ranks(
-                run,
-                having,
-                f"may not open {condition.joined(denied)}",
-                names=(run.on(number, condition.rank_names(having)),),
-            )
+            yield of_ranks(run, having, f"may not open {joined(denied)}", names=(run.on(number, rank_names(having)),))
 
 
-def _efa(run: circumstances.Circumstances) -> condition.Found:
-    for number, node, ranks in condition.nodes_with_rdma(run):
+def _efa(run: Circumstances) -> Found:
+    for number, node, ranks in nodes_with_rdma(run):
         if not any(nic.kind is NicKind.EFA for nic in node.nics):
             continue
         without = [
@@ -145,43 +162,43 @@ def _efa(run: circumstances.Circumstances) -> condition.Found:
         yield from _not_loadable(run, number, ranks, without, f"EFA, but the loader finds no {_PLUGIN}")
 
 
-def _no_nic(run: circumstances.Circumstances) -> condition.Found:
-    bare = {number for number, node in run.nodes.items() if not condition.rdma_nics(node)}
+def _no_nic(run: Circumstances) -> Found:
+    bare = {number for number, node in run.nodes.items() if not rdma_nics(node)}
     pairs = frozenset(pair for pair in run.across if bare & {run.wiring.gpus[gpu].node for gpu in pair})
     if pairs:
-        hosts = condition.joined([run.on(number) for number in sorted(bare)])
+        hosts = joined([run.on(number) for number in sorted(bare)])
         places = tuple(place for number in sorted(bare) for place in run.places(number))
-        yield condition.Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs, places=places)
+        yield Sighting(subject=hosts, seen=f"no RDMA NIC is active on {hosts}", pairs=pairs, places=places)
 
 
-def _despite(run: circumstances.Circumstances) -> condition.Found:
+def _despite(run: Circumstances) -> Found:
     by_nic = dict[str, list[Pair]]()
     for pair in run.across:
         nics = [nic.name for gpu in pair for nic in run.wiring.rdma_nics(gpu)]
-        if nics and any(each.network == circumstances.SOCKET for each in (run.staged or {}).get(pair, ())):
+        if nics and any(each.network == SOCKET for each in (run.staged or {}).get(pair, ())):
             by_nic.setdefault(nics[0], []).append(pair)
     for name, pairs in by_nic.items():
-        yield condition.of_pairs(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
+        yield of_pairs(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
-def _log_disabled(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
-    if not circumstances.by_sockets(staged):
+def _log_disabled(staged: Staged) -> LoggedReason | None:
+    if not by_sockets(staged):
         return None
     found = [("NCCL_IB_DISABLE", value) for value in staged.settings("NCCL_IB_DISABLE") if value not in ("", "0")]
     found += [("NCCL_NET", value) for value in staged.settings("NCCL_NET") if value.lower() == "socket"]
     return in_log(found)
 
 
-def _log_filtered(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
-    if not circumstances.by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
+def _log_filtered(staged: Staged) -> LoggedReason | None:
+    if not by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
         return None
     return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
 
 
-_log_no_verbs = circumstances.remark_in_log(
+_log_no_verbs = remark_in_log(
     RemarkKind.NO_VERBS_LIBRARY,
     Cure.of("apt install libibverbs1 ibverbs-providers", comment="Install it where the ranks run."),
-    circumstances.by_sockets,
+    by_sockets,
     "sockets between nodes: {.text}",
 )
 
@@ -189,7 +206,7 @@ _RDMA_INTERFACE = re.compile(r"(?:hsn|ib|efa|mlx|roce|opa)\w*\d", re.ASCII)
 """Interfaces of RDMA networks: HPE Slingshot, IP over InfiniBand, and other usual names."""
 
 
-def _signs_of_rdma(staged: circumstances.Staged) -> Iterator[str]:
+def _signs_of_rdma(staged: Staged) -> Iterator[str]:
     for name in staged.interfaces:
         if _RDMA_INTERFACE.match(name):
             yield f"the interface {name} belongs to an RDMA network"
@@ -200,15 +217,15 @@ def _signs_of_rdma(staged: circumstances.Staged) -> Iterator[str]:
         yield f"the log lists RDMA devices: {devices[0].text}"
 
 
-def _log_no_nic(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
-    if not circumstances.by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
+def _log_no_nic(staged: Staged) -> LoggedReason | None:
+    if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
     processes = [each for each in (staged.source, staged.destination) if each.notes]
     if not processes or any(_signs_of_rdma(staged)):
         return None
     if not all(any(note.kind is RemarkKind.NO_RDMA_DEVICE for note in process.notes) for process in processes):
         return None
-    return circumstances.LoggedReason(
+    return LoggedReason(
         "sockets between nodes without an RDMA device, or in containers without /dev/infiniband",
         Cure.of(
             "ls /sys/class/infiniband",
@@ -219,12 +236,12 @@ def _log_no_nic(staged: circumstances.Staged) -> circumstances.LoggedReason | No
     )
 
 
-def _log_despite(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
-    if not circumstances.by_sockets(staged):
+def _log_despite(staged: Staged) -> LoggedReason | None:
+    if not by_sockets(staged):
         return None
     sign = next(_signs_of_rdma(staged), None)
     if sign is not None:
-        return circumstances.LoggedReason(
+        return LoggedReason(
             f"sockets between nodes, although {sign}",
             Cure.of(
                 _NET_LINES,
@@ -233,7 +250,7 @@ def _log_despite(staged: circumstances.Staged) -> circumstances.LoggedReason | N
             ),
         )
     if staged.rdma:
-        return circumstances.LoggedReason(
+        return LoggedReason(
             "sockets between nodes without an RDMA device, although other nodes of the job have one",
             Cure.of(
                 "gpubench topo",
@@ -246,42 +263,39 @@ def _log_despite(staged: circumstances.Staged) -> circumstances.LoggedReason | N
 _ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _AREAL = "https://github.com/areal-project/AReaL/issues/639"
 
-NETWORK = condition.Family.of(
+NETWORK = Family.of(
     "network",
     "Networks between nodes",
-    condition.Condition(
+    Condition(
         id="nccl-ib-disabled",
         title="NCCL_IB_DISABLE=1 or NCCL_NET=Socket: NCCL uses network Socket although there is InfiniBand or RoCE",
-        detection="the variables of every rank and of NCCL's files, on nodes with RDMA NICs; NCCL's log",
         settles="gpubench allreduce over two nodes, with and without these variables",
-        cure=circumstances.unset("NCCL_IB_DISABLE", "NCCL_NET"),
+        cure=unset("NCCL_IB_DISABLE", "NCCL_NET"),
         look=_disabled,
         in_log=_log_disabled,
         implies=("sockets-despite-rdma",),
     ),
-    condition.Condition(
+    Condition(
         id="nccl-ib-hca",
         title="NCCL_IB_HCA matches no device: NET/IB : No device found, network Socket",
-        detection="NCCL_IB_HCA (^ excludes, = is exact, otherwise prefixes) against the RDMA devices of every node",
         settles="ibdev2netdev; ls /sys/class/infiniband",
         cure=Cure.of("unset NCCL_IB_HCA", comment="Or set it to devices of this node (ls /sys/class/infiniband)."),
+        link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_filtered,
         in_log=_log_filtered,
         implies=("sockets-despite-rdma",),
     ),
-    condition.Condition(
+    Condition(
         id="nccl-ib-hca-half-port",
         title="NCCL_IB_HCA selects one of two devices of a port: half of the port's rate (12 to 13 GB/s on DGX Spark)",
-        detection="NCCL_IB_HCA against the RDMA devices that share a physical port (sys_image_guid, phys_port_name)",
         settles="ibdev2netdev; gpubench allreduce with both devices and with one",
         cure=Cure.of("ibdev2netdev", comment="Name both devices of the port in NCCL_IB_HCA."),
         link="https://github.com/NVIDIA/dgx-spark-playbooks/issues/102",
         look=_part_of_port,
     ),
-    condition.Condition(
+    Condition(
         id="libibverbs-missing",
         title="Failed to open libibverbs.so: NCCL uses network Socket (rdma-core is not in the container)",
-        detection="whether the loader finds libibverbs.so.1, for every rank on a node with RDMA NICs; NCCL's log",
         settles="ldconfig -p | grep libibverbs inside the container",
         cure=Cure.of(
             "apt install libibverbs1 ibverbs-providers",
@@ -292,22 +306,18 @@ NETWORK = condition.Family.of(
         in_log=_log_no_verbs,
         implies=("verbs-provider-missing", "sockets-despite-rdma"),
     ),
-    condition.Condition(
+    Condition(
         id="verbs-provider-missing",
         title="libibverbs: no userspace device-specific driver found for the NIC (ibverbs-providers)",
-        seen_as=("libibverbs: Warning: couldn't load driver", "no userspace device-specific driver found"),
-        detection="/etc/libibverbs.d of every rank against the kernel drivers of the RDMA NICs",
         settles="ibv_devices inside the container",
         cure=Cure.of("apt install ibverbs-providers", comment="Install it where the ranks run."),
         link="https://github.com/NVIDIA/nccl/issues/465",
         look=_no_provider,
         implies=("sockets-despite-rdma",),
     ),
-    condition.Condition(
+    Condition(
         id="infiniband-files-missing",
         title="No /dev/infiniband/uverbs in the container: NET/IB : No device found, network Socket",
-        seen_as=("NET/IB : No device found.", "Using network Socket"),
-        detection="the device file of every active port against the files that a rank has and may open",
         settles="ls -l /dev/infiniband inside the container",
         cure=Cure(
             comment="Start the container with `docker run --device=/dev/infiniband --ulimit memlock=-1`. In "
@@ -317,11 +327,9 @@ NETWORK = condition.Family.of(
         look=_no_device_files,
         implies=("sockets-despite-rdma",),
     ),
-    condition.Condition(
+    Condition(
         id="rdma-file-denied",
         title="A rank may not open some /dev/infiniband/uverbs files: it uses fewer NICs than the node has",
-        seen_as=("ibv_open_device failed", "Permission denied"),
-        detection="access(2) on the device files of the active ports of GPUs, for every rank",
         settles="ls -l /dev/infiniband inside the container",
         check="ranks_alike",
         expected="device files that every rank may open",
@@ -332,10 +340,9 @@ NETWORK = condition.Family.of(
         link=_AREAL,
         look=_some_denied,
     ),
-    condition.Condition(
+    Condition(
         id="efa-plugin-missing",
         title="EFA without the aws-ofi-nccl plugin: NCCL uses network Socket on AWS",
-        detection="EFA devices, but no libnccl-net.so that the loader finds",
         settles=f"{_NET_LINES}: `NET/OFI Selected Provider is efa`",
         cure=Cure.of(
             "FI_PROVIDER=efa gpubench allreduce",
@@ -345,10 +352,9 @@ NETWORK = condition.Family.of(
         look=_efa,
         implies=("sockets-despite-rdma",),
     ),
-    condition.Condition(
+    Condition(
         id="no-rdma-nic",
         title="No RDMA NIC (InfiniBand, RoCE, EFA): NCCL uses network Socket between nodes",
-        detection="no active RDMA device on one of several nodes; `NET/IB : No device found` on both in NCCL's log",
         settles="ls /sys/class/infiniband; lspci | grep -i mellanox",
         cure=Cure(
             comment="Nothing to repair, unless the nodes have InfiniBand or RoCE. Sockets may be faster with "
@@ -359,10 +365,9 @@ NETWORK = condition.Family.of(
         in_log=_log_no_nic,
         by_design=True,
     ),
-    condition.Condition(
+    Condition(
         id="sockets-despite-rdma",
         title="NCCL uses network Socket although there are RDMA devices",
-        detection="`via NET/Socket` between nodes whose RDMA NICs are up, or listed in NCCL's log",
         settles=_NET_LINES,
         cure=Cure.of(_NET_LINES, comment="The log shows why: libibverbs or /dev/infiniband may be missing."),
         link=_AREAL,

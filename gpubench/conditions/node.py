@@ -5,8 +5,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    complained,
+    in_each_node,
+    joined,
+    of_every_node,
+    of_gpu,
+    of_node,
+    rdma_nics,
+    unread,
+)
 from gpubench.errors import LOAD_DRIVER
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
@@ -42,11 +55,11 @@ def _missing(node: Topology) -> str:
     return f"{counted(len(node.gpus), 'NVIDIA GPU')} on the PCI bus, but {driver.absent}"
 
 
-def _out_of_reach(run: Circumstances) -> condition.Found:
+def _out_of_reach(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         driver = node.snapshot.driver
         if node.gpus and driver.absent is not None and driver.version is not None:
-            sighting = condition.of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
+            sighting = of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
             yield replace(sighting, likely=_OUT_OF_REACH, cure=_REACHED_AGAIN)
 
 
@@ -59,7 +72,7 @@ def _completed(node: Topology) -> str:
     )
 
 
-def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> condition.Found:
+def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool], lead: str = "") -> Found:
     for number, node in run.nodes.items():
         for failure in node.snapshot.failures:
             if holds(failure, node.snapshot):
@@ -67,12 +80,12 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
                 if failure.error.endswith(WAITED_FOR_CPU):
                     likely, cure = "programs that use all CPUs of the node", Cure.of("uptime")
                 names = (f"{run.named(number)}, {failure.stage}",)
-                sighting = condition.of_node(run, number, f"{lead}{failure.error}", names=names)
+                sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
 
-def _silent(run: Circumstances) -> condition.Found:
+def _silent(run: Circumstances) -> Found:
     return _failures(run, lambda failure, _: failure.timed_out)
 
 
@@ -82,24 +95,23 @@ def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     return not failure.timed_out and _NOT_READY in failure.error and answers
 
 
-def _cuda_refuses(run: Circumstances) -> condition.Found:
+def _cuda_refuses(run: Circumstances) -> Found:
     return _failures(run, _refuses, "NVML works, but CUDA does not start: ")
 
 
-def _broken(run: Circumstances) -> condition.Found:
+def _broken(run: Circumstances) -> Found:
     yield from _failures(run, lambda failure, snapshot: not failure.timed_out and not _refuses(failure, snapshot))
     yield from _out_of_reach(run)
 
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
-DRIVER = condition.Family.of(
+DRIVER = Family.of(
     "driver",
     "The driver",
-    condition.Condition(
+    Condition(
         id="driver-silent",
         title="nvidia-smi hangs: the NVIDIA driver does not answer",
-        detection="every source of facts is read in a separate process with a deadline",
         check="driver",
         expected="an answer within the time-out",
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
@@ -107,49 +119,45 @@ DRIVER = condition.Family.of(
         link=_XID,
         look=_silent,
     ),
-    condition.Condition(
+    Condition(
         id="cuda-refuses",
         title="CUDA error 802: system not yet initialized, although nvidia-smi works",
-        detection="cuInit returns CUDA_ERROR_SYSTEM_NOT_READY although NVML works",
         check="driver",
         expected="CUDA on every GPU that NVML lists",
         likely="the fabric manager is not running, or its version differs from the driver's",
         cure=Cure.of("systemctl status nvidia-fabricmanager", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
         look=_cuda_refuses,
-        in_job=condition.complained(r"system not yet initialized|(?:error|failure) 802\b"),
+        in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
-    condition.Condition(
+    Condition(
         id="probe-failed",
         title="NVML, CUDA or /sys cannot be read (the library crashed, or belongs to another driver version)",
-        detection="the exit of the process that reads them",
         check="driver",
         expected="readable facts",
         cure=Cure.of("nvidia-smi", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link=_XID,
         look=_broken,
     ),
-    condition.Condition(
+    Condition(
         id="driver-missing",
         title="NVIDIA GPUs are on the PCI bus but no driver is loaded (NVIDIA-SMI has failed)",
-        detection="NVIDIA devices in /sys/bus/pci, and whether libnvidia-ml finds a driver",
         check="driver",
         expected="the NVIDIA driver, loaded",
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
         cure=Cure.of(LOAD_DRIVER, comment="For a container: docker run --gpus all."),
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
-        look=condition.of_every_node(_missing),
+        look=of_every_node(_missing),
     ),
-    condition.Condition(
+    Condition(
         id="topology-text-cut",
         title="Rows are missing in the text of nvidia-smi topo -m",
-        detection="devices in the header of the matrix that have no row of their own, or half of one",
         check="driver",
         expected="a row for each device of the header",
         likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
         cure=Cure.of("nvidia-smi topo -m > topo.txt"),
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
-        look=condition.of_every_node(_completed),
+        look=of_every_node(_completed),
     ),
 )
 
@@ -173,7 +181,7 @@ def cpus_in(ranges: str) -> set[int] | None:
     return found
 
 
-def _numa(run: Circumstances) -> condition.Found:
+def _numa(run: Circumstances) -> Found:
     """Processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
     for facts in run.facts:
         node = run.nodes.get(facts.node)
@@ -182,7 +190,7 @@ def _numa(run: Circumstances) -> condition.Found:
         makes_copies = not run.asked_of_nccl
         if node is None or own is None or not (len(gpus) == 1 or makes_copies):
             if node is not None:
-                yield from condition.unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
+                yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.unknown, "affinity")
             continue
         for position in sorted(gpus):
             gpu = run.wiring.gpu(position)
@@ -190,7 +198,7 @@ def _numa(run: Circumstances) -> condition.Found:
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
                 # Launches are slightly slower from there; copies to and from host memory are clearly slower.
-                yield condition.of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
+                yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -198,7 +206,7 @@ def _near(node: Topology, numa_node: int | None) -> set[int] | None:
     return cpus_in(memory[numa_node]) if numa_node in memory else None
 
 
-def _topology_file(run: Circumstances) -> condition.Found:
+def _topology_file(run: Circumstances) -> Found:
     seen: set[tuple[int, str]] = set()
     for facts in run.facts:
         file, node = facts.topology_file, run.nodes.get(facts.node)
@@ -208,13 +216,13 @@ def _topology_file(run: Circumstances) -> condition.Found:
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
         missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
         if file.unusable:
-            yield condition.of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+            yield of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
-            missed = f"{file.path} ({file.by}) has none of this machine's devices: {condition.joined(missing)}"
-            yield condition.of_node(run, facts.node, missed)
+            missed = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
+            yield of_node(run, facts.node, missed)
 
 
-def _flat(run: Circumstances) -> condition.Found:
+def _flat(run: Circumstances) -> Found:
     """A virtual machine with RDMA NICs whose PCI tree does not show which GPU is near which NIC."""
     for number, node in run.nodes.items():
         snapshot = node.snapshot
@@ -224,10 +232,10 @@ def _flat(run: Circumstances) -> condition.Found:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs are on one host bridge"
-            yield condition.of_node(run, number, seen, Confidence.LIKELY)
+            yield of_node(run, number, seen, Confidence.LIKELY)
 
 
-def _node_differs(run: Circumstances) -> condition.Found:
+def _node_differs(run: Circumstances) -> Found:
     sizes = {kind.name: len(kind.alike) for kind in run.kinds}
     for kind in run.kinds:
         if kind.differs_from is not None and kind.rivals:
@@ -235,7 +243,7 @@ def _node_differs(run: Circumstances) -> condition.Found:
         elif kind.differs_from is not None:
             hosts = _hosts(run, kind.alike)
             others = f"the same as the {sizes[kind.differs_from]} nodes of kind {kind.differs_from}"
-            yield condition.Sighting(
+            yield Sighting(
                 subject=f"kind {kind.name}: {compress_names(hosts)}",
                 heading=f"kind {kind.name}: {compress_names(hosts)}",
                 names=hosts,
@@ -251,17 +259,17 @@ def _node_differs(run: Circumstances) -> condition.Found:
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
-                yield condition.of_node(run, number, "; ".join(condense(differs)), expected=usual)
+                yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
 
 
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
-) -> condition.Sighting:
+) -> Sighting:
     """A difference between two equally large groups of nodes; `differs` describes the second group."""
     hosts = _hosts(run, (*some, *others))
     where = f"on {compress_names(_hosts(run, others))}"
     usual = f"on {compress_names(_hosts(run, some))}"
-    return condition.Sighting(
+    return Sighting(
         subject=compress_names(hosts),
         heading=compress_names(hosts),
         names=hosts,
@@ -276,20 +284,18 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
     return tuple(run.nodes[number].snapshot.host for number in numbers)
 
 
-@condition.in_each_node
-def _network_down(run: Circumstances) -> condition.Found:
+@in_each_node
+def _network_down(run: Circumstances) -> Found:
     job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
     severity = Verdict.FAIL if job_has_a_network else Verdict.SKIP if len(run.nodes) == 1 else None
     for number, node in run.nodes.items():
-        if node.nics and not condition.rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
+        if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)
             places = run.places(number, *node.nics)
-            yield condition.of_node(
-                run, number, "every network interface is down", names=names, severity=severity, places=places
-            )
+            yield of_node(run, number, "every network interface is down", names=names, severity=severity, places=places)
 
 
-def _settings_differ(run: Circumstances) -> condition.Found:
+def _settings_differ(run: Circumstances) -> Found:
     """The hosts of ranks whose value is not the most frequent one; if tied, unset counts as usual. NCCL's files count
     like the environment.
     """
@@ -303,8 +309,8 @@ def _settings_differ(run: Circumstances) -> condition.Found:
             files |= {known[name].place: None} if name in known and known[name].place != ENVIRONMENT else {}
         if len(values) > 1:
             usual = max(values, key=lambda value: (len(values[value]), value is None))
-            shown = [f"{value or 'unset'} on {condition.joined(_ranks_on(who))}" for value, who in values.items()]
-            shown += [f"in {condition.joined(files)}"] if files else []
+            shown = [f"{value or 'unset'} on {joined(_ranks_on(who))}" for value, who in values.items()]
+            shown += [f"in {joined(files)}"] if files else []
             odd = dict.fromkeys(rank.host for value, who in values.items() if value != usual for rank in who)
             cure = Cure(comment=f"Export {name} to all ranks, with `mpirun -x {name}` or `srun --export=ALL`.")
             if files:
@@ -312,7 +318,7 @@ def _settings_differ(run: Circumstances) -> condition.Found:
                     f"grep -n {name} {' '.join(files)}", comment="Run it on every node. Make the files alike."
                 )
             places = tuple(map(DevicePlace, odd))
-            yield condition.Sighting(
+            yield Sighting(
                 subject=name, heading=name, names=tuple(odd), places=places, seen="; ".join(shown), cure=cure
             )
 
@@ -328,22 +334,20 @@ def _rank_on(rank: RankFacts) -> str:
     return f"rank {rank.rank} on {rank.host}"
 
 
-def _driver_differs(run: Circumstances) -> condition.Found:
+def _driver_differs(run: Circumstances) -> Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
         expected = f"driver {usual}, as on the other nodes"
-        yield condition.Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
+        yield Sighting(subject=host, places=(DevicePlace(host),), seen=f"driver {version}", expected=expected)
 
 
-def _library_differs(run: Circumstances) -> condition.Found:
+def _library_differs(run: Circumstances) -> Found:
     """Without the driver's own libraries, which the driver's version covers."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
         having = {_rank_on(rank): rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
             seen, expected = f"{name} is {file}", f"{usual}, as on the other ranks"
-            yield condition.Sighting(
-                subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]])
-            )
+            yield Sighting(subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]]))
 
 
 def _odd(found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -363,7 +367,7 @@ _COMPARE = "check.md"
 
 
 _differs = partial(
-    condition.Condition,
+    Condition,
     check="versions",
     likely="an update of some nodes only, or a different image, module or LD_LIBRARY_PATH",
     cure=Cure.of("nvidia-smi --version", "ldconfig -p | grep nccl", comment="Run it on both nodes and compare."),
@@ -371,24 +375,22 @@ _differs = partial(
 )
 
 
-NODE = condition.Family.of(
+NODE = Family.of(
     "node",
     "Nodes and processes",
-    condition.Condition(
+    Condition(
         id="wsl",
         title="WSL2 (Windows): no P2P between GPUs, no CUDA IPC; NCCL uses SHM",
-        detection="/proc/version names Microsoft, or /dev/dxg exists",
         settles="uname -r",
         cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=condition.of_every_node(_wsl, unknown="wsl"),
+        look=of_every_node(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
         by_design=True,
     ),
-    condition.Condition(
+    Condition(
         id="vm-flat-topology",
         title="A virtual machine hides the PCIe topology: all GPUs and NICs are PHB, NUMA node -1",
-        detection="a virtual machine with all GPUs and RDMA NICs on one host bridge, without NCCL_TOPO_FILE",
         settles="nvidia-smi topo -m; NCCL_TOPO_DUMP_FILE=/tmp/topo.xml gpubench allreduce",
         cure=Cure.of(
             "ls /opt/microsoft/*.xml",
@@ -399,20 +401,17 @@ NODE = condition.Family.of(
         look=_flat,
         implies=("gpudirect-too-far",),
     ),
-    condition.Condition(
+    Condition(
         id="topology-file-wrong",
         title="NCCL_TOPO_FILE describes another machine, or cannot be read",
-        detection="bus ids in the file against those of the node's GPUs and NICs",
         settles="gpubench topo --from FILE against gpubench topo",
         cure=Cure.of("unset NCCL_TOPO_FILE", comment="Or use the file for this machine type."),
         link="https://github.com/NVIDIA/nccl/issues/749",
         look=_topology_file,
     ),
-    condition.Condition(
+    Condition(
         id="numa-far",
         title="A rank is bound to CPUs far from its GPU (NUMA): slow host copies and launches",
-        detection="sched_getaffinity of every rank against the CPUs of its GPU's NUMA node; for p2p in one process, "
-        "against the CPUs of every GPU's NUMA node",
         settles="gpubench p2p --pairs 0-1 under numactl --cpunodebind on each node: compare host memory to GPU",
         cure=Cure(
             comment="Start the job with `mpirun --bind-to numa --map-by numa`. With Slurm, use `srun "
@@ -421,20 +420,18 @@ NODE = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/1674",
         look=_numa,
     ),
-    condition.Condition(
+    Condition(
         id="node-differs",
         title="A node differs from the others of its kind",
-        detection="devices, links, settings and versions of nodes with the same GPUs",
         check="nodes_alike",
         likely="a fault, or a different image, firmware or setting",
         cure=Cure.of("gpubench topo", comment="Run it on this node alone."),
         link=_COMPARE,
         look=_node_differs,
     ),
-    condition.Condition(
+    Condition(
         id="network-down",
         title="Every network interface of a node is down",
-        detection="/sys/class/net/*/operstate of nodes without RDMA NICs",
         check="nic_state",
         expected="an interface that is up",
         likely="a cable, switch port or driver; normal for a machine that works alone",
@@ -442,10 +439,9 @@ NODE = condition.Family.of(
         link=_COMPARE,
         look=_network_down,
     ),
-    condition.Condition(
+    Condition(
         id="settings-differ",
         title="NCCL_ variables are not the same on all ranks",
-        detection="the environment of every rank, and NCCL's files (/etc/nccl.conf, ~/.nccl.conf)",
         check="ranks_alike",
         expected="the same value on every rank",
         likely="the launcher does not pass the variable on, or a host's shell profile sets it",
@@ -456,13 +452,11 @@ NODE = condition.Family.of(
     _differs(
         id="driver-differs",
         title="Nodes have different versions of the NVIDIA driver",
-        detection="the driver's version on every node; with two versions, the older one is reported",
         look=_driver_differs,
     ),
     _differs(
         id="library-differs",
         title="Ranks load different files of a library (NCCL, MPI, UCX)",
-        detection="the libraries loaded by every rank",
         look=_library_differs,
     ),
 )

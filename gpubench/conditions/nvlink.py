@@ -6,13 +6,33 @@ from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances, remark_in_log
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    doubted,
+    in_each_node,
+    joined,
+    judged_errors,
+    of_every_node,
+    of_gpu,
+    of_node,
+    of_pairs,
+    unread,
+)
 from gpubench.conditions.profile import is_mesh_with_gaps
 from gpubench.model.facts.health import decode_health, describe_health, nvlink_errors
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
-from gpubench.model.paths import topology
 from gpubench.model.paths.nccl_log import RemarkKind
+from gpubench.model.paths.topology import (
+    NOT_SAID,
+    Topology,
+    active_links,
+    is_switched,
+    lost_its_switches,
+    lost_some_links,
+)
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
@@ -21,14 +41,16 @@ from gpubench.model.terms.verdict import Cure, Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
 _FABRIC_MANAGER = "nv-fabricmanager"
+
+
 _MODES = ("min", "half", "3quarter")
 
 
-def _limited(node: topology.Topology) -> str:
+def _limited(node: Topology) -> str:
     settings = node.snapshot.driver_settings
     if settings.nvlink_bandwidth_mode in _MODES:
         return f"NVLink bandwidth mode {settings.nvlink_bandwidth_mode}"
-    reduced = condition.joined(settings.nvlink_bandwidth_reduced or ())
+    reduced = joined(settings.nvlink_bandwidth_reduced or ())
     return f"NVLink bandwidth mode below the best on {reduced}" if reduced else ""
 
 
@@ -39,21 +61,21 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
         return ""
     state = "" if fabric.state == "completed" else f"fabric state {str(fabric.state).replace('_', ' ')}"
     status = "" if fabric.status in (None, "success") else f"fabric status {fabric.status}"
-    return condition.joined((state, status))
+    return joined((state, status))
 
 
-@condition.in_each_node
-def _not_ready(run: Circumstances) -> condition.Found:
+@in_each_node
+def _not_ready(run: Circumstances) -> Found:
     """From the fabric state in NVML; without one, from refused peer access, which the peer access check reports."""
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
-        yield condition.of_gpu(run, position, trouble)
+        yield of_gpu(run, position, trouble)
     refused = _wired_and_refused(run)
     pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair) and not _in_fabric(run, pair))
     if pairs:
-        reasons = condition.joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
+        reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, but the driver refuses peer access: {reasons}"
-        yield condition.of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
+        yield of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
 
 
 def _in_fabric(run: Circumstances, pair: Pair) -> bool:
@@ -86,97 +108,71 @@ _MANAGER_NOT_NEEDED = {
 """Of a fabric manager whose fabric is up: the next reset or partition needs it."""
 
 
-def _manager(run: Circumstances, *, stopped: bool) -> condition.Found:
+def _manager(run: Circumstances, *, stopped: bool) -> Found:
     """A fabric that is ready needs its fabric manager for the next reset or partition: then it is a warning, if the
     NVSwitches are this node's. Otherwise only nodes whose fabric is not ready are looked at.
     """
     refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
     for number, node in run.nodes.items():
         waiting = any(_fabric_trouble(gpu) for gpu in node.gpus) or number in refused
-        if not (waiting or node.snapshot.nvswitches) or not any(topology.is_switched(node, gpu) for gpu in node.gpus):
+        if not (waiting or node.snapshot.nvswitches) or not any(is_switched(node, gpu) for gpu in node.gpus):
             continue
         settings = node.snapshot.driver_settings
         service = settings.services.get(_FABRIC_MANAGER)
         driver = node.snapshot.driver.version
         more: dict[str, Any] = {} if waiting else _MANAGER_NOT_NEEDED
         if (service is None or service.running is None) and waiting:
-            yield from condition.unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
+            yield from unread(run.on(number), settings.unknown, f"services.{_FABRIC_MANAGER}.running")
         elif service is None:
             continue
         elif stopped and service.running is False:
-            yield condition.of_node(run, number, "nv-fabricmanager is not running", **more)
+            yield of_node(run, number, "nv-fabricmanager is not running", **more)
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield condition.of_node(run, number, f"fabric manager {service.version}, driver {driver}", **more)
+            yield of_node(run, number, f"fabric manager {service.version}, driver {driver}", **more)
 
 
-@condition.in_each_node
-def _domains_differ(run: Circumstances) -> condition.Found:
-    """GPUs outside the NVLink domain of most GPUs of their node. Groups of equal size are intended partitions."""
-    for number, node in run.nodes.items():
-        groups: dict[tuple[str, int], list[int]] = {}
-        for position in sorted(run.gpus_of(number)):
-            known = run.wiring.gpu(position)
-            fabric = None if known is None else known.fabric
-            if fabric is None or fabric.state != "completed" or fabric.cluster_uuid is None or fabric.clique is None:
-                continue
-            groups.setdefault((fabric.cluster_uuid, fabric.clique), []).append(position)
-        sizes = [len(group) for group in groups.values()]
-        most = max(sizes, default=0)
-        if len(groups) < 2 or (most > 1 and len(set(sizes)) == 1):
-            continue
-        usual = next(each for each, group in groups.items() if len(group) == most)
-        for domain, group in groups.items():
-            for position in group if domain != usual else ():
-                seen = f"clique {domain[1]} of cluster {domain[0]}"
-                expected = f"clique {usual[1]} of cluster {usual[0]}, like {most} of {len(node.gpus)} GPUs"
-                yield condition.of_gpu(run, position, seen, expected=expected)
-
-
-@condition.in_each_node
-def _unhealthy(run: Circumstances) -> condition.Found:
+@in_each_node
+def _unhealthy(run: Circumstances) -> Found:
     """Faults in a GPU's health mask, and NVSwitches that are gone from the PCI bus."""
     for position, _, gpu in run.gpus():
         mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
         if mask is not None and any(decode_health(mask).values()):
-            yield condition.of_gpu(run, position, f"fabric health: {describe_health(mask)}")
+            yield of_gpu(run, position, f"fabric health: {describe_health(mask)}")
     for number, node in run.nodes.items():
         profile, switches = run.exact_profile(number), set(node.snapshot.nvswitches)
         due = profile.nvlink.switches if profile is not None and profile.nvlink is not None else 0
         links = [link for gpu in node.gpus for link in gpu.nvlinks or () if link.peer is NvlinkPeer.SWITCH]
         gone = sorted({link.peer_bus_id for link in links if link.peer_bus_id} - switches) if switches else []
         if gone:
-            lost = counted(len(gone), "NVSwitch")
-            seen = f"NVLinks lead to {lost} that the PCI bus does not show: {condition.joined(gone)}"
-            yield condition.of_node(run, number, seen.replace("NVSwitchs", "NVSwitches"))
+            seen = f"NVLinks lead to {counted(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
+            yield of_node(run, number, seen.replace("NVSwitchs", "NVSwitches"))
         elif 0 < len(switches) < due and node.snapshot.machine.virtual_machine is False:
             seen, expected = (
                 f"{len(switches)} NVSwitches on the PCI bus",
                 f"{due}, as in profile {profile and profile.name}",
             )
-            yield condition.of_node(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
+            yield of_node(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
 
 
-@condition.in_each_node
-def _contradicted(run: Circumstances) -> condition.Found:
+@in_each_node
+def _contradicted(run: Circumstances) -> Found:
     """NVLinks whose state NVML tells in part, and those that it denies for a pair that they join."""
     for position, _, gpu in run.gpus():
         states = {link.number: link.active for link in gpu.nvlinks or ()}
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
             numbers = f"link{'s' * (len(unknown) > 1)} {ranges_of(sum(1 << number for number in unknown))}"
-            yield condition.of_gpu(
-                run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks"
-            )
+            yield of_gpu(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
     for pair in run.inside:
         if what := _denied(run, pair):
             denied.setdefault(what, []).append(pair)
     for what, pairs in denied.items():
         seen = f"NVML reports {what}, but active NVLinks join them"
-        yield condition.of_pairs(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
+        yield of_pairs(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
     for pair in run.inside:
         if pair[0] < pair[1] and (seen := _differs_by_direction(run, pair)):
-            yield condition.of_pairs(run, [pair, (pair[1], pair[0])], seen)
+            yield of_pairs(run, [pair, (pair[1], pair[0])], seen)
 
 
 def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
@@ -194,12 +190,12 @@ def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
         return ""
     facts = node.pair(ends[0], ends[1])
     known = {"NVLink": facts.nvlink, "atomics": facts.atomics}
-    denied = [f"{status} for {what}" for what, status in known.items() if status not in (None, "OK", topology.NOT_SAID)]
-    return condition.joined(denied) if node.peer_access(ends[0], ends[1]).possible else ""
+    denied = [f"{status} for {what}" for what, status in known.items() if status not in (None, "OK", NOT_SAID)]
+    return joined(denied) if node.peer_access(ends[0], ends[1]).possible else ""
 
 
-@condition.in_each_node
-def _down(run: Circumstances) -> condition.Found:
+@in_each_node
+def _down(run: Circumstances) -> Found:
     """Fewer active links than most GPUs of the same model on the node.
 
     Siblings are the reference, not the chip's number of links: an H100 NVL has 12 of 18. A GPU without any active link,
@@ -209,14 +205,14 @@ def _down(run: Circumstances) -> condition.Found:
     for position, node, gpu in run.gpus():
         if run.wiring.gpus[position].node in incomplete:
             continue  # its links lead to the missing GPU, which is the finding
-        active, usual = topology.active_links(gpu), node.usual_active_links[gpu.name]
+        active, usual = active_links(gpu), node.usual_active_links[gpu.name]
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
-        if active is None or active >= due or topology.lost_its_switches(node, gpu):
+        if active is None or active >= due or lost_its_switches(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
         bare = active == 0 and bridged and not leads_here
-        yield condition.of_gpu(
+        yield of_gpu(
             run,
             position,
             _seen(gpu, active),
@@ -240,15 +236,15 @@ def _least_links(profile: Profile | None, usual: int) -> int:
     return nvlink.least_links(profile.match.visible, profile.match.board)
 
 
-def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> condition.Found:
+def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
     for number, node in run.nodes.items():
         if number in incomplete:
             continue
         gpus = {position: gpu for position in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(position))}
-        lost = {position: gpu for position, gpu in gpus.items() if topology.lost_some_links(node, gpu)}
+        lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
         pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]
         if pairs:
-            yield condition.of_pairs(
+            yield of_pairs(
                 run,
                 pairs,
                 "no NVLink between them, and both have fewer NVLinks than their siblings",
@@ -258,7 +254,7 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> condition
             )
 
 
-def _fewer_in_matrix(run: Circumstances) -> condition.Found:
+def _fewer_in_matrix(run: Circumstances) -> Found:
     """GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted above."""
     for number, node in run.nodes.items():
         gpus = {gpu.device: position for position in run.gpus_of(number) if (gpu := run.wiring.gpu(position))}
@@ -269,18 +265,16 @@ def _fewer_in_matrix(run: Circumstances) -> condition.Found:
         odd = {gpu.device for gpu in node.gpus if 0 < short[gpu.device] == models[gpu.name] - 1}
         for device in sorted(odd):
             own = {_pair(pair, gpus): usual for pair, usual in lost.items() if device in pair}
-            yield condition.of_gpu(
-                run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_of(run, own)
-            )
+            yield of_gpu(run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_of(run, own))
         single = {_pair(pair, gpus): usual for pair, usual in lost.items() if odd.isdisjoint(pair)}
         for pair, usual in single.items():
             both = (pair, (pair[1], pair[0]))
             seen = f"{_paths(run, [pair])} between them"
-            yield condition.of_pairs(run, both, seen, Confidence.LIKELY, **_of(run, {pair: usual}))
+            yield of_pairs(run, both, seen, Confidence.LIKELY, **_of(run, {pair: usual}))
 
 
-def _is_short_of_links(node: topology.Topology, gpu: GpuFacts) -> bool:
-    active = topology.active_links(gpu)
+def _is_short_of_links(node: Topology, gpu: GpuFacts) -> bool:
+    active = active_links(gpu)
     return active is not None and active < node.usual_active_links[gpu.name]
 
 
@@ -298,7 +292,7 @@ def _of(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
 
 
 def _paths(run: Circumstances, pairs: Iterable[Pair]) -> str:
-    return condition.joined(dict.fromkeys(map(run.wiring.path, pairs)))
+    return joined(dict.fromkeys(map(run.wiring.path, pairs)))
 
 
 def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
@@ -306,11 +300,11 @@ def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
     return one, other
 
 
-@condition.in_each_node
-def _all_down(run: Circumstances) -> condition.Found:
+@in_each_node
+def _all_down(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
-        if topology.lost_its_switches(node, gpu):
-            yield condition.of_gpu(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
+        if lost_its_switches(node, gpu):
+            yield of_gpu(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
 
 
 def _seen(gpu: GpuFacts, active: int) -> str:
@@ -321,8 +315,8 @@ def _seen(gpu: GpuFacts, active: int) -> str:
     return f"{len(down)} of {len(gpu.nvlinks or ())} NVLinks down (link{'s' * (len(down) > 1)} {numbers})"
 
 
-@condition.in_each_node
-def _errors(run: Circumstances) -> condition.Found:
+@in_each_node
+def _errors(run: Circumstances) -> Found:
     found = {
         (number, errors.device): errors for number, node in run.nodes.items() for errors in nvlink_errors(node.snapshot)
     }
@@ -330,7 +324,7 @@ def _errors(run: Circumstances) -> condition.Found:
         errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
             likely = f"a link that is about to fail{'' if errors.meanwhile else ', or a single disturbance'}"
-            yield condition.of_gpu(run, position, errors.seen, likely=likely, **condition.judged_errors(errors))
+            yield of_gpu(run, position, errors.seen, likely=likely, **judged_errors(errors))
 
 
 _log_nvlink_refused = remark_in_log(
@@ -348,13 +342,12 @@ _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
 
-NVLINK = condition.Family.of(
+NVLINK = Family.of(
     "nvlink",
     "NVLink and its fabric",
-    condition.Condition(
+    Condition(
         id="nvlink-disabled",
         title="A driver setting switches NVLink off (NVreg_NvLinkDisable=1, NVreg_RmNvlinkBandwidth=OFF)",
-        detection="/proc/driver/nvidia/params; nvmlSystemGetNvlinkBwMode",
         settles="grep -i nvlink /proc/driver/nvidia/params /etc/modprobe.d/*",
         cure=Cure.of(
             "grep -i nvlink /etc/modprobe.d/*",
@@ -362,18 +355,12 @@ NVLINK = condition.Family.of(
             "`gpubench p2p`: the links may be off because they failed.",
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=condition.of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
+        look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
     ),
-    condition.Condition(
+    Condition(
         id="fabric-manager-stopped",
         title="The fabric manager is not running: NVLinks are active, but P2P is refused or CUDA fails with error 802",
-        seen_as=(
-            "CUDA error 802: system not yet initialized",
-            "cudaErrorSystemNotReady",
-            "Fabric State : In Progress",
-        ),
-        detection="no process nv-fabricmanager on a host with NVSwitches, or whose GPUs' fabric is not ready",
         settles="systemctl status nvidia-fabricmanager",
         check="fabric",
         expected="a running fabric manager: without it the next reset or job fails",
@@ -381,13 +368,12 @@ NVLINK = condition.Family.of(
             "systemctl enable --now nvidia-fabricmanager", comment="Its version must be the driver's version."
         ),
         link=_DSTACK,
-        look=condition.in_each_node(partial(_manager, stopped=True)),
+        look=in_each_node(partial(_manager, stopped=True)),
         implies=_FOLLOWS,
     ),
-    condition.Condition(
+    Condition(
         id="fabric-manager-version",
         title="The fabric manager's version does not match the NVIDIA driver's version",
-        detection="the version in the fabric manager's log against the driver's",
         settles="nv-fabricmanager --version; nvidia-smi",
         check="fabric",
         expected="the driver's version: with another one the next reset or job fails",
@@ -396,14 +382,12 @@ NVLINK = condition.Family.of(
             comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
         ),
         link=_DSTACK,
-        look=condition.in_each_node(partial(_manager, stopped=False)),
+        look=in_each_node(partial(_manager, stopped=False)),
         implies=_FOLLOWS,
     ),
-    condition.Condition(
+    Condition(
         id=_NOT_READY,
         title="The NVLink fabric is not ready (state is not Completed): P2P over NVLink is refused (NS)",
-        detection="nvmlDeviceGetGpuFabricInfo; or refused peer access between GPUs with active NVLinks to NVSwitches; "
-        "or `P2P is disabled between NVLINK connected GPUs` in NCCL's log",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         expected="state completed, status success",
@@ -412,29 +396,12 @@ NVLINK = condition.Family.of(
         link=_AZURE,
         look=_not_ready,
         in_log=_log_nvlink_refused,
-        in_job=condition.doubted(r"P2P is disabled between NVLINK connected GPUs"),
+        in_job=doubted(r"P2P is disabled between NVLINK connected GPUs"),
         implies=_FOLLOWS[1:],
     ),
-    condition.Condition(
-        id="fabric-differs",
-        title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
-        detection="nvmlDeviceGetGpuFabricInfo: clique and cluster of each GPU, against the other GPUs of its node",
-        settles="nvidia-smi -q | grep -A 12 Fabric",
-        check="fabric",
-        likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
-        cure=Cure.of(
-            "fmpm -l",
-            comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
-            "while the GPUs are idle.",
-        ),
-        link=_AZURE,
-        look=_domains_differ,
-        implies=_FOLLOWS[1:],
-    ),
-    condition.Condition(
+    Condition(
         id="nvlinks-all-down",
         title="All NVLinks of a GPU are inactive on a board with NVSwitches",
-        detection="a GPU without any active NVLink, on a board with NVSwitches or with a fabric that was ready",
         check="nvlink_active",
         likely="a fault of the board (Xid 74), or a driver setting (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
         aliases=(_DOWN,),
@@ -448,11 +415,9 @@ NVLINK = condition.Family.of(
         look=_all_down,
         implies=(_DOWN, *_FOLLOWS),
     ),
-    condition.Condition(
+    Condition(
         id=_DOWN,
         title="NVLinks are down or inactive on a GPU (nvidia-smi nvlink -s, Xid 74)",
-        seen_as=("Link 4: <inactive>", "Xid 74"),
-        detection="the active links of each GPU and each pair, against those of its siblings",
         check="nvlink_active",
         likely="a bridge or board that is not seated, a failed link (Xid 74), or a driver setting "
         "(NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth)",
@@ -463,11 +428,9 @@ NVLINK = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_down,
     ),
-    condition.Condition(
+    Condition(
         id="nvlink-doubtful",
         title="Sources disagree about NVLinks: nvidia-smi topo -p2p n against nvidia-smi nvlink -s",
-        detection="nvmlDeviceGetP2PStatus (NVLink, atomics) of pairs that active NVLinks join; links of unknown state; "
-        "a matrix of nvidia-smi topo -m that differs by direction",
         check="nvlink_active",
         expected="the same answer from every source",
         likely="a link that is about to fail, or a driver that lost track of it",
@@ -478,10 +441,9 @@ NVLINK = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/2329",
         look=_contradicted,
     ),
-    condition.Condition(
+    Condition(
         id="nvlink-bandwidth-limited",
         title="The NVLink bandwidth mode is reduced (NVreg_RmNvlinkBandwidth=MIN, HALF, 3QUARTER)",
-        detection="nvmlSystemGetNvlinkBwMode, nvmlDeviceGetNvlinkBwMode",
         settles="grep -i nvlink /etc/modprobe.d/*",
         check="nvlink_active",
         expected="full bandwidth on every GPU",
@@ -490,14 +452,12 @@ NVLINK = condition.Family.of(
             "grep -i nvlink /etc/modprobe.d/*", comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot."
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=condition.of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
+        look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
         implies=(_DOWN,),
     ),
-    condition.Condition(
+    Condition(
         id="fabric-unhealthy",
         title="The NVLink fabric reports degraded bandwidth or an unhealthy route (health mask)",
-        detection="the two-bit fields of nvmlGpuFabricInfo's health mask: 0xaa is healthy; NVSwitches on the PCI "
-        "bus against those to which NVLinks lead, and against the profile",
         settles="nvidia-smi -q | grep -A 12 Fabric",
         check="fabric",
         expected="a health mask without a fault",
@@ -511,11 +471,9 @@ NVLINK = condition.Family.of(
         look=_unhealthy,
         implies=(_DOWN,),
     ),
-    condition.Condition(
+    Condition(
         id="nvlink-errors",
         title="NVLinks count replay, recovery or CRC errors",
-        detection="the error counters of every link: errors counted while p2p or check runs; if the counters were read "
-        "only once, large totals (weak evidence)",
         settles="nvidia-smi nvlink -e before and after gpubench p2p: growing counters confirm it",
         check="nvlink_errors",
         cure=Cure.of(

@@ -6,9 +6,30 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from gpubench.conditions.definition import condition, subjects
 from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
-from gpubench.model.facts.health import FEW_MEANWHILE, pcie_errors
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    in_each_node,
+    joined,
+    judged_errors,
+    of_device,
+    of_gpu,
+    of_node,
+    of_pairs,
+)
+from gpubench.conditions.definition.subjects import (
+    OF_THE_BOARD,
+    gpudirect_nics,
+    is_desktop,
+    is_soldered,
+    reaches_over_pcie,
+    uses_pcie,
+)
+from gpubench.model.facts.health import pcie_errors
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind, display_cards
 from gpubench.model.paths.nics import port_roles
 from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, pcie_ceiling_gb_s, rests
@@ -91,7 +112,7 @@ def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
         name = _model(device)
         alike = tuple(each.pcie for each in family if each is not device and _model(each) == name)
         above = devices.get(known.above or "") if (known := devices.get(device.bus_id or "")) else None
-        fixed = isinstance(device, GpuFacts) and subjects.is_soldered(device)
+        fixed = isinstance(device, GpuFacts) and is_soldered(device)
         yield _lane(device, device.pcie, above, alike, fixed=fixed)
 
 
@@ -117,37 +138,35 @@ def _lane(
 
 
 def _limited(severity: Verdict) -> dict[str, Any]:
-    return {"severity": severity} | ({"likely": subjects.OF_THE_BOARD} if severity is Verdict.SKIP else {})
+    return {"severity": severity} | ({"likely": OF_THE_BOARD} if severity is Verdict.SKIP else {})
 
 
-@condition.in_each_node
-def _width(run: Circumstances) -> condition.Found:
+@in_each_node
+def _width(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             if lane.is_narrow and not isinstance(lane.device, PciDevice):
-                severity = lane.severity("width", Verdict.FAIL, desktop=subjects.is_desktop(node))
+                severity = lane.severity("width", Verdict.FAIL, desktop=is_desktop(node))
                 seen = f"PCIe trained to {lane.link.width} of {lane.link.max_width} lanes"
-                yield condition.of_device(
-                    run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent
-                )
+                yield of_device(run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent)
 
 
-@condition.in_each_node
-def _generation(run: Circumstances) -> condition.Found:
+@in_each_node
+def _generation(run: Circumstances) -> Found:
     """Working GPUs and NICs only: a GPU at rest lowers its generation to save power."""
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             device = lane.device
             if not lane.is_slow or isinstance(device, PciDevice) or (isinstance(device, GpuFacts) and rests(device)):
                 continue
-            severity = lane.severity("generation", Verdict.WARN, desktop=subjects.is_desktop(node))
+            severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
             seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"
             more = {**_limited(severity), "expected_percent": lane.percent}
-            yield condition.of_device(run, number, device, seen, Confidence.LIKELY, **more)
+            yield of_device(run, number, device, seen, Confidence.LIKELY, **more)
 
 
-@condition.in_each_node
-def _uplink(run: Circumstances) -> condition.Found:
+@in_each_node
+def _uplink(run: Circumstances) -> Found:
     """The links above GPUs and their NICs: a link has two ends, and either may show that it is trained low."""
     for number, node in run.nodes.items():
         uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
@@ -157,7 +176,7 @@ def _uplink(run: Circumstances) -> condition.Found:
         known = {each for each, link in uplinks.items() if link.width and link.max_width}
         unread = sorted((above | uplinks.keys()) - known)
         if unread:
-            yield condition.Unread(run.on(number), f"the uplink of switch {condition.joined(unread)} was not read")
+            yield Unread(run.on(number), f"the uplink of switch {joined(unread)} was not read")
         for bus_id, lane, gpus in _lanes_above(run, number, uplinks):
             own_ends = "the uplink of switch" if bus_id in uplinks else "the link below port"
             narrow = lane.is_narrow
@@ -168,7 +187,7 @@ def _uplink(run: Circumstances) -> condition.Found:
                     (link.generation or "?", link.width or "?")
                     for link in (lane.link, PcieLink(generation=lane.link.max_generation, width=lane.link.max_width))
                 )
-                yield condition.of_node(
+                yield of_node(
                     run,
                     number,
                     f"PCIe trained to generation {now[0]} x{now[1]} of {most[0]} x{most[1]}",
@@ -216,26 +235,26 @@ def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
     return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
 
 
-@condition.in_each_node
-def _errors(run: Circumstances) -> condition.Found:
+@in_each_node
+def _errors(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
         kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
         for errors in pcie_errors(node.snapshot):
             gpu = gpus.get(errors.device)
             if gpu is not None:
-                yield condition.of_device(run, number, gpu, errors.seen, **condition.judged_errors(errors))
+                yield of_device(run, number, gpu, errors.seen, **judged_errors(errors))
             else:
-                judged = condition.judged_errors(errors)
+                judged = judged_errors(errors)
                 words = filter(None, (kinds.get(errors.device), errors.device))
-                yield condition.of_node(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
+                yield of_node(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
 
 
-def _shared_uplink(run: Circumstances) -> condition.Found:
+def _shared_uplink(run: Circumstances) -> Found:
     for pair in run.staged or ():
         refusal = run.refusals.get(pair)
         if refusal is not None and refusal.by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
-            yield condition.of_pairs(
+            yield of_pairs(
                 run,
                 [pair],
                 f"{run.wiring.path(pair)} pair through host memory: both directions share one uplink",
@@ -243,13 +262,13 @@ def _shared_uplink(run: Circumstances) -> condition.Found:
             )
 
 
-def _write_collapse(run: Circumstances) -> condition.Found:
+def _write_collapse(run: Circumstances) -> Found:
     """Compares simultaneous copies made by the sources (writes) with those made by the destinations (reads)."""
     for each in run.together:
         pairs = _converging(run, each.pairs)
         if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
             seen = f"{each.pattern}: writes reach {each.write_gb_s:.3g} GB/s in total, reads {each.read_gb_s:.3g}"
-            yield condition.of_pairs(run, pairs, seen, Confidence.LIKELY)
+            yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
 def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
@@ -275,8 +294,7 @@ def _roots(run: Circumstances, pairs: Sequence[Pair]) -> set[str]:
 
 
 _link = partial(
-    condition.Condition,
-    seen_as=("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",),
+    Condition,
     settles="lspci -vv -s BUS_ID | grep -E 'LnkCap|LnkSta' while gpubench p2p runs",
     check="pcie_link",
     expected="the width and generation that both ends of the link support",
@@ -288,22 +306,18 @@ _link = partial(
 )
 
 
-PCIE = condition.Family.of(
+PCIE = Family.of(
     "pcie",
     "PCIe links",
     _link(
         id="pcie-width",
         title="A GPU or NIC uses fewer PCIe lanes than it supports (LnkSta: Width x8, downgraded)",
-        detection="current against maximum width of the device and the port above it, from NVML and /sys; a fault if "
-        "siblings have more lanes, or on a board whose GPUs have no slots; else the board's limit",
         look=_width,
         link="https://github.com/NVIDIA/nccl/issues/2397",
     ),
     _link(
         id="pcie-uplink",
         title="A PCIe link above GPUs (root port, switch) runs at a lower width or generation than it supports",
-        detection="current against maximum width and generation at both ends of every link above GPUs; if siblings "
-        "are alike, the board's limit",
         look=_uplink,
         link="https://github.com/local-inference-lab/rtx6kpro/pull/88",
         aliases=(
@@ -314,17 +328,12 @@ PCIE = condition.Family.of(
     _link(
         id="pcie-generation",
         title="A busy GPU or a NIC runs at a lower PCIe generation than it supports (LnkSta: Speed 8GT/s)",
-        detection="current against maximum generation, of NICs and of GPUs at work (P0 to P2); a GPU at rest lowers it",
         look=_generation,
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
     ),
-    condition.Condition(
+    Condition(
         id="pcie-errors",
         title="PCIe replays or AER errors (BadTLP, ACSViol, correctable errors) on a GPU's path",
-        seen_as=("PCIe Bus Error: severity=Corrected", "Replays Since Reset"),
-        detection="aer_dev_* in /sys of every hop, and NVML's replay counter: more than "
-        f"{FEW_MEANWHILE} errors while p2p or check runs, or any uncorrectable one; if the counters were read only "
-        "once, large totals, or fatal errors (weak evidence)",
         settles="dmesg | grep AER before and after gpubench p2p: growing counters confirm it",
         check="pcie_errors",
         likely="a riser or slot, dirty contacts, or a card that is not seated",
@@ -335,12 +344,10 @@ PCIE = condition.Family.of(
         link="https://github.com/NVIDIA/NVSentinel/issues/890",
         look=_errors,
     ),
-    condition.Condition(
+    Condition(
         id="posted-write-collapse",
         title="P2P writes collapse when several GPUs below one PCIe switch write to several root complexes; reads "
         "do not",
-        detection="gpubench p2p's patterns: reads more than twice as fast as writes, for the same simultaneous copies "
-        "over PCIe",
         settles="gpubench p2p: `all to all` is slow for writes and fast for reads; each pair alone is fast for both",
         cure=Cure.of(
             "NCCL_P2P_READ_ENABLE=1 gpubench alltoall",
@@ -350,10 +357,9 @@ PCIE = condition.Family.of(
         link="https://github.com/local-inference-lab/rtx6kpro",
         look=_write_collapse,
     ),
-    condition.Condition(
+    Condition(
         id="staging-shares-uplink",
         title="Through host memory, pairs below one PCIe switch are slower than pairs below two",
-        detection="host-staged pairs below one switch that have no P2P by design",
         settles="gpubench p2p: PIX pairs slower than SYS pairs",
         cure=Cure(
             comment="Nothing to repair: both directions share the switch's uplink. Spread ranks over several switches."
@@ -376,10 +382,10 @@ def _on_metal(run: Circumstances) -> Iterator[tuple[int, Topology]]:
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
 
 
-def _hidden(run: Circumstances) -> condition.Found:
+def _hidden(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
-        if node.snapshot.machine.virtual_machine and subjects.reaches_over_pcie(node):
-            yield condition.Unread(run.on(number), "a virtual machine does not show its host's ACS and IOMMU settings")
+        if node.snapshot.machine.virtual_machine and reaches_over_pcie(node):
+            yield Unread(run.on(number), "a virtual machine does not show its host's ACS and IOMMU settings")
 
 
 def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevice]:
@@ -406,18 +412,14 @@ def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: s
     return asked and control is not None and _DIRECT in control.enabled
 
 
-def _redirected(
-    run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]
-) -> condition.Found:
+def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
     """Couples below a switch whose traffic is redirected to the root: by ACS registers, else by IOMMU groups."""
     devices = run.pci_devices[number]
     unseen: list[str] = []
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
     for one, other, gpus in couples:
         bridges = _between(devices, one.bus_id, other.bus_id)
-        found = {
-            each.bus_id: condition.joined(_redirects(devices, each, one, other)).replace("_", " ") for each in bridges
-        }
+        found = {each.bus_id: joined(_redirects(devices, each, one, other)).replace("_", " ") for each in bridges}
         closed = {
             each.bus_id: each.unknown.get("access_control", _UNREAD) for each in bridges if not each.access_control
         }
@@ -434,33 +436,30 @@ def _redirected(
             )
     if redirected:
         bridges_seen = dict(pair for each in redirected.values() for pair in each.items())
-        seen = f"ACS redirects traffic ({condition.joined(bridges_seen.values())}) at {condition.joined(bridges_seen)}"
+        seen = f"ACS redirects traffic ({joined(bridges_seen.values())}) at {joined(bridges_seen)}"
         switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
         commands = _ACS_CURE.commands[0], f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
         cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_CURE.comment}")
         yield _of_couples(redirected, seen, Confidence.PROVEN, cure)
     if split:
-        groups_seen = condition.joined(group for each in split.values() for group in each)
+        groups_seen = joined(group for each in split.values() for group in each)
         yield _of_couples(
             split, f"devices below one switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
         )
     if unseen:
-        yield condition.Unread(condition.joined(unseen), "the bridges between them were not read")
+        yield Unread(joined(unseen), "the bridges between them were not read")
     if hidden:
         reasons = dict(pair for each in hidden.values() for pair in each.items())
-        yield condition.Unread(
-            condition.joined(name for name, _ in hidden),
-            f"ACS of {condition.joined(reasons)}: {condition.joined(reasons.values())}",
-        )
+        yield Unread(joined(name for name, _ in hidden), f"ACS of {joined(reasons)}: {joined(reasons.values())}")
 
 
 def _of_couples(
     couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: Cure = NO_CURE
-) -> condition.Sighting:
+) -> Sighting:
     """A sighting on couples of devices, given by name and GPU positions; two GPUs are a pair in both directions."""
     names = tuple(name for name, _ in couples)
-    return condition.Sighting(
-        subject=condition.joined(names),
+    return Sighting(
+        subject=joined(names),
         seen=seen,
         confidence=confidence,
         gpus=frozenset(gpu for _, gpus in couples for gpu in gpus),
@@ -477,8 +476,8 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
     return [each for each in _REDIRECTS if each in control.enabled]
 
 
-@condition.in_each_node
-def _acs(run: Circumstances) -> condition.Found:
+@in_each_node
+def _acs(run: Circumstances) -> Found:
     yield from _hidden(run)
     for number, node in _on_metal(run):
         gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
@@ -491,42 +490,38 @@ def _acs(run: Circumstances) -> condition.Found:
         yield from _redirected(run, number, couples)
 
 
-@condition.in_each_node
-def _acs_nic(run: Circumstances) -> condition.Found:
+@in_each_node
+def _acs_nic(run: Circumstances) -> Found:
     yield from _hidden(run)
     for number, node in _on_metal(run):
         couples = (
             (gpu, nic, (position,))
             for position in sorted(run.gpus_of(number))
             if (gpu := run.wiring.gpu(position)) is not None
-            for nic in subjects.gpudirect_nics(node, gpu)
+            for nic in gpudirect_nics(node, gpu)
         )
         yield from _redirected(run, number, couples)
 
 
-@condition.in_each_node
-def _translating(run: Circumstances) -> condition.Found:
+@in_each_node
+def _translating(run: Circumstances) -> Found:
     """GPUs behind a translating IOMMU that reach others over PCIe; NVLink traffic does not pass the IOMMU."""
     yield from _hidden(run)
     metal = dict(_on_metal(run))
     for position, node, gpu in run.gpus():
         number = run.wiring.gpus[position].node
-        if number not in metal or not subjects.uses_pcie(node, gpu):
+        if number not in metal or not uses_pcie(node, gpu):
             continue
         device, iommu = run.pci_devices[number].get(gpu.bus_id or ""), node.snapshot.kernel.iommu
         if device is None:
-            yield condition.Unread(run.name(position), "its PCI device was not read")
+            yield Unread(run.name(position), "its PCI device was not read")
         elif device.iommu_group is None:
             if iommu.units != ():
-                yield condition.Unread(run.name(position), "its IOMMU group was not read")
+                yield Unread(run.name(position), "its IOMMU group was not read")
         elif (kind := iommu.group_types.get(str(device.iommu_group))) is None:
-            yield condition.Unread(
-                run.name(position), iommu.unknown.get("group_types", "the type of its group was not read")
-            )
+            yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
         elif kind in _TRANSLATES:
-            yield condition.of_gpu(
-                run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY
-            )
+            yield of_gpu(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
 
 
 _UNREAD = "its access control was not read"
@@ -538,14 +533,12 @@ _ACS_CURE = Cure.of(
 )
 _ACS_LIKELY = "ACS switched on by the BIOS, or by a kernel that isolates devices"
 
-REDIRECTION = condition.Family.of(
+REDIRECTION = Family.of(
     "redirection",
     "PCIe traffic redirected through the CPU",
-    condition.Condition(
+    Condition(
         id="acs-redirect",
         title="PCIe ACS redirects P2P between GPUs through the CPU's root port: half the bandwidth, or a hang",
-        detection="request redirect, completion redirect or upstream forwarding in the ACS registers of the "
-        "bridges between two GPUs (needs root); else two GPUs below one switch in different IOMMU groups",
         settles="sudo gpubench topo --causes; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
         expected="ACS redirection off at the switches between GPUs",
@@ -555,11 +548,9 @@ REDIRECTION = condition.Family.of(
         link=f"{_TROUBLESHOOTING}#pci-access-control-services-acs",
         look=_acs,
     ),
-    condition.Condition(
+    Condition(
         id="acs-nic-redirect",
         title="PCIe ACS redirects GPUDirect RDMA between GPU and NIC: half the InfiniBand bandwidth",
-        detection="the ACS registers of the bridges between a GPU and an RDMA NIC below one switch (needs root), "
-        "or their IOMMU groups",
         settles="ib_write_bw with and without --use_cuda; sudo lspci -vvv | grep ACSCtl",
         check="redirection",
         expected="ACS redirection off at the switches between GPUs and NICs",
@@ -569,11 +560,9 @@ REDIRECTION = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/949",
         look=_acs_nic,
     ),
-    condition.Condition(
+    Condition(
         id="iommu-translating",
         title="The IOMMU translates addresses (not iommu=pt): P2P over PCIe is slow, corrupts data or hangs",
-        seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]", "DMAR: [DMA Write] Request device"),
-        detection="/sys/kernel/iommu_groups/N/type of a GPU that reaches others over PCIe: DMA or DMA-FQ",
         check="redirection",
         expected="identity mapping (iommu=pt), or no IOMMU",
         likely="the kernel's default; peer copies may be slow or corrupted",

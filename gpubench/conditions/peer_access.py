@@ -3,7 +3,28 @@
 import re
 from collections.abc import Callable, Sequence
 
-from gpubench.conditions.definition import circumstances, condition
+from gpubench.conditions.definition.circumstances import (
+    VERIFIED_COPIES,
+    Circumstances,
+    LoggedReason,
+    Staged,
+    remark_in_log,
+)
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Look,
+    Sighting,
+    complained,
+    in_each_node,
+    joined,
+    nothing_in_facts,
+    of_every_node,
+    of_gpu,
+    of_pairs,
+    with_ids,
+)
 from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import P2P_STATUS, Refusal, Topology, is_nvlink, is_switched
@@ -14,21 +35,21 @@ _REFUSED = "peer-access-refused"
 _MIB = 2**20
 
 
-def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> condition.Look:
+def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
 
-    @condition.in_each_node
-    def look(run: circumstances.Circumstances) -> condition.Found:
+    @in_each_node
+    def look(run: Circumstances) -> Found:
         pairs = [
             pair
             for pair, refusal in run.refusals.items()
             if holds(refusal) and virtual in (None, bool(run.node_of(pair).snapshot.machine.virtual_machine))
         ]
-        yield from [condition.of_pairs(run, pairs, seen)] if pairs else []
+        yield from [of_pairs(run, pairs, seen)] if pairs else []
 
     return look
 
 
-def _status(status: str, where: str = "", *, virtual: bool | None = None) -> condition.Look:
+def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
     seen = f"NVML reports {status}: {P2P_STATUS[status]}{where}"
     return _of_refusal(seen, lambda each: each.status == status and _over_pcie(each), virtual=virtual)
 
@@ -40,8 +61,8 @@ def _over_pcie(refusal: Refusal) -> bool:
 _GNS = f"NVML reports GNS: {P2P_STATUS['GNS']}"
 
 
-@condition.in_each_node
-def _mig(run: circumstances.Circumstances) -> condition.Found:
+@in_each_node
+def _mig(run: Circumstances) -> Found:
     """GPUs are split on purpose, one, half or all of them: it is a finding only against a profile asked for."""
     for position, node, gpu in run.gpus():
         if gpu.mig:
@@ -50,7 +71,7 @@ def _mig(run: circumstances.Circumstances) -> condition.Found:
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
             severity = None if sibling and run.profile_asked_for else Verdict.SKIP
-            yield condition.of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
+            yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
 
 def _confidential(node: Topology) -> str:
@@ -59,8 +80,8 @@ def _confidential(node: Topology) -> str:
     return "confidential computing is on, without protected PCIe" if bounces else ""
 
 
-def _registry_key(run: circumstances.Circumstances) -> condition.Found:
-    keys = condition.joined(
+def _registry_key(run: Circumstances) -> Found:
+    keys = joined(
         f"{name}={value}"
         for node in run.nodes.values()
         for name, value in (node.snapshot.driver_settings.registry_keys or {}).items()
@@ -70,8 +91,8 @@ def _registry_key(run: circumstances.Circumstances) -> condition.Found:
     return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(run)
 
 
-@condition.in_each_node
-def _mixed(run: circumstances.Circumstances) -> condition.Found:
+@in_each_node
+def _mixed(run: Circumstances) -> Found:
     alike = [pair for pair in run.inside if not _models_differ(run, pair)]
     granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
     pairs = [
@@ -81,16 +102,16 @@ def _mixed(run: circumstances.Circumstances) -> condition.Found:
     ]
     if pairs:
         seen = "no peer access between GPUs of different models; GPUs of the same model have it"
-        yield condition.of_pairs(run, pairs, seen, Confidence.LIKELY)
+        yield of_pairs(run, pairs, seen, Confidence.LIKELY)
 
 
-def _models_differ(run: circumstances.Circumstances, pair: Pair) -> bool:
+def _models_differ(run: Circumstances, pair: Pair) -> bool:
     one, other = (run.wiring.gpu(gpu) for gpu in pair)
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
-@condition.in_each_node
-def _bar1(run: circumstances.Circumstances) -> condition.Found:
+@in_each_node
+def _bar1(run: Circumstances) -> Found:
     ends = {gpu for pair, refusal in run.refusals.items() if _over_pcie(refusal) for gpu in pair}
     for position, _, gpu in run.gpus():
         device = run.pci_devices[run.wiring.gpus[position].node].get(gpu.bus_id or "")
@@ -99,7 +120,7 @@ def _bar1(run: circumstances.Circumstances) -> condition.Found:
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
             could = f"; it could be {most // _MIB:,} MiB" if most and most > window else ""
             seen = f"BAR 1 is {window // _MIB:,} MiB for {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
-            yield condition.of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
+            yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
@@ -112,7 +133,7 @@ _WITH_NVLINKS = re.compile(r"SXM|DGXS|\bNVL\b|\bH[12]00\b(?! PCIe)|\bH20\b|\bH80
 """GPUs on boards whose NVLinks join all of them."""
 
 
-def has_nvlinks(staged: circumstances.Staged) -> bool:
+def has_nvlinks(staged: Staged) -> bool:
     """True if anything in the log shows that the GPUs have NVLinks."""
     switched = any(note.about[0] == "" for note in staged.found(RemarkKind.MULTICAST))
     refused = bool(staged.found(RemarkKind.NVLINK_REFUSED))
@@ -120,7 +141,7 @@ def has_nvlinks(staged: circumstances.Staged) -> bool:
     return staged.nvlinks or switched or refused or by_model or is_nvlink(staged.path)
 
 
-def _log_without_nvlinks(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _log_without_nvlinks(staged: Staged) -> LoggedReason | None:
     refused = [note for note in staged.notes if note.kind is RemarkKind.DRIVER_REFUSED]
     if not staged.inside or staged.network is not None or has_nvlinks(staged):
         return None
@@ -129,17 +150,15 @@ def _log_without_nvlinks(staged: circumstances.Staged) -> circumstances.LoggedRe
         granted = any(note.about[1] == _GRANTED for note in staged.found(RemarkKind.P2P_TYPE))
         never = bool(models) and all(map(_NEVER_WITH_PEER_ACCESS.search, staged.models))
         seen = f"{models}: no peer access over PCIe"
-        return circumstances.LoggedReason(seen, Cure(comment="Nothing to repair.")) if never and not granted else None
+        return LoggedReason(seen, Cure(comment="Nothing to repair.")) if never and not granted else None
     known = bool(models) and all(map(_WITHOUT_PEER_ACCESS.search, staged.models))
     seen = f"the driver refuses peer access between these GPUs: {refused[0].gist}"
     if known and not staged.virtual:
-        return circumstances.LoggedReason(
-            f"{seen}; {models}: no peer access over PCIe", Cure(comment="Nothing to repair.")
-        )
+        return LoggedReason(f"{seen}; {models}: no peer access over PCIe", Cure(comment="Nothing to repair."))
     unknown = (
         "in a virtual machine the hypervisor may be the reason" if staged.virtual else "for other GPUs this is a fault"
     )
-    return circumstances.LoggedReason(
+    return LoggedReason(
         f"{seen}; GeForce GPUs have no peer access over PCIe; {unknown}",
         Cure.of("gpubench topo", comment="It shows the GPUs' model and the driver's reason."),
         is_proven=False,
@@ -148,14 +167,12 @@ def _log_without_nvlinks(staged: circumstances.Staged) -> circumstances.LoggedRe
 
 _WAIVED = "https://github.com/NVIDIA/nvbandwidth/issues/13"
 
-PEER_ACCESS = condition.Family.of(
+PEER_ACCESS = Family.of(
     "peer_access",
     "Peer access",
-    condition.Condition(
+    Condition(
         id="mig-on",
         title="MIG is enabled, so GPUs have no peer-to-peer (P2P) access over PCIe or NVLink",
-        seen_as=("MIG Mode : Current : Enabled",),
-        detection="nvmlDeviceGetMigMode",
         settles="nvidia-smi -q | grep -A 3 'MIG Mode'",
         check="mig",
         likely="the GPU was split into MIG instances, which reach other GPUs only through host memory",
@@ -170,10 +187,9 @@ PEER_ACCESS = condition.Family.of(
         implies=("cuda-nvml-disagree", _REFUSED),
         by_design=True,
     ),
-    condition.Condition(
+    Condition(
         id="confidential-computing",
         title="Confidential computing (CC) is on: transfers use encrypted bounce buffers in host memory, P2P is off",
-        detection="nvmlSystemGetConfComputeSettings; `CC On` in NCCL's log",
         settles="nvidia-smi conf-compute -f; nvidia-smi topo -p2p r",
         cure=Cure.of(
             "nvidia-smi conf-compute -f",
@@ -182,18 +198,15 @@ PEER_ACCESS = condition.Family.of(
             "p2p`.",
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=condition.of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
-        in_log=circumstances.remark_in_log(
+        look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
+        in_log=remark_in_log(
             RemarkKind.CONFIDENTIAL, Cure(comment="Confidential computing encrypts transfers through host memory.")
         ),
         implies=(_REFUSED,),
     ),
-    condition.Condition(
+    Condition(
         id="gpu-without-pcie-p2p",
         title="GNS: this GPU model has no P2P over PCIe (GeForce RTX 4090, 5090, most 30xx)",
-        seen_as=("GNS = GPU not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus reports GNS (GPU not supported) for all GPUs of these models without "
-        "NVLinks; or NCCL's log has the driver's refusal for GPUs on PCIe",
         settles="nvidia-smi topo -p2p r",
         cure=Cure(
             comment="Nothing to repair: these GPUs use shared memory. With a patched open kernel module, run "
@@ -205,28 +218,9 @@ PEER_ACCESS = condition.Family.of(
         implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
         by_design=True,
     ),
-    condition.Condition(
-        id="p2p-of-some-alike",
-        title="GNS between some GPUs, while other GPUs of the same models have P2P",
-        seen_as=("GNS = GPU not supported",),
-        detection="nvmlDeviceGetP2PStatus reports GNS for GPUs without NVLinks, and OK for others of the same models",
-        settles="nvidia-smi topo -p2p r; nvidia-smi -q of both: VBIOS, virtualization mode, MIG",
-        likely="a GPU with a different VBIOS or setting than its siblings, or a failing GPU",
-        cure=Cure.of(
-            "nvidia-smi -q | grep -iE 'VBIOS Version|Virtualization Mode'",
-            comment="If the GPUs are alike, reboot the node.",
-        ),
-        link="https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
-        look=_of_refusal(
-            f"{_GNS}; other GPUs of the same models have P2P",
-            lambda each: each.odd and _over_pcie(each),
-        ),
-        implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
-    ),
-    condition.Condition(
+    Condition(
         id="nvlink-mesh",
         title="TNS between GPUs whose NVLinks lead to other GPUs (DGX-1, hybrid cube mesh): no direct path",
-        detection="nvmlDeviceGetP2PStatus reports TNS, and both GPUs have active NVLinks to other GPUs",
         settles="nvidia-smi topo -m",
         cure=Cure(
             comment="Nothing to repair: NCCL uses NVLinks through a third GPU. To see their effect, run "
@@ -240,10 +234,9 @@ PEER_ACCESS = condition.Family.of(
         implies=("cuda-nvml-disagree", _REFUSED),
         by_design=True,
     ),
-    condition.Condition(
+    Condition(
         id="p2p-registry-key",
         title="DR: a driver registry key disables P2P (ForceP2P, RMForceP2PType, NVreg_RegistryDwords)",
-        detection="nvmlDeviceGetP2PStatus reports DR; RegistryDwords in /proc/driver/nvidia/params",
         settles="grep RegistryDwords /proc/driver/nvidia/params /etc/modprobe.d/*",
         cure=Cure.of(
             "grep RegistryDwords /etc/modprobe.d/*",
@@ -254,11 +247,9 @@ PEER_ACCESS = condition.Family.of(
         look=_registry_key,
         implies=("fabric-not-ready", "cuda-nvml-disagree", "bar1-small", _REFUSED),
     ),
-    condition.Condition(
+    Condition(
         id="p2p-virtual-machine",
         title="CNS in a virtual machine: the hypervisor does not declare P2P between the GPUs (no P2P clique)",
-        seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus reports CNS, and the CPU has the hypervisor flag",
         settles="nvidia-smi topo -p2p r in the guest and on the host",
         cure=Cure.of(
             "nvidia-smi topo -p2p r",
@@ -269,11 +260,9 @@ PEER_ACCESS = condition.Family.of(
         look=_status("CNS", " in a virtual machine", virtual=True),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
-    condition.Condition(
+    Condition(
         id="p2p-chipset",
         title="CNS: chipset not supported for P2P, no common PCIe switch",
-        seen_as=("CNS = Chipset not supported", "Device=0 CANNOT Access Peer Device=1"),
-        detection="nvmlDeviceGetP2PStatus reports CNS on bare metal",
         settles="nvidia-smi topo -p2p r; lspci -tv shows the bridges between them",
         cure=Cure.of(
             "lspci -tv",
@@ -284,10 +273,9 @@ PEER_ACCESS = condition.Family.of(
         look=_status("CNS", virtual=False),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
-    condition.Condition(
+    Condition(
         id="p2p-across-sockets",
         title="TNS: P2P topology not supported, GPUs on different sockets or I/O hubs",
-        detection="nvmlDeviceGetP2PStatus reports TNS for GPUs without NVLinks",
         settles="nvidia-smi topo -m: SYS between them",
         cure=Cure.of(
             "nvidia-smi topo -m",
@@ -297,28 +285,25 @@ PEER_ACCESS = condition.Family.of(
         look=_status("TNS"),
         implies=("cuda-nvml-disagree", "mixed-gpu-models", "bar1-small", _REFUSED),
     ),
-    condition.Condition(
+    Condition(
         id="mixed-gpu-models",
         title="No P2P between GPUs of different models or generations",
-        detection="peer access is refused between GPUs of different models and granted between GPUs of the same model",
         settles="nvidia-smi topo -p2p r",
         cure=Cure.of("nvidia-smi -L", comment="Run each job on GPUs of one model, selected with CUDA_VISIBLE_DEVICES."),
-        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        link="https://github.com/aikitoria/open-gpu-kernel-modules/issues/13",
         look=_mixed,
         implies=("bar1-small", _REFUSED),
     ),
-    condition.Condition(
+    Condition(
         id="bar1-small",
         title="BAR1 is smaller than the GPU's memory: Resizable BAR or Above 4G Decoding is off",
-        detection="the size of BAR 1 (NVML, or /sys resource) against memory, for GPUs whose P2P over PCIe is refused; "
-        "resource1_resize shows how large it could be",
         settles="nvidia-smi -q | grep -A 3 BAR1; in a virtual machine, run it on the host",
         cure=Cure.of(
             "nvidia-smi -q | grep -A 3 BAR1",
             comment="Switch on Resizable BAR and Above 4G Decoding in the BIOS. Before any job, verify the "
             "data with `gpubench p2p`.",
         ),
-        link="https://github.com/NVIDIA/open-gpu-kernel-modules",
+        link="https://github.com/tinygrad/open-gpu-kernel-modules/pull/22",
         look=_bar1,
         implies=(_REFUSED,),
     ),
@@ -328,8 +313,8 @@ _CUDA_REFUSES = "0"
 _SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason.")
 
 
-@condition.in_each_node
-def _disagree(run: circumstances.Circumstances) -> condition.Found:
+@in_each_node
+def _disagree(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
     for pair in run.inside:
         access = run.wiring.peer_access(pair)
@@ -337,24 +322,24 @@ def _disagree(run: circumstances.Circumstances) -> condition.Found:
             by_reason.setdefault(access.reason, []).append(pair)
     for reason, pairs in by_reason.items():
         named = tuple(run.named_pair(pair) for pair in pairs)
-        yield condition.of_pairs(run, pairs, reason, Confidence.LIKELY, names=named)
+        yield of_pairs(run, pairs, reason, Confidence.LIKELY, names=named)
 
 
-def _corrupts(run: circumstances.Circumstances) -> condition.Found:
+def _corrupts(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in run.wrong if run.wiring.peer_access(pair).possible)
     if pairs:
-        yield condition.of_pairs(run, pairs, "peer access is granted, but wrong data arrived")
+        yield of_pairs(run, pairs, "peer access is granted, but wrong data arrived")
 
 
-def _despite_grant(run: circumstances.Circumstances) -> condition.Found:
+def _despite_grant(run: Circumstances) -> Found:
     for pair, shown in (run.copied or {}).items():
         if run.wiring.peer_access(pair).possible:
             seen = f"the driver grants peer access, but {shown}"
             cure = _cure_by_wiring(run, pair)
-            yield condition.of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
+            yield of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
 
 
-def _cure_by_wiring(run: circumstances.Circumstances, pair: Pair) -> Cure:
+def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
     """The cure for a pair joined by NVLinks; empty for a PCIe pair, which uses the condition's own cure."""
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
@@ -366,18 +351,14 @@ def _cure_by_wiring(run: circumstances.Circumstances, pair: Pair) -> Cure:
     return Cure.of("systemctl status nvidia-fabricmanager", comment=comment)
 
 
-@condition.in_each_node
-def _any_refusal(run: circumstances.Circumstances) -> condition.Found:
+@in_each_node
+def _any_refusal(run: Circumstances) -> Found:
     found = dict[tuple[int, Refusal, str], list[Pair]]()
     for pair, refusal in run.refusals.items():
         access = run.wiring.peer_access(pair)
         if not access.contradicts:
             found.setdefault((run.wiring.gpus[pair[0]].node, refusal, access.reason), []).append(pair)
-    seen = {
-        rule: [each for each in rule.look(run) if isinstance(each, condition.Sighting)]
-        for rule in _OF_REFUSALS
-        if found
-    }
+    seen = {rule: [each for each in rule.look(run) if isinstance(each, Sighting)] for rule in _OF_REFUSALS if found}
     touched = {each: _touched(sightings) for each, sightings in seen.items()}
     for (node, refusal, reason), pairs in found.items():
         why = next(
@@ -385,9 +366,9 @@ def _any_refusal(run: circumstances.Circumstances) -> condition.Found:
         )
         gpus = len(run.gpus_of(node))
         is_every_pair = len(pairs) == gpus * (gpus - 1)
-        names = condition.joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
+        names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
         by_driver = f"NVML reports {refusal.status} ({reason})" if refusal.status else reason
-        yield condition.of_pairs(
+        yield of_pairs(
             run,
             pairs,
             f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
@@ -396,26 +377,24 @@ def _any_refusal(run: circumstances.Circumstances) -> condition.Found:
             severity=refusal.severity,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
-            cure=condition.with_ids(why.cure, [place for each in seen[why] for place in each.places])
-            if why
-            else NO_CURE,
+            cure=with_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
         )
 
 
-def _touched(sightings: Sequence[condition.Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
+def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
     pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
     return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
 
 
-def _log_refused(staged: circumstances.Staged) -> circumstances.LoggedReason | None:
+def _log_refused(staged: Staged) -> LoggedReason | None:
     if not staged.inside or staged.network is not None:
         return None
     kinds = (RemarkKind.DRIVER_REFUSED, RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
     for note in staged.found(*kinds):
-        return circumstances.LoggedReason(f"NCCL's log: {note.gist}", _SHOWS_REASON)
+        return LoggedReason(f"NCCL's log: {note.gist}", _SHOWS_REASON)
     for note in staged.found(RemarkKind.P2P_TYPE):
         if note.about[1] == _CUDA_REFUSES:
-            return circumstances.LoggedReason(
+            return LoggedReason(
                 f"CUDA refuses peer access between GPUs of the node: {note.text}",
                 Cure.of("gpubench topo", comment="It shows which GPUs, and the driver's reason."),
             )
@@ -424,13 +403,12 @@ def _log_refused(staged: circumstances.Staged) -> circumstances.LoggedReason | N
 
 _OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
 
-DISPUTED_ACCESS = condition.Family.of(
+DISPUTED_ACCESS = Family.of(
     "disputed_access",
     "Contradictory or broken peer access",
-    condition.Condition(
+    Condition(
         id="cuda-nvml-disagree",
         title="cudaDeviceCanAccessPeer and nvidia-smi topo -p2p disagree about P2P",
-        detection="cuDeviceCanAccessPeer against nvmlDeviceGetP2PStatus for every ordered pair",
         settles="gpubench p2p on these GPUs: it verifies every byte and reads the counters",
         check="peer_access",
         expected="CUDA and NVML agree",
@@ -444,11 +422,9 @@ DISPUTED_ACCESS = condition.Family.of(
         look=_disagree,
         implies=(_REFUSED,),
     ),
-    condition.Condition(
+    Condition(
         id="peer-access-corrupts",
         title="P2P is granted but data arrive wrong (NaN or zeros), or NCCL hangs (passthrough, IOMMU, ACS)",
-        seen_as=("AMD-Vi: Event logged [IO_PAGE_FAULT]",),
-        detection="data received over peer access differ from data sent",
         settles="NCCL_P2P_DISABLE=1 gpubench allreduce: right data without peer access, wrong data with it",
         cure=Cure.of(
             "export NCCL_P2P_DISABLE=1",
@@ -459,41 +435,31 @@ DISPUTED_ACCESS = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/2335",
         look=_corrupts,
     ),
-    condition.Condition(
+    Condition(
         id="cuda-ipc-refused",
         title="Legacy CUDA IPC not supported (WSL, containers): cudaIpcOpenMemHandle fails",
-        seen_as=(
-            "Legacy IPC not supported",
-            "CUDA error 101",
-            "CUDA error 201",
-            "CUDA error 217",
-            "failed to open CUDA IPC handle",
-        ),
-        detection="`Legacy IPC not supported` in NCCL's log, or a job that ended because a handle did not open",
         expected="CUDA IPC handles that open",
         likely="WSL, containers with separate IPC namespaces, or GPUs without peer access where "
         "CUDA_VISIBLE_DEVICES hides one from the other",
         settles="mpirun -n 2 gpubench p2p opens handles between two processes",
         cure=Cure.of(
-            f"{circumstances.VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
+            f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
             comment="Otherwise use a newer NCCL, start containers with --ipc=host, and make all GPUs visible "
             "to every rank.",
         ),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=condition.nothing_in_facts,
-        in_log=circumstances.remark_in_log(
+        look=nothing_in_facts,
+        in_log=remark_in_log(
             RemarkKind.LEGACY_IPC_REFUSED,
             Cure.of(
-                f"{circumstances.VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE",
-                comment="A newer NCCL does not need legacy CUDA IPC.",
+                f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE", comment="A newer NCCL does not need legacy CUDA IPC."
             ),
         ),
-        in_job=condition.complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
+        in_job=complained(r"open CUDA IPC handle|cudaIpcOpenMemHandle|peer access is not supported between"),
     ),
-    condition.Condition(
+    Condition(
         id="staged-despite-grant",
         title="cudaMemcpyPeer is as slow as without P2P although peer access is granted",
-        detection="NVLink counters that do not move, or the same bandwidth and latency with and without peer access",
         settles="nvidia-smi topo -p2p n; gpubench p2p --pairs on these GPUs",
         cure=Cure.of(
             "dmesg | grep -i -E 'Xid|IO_PAGE_FAULT|DMAR'", comment="Then, as root, lspci -vvv | grep -i acsctl."
@@ -502,16 +468,9 @@ DISPUTED_ACCESS = condition.Family.of(
         look=_despite_grant,
         general=True,
     ),
-    condition.Condition(
+    Condition(
         id=_REFUSED,
         title="P2P access is refused (cudaDeviceCanAccessPeer = 0): copies go through host memory",
-        seen_as=(
-            "P2P is disabled between connected GPUs",
-            "peer access is not supported between these two devices",
-            "cudaErrorPeerAccessUnsupported",
-        ),
-        detection="cuDeviceCanAccessPeer and nvmlDeviceGetP2PStatus; `P2P is disabled between connected GPUs`, "
-        "`Could not enable P2P`, `peer query failed` in NCCL's log",
         settles="nvidia-smi topo -p2p r",
         check="peer_access",
         likely="the driver does not support peer access between these GPUs, or gives no reason",

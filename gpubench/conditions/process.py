@@ -1,11 +1,21 @@
 """Processes and their containers: shared memory, namespaces, devices, rights, CPUs, CUDA settings, attached tools."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Unread,
+    complained,
+    joined,
+    of_ranks,
+    rank_names,
+    unread,
+)
 from gpubench.conditions.nccl_settings import blame, nccl_number
 from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import RankFacts
@@ -47,11 +57,11 @@ def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[
     )
 
 
-def _shm_not_shared(run: Circumstances) -> condition.Found:
+def _shm_not_shared(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(ranks, lambda each: each.shm_device)
         if len(groups) > 1:
-            yield condition.of_ranks(
+            yield of_ranks(
                 run,
                 ranks,
                 f"{len(ranks)} ranks of one host have {len(groups)} separate /dev/shm",
@@ -74,32 +84,30 @@ def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
     )
 
 
-def _shm_small(run: Circumstances) -> condition.Found:
+def _shm_small(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield condition.of_ranks(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
+            yield of_ranks(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
 
 
-def _differ_with_ucx(
-    run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence
-) -> condition.Found:
+def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
     for _, ranks in _nodes(run):
         with_ucx = [each for each in ranks if "libucp" in each.libraries]
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
             seen = f"UCX is loaded, and ranks of one host have {len(groups)} different {what}"
-            yield condition.of_ranks(run, with_ucx, seen, confidence)
+            yield of_ranks(run, with_ucx, seen, confidence)
 
 
-def _namespaces(run: Circumstances) -> condition.Found:
+def _namespaces(run: Circumstances) -> Found:
     """UCX does not use CUDA IPC between PID namespaces."""
     yield from _differ_with_ucx(run, "PID namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
     yield from _differ_with_ucx(run, "IPC namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
 
 
-def _ptrace(run: Circumstances) -> condition.Found:
+def _ptrace(run: Circumstances) -> Found:
     """Passing file descriptors between processes, which PyTorch's expandable segments need to share GPU memory."""
     for _, ranks in _nodes(run):
         asking = [
@@ -109,11 +117,9 @@ def _ptrace(run: Circumstances) -> condition.Found:
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield condition.of_ranks(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
+            yield of_ranks(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
-            yield condition.Unread(
-                condition.rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried")
-            )
+            yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
 
 def _is_kept_from_ptrace(facts: RankFacts) -> bool:
@@ -126,35 +132,31 @@ def _gpu_files(facts: RankFacts) -> tuple[str, ...] | None:
     return files or None
 
 
-def _gpus_hidden(run: Circumstances) -> condition.Found:
+def _gpus_hidden(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(ranks, _gpu_files)
         if len(groups) > 1:
-            shown = condition.joined(
-                [f"{condition.rank_names(members)}: {condition.joined(files)}" for files, members in groups.items()], 2
-            )
-            yield condition.of_ranks(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+            shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
+            yield of_ranks(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
 
 
-def _denied(run: Circumstances) -> condition.Found:
+def _denied(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(
             ranks, lambda each: tuple(file for file in each.denied_device_files if "/nvidia" in file) or None
         )
         for files, members in groups.items():
-            seen = (
-                f"may not open {condition.joined(files)}, because of the file mode or the control group's device list"
-            )
-            yield condition.of_ranks(run, members, seen, Confidence.LIKELY)
+            seen = f"may not open {joined(files)}, because of the file mode or the control group's device list"
+            yield of_ranks(run, members, seen, Confidence.LIKELY)
 
 
-def _visible(run: Circumstances) -> condition.Found:
+def _visible(run: Circumstances) -> Found:
     """Matters only if MPI or UCX moves GPU memory: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
     what = "values of CUDA_VISIBLE_DEVICES"
     return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
 
 
-def _memlock(run: Circumstances) -> condition.Found:
+def _memlock(run: Circumstances) -> Found:
     for number, ranks in _nodes(run):
         node = run.nodes.get(number)
         if node is None or not any(nic.rdma for nic in node.nics):
@@ -168,19 +170,17 @@ def _memlock(run: Circumstances) -> condition.Found:
         ]
         if low:
             seen = f"only {(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
-            yield condition.of_ranks(run, low, seen, Confidence.LIKELY)
+            yield of_ranks(run, low, seen, Confidence.LIKELY)
 
 
 _DATA_SHARING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
-CONTAINER = condition.Family.of(
+CONTAINER = Family.of(
     "container",
     "Containers and processes",
-    condition.Condition(
+    Condition(
         id="shm-not-shared",
         title="Ranks of one host run in containers with separate /dev/shm: NCCL uses NET/Socket inside the node",
-        seen_as=("via NET/Socket/0",),
-        detection="st_dev of /dev/shm differs between ranks of one host; `via NET` inside a node in NCCL's log",
         settles="stat -c %d /dev/shm in every rank",
         check="ranks_alike",
         expected="one /dev/shm for all ranks of a host",
@@ -192,19 +192,12 @@ CONTAINER = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/pull/248",
         look=_shm_not_shared,
         in_log=_log_shm_not_shared,
-        in_job=condition.complained(r"attaching to shared memory segment|could not map /dev/shm"),
+        in_job=complained(r"attaching to shared memory segment|could not map /dev/shm"),
         implies=("namespaces-differ", "gpus-not-visible", "nccl-net-in-node"),
     ),
-    condition.Condition(
+    Condition(
         id="shm-too-small",
         title="/dev/shm is too small (Docker's 64 MB): NCCL `failed to extend /dev/shm`, no shared memory",
-        seen_as=(
-            "Error while creating shared memory segment /dev/shm/nccl-",
-            "No space left on device",
-            "failed to extend /dev/shm/nccl-",
-            "ncclSystemError",
-        ),
-        detection="a /dev/shm of at most 64 MiB, in every rank",
         settles="df -h /dev/shm; NCCL_DEBUG=WARN prints `Error while creating shared memory segment`",
         expected="space for NCCL's segments, up to 33 MB each",
         likely="Docker's default of 64 MB for /dev/shm, or segments of ended jobs that fill it",
@@ -214,14 +207,11 @@ CONTAINER = condition.Family.of(
         ),
         link=_DATA_SHARING,
         look=_shm_small,
-        in_job=condition.complained(
-            r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"
-        ),
+        in_job=complained(r"no space left|failed to extend|posix_fallocate|(?:creating|create) shared memory|shm_open"),
     ),
-    condition.Condition(
+    Condition(
         id="gpus-not-visible",
         title="One GPU per container: ranks cannot open each other's GPU memory (cuMemImport, IPC error 101)",
-        detection="device files /dev/nvidiaN differ between ranks of one host",
         settles="ls /dev/nvidia* in every rank",
         cure=Cure(
             comment="Give every rank all GPUs of the host (`docker run --gpus all`), and select one by local rank."
@@ -229,11 +219,9 @@ CONTAINER = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/1647",
         look=_gpus_hidden,
     ),
-    condition.Condition(
+    Condition(
         id="device-file-denied",
         title="A rank may not open /dev/nvidiaN: permission denied (cgroup devices, file mode)",
-        seen_as=("Failed to initialize NVML: Insufficient Permissions", "No CUDA GPUs are available"),
-        detection="access(2) on the device files of every rank",
         settles="ls -l /dev/nvidia*; nvidia-smi inside the container",
         cure=Cure(
             comment="Start the container with `docker run --gpus all`. With Slurm, check ConstrainDevices in "
@@ -242,23 +230,20 @@ CONTAINER = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/324",
         look=_denied,
     ),
-    condition.Condition(
+    Condition(
         id="memlock-limited",
         title="Locked memory is limited (ulimit -l, RLIMIT_MEMLOCK): RDMA cannot register memory",
-        seen_as=("Call to ibv_reg_mr failed", "Call to ibv_create_cq failed", "Cannot allocate memory"),
-        detection="RLIMIT_MEMLOCK below 64 MiB without CAP_IPC_LOCK, for ranks on nodes with RDMA NICs",
         settles="ulimit -l; ib_write_bw; NCCL_DEBUG=WARN prints that ibv_reg_mr failed",
         cure=Cure.of(
             "ulimit -l unlimited",
             comment="Set LimitMEMLOCK=infinity for slurmd and sshd, or docker run --ulimit memlock=-1.",
         ),
-        link=_DATA_SHARING,
+        link="https://github.com/NVIDIA/nccl-tests/issues/78",
         look=_memlock,
     ),
-    condition.Condition(
+    Condition(
         id="namespaces-differ",
         title="Different PID or IPC namespaces: UCX refuses cuda_ipc and falls back to TCP",
-        detection="/proc/self/ns/pid and ipc of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y prints the protocol that UCX chose",
         cure=Cure(
             comment="Start the container with `docker run --pid=host --ipc=host`, or use one container per host."
@@ -266,20 +251,17 @@ CONTAINER = condition.Family.of(
         link="https://github.com/vllm-project/vllm/pull/55906",
         look=_namespaces,
     ),
-    condition.Condition(
+    Condition(
         id="ptrace-blocked",
         title="pidfd_getfd: Operation not permitted: PyTorch expandable_segments cannot share memory (IPC)",
-        detection="pidfd_getfd tried on the process itself, yama's ptrace_scope, and CapEff, if expandable_segments "
-        "is requested",
         settles="cat /proc/sys/kernel/yama/ptrace_scope; grep -E 'Seccomp|CapEff' /proc/self/status",
         cure=Cure.of("sysctl kernel.yama.ptrace_scope=0", comment="For a container: docker run --cap-add SYS_PTRACE."),
         link="https://github.com/pytorch/pytorch/issues/130890",
         look=_ptrace,
     ),
-    condition.Condition(
+    Condition(
         id="visible-devices-differ",
         title="CUDA_VISIBLE_DEVICES differs between ranks: MPI and UCX cannot use CUDA IPC, GPU indices differ",
-        detection="CUDA_VISIBLE_DEVICES of ranks of one host, if UCX is loaded",
         settles="UCX_PROTO_INFO=y; gpubench topo numbers GPUs as the driver does",
         cure=Cure.of(
             "unset CUDA_VISIBLE_DEVICES",
@@ -301,7 +283,7 @@ _WIDER = Cure(
 _CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL and MPI
 
 
-def _shared(run: Circumstances) -> condition.Found:
+def _shared(run: Circumstances) -> Found:
     """Ranks that share fewer CPUs than there are ranks: each keeps one CPU busy while it waits for the GPU."""
     for node in sorted({each.node for each in run.facts}):
         for ranks, cpus in _crowded(run.ranks_of(node)):
@@ -309,11 +291,11 @@ def _shared(run: Circumstances) -> condition.Found:
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.ranks_of(node))
-            yield condition.of_ranks(
+            yield of_ranks(
                 run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
             )
         for each in run.ranks_of(node):
-            yield from condition.unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
+            yield from unread(run.on(node, f"rank {each.rank}"), each.unknown, "affinity")
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
@@ -334,7 +316,7 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
         known = [each for each in known if each not in within]
 
 
-def _quota(run: Circumstances) -> condition.Found:
+def _quota(run: Circumstances) -> Found:
     """Less than one CPU for each rank of a control group; separate containers have separate groups."""
     groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
     for each in run.facts:
@@ -350,30 +332,29 @@ def _quota(run: Circumstances) -> condition.Found:
                 f"{enough}`, in systemd `CPUQuota={enough}00%`."
             )
             seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
-            yield condition.of_ranks(run, ranks, seen, cure=cure)
+            yield of_ranks(run, ranks, seen, cure=cure)
 
 
-def _oversubscribed(run: Circumstances) -> condition.Found:
+def _oversubscribed(run: Circumstances) -> Found:
     for node in sorted({each.node for each in run.facts}):
         waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.ranks_of(node)}
         late = [each for each in run.ranks_of(node) if waited[each.rank] >= _WAITED_SHARE]
         if late:
             most = max(waited.values())
             sure = Confidence.PROVEN if most >= _SURELY_WAITED_SHARE else Confidence.LIKELY
-            yield condition.of_ranks(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
+            yield of_ranks(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
 
 
 _BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
 _CONTROL_GROUPS = "https://github.com/kubernetes/kubernetes/issues/67577"
 _LATENCY = "gpubench allreduce --sizes 1K, compared with a run "
 
-CORES = condition.Family.of(
+CORES = Family.of(
     "cores",
     "CPUs of the ranks",
-    condition.Condition(
+    Condition(
         id="cores-shared",
         title="Ranks share CPU cores: several are bound to the same cores (mpirun --bind-to core, taskset, cpuset)",
-        detection="sched_getaffinity of all ranks of a node: fewer CPUs than ranks",
         settles=f"{_LATENCY}with mpirun --bind-to none",
         cure=Cure(
             comment="Start the job with `mpirun --bind-to none`, or with `--bind-to numa --map-by numa`. "
@@ -383,11 +364,9 @@ CORES = condition.Family.of(
         look=_shared,
         implies=("cpu-oversubscribed",),
     ),
-    condition.Condition(
+    Condition(
         id="cpu-quota",
         title="A control group grants fewer CPUs than there are ranks (cpu.max, cfs quota, Kubernetes limits)",
-        seen_as=("nr_throttled",),
-        detection="cpu.max of the control groups of every rank, or cpu.cfs_quota_us over cpu.cfs_period_us",
         settles="grep throttled /sys/fs/cgroup/cpu.stat before and after a run",
         cure=Cure.of(
             "cat /sys/fs/cgroup/cpu.max",
@@ -397,10 +376,9 @@ CORES = condition.Family.of(
         look=_quota,
         implies=("cpu-oversubscribed",),
     ),
-    condition.Condition(
+    Condition(
         id="cpu-oversubscribed",
         title="Ranks wait for a CPU: other programs use the same cores (oversubscription)",
-        detection=f"/proc/self/schedstat of every rank before and after: {_WAITED_SHARE:.0%} of its time without a CPU",
         settles=f"{_LATENCY}while no other program runs",
         cure=Cure.of(
             "ps -eo pid,psr,pcpu,comm --sort=-pcpu | head",
@@ -413,92 +391,38 @@ CORES = condition.Family.of(
 
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 
 
-def _blocking(run: Circumstances) -> condition.Found:
+def _blocking(run: Circumstances) -> Found:
     on = [value for value in run.values(_BLOCKING) if nccl_number(value)]
     if on:
         yield blame(run, {_BLOCKING: on}, Confidence.PROVEN, None)
 
 
-def _connections(run: Circumstances) -> condition.Found:
+def _connections(run: Circumstances) -> Found:
     few = [value for value in run.values(_CONNECTIONS) if nccl_number(value) == 1]
     if few:
         found = blame(run, {_CONNECTIONS: few}, Confidence.WEAK, None)
         yield replace(found, cure=found.cure.then("Keep it if the framework needs 1, as Megatron does."))
 
 
-def _attached(run: Circumstances) -> condition.Found:
-    """Finds tracers, tools loaded into the process, and (without either) variables that load a tool."""
-    found = list(_tracers(run))
-    found += _tools(run)
-    injected: dict[str, Iterable[str]] = {
-        name: values for name in _INJECTED if (values := [each for each in run.values(name) if each])
-    }
-    if injected and not found:
-        found.append(blame(run, injected, Confidence.LIKELY, None))
-    yield from found
-
-
-def _tracers(run: Circumstances) -> Iterator[condition.Sighting]:
-    for node in sorted({each.node for each in run.facts}):
-        traced = [each for each in run.ranks_of(node) if each.tracer]
-        if traced:
-            tracers = list(dict.fromkeys(each.tracer or "" for each in traced))
-            pids = ",".join(each.partition(" ")[0] for each in tracers)
-            cure = Cure.of(f"ps -o pid,args -p {pids}", comment="Detach this process, or run without it.")
-            yield condition.of_ranks(run, traced, f"traced by process {condition.joined(tracers)}", cure=cure)
-
-
-def _tools(run: Circumstances) -> Iterator[condition.Sighting]:
-    for node in sorted({each.node for each in run.facts}):
-        for (name, file), ranks in _by_tool(run.ranks_of(node)).items():
-            yield condition.of_ranks(
-                run, ranks, f"{name} is loaded into the process: {file}", cure=Cure(comment=f"Run without {name}.")
-            )
-
-
-def _by_tool(ranks: Sequence[RankFacts]) -> dict[tuple[str, str], list[RankFacts]]:
-    found: dict[tuple[str, str], list[RankFacts]] = {}
-    for each in ranks:
-        for tool in each.tools.items():
-            found.setdefault(tool, []).append(each)
-    return found
-
-
-PROCESS = condition.Family.of(
+PROCESS = Family.of(
     "process",
     "CUDA's settings, and tools in the process",
-    condition.Condition(
-        id="tool-attached",
-        title="A debugger, sanitizer or profiler is attached: gdb, strace, compute-sanitizer, nsys, ncu",
-        seen_as=("========= COMPUTE-SANITIZER",),
-        detection="TracerPid in /proc/self/status; libraries of tools in /proc/self/maps; CUDA_INJECTION64_PATH or "
-        "NVTX_INJECTION64_PATH, which load a tool",
-        settles="grep TracerPid /proc/self/status; env | grep INJECTION64; a run without the tool",
-        cure=Cure.of("unset CUDA_INJECTION64_PATH NVTX_INJECTION64_PATH", comment="Run without the tool."),
-        link="https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/index.html",
-        look=_attached,
-    ),
-    condition.Condition(
+    Condition(
         id="cuda-launch-blocking",
         title="CUDA_LAUNCH_BLOCKING=1: every launch waits until the GPU is done",
-        detection="CUDA_LAUNCH_BLOCKING in the environment of every rank; small sizes take longer",
         settles="gpubench allreduce against env -u CUDA_LAUNCH_BLOCKING gpubench allreduce",
         cure=Cure.of("unset CUDA_LAUNCH_BLOCKING"),
         link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
         look=_blocking,
     ),
-    condition.Condition(
+    Condition(
         id="cuda-max-connections",
         title="CUDA_DEVICE_MAX_CONNECTIONS=1: all streams of a process share one queue to the GPU",
-        detection="CUDA_DEVICE_MAX_CONNECTIONS in the environment of every rank. It does not slow down a collective "
-        "that runs alone; a waiting kernel of another stream delays all kernels behind it. Megatron sets it on "
-        "purpose, to order computation and communication",
         settles="gpubench overlap against env -u CUDA_DEVICE_MAX_CONNECTIONS gpubench overlap",
         cure=Cure.of("unset CUDA_DEVICE_MAX_CONNECTIONS", comment="Keep it if the framework needs 1."),
-        link="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html",
+        link="https://github.com/NVIDIA/nccl/issues/2238",
         look=_connections,
     ),
 )

@@ -5,8 +5,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Unread,
+    in_each_node,
+    joined,
+    of_gpu,
+    of_node,
+    rdma_nics,
+)
 from gpubench.conditions.definition.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, display_cards
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
@@ -15,8 +25,8 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
-@condition.in_each_node
-def _missing(run: Circumstances) -> condition.Found:
+@in_each_node
+def _missing(run: Circumstances) -> Found:
     """Fewer GPUs than were asked for; none where other nodes have some; and those that left no trace on a board that is
     here: by its NVSwitches, or by NVLinks that lead nowhere. In virtual machines a part of a board is normal.
     """
@@ -24,19 +34,19 @@ def _missing(run: Circumstances) -> condition.Found:
     for number, node in run.nodes.items():
         snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
         if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
-            yield condition.of_node(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
+            yield of_node(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
             expected, likely = f"GPUs, like {counted(others, 'other node')}", _NO_GPU
-            yield condition.of_node(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
+            yield of_node(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         has_board = bool(snapshot.nvswitches) or is_mesh_with_gaps(node, profile)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
             expected = f"{counted(board, 'GPU')}, as in profile {profile.name}"
-            yield condition.of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+            yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
 def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
@@ -72,17 +82,17 @@ def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as in profile {profile.name}"
 
 
-@condition.in_each_node
-def _surplus(run: Circumstances) -> condition.Found:
+@in_each_node
+def _surplus(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
             seen = _unlike(len(node.gpus), due[0])
-            yield condition.of_node(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
+            yield of_node(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
 
 
-@condition.in_each_node
-def _model(run: Circumstances) -> condition.Found:
+@in_each_node
+def _model(run: Circumstances) -> Found:
     """More GPUs than were asked for, or of another model than the profile that was; the odd model among siblings."""
     yield from _surplus(run)
     for position, node, gpu in run.gpus():
@@ -91,15 +101,15 @@ def _model(run: Circumstances) -> condition.Found:
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and not profile.match.has([gpu.name]):
             expected = " or ".join(profile.match.gpus)
-            yield condition.of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
+            yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         models = Counter(each.name for each in node.gpus if each.name).most_common(2)
         usual = models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
         if gpu.name and usual and gpu.name != usual:
-            yield condition.of_gpu(run, position, gpu.name, expected=f"{usual}, like its siblings")
+            yield of_gpu(run, position, gpu.name, expected=f"{usual}, like its siblings")
 
 
-@condition.in_each_node
-def _differs(run: Circumstances) -> condition.Found:
+@in_each_node
+def _differs(run: Circumstances) -> Found:
     """A GPU with less memory, multiprocessors or NVLinks than its equals, but for MIG and error correction."""
     for position, node, gpu in run.gpus():
         yield from _odd_variant(run, position, node, gpu)
@@ -108,10 +118,10 @@ def _differs(run: Circumstances) -> condition.Found:
             most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
             if size < _AS_LARGE * most:
                 expected = f"{what} {most:g}, like its siblings"
-                yield condition.of_gpu(run, position, f"{what} {size:g}", expected=expected)
+                yield of_gpu(run, position, f"{what} {size:g}", expected=expected)
 
 
-def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> condition.Found:
+def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
     """Another compute capability than GPUs of its model have; of two GPUs the one that is another model."""
     if gpu in display_cards(node.gpus):
         return
@@ -121,7 +131,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     own = gpu.compute_capability
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
-        yield condition.of_gpu(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
+        yield of_gpu(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
     computing = [each for each in node.gpus if each not in display_cards(node.gpus)]
     first = computing[0]
     if (
@@ -133,7 +143,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
         and gpu.name != first.name
     ):
         expected = f"{first.name}, like {first.device}"
-        yield condition.of_gpu(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
+        yield of_gpu(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
 
 
 def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
@@ -153,18 +163,18 @@ def _sizes(gpu: GpuFacts) -> dict[str, float]:
     return {what: float(size) for what, size in sizes.items() if size is not None}
 
 
-def _unknown(run: Circumstances) -> condition.Found:
+def _unknown(run: Circumstances) -> Found:
     for number, profile in run.profiles.items():
         gpus = run.nodes[number].gpus
         if profile.match.generic is not None and not run.profile_asked_for and gpus:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
             idle = any(gpu.nvlinks for gpu in gpus) and not any(active_links(gpu) for gpu in gpus)
             seen = f"no profile for {len(gpus)} × {names}" + (" without any active NVLink" if idle else "")
-            yield condition.of_node(run, number, seen, likely=f"profile {profile.name} is used instead")
+            yield of_node(run, number, seen, likely=f"profile {profile.name} is used instead")
 
 
-@condition.in_each_node
-def _below(run: Circumstances) -> condition.Found:
+@in_each_node
+def _below(run: Circumstances) -> Found:
     most = {number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in run.nodes.items()}
     for position, _, gpu in run.gpus():
         number = run.wiring.gpus[position].node
@@ -175,15 +185,13 @@ def _below(run: Circumstances) -> condition.Found:
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
             more: dict[str, Any] = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
-            yield condition.of_gpu(
-                run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more
-            )
+            yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more)
         slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
         reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
         if profile is not None and slot is not None and reaches is not None and reaches < slot:
             expected = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}, as in profile {profile.name}"
             seen = f"PCIe at most {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
-            yield condition.of_gpu(run, position, seen, expected=expected, **_of_slot(run.nodes[number], gpu, reaches))
+            yield of_gpu(run, position, seen, expected=expected, **_of_slot(run.nodes[number], gpu, reaches))
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
@@ -210,21 +218,21 @@ def _of_slot(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
     return {"severity": Verdict.SKIP, "likely": OF_THE_BOARD, "cure": _NOTHING}
 
 
-@condition.in_each_node
-def _all_gone(run: Circumstances) -> condition.Found:
+@in_each_node
+def _all_gone(run: Circumstances) -> Found:
     """No RDMA NIC where the profile of the very machine has some. Virtual machines are given others, or none."""
     for number, node in run.nodes.items():
         profile = run.exact_profile(number)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
-        if due and bare and node.gpus and not condition.rdma_nics(node):
+        if due and bare and node.gpus and not rdma_nics(node):
             expected = f"{counted(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
             severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
-            yield condition.of_node(run, number, "no RDMA NIC", expected=expected, severity=severity)
+            yield of_node(run, number, "no RDMA NIC", expected=expected, severity=severity)
 
 
-@condition.in_each_node
-def _nics_below(run: Circumstances) -> condition.Found:
+@in_each_node
+def _nics_below(run: Circumstances) -> Found:
     """Of a profile that was asked for only: an HGX board says nothing of its NICs, and none of Ethernet."""
     for number, node in run.nodes.items() if run.profile_asked_for else ():
         profile = run.exact_profile(number)
@@ -239,19 +247,17 @@ def _nics_below(run: Circumstances) -> condition.Found:
         if all_there and len(fastest) == len(wanted) and all(rate >= min(wanted) for rate in fastest):
             continue
         if all_there and len(have) < len(nics):
-            yield condition.Unread(
-                run.on(number), f"unknown rate of {condition.joined([nic.name for nic in nics if not nic.rate_gbit_s])}"
-            )
+            yield Unread(run.on(number), f"unknown rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
             continue
         seen = counted(len(nics), "RDMA port" if has_rdma else "network interface")
         seen += f" of {_rates(have)}" if have else ""
         expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
         cure = NO_CURE if has_rdma else Cure.of("ip link")
-        yield condition.of_node(run, number, seen, expected=expected, cure=cure)
+        yield of_node(run, number, seen, expected=expected, cure=cure)
 
 
 def _rates(rates: list[float]) -> str:
-    return f"{condition.joined([f'{rate:g}' for rate in sorted(set(rates))], 99)} Gb/s" if rates else "any rate"
+    return f"{joined([f'{rate:g}' for rate in sorted(set(rates))], 99)} Gb/s" if rates else "any rate"
 
 
 _MEMORY_GB, _PROCESSORS, _SLOWEST_LINK = "memory in GB", "multiprocessors", "slowest NVLink in GB/s"
@@ -263,10 +269,9 @@ _TWO = 2  # Of more GPUs, the model that most have is the usual one
 _AS_LARGE = 0.95  # Drivers reserve a few hundred MB of memory, and round rates
 _PROFILES = "profile-keys.md"
 _NO_GPU = "another kind of node than expected, a driver that is not loaded, or a container without GPUs"
-_MODEL = condition.Condition(
+_MODEL = Condition(
     id="gpu-model",
     title="The number or model of GPUs differs from what the machine should have",
-    detection="models of siblings; number and model against --expect-gpus and a requested profile",
     check="gpu_model",
     likely="another machine than expected, a GPU replaced by another model, or a missing GPU",
     cure=Cure.of("nvidia-smi -L", comment="`gpubench profiles match` shows the machine's profile."),
@@ -275,15 +280,12 @@ _MODEL = condition.Condition(
 )
 SURPLUS = replace(_MODEL, look=_surplus)  # More GPUs than were asked for, which every command reports
 
-PROFILE = condition.Family.of(
+PROFILE = Family.of(
     "profile",
     "Machines beside their profile",
-    condition.Condition(
+    Condition(
         id="gpu-missing",
         title="Fewer GPUs than the machine should have: a GPU is missing from the PCI bus (lspci shows fewer GPUs)",
-        detection="the number of GPUs against the profile (bare metal only, on boards with NVSwitches, or if as many "
-        "NVLinks as one GPU has lead to no GPU), against --expect-gpus and a requested profile; no GPU although other "
-        "nodes have some",
         check="gpu_present",
         likely="a GPU that no longer trains its PCIe link, or a GPU that was removed",
         cure=Cure.of(
@@ -294,20 +296,17 @@ PROFILE = condition.Family.of(
         implies=("below-profile", "peer-access-refused"),
     ),
     _MODEL,
-    condition.Condition(
+    Condition(
         id="gpu-differs",
         title="A GPU has less memory, fewer multiprocessors or slower NVLinks than other GPUs of its model on the node",
-        detection="nvmlDeviceGetMemoryInfo, CUDA's multiprocessors, compute capability and NVLink line rates of GPUs "
-        "of one model; the models of two GPUs",
         check="gpu_model",
         likely="a GPU replaced by another variant, or a GPU with disabled parts",
         cure=Cure.of("nvidia-smi -q -i GPU", comment="Have the GPU replaced."),
         look=_differs,
     ),
-    condition.Condition(
+    Condition(
         id="profile-unknown",
         title="No profile for these GPUs: they are judged only against siblings and shares of the limits",
-        detection="the GPU models against those of all profiles",
         check="gpu_model",
         expected="a profile of this machine; without one it is judged only against siblings and shares of the limits",
         cure=Cure(
@@ -316,22 +315,18 @@ PROFILE = condition.Family.of(
         ),
         look=_unknown,
     ),
-    condition.Condition(
+    Condition(
         id="below-profile",
         title="All GPUs have fewer NVLinks or a narrower PCIe link than healthy machines of this type",
-        detection="active NVLinks and the maximum PCIe link of every GPU against the profile; for cards in slots, "
-        "against siblings: all alike is the board's limit",
         check="profile",
         likely="a setting that limits the links (NVreg_NvLinkDisable, NVreg_RmNvlinkBandwidth, the slot's "
         "generation in the BIOS), or a machine that differs from the profile's",
         cure=Cure.of("grep -i nvlink /proc/driver/nvidia/params", comment="`nvidia-smi nvlink -s` shows the links."),
         look=_below,
     ),
-    condition.Condition(
+    Condition(
         id="nics-missing",
         title="No RDMA NIC, although the machine's profile has some (lspci and ibstat show none)",
-        detection="the RDMA NICs of the profile that the GPUs match, on bare metal only (virtual machines have "
-        "other NICs)",
         check="nic_state",
         likely="NIC drivers that are not loaded, NICs missing from the bus, or a machine without these NICs",
         cure=Cure.of("lspci -d 15b3:", comment="If it lists NICs, modprobe mlx5_ib; otherwise look at dmesg."),
@@ -339,10 +334,9 @@ PROFILE = condition.Family.of(
         look=_all_gone,
         implies=("nics-differ",),
     ),
-    condition.Condition(
+    Condition(
         id="nic-below-profile",
         title="Fewer or slower NICs than in the profile",
-        detection="the rates of RDMA ports against a requested profile; of Ethernet if the profile has no RDMA NIC",
         check="nic_profile",
         likely="a missing NIC, a cable with a lower rate, or a machine that differs from the profile's",
         cure=Cure.of("ibstat", comment="`lspci -d 15b3:` lists the NICs on the bus."),

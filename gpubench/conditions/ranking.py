@@ -4,8 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, log
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
+from gpubench.conditions.definition.condition import (
+    BESIDE,
+    Condition,
+    Sighting,
+    Unread,
+    filled_in,
+    joined,
+    joined_seen,
+    with_ids,
+)
 from gpubench.conditions.definition.policy import Medium, PathKind, Relation, Slowed
 from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
 from gpubench.model.paths.wiring import Wiring
@@ -50,8 +59,8 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
 class Named:
     """A cause that holds: where it was seen, and the causes that follow from it."""
 
-    cause: condition.Condition
-    sightings: tuple[condition.Sighting, ...]
+    cause: Condition
+    sightings: tuple[Sighting, ...]
     implied: "tuple[Named, ...]" = ()
 
     @property
@@ -71,7 +80,7 @@ class Named:
         if self.cause.by_design:
             return Verdict.SKIP
         said = [each.severity or self.cause.severity for each in self.sightings]
-        by_effects = Verdict.WARN if set(self.effects) <= set(condition.BESIDE) else Verdict.FAIL
+        by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
         return overall(each or by_effects for each in said)
 
     @property
@@ -82,18 +91,18 @@ class Named:
     @property
     def seen(self) -> str:
         """The evidence for it."""
-        return condition.joined_seen([each.seen for each in self.sightings])
+        return joined_seen([each.seen for each in self.sightings])
 
     @property
     def subject(self) -> str:
         """Its subjects."""
-        return condition.joined([each.subject for each in self.sightings])
+        return joined([each.subject for each in self.sightings])
 
     @property
     def cure(self) -> Cure:
         """What removes it, with the ids of the affected devices."""
         own = dict.fromkeys(each.cure for each in self.sightings if each.cure)
-        return condition.with_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
+        return with_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +117,7 @@ class Named:
     @property
     def settles(self) -> str:
         """What would settle a doubt, with the ids of the affected devices."""
-        return condition.filled_in(self.cause.settles, self.places)
+        return filled_in(self.cause.settles, self.places)
 
     @property
     def places(self) -> tuple[DevicePlace, ...]:
@@ -133,7 +142,7 @@ class Diagnosis:
     """The causes that hold, those to look at first first, and by cause why it is not known whether others do."""
 
     named: tuple[Named, ...]
-    unread: Mapping[str, tuple[condition.Unread, ...]]
+    unread: Mapping[str, tuple[Unread, ...]]
 
     def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
         """The causes that can explain the paths of these pairs, most likely first.
@@ -179,10 +188,7 @@ class Diagnosis:
     def with_ids(self, explanation: Explanation) -> Explanation:
         """The explanation, with the ids of all affected devices in its cure."""
         found = (named for named in self.named if named.cause.id == explanation.id)
-        return next(
-            (replace(explanation, cure=condition.with_ids(explanation.cure, each.places)) for each in found),
-            explanation,
-        )
+        return next((replace(explanation, cure=with_ids(explanation.cure, each.places)) for each in found), explanation)
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
         """The causes with one of these effects."""
@@ -190,7 +196,7 @@ class Diagnosis:
 
 
 def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | None, list[Pair]]:
-    able = [each for each in named.sightings if not each.effects or not set(each.effects) <= set(condition.BESIDE)]
+    able = [each for each in named.sightings if not each.effects or not set(each.effects) <= set(BESIDE)]
     pairs = [
         pair
         for pair, kind in paths.items()
@@ -207,26 +213,24 @@ def _surest(named: Named) -> tuple[int, bool]:
     return _SUREST_FIRST.index(named.confidence), named.cause.general
 
 
-def diagnose(causes: Iterable[condition.Condition], run: Circumstances) -> Diagnosis:
+def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
     """Look for all causes. The surest come first, and of equally sure ones in the order of the catalogue."""
-    seen: dict[condition.Condition, list[condition.Sighting]] = {}
-    unread: dict[str, tuple[condition.Unread, ...]] = {}
+    seen: dict[Condition, list[Sighting]] = {}
+    unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
         found = list(cause.look(run))
-        sightings = [each for each in found if isinstance(each, condition.Sighting)]
+        sightings = [each for each in found if isinstance(each, Sighting)]
         if sightings:
             seen[cause] = sightings
         elif found:
-            unread[cause.id] = tuple(each for each in found if isinstance(each, condition.Unread))
+            unread[cause.id] = tuple(each for each in found if isinstance(each, Unread))
     below = _take_implied(seen)
     named = [Named(cause, tuple(sightings), tuple(below.get(cause, ()))) for cause, sightings in seen.items()]
     return Diagnosis(tuple(sorted((each for each in named if each.sightings), key=_surest)), unread)
 
 
-def _take_implied(
-    seen: Mapping[condition.Condition, list[condition.Sighting]],
-) -> dict[condition.Condition, list[Named]]:
-    below: dict[condition.Condition, list[Named]] = {}
+def _take_implied(seen: Mapping[Condition, list[Sighting]]) -> dict[Condition, list[Named]]:
+    below: dict[Condition, list[Named]] = {}
     by_id = {cause.id: cause for cause in seen}
     for cause, sightings in seen.items():
         for other in (by_id[name] for name in cause.implies if name in by_id):
@@ -237,7 +241,7 @@ def _take_implied(
     return below
 
 
-def _covered(other: condition.Sighting, by: Sequence[condition.Sighting]) -> bool:
+def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
     if other.pairs is not None:
         return all(any(mine.touches(pair) for mine in by) for pair in other.pairs)
     wide = [each for each in by if each.pairs is None]
@@ -267,7 +271,7 @@ def _medium(transports: Sequence[Transport]) -> Medium:
     return Medium.SHM if any(each.kind is TransportKind.SHM for each in transports) else Medium.HOST_MEMORY
 
 
-def explain(causes: Iterable[condition.Condition], staged: Staged) -> Explanation | None:
+def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
     """The first cause that can explain a path and that NCCL's log shows, the special ones before the general."""
     able = [each for each in causes if not each.explains.paths.isdisjoint(staged.kinds)]
     for cause in sorted(able, key=lambda each: each.general):

@@ -4,8 +4,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition import condition
 from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.definition.condition import (
+    Condition,
+    Family,
+    Found,
+    Sighting,
+    Unread,
+    complained,
+    in_each_node,
+    joined,
+    judged_errors,
+    nodes_with_rdma,
+    of_device,
+    of_node,
+    rdma_nics,
+)
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
 from gpubench.model.paths.nccl_log import LogFacts
@@ -24,42 +38,42 @@ _OTHER_MACHINE = frozenset(("GPU models", "product", "CPU"))  # Traits of anothe
 _MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the rest, the node may be built so
 
 
-def _unless_it_came_back(sighting: condition.Sighting, facts: LogFacts) -> condition.Sighting:
+def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
     is_back = any("port active" in each.text for each in facts.complaints)
     return replace(sighting, severity=Verdict.WARN if is_back else None)
 
 
-@condition.in_each_node
-def _ports_down(run: Circumstances) -> condition.Found:
-    for number, node, _ in condition.nodes_with_rdma(run):
-        ports, failing = condition.rdma_nics(node), port_roles(node).failing
+@in_each_node
+def _ports_down(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        ports, failing = rdma_nics(node), port_roles(node).failing
         down = [nic for nic in ports if nic.state in NOT_ACTIVE]
         odd = [f"{nic.name} is {nic.state!r}" for nic in ports if nic.state not in (*NOT_ACTIVE, "active", None)]
         if odd and not down:
-            yield condition.Unread(run.on(number), f"unknown port state: {condition.joined(odd)}")
+            yield Unread(run.on(number), f"unknown port state: {joined(odd)}")
         every = len(down) == len(ports)
         for nic in down:
             if nic in failing:
                 seen = f"port is {nic.state}" + (", like all ports of the node" if every and len(down) > 1 else "")
                 confidence = Confidence.PROVEN if every else Confidence.LIKELY
-                yield condition.of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
+                yield of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
 
 
-@condition.in_each_node
-def _ports_unused(run: Circumstances) -> condition.Found:
-    for number, node, _ in condition.nodes_with_rdma(run):
+@in_each_node
+def _ports_unused(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
         for nic in port_roles(node).others:
             if nic.state in NOT_ACTIVE:
-                yield condition.of_device(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
+                yield of_device(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
 
 
-@condition.in_each_node
-def _below_card(run: Circumstances) -> condition.Found:
+@in_each_node
+def _below_card(run: Circumstances) -> Found:
     """Rates of GPU ports against their cards' rates. A finding if the rate is far below, if something is slow, or if
     such ports of another node are faster: all alike may be the switches' design.
     """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
-    roles = {number: port_roles(node) for number, node, _ in condition.nodes_with_rdma(run)}
+    roles = {number: port_roles(node) for number, node, _ in nodes_with_rdma(run)}
     for number, own in roles.items():
         elsewhere = [nic for other, each in roles.items() if other != number for nic in each.working]
         near = [nic for known in own.below.values() for nic in known or ()]
@@ -73,37 +87,35 @@ def _below_card(run: Circumstances) -> condition.Found:
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} on other nodes" if rate < usual else ""
                 quiet = not far and not slow and (rate >= usual or nic not in own.working)
-                yield condition.of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
+                yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
-@condition.in_each_node
-def _ports_slow(run: Circumstances) -> condition.Found:
+@in_each_node
+def _ports_slow(run: Circumstances) -> Found:
     """Compared with working ports of the same model: ports that are down report no rate, or their lowest."""
-    for number, node, _ in condition.nodes_with_rdma(run):
+    for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic in roles.failing:
             alike = [each for each in roles.working if (each.model, each.kind) == (nic.model, nic.kind)]
             usual = max((each.rate_gbit_s or 0.0 for each in alike), default=0.0)
             if nic.state == "active" and nic.rate_gbit_s and nic.rate_gbit_s < usual:
                 expected = f"{usual:g} Gb/s, like its siblings"
-                yield condition.of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
+                yield of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
-@condition.in_each_node
-def _port_errors(run: Circumstances) -> condition.Found:
-    for number, node, _ in condition.nodes_with_rdma(run):
+@in_each_node
+def _port_errors(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
         nics = {nic.name: nic for nic in node.nics}
         for errors in port_errors(node.snapshot):
             if errors.device in nics:
-                yield condition.of_device(
-                    run, number, nics[errors.device], errors.seen, **condition.judged_errors(errors)
-                )
+                yield of_device(run, number, nics[errors.device], errors.seen, **judged_errors(errors))
 
 
-@condition.in_each_node
-def _roce_mtu(run: Circumstances) -> condition.Found:
-    for number, node, _ in condition.nodes_with_rdma(run):
-        for nic in condition.rdma_nics(node):
+@in_each_node
+def _roce_mtu(run: Circumstances) -> Found:
+    for number, node, _ in nodes_with_rdma(run):
+        for nic in rdma_nics(node):
             size = roce_mtu_bytes(nic.mtu) if nic.kind is NicKind.ROCE and nic.mtu else None
             if size is not None and size < RDMA_MTUS[-1]:
                 seen = f"interface MTU {nic.mtu} limits the RoCE MTU to {size} of {RDMA_MTUS[-1]} bytes"
@@ -112,13 +124,13 @@ def _roce_mtu(run: Circumstances) -> condition.Found:
                     f"ip link set {interface} mtu 9000",
                     comment="Set it on switches too; RoCE MTU 4096 needs at least 4200.",
                 )
-                yield condition.of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
+                yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
-def _roce_gid(run: Circumstances) -> condition.Found:
+def _roce_gid(run: Circumstances) -> Found:
     indices = {int(value) for value in run.values(_GID_INDEX) if value.isdecimal()}
-    for number, node, _ in condition.nodes_with_rdma(run):
-        roce = {nic.name for nic in condition.rdma_nics(node) if nic.kind is NicKind.ROCE}
+    for number, node, _ in nodes_with_rdma(run):
+        roce = {nic.name for nic in rdma_nics(node) if nic.kind is NicKind.ROCE}
         for port in node.snapshot.rdma_ports:
             if port.nic not in roce or port.gids is None:
                 continue
@@ -126,7 +138,7 @@ def _roce_gid(run: Circumstances) -> condition.Found:
             for index in sorted(indices):
                 if kinds.get(index) != _ROCE_V2:
                     seen = f"{_GID_INDEX}={index} is {kinds.get(index, 'not set')} on {port.nic}"
-                    yield condition.of_node(run, number, seen, Confidence.PROVEN, port.nic)
+                    yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
 
 
 def _with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
@@ -139,27 +151,25 @@ def _with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
     return dict.fromkeys(fewer, f"{usual}, like {counts[usual]} of its siblings") if few else {}
 
 
-@condition.in_each_node
-def _nics_absent(run: Circumstances) -> condition.Found:
+@in_each_node
+def _nics_absent(run: Circumstances) -> Found:
     """A missing NIC shows only as a GPU with fewer NICs below its PCIe switch than its siblings."""
-    for number, node, _ in condition.nodes_with_rdma(run):
+    for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _with_fewer_nics(node, roles).items():
             seen = f"{counted(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
-            yield condition.of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
+            yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
-            yield condition.Unread(
-                run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected"
-            )
+            yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
 
 
-def _nics_differ(run: Circumstances) -> condition.Found:
+def _nics_differ(run: Circumstances) -> Found:
     yield from _ports_differ(run)
     yield from _fewer_than_profile(run)
     yield from _nodes_differ(run)
 
 
-def _nodes_differ(run: Circumstances) -> condition.Found:
+def _nodes_differ(run: Circumstances) -> Found:
     """A finding if the node is otherwise the same machine as most others and no other condition names the missing NIC;
     else only a cause.
     """
@@ -182,17 +192,17 @@ def _nodes_differ(run: Circumstances) -> condition.Found:
     for number, count in counts.items():
         if count < most:
             seen = f"{count} RDMA NICs are up; other nodes have {most}"
-            yield condition.of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
+            yield of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
 
 
 def _active(roles: PortRoles) -> list[NicFacts]:
     return [nic for nic in roles.of_gpus if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
 
 
-@condition.in_each_node
-def _fewer_than_profile(run: Circumstances) -> condition.Found:
+@in_each_node
+def _fewer_than_profile(run: Circumstances) -> Found:
     """Fewer NICs of exactly the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
-    for number, node, _ in condition.nodes_with_rdma(run):
+    for number, node, _ in nodes_with_rdma(run):
         profile, roles = run.exact_profile(number), port_roles(node)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         types = {(nic.kind, nic.rate_gbit_s) for nic in due}
@@ -205,16 +215,16 @@ def _fewer_than_profile(run: Circumstances) -> condition.Found:
         if bare and is_alike and have < len(due) and is_odd and not _with_fewer_nics(node, roles):
             expected = f"{len(due)}, as in profile {profile and profile.name}"
             seen = f"{counted(have, 'RDMA NIC')} for {counted(len(node.gpus), 'GPU')}"
-            yield condition.of_node(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
+            yield of_node(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
 
 
-@condition.in_each_node
-def _ports_differ(run: Circumstances) -> condition.Found:
+@in_each_node
+def _ports_differ(run: Circumstances) -> Found:
     """Ports of GPUs that are unlike most others of the node in one trait."""
-    for number, node, _ in condition.nodes_with_rdma(run):
+    for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic, seen, usual in _odd_ports(node, [nic for nic in roles.of_gpus if nic.state == "active"]):
-            yield condition.of_device(
+            yield of_device(
                 run, number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
             )
 
@@ -252,14 +262,12 @@ def _traits(node: Topology, nic: NicFacts) -> Mapping[str, str | None]:
     }
 
 
-RDMA_PORTS = condition.Family.of(
+RDMA_PORTS = Family.of(
     "rdma_ports",
     "RDMA ports",
-    condition.Condition(
+    Condition(
         id="rdma-port-down",
         title="InfiniBand or RoCE port is down (state INIT or DOWN, phys_state Polling)",
-        seen_as=("State: Down", "Physical state: Polling", "State: Initializing", "Got async event : port error"),
-        detection="/sys/class/infiniband/*/ports/*/state of every RDMA NIC",
         check="nic_state",
         expected="active",
         likely="the cable, transceiver or switch port; in state INIT, a missing subnet manager",
@@ -272,7 +280,7 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/areal-project/AReaL/issues/639",
         look=_ports_down,
         in_job=replace(
-            condition.complained(
+            complained(
                 r"async (?:error )?event ?: (?:port error|device fatal)|port state is down"
                 r"|\bib\w*\d\w*: link (?:is )?down|\b(?:mlx\d|bnxt_re|irdma)_?\w*:? port:? \d+:? link down"
             ),
@@ -280,11 +288,9 @@ RDMA_PORTS = condition.Family.of(
         ),
         implies=("nics-differ",),
     ),
-    condition.Condition(
+    Condition(
         id="rdma-port-unused",
         title="A spare InfiniBand or RoCE port is down: the GPUs have enough ports without it",
-        detection="ports that are down although the GPUs next to them have as many working ports as their siblings, or "
-        "that are next to no GPU",
         check="nic_state",
         expected="active, if it is used",
         likely="a port without a cable, which is normal for an unused port",
@@ -296,11 +302,9 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/Azure/azurehpc-health-checks",
         look=_ports_unused,
     ),
-    condition.Condition(
+    Condition(
         id="nic-below-card",
         title="A NIC's port runs at a lower rate than cards of its model reach",
-        detection="the negotiated rate of ports of GPUs against the highest rate of the model, limited by the slot; a "
-        f"finding below {_FAR_BELOW_CARD:.0%} next to a GPU, or if other nodes have a higher rate; else only a cause",
         check="nic_state",
         likely="a cable, transceiver or switch with a lower rate, or a slower variant of the card",
         settles="ibstat; mlxlink -d DEVICE",
@@ -308,11 +312,9 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_below_card,
     ),
-    condition.Condition(
+    Condition(
         id="rdma-port-slow",
         title="InfiniBand or RoCE port runs at a lower rate than its siblings",
-        detection="/sys/class/infiniband/*/ports/*/rate against ports of the same model; not those of storage or a "
-        "front end, without which every GPU has as many ports as its siblings",
         check="nic_state",
         likely="the cable, transceiver or switch port",
         aliases=("nic-rate",),
@@ -323,11 +325,9 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/NVIDIA/nccl/issues/2397",
         look=_ports_slow,
     ),
-    condition.Condition(
+    Condition(
         id="nic-absent",
         title="A GPU has fewer RDMA NICs below its PCIe switch than its siblings",
-        detection="InfiniBand, RoCE and EFA devices at PIX or PXB of every GPU; reported if at most a quarter of the "
-        "node's GPUs have fewer",
         check="nic_state",
         likely="a NIC that fell off the bus, is not assigned to this host or container, or has no driver",
         settles="lspci -tv shows the slot; dmesg | grep -e mlx5 -e pciehp -e AER",
@@ -336,11 +336,9 @@ RDMA_PORTS = condition.Family.of(
         look=_nics_absent,
         implies=("nics-differ",),
     ),
-    condition.Condition(
+    Condition(
         id="rdma-port-errors",
         title="InfiniBand port counts link_downed, symbol_error or receive errors",
-        detection="/sys/class/infiniband/*/ports/*/counters: errors counted while p2p or check runs; if the counters "
-        "were read only once, large totals (weak evidence)",
         settles="perfquery -x before and after gpubench allreduce over these nodes: growing counters confirm it",
         check="nic_errors",
         likely="the cable, transceiver or switch port",
@@ -353,10 +351,9 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_port_errors,
     ),
-    condition.Condition(
+    Condition(
         id="roce-mtu-small",
         title="RoCE MTU is 1024 because the interface's MTU is 1500",
-        detection="the MTU of a RoCE port's interface: RoCE uses the largest of 256 to 4096 that fits with headers",
         settles="ibv_devinfo | grep active_mtu",
         cure=Cure(
             comment="Set the MTU with `ip link set` to 9000, on the switches too. RoCE MTU 4096 needs at least 4200."
@@ -364,21 +361,17 @@ RDMA_PORTS = condition.Family.of(
         link="https://github.com/NVIDIA/nccl-tests/issues/112",
         look=_roce_mtu,
     ),
-    condition.Condition(
+    Condition(
         id="roce-gid-index",
         title="NCCL_IB_GID_INDEX names a GID that is not a RoCE v2 address",
-        seen_as=("Got completion with error 12, opcode 0, len 0, vendor err 129", "Call to ibv_modify_qp failed"),
-        detection="NCCL_IB_GID_INDEX against gid_attrs/types of every RoCE port",
         settles="show_gids",
         cure=Cure.of("unset NCCL_IB_GID_INDEX", comment="NCCL 2.21 and later finds the address."),
-        link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+        link="https://github.com/NVIDIA/nccl/issues/426",
         look=_roce_gid,
     ),
-    condition.Condition(
+    Condition(
         id="nics-differ",
         title="RDMA NICs differ: fewer on one node, or one port unlike its siblings (kind, firmware, MTU, lanes, GID)",
-        detection="active RDMA NICs of every node; a finding if most nodes of the same model and GPUs have more, or "
-        "fewer are left than the profile has; kind, model, firmware, MTU, PCIe and GIDs of ports of GPUs on one node",
         check="nic_state",
         expected="the same NICs as on most nodes of the job",
         likely="NICs that are missing from the bus or have no driver loaded",

@@ -7,7 +7,7 @@ from gpubench.conditions.definition.condition import Condition, Family, Found, S
 from gpubench.conditions.measured import LATE_RANK
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import COLLECTIVE_NAMES, Measurements
-from gpubench.model.results.neighbours import LEAST_LOSS, LONE, SHARE, slow_range
+from gpubench.model.results.neighbours import LONE, SHARE, slow_range
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import SLOW_RANGE, TOO_NOISY, is_lost_in_noise
 from gpubench.model.terms.ranks import RankIdentity
@@ -69,8 +69,6 @@ SWEEP = Family.of(
     Condition(
         id=TOO_NOISY,
         title="A time varies too much to be judged, or stands alone among its neighbours",
-        detection="half of the 95 % interval as long as the time, or around a threshold; in a recording, "
-        "one slow row between rows that are as expected",
         check="collective_bandwidth",
         expected="a 95 % interval far below the time, and a time that fits those of neighbouring sizes",
         likely="other programs on the same cores or links, or too few operations",
@@ -80,8 +78,6 @@ SWEEP = Family.of(
     Condition(
         id=SLOW_RANGE,
         title="A range of sizes is slower than smaller and larger sizes of the same sweep",
-        detection=f"time and busbw grow with the size inside a node: at least two sizes that lose more than "
-        f"{LEAST_LOSS:.0%} and the interval of their times",
         check="collective_bandwidth",
         expected="a time between those of smaller and larger sizes",
         likely="an algorithm or protocol that does not fit these sizes, a setting of NCCL, or other work at that time",

@@ -341,7 +341,6 @@ ILL: list[tuple[str, str, Edit, str]] = [
         gpu(1, memory_used_bytes=4 * 2**30),
         "memory-in-use WARN",
     ),
-    ("512 memory rows were remapped", HBM, rows(uncorrectable=512), "row-remap WARN"),
     ("a memory bank has no spare row", HBM, rows(uncorrectable=9, banks_without_spares=1), "row-remap-failed FAIL"),
     ("the driver does not list a GPU on the bus", EVERYWHERE, unlisted, "gpu-lost FAIL"),
     ("NVML denies an NVLink", NVLINKS, pair("GPU0", "GPU1", nvlink="NS"), "nvlink-doubtful WARN"),

@@ -201,10 +201,9 @@ def rows(found: Report, kind: type[Any]) -> list[Any]:
     [
         ({"ecc": False}, ("ecc-off", "WARN")),
         ({"memory_errors": 3}, ("memory-errors", "FAIL")),
-        ({"retirement_pending": True}, ("page-retirement-pending", "FAIL")),
+        ({"retirement_pending": True}, ("row-remap-pending", "FAIL")),
         ({"temperature_c": 88}, ("gpu-hot", "WARN")),
         ({"pcie_replays": 1000}, ("pcie-errors", "WARN")),
-        ({"most_clock_mhz": 1200}, ("clock-limited", "WARN")),
         ({"memory_used_bytes": 4 * 2**30}, ("memory-in-use", "WARN")),
         ({"processes": (GpuProcess(pid=7, name="python"),), "idle": False}, ("gpu-in-use", "WARN")),
         ({"name": "NVIDIA H200"}, ("gpu-model", "WARN")),

@@ -138,7 +138,7 @@ FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1
         (across(told(NCCL_NET_GDR_LEVEL="PIX"), None, FAR, network="IB"), "nccl-gdr-disabled"),
         (across(told(NCCL_NET_GDR_LEVEL="PXB"), None, FAR, network="IB"), "gpudirect-too-far"),
         (inside(path="PHB", process=told(NCCL_TOPO_FILE="/etc/topo.xml")), "nccl-default-level"),
-        (across(told(NCCL_NET_GDR_READ="0"), network="IB"), "nccl-gdr-read"),
+        (across(told(NCCL_NET_GDR_READ="0"), network="IB"), "nccl-gdr-disabled"),
         (across(told(NCCL_NET_GDR_READ="1"), network="IB"), "unknown"),
         (across(told(NCCL_P2P_DISABLE="1"), network="IB"), "unknown"),
         (across(told(note(Kind.GDR_DISTANT)), network="IB"), "gpudirect-too-far"),

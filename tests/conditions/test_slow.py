@@ -81,12 +81,6 @@ def named(job: Job) -> dict[str, Confidence]:
         ({"NCCL_P2P_USE_CUDA_MEMCPY": "1"}, {"nccl-p2p-memcpy": PROVEN}),
         ({"NCCL_P2P_USE_CUDA_MEMCPY": "0"}, {}),
         ({"NCCL_P2P_DIRECT_DISABLE": "1"}, {"nccl-p2p-memcpy": WEAK}),
-        ({"NCCL_DEBUG": "TRACE"}, {"nccl-debug-trace": PROVEN}),
-        ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "ALL"}, {"nccl-debug-trace": PROVEN}),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, {"nccl-debug-trace": PROVEN}),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,NET"}, {}),
-        ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL"}, {}),
-        ({"NCCL_DEBUG": "INFO"}, {}),
         ({"NCCL_TUNER_PLUGIN": "none"}, {}),
         ({"NCCL_TUNER_CONFIG_FILE": "/etc/tuner.csv"}, {"nccl-plugin": LIKELY}),
         ({"NCCL_NET_PLUGIN": "ofi"}, {}),
@@ -95,7 +89,6 @@ def named(job: Job) -> dict[str, Confidence]:
         ({"CUDA_LAUNCH_BLOCKING": "0"}, {}),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"cuda-max-connections": WEAK}),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {}),
-        ({"NVTX_INJECTION64_PATH": "/opt/libToolsInjection64.so"}, {"tool-attached": LIKELY}),
     ],
 )
 def test_a_variable_slows_down_or_does_not(variables: dict[str, str], found: dict[str, Confidence]) -> None:

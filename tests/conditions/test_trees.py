@@ -81,7 +81,6 @@ def test_a_healthy_tree_yields_none(tmp_path: Path) -> None:
     ("file", "text", "cause"),
     [
         ("proc/driver/nvidia/params", "NvLinkDisable: 1", "nvlink-disabled"),
-        ("proc/driver/nvidia/params", "GrdmaPciTopoCheckOverride: 2", "grdma-override"),
         ("etc/nccl.conf", "NCCL_P2P_DISABLE=1", "nccl-p2p-disabled"),
         ("etc/nccl.conf", "NCCL_IB_HCA=ib7", "nccl-ib-hca"),
         ("proc/version", "Linux version 5.15.90.1-microsoft-standard-WSL2 (x)", "wsl"),

@@ -34,7 +34,6 @@ from gpubench.model.facts.snapshot import (
     PciKind,
     PciPlace,
     ProbeFailure,
-    RemappedRows,
     Service,
     Snapshot,
 )
@@ -240,11 +239,6 @@ def with_ranks(job: Job, edit: Callable[[RankFacts], RankFacts], *only: int) -> 
     return replace(job, ranks=tuple(ranks))
 
 
-def _nic(node: Snapshot, number: int = 0, **facts: Any) -> Snapshot:
-    nics = tuple(replace(nic, **facts) if place == number else nic for place, nic in enumerate(node.nics))
-    return replace(node, nics=nics)
-
-
 def _gpu(node: Snapshot, number: int = 0, **facts: Any) -> Snapshot:
     gpus = tuple(replace(gpu, **facts) if gpu.index == number else gpu for gpu in node.gpus)
     return replace(node, gpus=gpus)
@@ -269,13 +263,6 @@ def _device(node: Snapshot, bus_id: str, **facts: Any) -> Snapshot:
 
 def _fabric(node: Snapshot, **facts: Any) -> Snapshot:
     return _gpus(node, lambda gpu: replace(gpu, fabric=replace(gpu.fabric or Fabric(), **facts)))
-
-
-def _elsewhere(node: Snapshot) -> Fabric:
-    """The fabric of a GPU that is in another clique."""
-    fabric = node.gpus[0].fabric
-    assert fabric is not None
-    return replace(fabric, clique=7)
 
 
 def _with_second_port(node: Snapshot) -> Snapshot:
@@ -446,11 +433,6 @@ PLANTS: tuple[Plant, ...] = (
         "nvlinks-all-down",
         lambda: with_nodes(_two(), lambda node: _gpus(node, lambda gpu: replace(gpu, nvlinks=_all_down(gpu)))),
     ),
-    Plant(
-        "nvlink-bandwidth-limited",
-        lambda: with_nodes(_board(), lambda node: _settings(node, nvlink_bandwidth_mode="half")),
-    ),
-    Plant("fabric-differs", lambda: with_nodes(_board(), lambda node: _gpu(node, fabric=_elsewhere(node)))),
     Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
     Plant(
         "nvlink-errors",
@@ -469,12 +451,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant("imex-channel-missing", lambda: with_ranks(_clustered(), lambda each: replace(each, imex_channels=()), 3)),
     Plant("mnnvl-clique-differs", lambda: with_nodes(_clustered(), lambda node: _fabric(node, clique=2), 1)),
     Plant("nccl-ib-hca-half-port", lambda: _set(simulated("dgx-spark*2"), NCCL_IB_HCA="rocep1s0f1")),
-    Plant("nccl-gdr-c2c-disabled", lambda: _set(job_of(*_racks(2)), NCCL_NET_GDR_C2C="0")),
-    Plant("mnnvl-clique-small", lambda: job_of(*_racks(2, 1))),
     Plant("mnnvl-no-domain", lambda: job_of(*(_fabric(node, cluster_uuid=NO_CLUSTER) for node in _racks(2)))),
     Plant("mnnvl-unused", _on_nics),
     Plant("nccl-mnnvl-disabled", lambda: _set(_clustered(), NCCL_MNNVL_ENABLE="0")),
-    Plant("nccl-cumem-disabled", lambda: _set(_clustered(), NCCL_CUMEM_ENABLE="0")),
+    Plant("nccl-mnnvl-disabled", lambda: _set(_clustered(), NCCL_CUMEM_ENABLE="0")),
     Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_DISABLE="1")),
     Plant("nccl-p2p-disabled", lambda: _set(_board(), NCCL_P2P_LEVEL="LOC")),
     Plant(
@@ -503,8 +483,6 @@ PLANTS: tuple[Plant, ...] = (
     Plant("nccl-algorithm-forced", lambda: _set(_board(), NCCL_PROTO="LL")),
     Plant("nccl-algorithm-forced", lambda: _set(_board(), NCCL_ALGO="ring;allreduce:tree")),
     Plant("nccl-few-threads", lambda: _set(_board(), NCCL_NTHREADS="64")),
-    Plant("nccl-debug-trace", lambda: _set(_board(), NCCL_DEBUG="TRACE")),
-    Plant("nccl-debug-trace", lambda: _set(_board(), NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,COLL")),
     Plant("nccl-plugin", lambda: _set(_board(), NCCL_TUNER_PLUGIN="libnccl-tuner-example.so")),
     Plant(
         "nccl-plugin",
@@ -519,9 +497,6 @@ PLANTS: tuple[Plant, ...] = (
             NCCL_NVLS_ENABLE="0",
         ),
     ),
-    Plant("tool-attached", lambda: _ranks_apart(tracer="4711 (gdb)")),
-    Plant("tool-attached", lambda: _ranks_apart(tools={"compute-sanitizer": "/opt/libsanitizer-collection.so"})),
-    Plant("tool-attached", lambda: _set(_board(), CUDA_INJECTION64_PATH="/opt/libToolsInjection64.so")),
     Plant("cuda-launch-blocking", lambda: _set(_board(), CUDA_LAUNCH_BLOCKING="1")),
     Plant("cuda-max-connections", lambda: _set(_board(), CUDA_DEVICE_MAX_CONNECTIONS="1")),
     Plant(
@@ -615,12 +590,12 @@ PLANTS: tuple[Plant, ...] = (
         "roce-gid-index", lambda: _set(with_nodes(_two(), lambda node: _on_roce(node, mtu=9000)), NCCL_IB_GID_INDEX="0")
     ),
     Plant("nic-absent", lambda: simulated("hgx-h100-8*2", "node1.nic2:missing=yes")),
-    Plant("p2p-of-some-alike", lambda: with_nodes(_pcie(gpus=3), lambda node: refused(node, "GNS", "GPU0"))),
     Plant("nics-differ", lambda: simulated("hgx-h100-8*2", *(f"node1.nic{nic}:missing=yes" for nic in range(3)))),
     Plant("nccl-gdr-disabled", lambda: _set(_two(), NCCL_NET_GDR_LEVEL="LOC")),
-    Plant("nccl-gdr-read", lambda: _set(_two(), NCCL_NET_GDR_READ="0")),
+    Plant("nccl-gdr-disabled", lambda: _set(_two(), NCCL_NET_GDR_READ="0")),
+    Plant("nccl-gdr-disabled", lambda: _set(job_of(*_racks(2)), NCCL_NET_GDR_C2C="0")),
     Plant(
-        "nccl-dmabuf-disabled",
+        "nccl-gdr-disabled",
         lambda: _set(
             with_nodes(_two(), lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=False, dma_buf=True))),
             NCCL_DMABUF_ENABLE="0",
@@ -636,10 +611,6 @@ PLANTS: tuple[Plant, ...] = (
             _two(),
             lambda node: replace(node, gpudirect=GpuDirectFacts(peermem=True, peermem_registered=False, dma_buf=False)),
         ),
-    ),
-    Plant(
-        "grdma-override",
-        lambda: with_nodes(_two(), lambda node: _settings(node, parameters={"GrdmaPciTopoCheckOverride": "2"})),
     ),
     Plant("gb10-no-gpudirect", lambda: with_nodes(_two(), _gb10)),
     Plant("gpudirect-too-far", lambda: with_nodes(_two(), _far_nics)),
@@ -725,8 +696,6 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("gpu-throttled", lambda: simulated("hgx-h200-4", "gpu0:throttle=sw_thermal_slowdown")),
     Plant("gpu-hw-slowdown", lambda: simulated("hgx-h200-4", "gpu0:throttle=hw_slowdown")),
-    Plant("clocks-capped", lambda: simulated("hgx-h200-4", "gpu0:throttle=sw_power_cap")),
-    Plant("clocks-capped", lambda: simulated("hgx-h200-4", "gpu0:throttle=sync_boost")),
     Plant(
         "clocks-held-down",
         lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(clock_mhz=600, default_clock_mhz=1980))),
@@ -735,9 +704,14 @@ PLANTS: tuple[Plant, ...] = (
         "power-limited",
         lambda: with_nodes(_board(), lambda node: _gpu(node, limits=GpuLimits(power_w=200.0, default_power_w=700.0))),
     ),
-    Plant("clock-limited", lambda: with_ranks_on_all(with_nodes(simulated("hgx-h100-8"), _slow_clock))),
     Plant("gpu-hot", lambda: simulated("hgx-h200-4", "gpu1:temperature=88")),
+    Plant("clocks-capped", lambda: simulated("hgx-h200-4", "gpu0:throttle=sw_power_cap")),
+    Plant(
+        "nvlink-bandwidth-limited",
+        lambda: with_nodes(_board(), lambda node: _settings(node, nvlink_bandwidth_mode="half")),
+    ),
     Plant("row-remap-pending", lambda: simulated("hgx-h200-4", "gpu0:rows=pending")),
+    Plant("row-remap-pending", lambda: _h100(retirement_pending=True)),
     Plant("row-remap-failed", lambda: simulated("hgx-h200-4", "gpu0:rows=failure")),
     Plant("numa-far", lambda: with_ranks(_two(), lambda each: replace(each, affinity="112-113"), 1)),
 )
@@ -753,9 +727,6 @@ def _h100(*faults: str, asked: bool = False, **facts: Any) -> Job:
 def _one_unknown(gpu: GpuFacts) -> tuple[NvLink, ...]:
     first, *others = gpu.nvlinks or ()
     return replace(first, active=None), *others
-
-
-_REMAPPED = RemappedRows(correctable=0, uncorrectable=512, pending=False, failure=False)
 
 
 def _failing(error: str) -> Job:
@@ -782,6 +753,7 @@ def _memory_copies() -> Job:
 
 
 CHECKED: tuple[Plant, ...] = (
+    Plant("network-down", lambda: simulated("l40s-8", "nic0:state=down")),
     Plant("driver-silent", lambda: _h100("node0:silent=nvml")),
     Plant("cuda-refuses", lambda: _failing("cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)")),
     Plant("probe-failed", lambda: _failing("killed by SIGSEGV")),
@@ -795,13 +767,8 @@ CHECKED: tuple[Plant, ...] = (
     Plant("driver-differs", lambda: simulated("hgx-h100-8*4", "node2:driver=570.1")),
     Plant("library-differs", lambda: _ranks_apart(libraries={"libnccl": "/opt/old.so"})),
     Plant("gpu-lost", lambda: _h100("gpu6:lost=yes")),
-    Plant("page-retirement-pending", lambda: _h100(retirement_pending=True)),
     Plant("nvlink-doubtful", lambda: _h100(nvlinks=_one_unknown(_board().nodes[0].gpus[0]))),
     Plant("ecc-off", lambda: _h100("gpu6:ecc=off")),
-    Plant(
-        "row-remap",
-        lambda: _h100(remapped_rows=RemappedRows(correctable=0, uncorrectable=512, pending=False, failure=False)),
-    ),
     Plant("memory-errors", lambda: _h100("gpu3:errors=2")),
     Plant("gpu-missing", lambda: _h100("gpu6:missing=yes")),
     Plant("gpu-model", lambda: _h100(name="NVIDIA H200")),
@@ -809,7 +776,6 @@ CHECKED: tuple[Plant, ...] = (
     Plant("profile-unknown", lambda: replace(_h100(), profile=profiles.load("generic-nvlink"))),
     Plant("below-profile", lambda: _h100(pcie=PcieLink(generation=3, width=16, max_generation=3, max_width=16))),
     Plant("nics-missing", lambda: _h100(*(f"nic{nic}:missing=yes" for nic in range(8)))),
-    Plant("network-down", lambda: simulated("l40s-8", "nic0:state=down")),
     Plant("nic-below-profile", lambda: _h100("nic2:missing=yes", asked=True)),
     Plant("p2p-slow", lambda: _copies({(0, 3): 200.0, (3, 0): 200.0})),
     Plant("p2p-asymmetric", lambda: _one_way()),
@@ -841,10 +807,6 @@ def _sweep(slow: Sequence[int]) -> tuple[CollectiveRow, ...]:
         size: size * 1.75 / 350e3 * (4 / 3 if size in slow else 1) for size in (2**power for power in range(24, 31))
     }
     return tuple(row(size, time_us, size * 1.75 / time_us / 1e3) for size, time_us in times.items())
-
-
-def _slow_clock(node: Snapshot) -> Snapshot:
-    return _gpu(_gpus(node, lambda gpu: replace(gpu, most_clock_mhz=1980)), 6, most_clock_mhz=1200)
 
 
 def _one_way() -> Job:
@@ -922,10 +884,6 @@ def _growing(node: Snapshot, device: str, **counts: int) -> Snapshot:
 
 def _far_apart(node: Snapshot) -> Snapshot:
     return _without_nvlinks(node)
-
-
-def _on_mellanox(node: Snapshot) -> Snapshot:
-    return replace(node, nics=tuple(replace(nic, driver="mlx5_core") for nic in node.nics))
 
 
 def _on_efa(node: Snapshot) -> Snapshot:

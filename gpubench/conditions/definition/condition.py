@@ -89,8 +89,8 @@ def in_each_node(look: Look) -> Look:
 class Condition:
     """One thing that can be wrong with a machine, a setting or a job.
 
-    `title` uses the words that people search for; `seen_as` is the output of programs when it holds; `detection` says
-    what `look` examines; `cure` has the commands and a comment; `link` is the source. `aliases` are earlier ids.
+    `title` uses the words that people search for, `cure` has the commands and a comment, `link` is a report of somebody
+    who met it, or the source. `aliases` are earlier ids.
 
     As a check: `check` names the check that reports it, `expected` the healthy state and `likely` the likely reason.
     Its severity is in the policy table. A condition without a check is reported where it affects a path.
@@ -103,7 +103,6 @@ class Condition:
 
     id: str
     title: str
-    detection: str
     cure: Cure
     look: Look
     link: str = ""
@@ -111,7 +110,6 @@ class Condition:
     expected: str = NONE_EXPECTED
     likely: str = ""
     settles: str = ""
-    seen_as: tuple[str, ...] = ()
     in_log: Callable[[Staged], LoggedReason | None] | None = None
     in_job: Callable[[LogFacts], Iterator[Sighting]] | None = None
     implies: tuple[str, ...] = ()
@@ -457,9 +455,7 @@ def complaint(
     likely: str,
     expected: str,
     link: str,
-    seen_as: tuple[str, ...],
     codes: Iterable[int] = (),
-    detection: str = "NCCL's log, or the error that the program reports",
     general: bool = False,
     of_programs: bool = False,
     refined: Callable[[Sighting, LogFacts], Sighting] | None = None,
@@ -470,8 +466,6 @@ def complaint(
     return Condition(
         id=id_,
         title=title,
-        seen_as=seen_as,
-        detection=detection,
         expected=expected,
         likely=likely,
         cure=cure,

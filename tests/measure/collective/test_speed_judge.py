@@ -187,8 +187,8 @@ def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
 
 
 def test_a_cause_without_a_check_expects_what_the_rows_do() -> None:
-    (found,) = findings(explained(("nccl-debug-trace", Confidence.PROVEN)), SLOW)
-    assert (found.id, found.severity) == ("nccl-debug-trace", Verdict.FAIL)
+    (found,) = findings(explained(("cuda-launch-blocking", Confidence.PROVEN)), SLOW)
+    assert (found.id, found.severity) == ("cuda-launch-blocking", Verdict.FAIL)
     assert found.expected == "339.5 GB/s, profile hgx-h200-4"
 
 
