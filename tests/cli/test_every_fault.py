@@ -8,7 +8,6 @@ from gpubench.errors import GpubenchError
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey
 from tests.cli.test_plan_faults import SUBJECTS, value_of
 from tests.fakes.last_line import is_well_formed
-from tests.together import together
 
 COMMANDS = {
     "topo": (),
@@ -37,7 +36,7 @@ def is_tried(command: str, key: FaultKey, value: str) -> bool:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@together("key, value", KEYS)
+@pytest.mark.parametrize(("key", "value"), KEYS)
 def test_a_fault_is_judged_or_refused(command: str, key: FaultKey, value: str) -> None:
     if not is_tried(command, key, value):
         return

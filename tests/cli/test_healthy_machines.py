@@ -21,7 +21,6 @@ from gpubench.profiles import all_profiles, load
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.conditions.test_edited_facts import HEALTHY, Edit
 from tests.machines.test_machines import FOLDER as RECORDED
-from tests.together import together
 
 MACHINES = [profile.name for profile in all_profiles() if profile.match.visible]
 JUDGING_ALL = ("check --full --strict", "allreduce --sizes 1K:1G:32 --strict")
@@ -130,7 +129,7 @@ def test_recorded_machines_that_are_healthy_pass(name: str) -> None:
         )
 
 
-@together("what, machines, edit", HEALTHY, ids=lambda case: case[0])
+@pytest.mark.parametrize(("what", "machines", "edit"), HEALTHY)
 def test_recordings_of_healthy_machines_of_other_kinds_pass(
     what: str, machines: str, edit: Edit, tmp_path: Path
 ) -> None:

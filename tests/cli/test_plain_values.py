@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperCommand
 
 from gpubench.cli.signature import TYPERS_OWN, PlainValuesCommand, plain_value
-from tests.together import together
 
 ARGUMENTS = [
     [],
@@ -55,7 +54,7 @@ def outcome(kind: type[TyperCommand], arguments: list[str]) -> tuple[int, str, A
     return 0, "", {name: (type(value), value) for name, value in found.items()}
 
 
-@together("arguments", ARGUMENTS, ids=" ".join)
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)
 def test_a_value_is_what_typer_makes_of_it(arguments: list[str]) -> None:
     assert outcome(PlainValuesCommand, arguments) == outcome(TyperCommand, arguments)
 

@@ -18,7 +18,6 @@ from gpubench.readers.registry import read_results
 from gpubench.simulated.machine import OF_DOMAINS
 from tests.cli.running import ROOT, gpubench, without_gpus
 from tests.measure.plan.jobs import planned_machine
-from tests.together import together
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"
@@ -90,7 +89,7 @@ SLOW_RAILS = ("nic0:state=down", "nic0:rate=100", "nic0:width=1", "nic0:missing=
 
 
 @pytest.mark.parametrize(("name", "nodes"), MACHINES)
-@together("key", FAULT_KEYS, ids=lambda key: f"{key.subject}:{key.key}")
+@pytest.mark.parametrize("key", FAULT_KEYS, ids=lambda key: f"{key.subject}:{key.key}")
 def test_every_fault_is_felt_or_refused_and_none_passes_as_healthy(key: FaultKey, name: str, nodes: int) -> None:
     text = f"{SUBJECTS[key.subject]}:{key.key}={value_of(key)}"
     planned = planned_machine(name, nodes)

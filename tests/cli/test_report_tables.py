@@ -19,7 +19,6 @@ from gpubench.profiles import load, names
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
-from tests.together import together
 
 PROGRAMS = {own: theirs for theirs, own in COLLECTIVE_NAMES.items()}
 REAL = ROOT / "tests" / "results" / "h200x4"
@@ -515,8 +514,8 @@ def test_a_slow_table_of_one_node_is_not_blamed_on_nics(nodes: int, blamed: str,
     assert [(blamed in each["cause"], "NIC" in each["cause"]) for each in found] == [(True, nodes > 1)]
 
 
-@together(
-    "busbw, arguments, verdict",
+@pytest.mark.parametrize(
+    ("busbw", "arguments", "verdict"),
     [
         (600.0, (), "PASS"),
         (360.0, (), "SKIP"),
@@ -540,7 +539,9 @@ def test_a_table_that_a_ring_over_assumed_nics_explains_is_not_judged(
     assert (why in str(found["sentence"])) == (verdict == "SKIP")
 
 
-@together("busbw, strict, ended", [(15.0, False, (0, "PASS")), (25.0, False, (0, "SKIP")), (25.0, True, (3, "SKIP"))])
+@pytest.mark.parametrize(
+    ("busbw", "strict", "ended"), [(15.0, False, (0, "PASS")), (25.0, False, (0, "SKIP")), (25.0, True, (3, "SKIP"))]
+)
 def test_a_table_far_above_what_is_expected_is_not_judged(
     busbw: float, strict: bool, ended: tuple[int, str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ from gpubench.collectives.registry import COLLECTIVES, collective_named
 from gpubench.model.paths.wiring import NodeNetwork, network_limit
 from gpubench.model.terms.verdict import Verdict, overall
 from gpubench.profiles import load
-from tests.together import together
 
 FIGURES = read()
 ALL_REDUCE = collective_named("allreduce")
@@ -58,8 +57,8 @@ def test_no_published_figure_is_above_its_limit() -> None:
     assert not [each.source for each in named if each.row.reached_gb_s > each.limit_gb_s]
 
 
-@together(
-    "algorithm, nodes, expected",
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "expected"),
     [("RING", 2, 400.0), ("TREE", 2, 750.0), ("NVLS_TREE", 2, 750.0), ("TREE", 3, 511.1), ("TREE", 4, 387.5)],
 )
 def test_the_limit_is_that_of_the_algorithm(algorithm: str, nodes: int, expected: float) -> None:
@@ -73,8 +72,8 @@ def test_the_limit_of_an_unknown_algorithm_says_which_is_assumed() -> None:
     assert "ring assumed" in network_limit(None, ALL_REDUCE, NodeNetwork(8, 64, 400.0, 50.0)).note
 
 
-@together("name", [each.name for each in COLLECTIVES])
-@together("nodes", [2, 3, 16])
+@pytest.mark.parametrize("name", [each.name for each in COLLECTIVES])
+@pytest.mark.parametrize("nodes", [2, 3, 16])
 def test_times_rise_with_size_and_fall_with_the_rate_of_the_nics(name: str, nodes: int) -> None:
     collective = collective_named(name)
     inside = Inside.of(load("hgx-h100-8"), collective, 8)
@@ -104,8 +103,8 @@ def spark(busbw_gb_s: float) -> Verdict:
     return figure.verdict(slower=figure.row.reached_gb_s / busbw_gb_s)
 
 
-@together(
-    "busbw_gb_s, expected",
+@pytest.mark.parametrize(
+    ("busbw_gb_s", "expected"),
     [(23.7, Verdict.PASS), (20.9, Verdict.PASS), (18.9, Verdict.PASS), (12.8, Verdict.FAIL), (3.0, Verdict.FAIL)],
 )
 def test_two_sparks_are_judged_by_their_port(busbw_gb_s: float, expected: Verdict) -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.terms.operation import DataType, Layout, algbw_gb_s
-from tests.together import together
 
 BY_NAME = {each.name: each for each in COLLECTIVES}
 
@@ -36,7 +35,7 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
-@together("ranks", [1, 2, 3, 8, 1024])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 1024])
 def test_busbw_factors(ranks: int) -> None:
     for name, factor in FACTORS.items():
         assert BY_NAME[name].busbw_factor(ranks) == pytest.approx(factor(ranks)), name
@@ -61,8 +60,8 @@ def test_whole_buffers_are_not_rounded_beyond_an_element(name: str, size: int, d
     assert BY_NAME[name].layout(elements, dtype, ranks) == Layout(elements, elements, elements)
 
 
-@together("collective", COLLECTIVES, ids=lambda each: each.name)
-@together("ranks", [1, 2, 5])
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_expected_data_fill_the_receive_buffer_once(collective: Collective, ranks: int) -> None:
     layout = collective.layout(1000, DataType.FLOAT32, ranks)
     for rank in range(ranks):

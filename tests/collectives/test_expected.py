@@ -22,13 +22,12 @@ from gpubench.model.results.speed import (
 )
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
-from tests.together import together
 
 ALLREDUCE = collective_named("allreduce")
 
 
-@together(
-    "profile, nccl, ranks, time_us, tolerance",
+@pytest.mark.parametrize(
+    ("profile", "nccl", "ranks", "time_us", "tolerance"),
     [
         ("hgx-h200-4", "2.28.9", 4, 17.71, MEASURED),
         ("hgx-h200-4", "2.28.3", 4, 17.71, MEASURED),
@@ -49,8 +48,8 @@ def test_a_profile_s_points_are_as_sure_as_they_are_near(
     assert found.source == f"profile {profile}" + (", by a model" if tolerance is MODELLED_SMALL else "")
 
 
-@together(
-    "profile, changes",
+@pytest.mark.parametrize(
+    ("profile", "changes"),
     [
         ("hgx-h200-4", {"nodes": 2, "ranks": 8}),
         ("hgx-h200-4", {"ranks": 1}),
@@ -96,8 +95,8 @@ def test_a_collective_is_judged_by_its_own_points_on_a_measured_machine() -> Non
             assert found.tolerance is MEASURED, name
 
 
-@together(
-    "name, ranks, size, time_us",
+@pytest.mark.parametrize(
+    ("name", "ranks", "size", "time_us"),
     [
         # Measured on healthy machines with links of 450 GB/s, the slowest beside their limit.
         ("sendrecv", 8, 2**26, 828.0),
@@ -119,7 +118,7 @@ def test_no_healthy_machine_is_slower_than_the_least_known(name: str, ranks: int
     assert found.verdict(measured) == "PASS"
 
 
-@together("busbw, verdict", [(25.0, "FAIL"), (71.0, "FAIL"), (340.0, "PASS")])
+@pytest.mark.parametrize(("busbw", "verdict"), [(25.0, "FAIL"), (71.0, "FAIL"), (340.0, "PASS")])
 def test_an_all_reduce_far_below_its_limit_is_slow_on_any_machine(busbw: float, verdict: str) -> None:
     time_us = 2**28 * 1.5 / busbw / 1e3
     measured = replace(row(2**28, time_us, busbw, ranks=4), limit_gb_s=450.0)
@@ -134,8 +133,8 @@ def _row(name: str, ranks: int, point: Expected) -> CollectiveRow:
     return row(point.size_bytes or 0, point.value, 1.0, collective=name, ranks=ranks)
 
 
-@together("name", WITH_POINTS)
-@together("known, ranks", [(4, 2), (2, 4)])
+@pytest.mark.parametrize("name", WITH_POINTS)
+@pytest.mark.parametrize(("known", "ranks"), [(4, 2), (2, 4)])
 def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks: int, name: str) -> None:
     for point in _points(name, ranks):
         measured = _row(name, ranks, point)
@@ -145,8 +144,8 @@ def test_what_another_number_of_gpus_took_is_within_the_model(known: int, ranks:
         assert found.verdict(measured) == "PASS", (point.size_bytes, point.value, found.time_us)
 
 
-@together("name", WITH_POINTS)
-@together("ranks", [2, 4])
+@pytest.mark.parametrize("name", WITH_POINTS)
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_no_healthy_time_is_slow_beside_two_derived_points(ranks: int, name: str) -> None:
     """As profiles have them of machines that nobody measured: a latency, and the bandwidth of the largest size."""
     points = _points(name, ranks)
@@ -175,7 +174,7 @@ def _thinned(name: str, ranks: int, gap: int) -> Profile:
     return replace(load(f"hgx-h200-{ranks}"), curve=(), expected=tuple(kept))
 
 
-@together("gap, ranks, name", product([4, 8, 16, 64, 256], [2, 4], WITH_POINTS))
+@pytest.mark.parametrize(("gap", "ranks", "name"), [*product([4, 8, 16, 64, 256], [2, 4], WITH_POINTS)])
 def test_no_healthy_time_between_measured_points_is_slow(gap: int, ranks: int, name: str) -> None:
     profile = _thinned(name, ranks, gap)
     for point in _points(name, ranks):
@@ -200,8 +199,8 @@ def test_between_measured_sizes_a_row_may_take_what_the_next_may() -> None:
     assert tolerance("hgx-h200-8", 2**22, 8) is MODELLED_SMALL
 
 
-@together(
-    "profile, ranks, size, faster, doubt",
+@pytest.mark.parametrize(
+    ("profile", "ranks", "size", "faster", "doubt"),
     [
         # A table at so many times what the profile expects.
         ("hgx-b200-8", 4, 2**33, 1.4, ""),

@@ -1,9 +1,10 @@
 """The least that has to be moved, against what each collective's definition says."""
 
+import pytest
+
 from gpubench.collectives.record import Collective, Movement, exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.terms.operation import DataType
-from tests.together import together
 
 ROOT = 1
 BY_NAME = {each.name: each for each in COLLECTIVES}
@@ -22,7 +23,7 @@ LEAST = {
 }
 
 
-@together("name", LEAST)
+@pytest.mark.parametrize("name", LEAST)
 def test_what_has_to_be_moved(name: str) -> None:
     collective = BY_NAME[name]
     layout = collective.layout(4 * 256, DataType.FLOAT32, 4)
@@ -31,7 +32,7 @@ def test_what_has_to_be_moved(name: str) -> None:
         assert moved == Movement(expected.sent * 256, expected.received * 256), rank
 
 
-@together("collective", COLLECTIVES, ids=lambda each: each.name)
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
 def test_a_rank_alone_moves_nothing(collective: Collective) -> None:
     layout = collective.layout(256, DataType.FLOAT32, 1)
     assert least_moved(collective, layout, 0, 1, 0) == Movement(0, 0)

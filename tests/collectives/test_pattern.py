@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
 from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, seed
-from tests.together import together
 
 Array = npt.NDArray[Any]
 
@@ -51,8 +51,8 @@ def test_reductions_are_exact_in_any_order(
     assert np.array_equal(total, decode(pattern.reduced(stretch), dtype))
 
 
-@together("dtype", DataType)
-@together("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
+@pytest.mark.parametrize("dtype", DataType)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13, 100])
 def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> None:
     """Libraries scale before adding (NCCL) or after (an MPI sum): both must pass, and three ulp must not."""
     pattern = ArrayPattern(np, DataPattern(dtype, ReduceOp.AVG, ranks))
@@ -77,7 +77,7 @@ def test_averages_are_exact_or_within_two_ulp(dtype: DataType, ranks: int) -> No
     assert pattern.wrong(expected + 3, expected) == 500
 
 
-@together("dtype", DataType)
+@pytest.mark.parametrize("dtype", DataType)
 def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None:
     pattern = ArrayPattern(np, DataPattern(dtype, None, 4))
 
@@ -91,8 +91,8 @@ def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None
         assert np.count_nonzero(other == base) <= 4 * chance + 2
 
 
-@together("op", ReduceOp)
-@together("ranks", [2, 3, 8, 40])
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("ranks", [2, 3, 8, 40])
 def test_a_missing_contribution_shows(op: ReduceOp, ranks: int) -> None:
     """Without any one rank's data the result is another one at a good part of the elements where it contributes."""
     pattern = ArrayPattern(np, DataPattern(DataType.FLOAT64, op, ranks))

@@ -22,7 +22,6 @@ from gpubench.model.results.report import CheckRow
 from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.planted import CHECKED, PLANTS, Job, below_a_switch, job_of, simulated, with_nodes, with_ranks
-from tests.together import together
 
 MIB = 2**20
 SHM, SOCKETS = (PathKind(Relation.ONE_NODE, each) for each in (Medium.SHM, Medium.SOCKET))
@@ -88,8 +87,8 @@ def without_bridges() -> Job:
     return with_nodes(planted("posted-write-collapse"), edit)
 
 
-@together(
-    "make, id_, holds",
+@pytest.mark.parametrize(
+    ("make", "id_", "holds"),
     [
         (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB)), "shm-too-small", True),
         (lambda: with_ranks(board(), lambda each: replace(each, shm_bytes=64 * MIB + 1)), "shm-too-small", False),

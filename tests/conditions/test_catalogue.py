@@ -3,12 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.definition.condition import Condition
 from gpubench.conditions.definition.policy import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS, ids_now
 from tests.fakes.planted import CHECKED, PLANTS, Plant
-from tests.together import together
 
 DOCS = Path(__file__).parents[2] / "docs"
 _LINK = re.compile(
@@ -20,7 +21,7 @@ _LINK = re.compile(
 )
 
 
-@together("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
 def test_an_entry_is_whole(condition: Condition) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", condition.id)
     assert all((condition.title, condition.cure, condition.expected))
@@ -55,7 +56,7 @@ def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:
     assert all(grade.source for grade in SEVERITIES.values())
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_a_condition_has_the_severity_of_the_table_and_no_other_that_it_does_not_name(plant: Plant) -> None:
     grade = SEVERITIES.get(plant.id)
     for found in plant.findings:
@@ -76,7 +77,7 @@ _AFTER_A_RESTART = re.compile(
 _VERIFIED = r"gpubench (?:p2p|allreduce|alltoall)"
 
 
-@together("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
 def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(condition: Condition) -> None:
     """The driver grants peer access on machines that corrupt data (open-gpu-kernel-modules#1257, unsloth#10613)."""
     cure = condition.cure.text
@@ -86,14 +87,14 @@ def test_a_cure_that_switches_a_data_path_on_begins_with_a_verified_copy(conditi
         assert re.match(rf"(?:env (?:-u \w+ )+|\w+=\w+ )?{_VERIFIED}\b", cure)
 
 
-@together("condition", CONDITIONS, ids=lambda each: each.id)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.id)
 def test_no_cure_begins_with_what_ends_the_jobs_of_others(condition: Condition) -> None:
     """A fabric manager that ends aborts what runs on the GPUs; MIG mode off removes the instances of others."""
     for command in condition.cure.commands:
         assert not re.match(r"systemctl (?:restart|stop)|.*-mig 0|for b|setpci|reboot", command)
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_is_advised_for_a_planted_machine_verifies_first_too(plant: Plant) -> None:
     cures = [each.cure for each in plant.findings] + [each.cure for each in plant.diagnosis.named]
     for each in (cure.text for cure in cures if cure.commands):

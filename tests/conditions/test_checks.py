@@ -34,7 +34,6 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 from tests.fakes.planted_faults import findings
-from tests.together import together
 
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
@@ -75,7 +74,7 @@ def subject_of(device: GpuFacts | NicFacts) -> str:
 BY_DESIGN = {"rtx-4090-2", "rtx-5090-2", "dgx-1-v100"}
 
 
-@together("profile", profiles.all_profiles(), ids=lambda each: each.name)
+@pytest.mark.parametrize("profile", profiles.all_profiles(), ids=lambda each: each.name)
 def test_healthy_machines_have_no_findings(profile: Any) -> None:
     found = examined(snapshots(SimulatedMachine(profile)))
     assert [finding for finding in found if finding.severity is not Verdict.SKIP] == []
@@ -83,8 +82,8 @@ def test_healthy_machines_have_no_findings(profile: Any) -> None:
     assert not examined(snapshots(parse_machine(f"{profile.name}*3"))[-2:]) or profile.name in BY_DESIGN
 
 
-@together(
-    "fault, found",
+@pytest.mark.parametrize(
+    ("fault", "found"),
     [
         ("gpu3:nvlink=12", ("nvlink-down", "FAIL")),
         ("gpu3:nvlink=0", ("nvlinks-all-down", "FAIL")),
@@ -106,8 +105,8 @@ def test_a_fault_of_a_gpu_is_found_and_nothing_else(fault: str, found: tuple[str
     assert (finding.id, finding.severity, finding.subject) == (*found, subject_of(HEALTHY.gpus[3]))
 
 
-@together(
-    "fault, found",
+@pytest.mark.parametrize(
+    ("fault", "found"),
     [
         ("nic3:state=down", ("rdma-port-down", "FAIL")),
         ("nic3:state=init", ("rdma-port-down", "FAIL")),
@@ -138,7 +137,7 @@ def test_mig_takes_peer_access_away_by_design() -> None:
     assert (refused.id, refused.severity, len(refused.subjects)) == ("peer-access-refused", "SKIP", 14)
 
 
-@together("stage", ["nvml", "cuda", "sysfs"])
+@pytest.mark.parametrize("stage", ["nvml", "cuda", "sysfs"])
 def test_a_silent_source_is_an_error(stage: str) -> None:
     found = examined(machine("hgx-h100-8", f"node0:silent={stage}"))
     assert said(found)[0] == ("driver-silent", "ERROR", f"node0, {stage}")
@@ -150,7 +149,7 @@ def broken(*stages: str, error: str) -> tuple[Finding, ...]:
     return examined([replace(HEALTHY, failures=failures)])
 
 
-@together("stage, cause", [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
+@pytest.mark.parametrize(("stage", "cause"), [("nvml", "libnvidia-ml"), ("cuda", "libcuda"), ("sysfs", "/sys")])
 def test_a_source_that_broke_is_an_error_with_a_cause_of_its_own(stage: str, cause: str) -> None:
     (finding,) = broken(stage, error="killed by SIGSEGV")
     assert said([finding]) == [("probe-failed", "ERROR", f"node0, {stage}")]
@@ -297,8 +296,8 @@ def test_errors_of_links_are_counted_by_link() -> None:
     assert finding.expected == "few; its siblings have 0"
 
 
-@together(
-    "fabric, seen",
+@pytest.mark.parametrize(
+    ("fabric", "seen"),
     [
         (Fabric(state="not_supported", health_mask=1), None),
         (Fabric(), None),
@@ -328,8 +327,8 @@ def test_a_fabric_that_is_unhealthy_is_so_whether_it_is_ready_or_not() -> None:
     ]
 
 
-@together(
-    "rows, found",
+@pytest.mark.parametrize(
+    ("rows", "found"),
     [
         (RemappedRows(correctable=9, uncorrectable=3, pending=False, failure=False), []),
         (RemappedRows(correctable=0, uncorrectable=1, pending=True, failure=False), [("row-remap-pending", "FAIL")]),
@@ -342,8 +341,8 @@ def test_rows_that_wait_or_cannot(rows: RemappedRows | None, found: list[tuple[s
     assert [(each.id, each.severity) for each in examined([with_gpu(6, remapped_rows=rows)])] == found
 
 
-@together(
-    "reasons, found",
+@pytest.mark.parametrize(
+    ("reasons", "found"),
     [
         (("sw_power_cap",), ["a power cap lowers the clocks of an unused GPU"]),
         ((), []),
@@ -356,8 +355,8 @@ def test_what_holds_clocks_down_is_said_once(reasons: tuple[str, ...] | None, fo
     assert [each.seen for each in examined([with_gpu(6, throttle_reasons=reasons, idle=False)])] == found
 
 
-@together(
-    "link, idle, found",
+@pytest.mark.parametrize(
+    ("link", "idle", "found"),
     [
         (PcieLink(generation=1, width=16, max_generation=5, max_width=16), True, []),
         (PcieLink(generation=1, width=16, max_generation=5, max_width=16), None, []),
@@ -390,8 +389,8 @@ def test_the_uplink_of_a_switch_is_a_link_too() -> None:
 NO_RDMA = "nic-absent", "0 RDMA NICs below its PCIe switch"
 
 
-@together(
-    "facts, found",
+@pytest.mark.parametrize(
+    ("facts", "found"),
     [
         ({"state": None}, []),
         ({"state": "down", "kind": NicKind.ETHERNET}, [NO_RDMA]),
@@ -447,8 +446,8 @@ def pairs_saying(**facts: Any) -> tuple[PairFacts, ...]:
 UNWIRED = replace(with_gpus(nvlinks=(), fabric=None), nvswitches=())
 
 
-@together(
-    "status, severity, likely",
+@pytest.mark.parametrize(
+    ("status", "severity", "likely"),
     [
         ("GNS", "SKIP", "this GPU model has no P2P"),
         ("CNS", "WARN", "chipset not supported"),
@@ -600,8 +599,8 @@ def test_a_link_of_plain_ethernet_is_no_finding() -> None:
     }
 
 
-@together(
-    "machine_name, missing, named",
+@pytest.mark.parametrize(
+    ("machine_name", "missing", "named"),
     [
         ("hgx-h100-8", (0,), 1),
         ("hgx-h100-8", (0, 5), 2),
@@ -728,7 +727,7 @@ def test_checks_have_names_of_their_own_and_say_what_they_look_for() -> None:
     assert all(re.fullmatch(r"[a-z0-9_]+", check.name) for check in CHECKS)
 
 
-@together(
+@pytest.mark.parametrize(
     "fault",
     ["gpu3:nvlink=12", "gpu3:lost=yes", "gpu3:p2p=CNS", "node0:peermem=no", "node0:silent=nvml", "nic3:state=down"],
 )
@@ -746,8 +745,8 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     assert examined([replace(HEALTHY, gpus=pair, pairs=(), nvswitches=(), pci_devices=())]) == ()
 
 
-@together(
-    "expected, found",
+@pytest.mark.parametrize(
+    ("expected", "found"),
     [
         (8, []),
         (9, [("gpu-missing", "FAIL", "8 GPUs, 9 expected", "9 GPUs, as given by --expect-gpus")]),
@@ -803,7 +802,9 @@ def test_a_gpu_is_missed_where_the_nvlinks_of_all_others_lead_nowhere() -> None:
     assert [each.partition(":")[0] for each in root.consequences] == ["below-profile"]
 
 
-@together("elsewhere, rate, told", [(200.0, 200.0, 0), (400.0, 200.0, 8), (400.0, 400.0, 0), (40.0, 40.0, 16)])
+@pytest.mark.parametrize(
+    ("elsewhere", "rate", "told"), [(200.0, 200.0, 0), (400.0, 200.0, 8), (400.0, 400.0, 0), (40.0, 40.0, 16)]
+)
 def test_ports_below_their_cards_are_named_if_other_nodes_are_faster_or_they_are_far_below(
     elsewhere: float, rate: float, told: int
 ) -> None:

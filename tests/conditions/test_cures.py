@@ -7,13 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import gpubench
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.model.terms.verdict import Cure
 from tests.cli.running import gpubench as run
 from tests.cli.test_help import understood
 from tests.fakes.planted import CHECKED, PLANTS, Plant
-from tests.together import together
 
 PACKAGE = Path(gpubench.__file__).parent
 FILLED_LATER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
@@ -48,7 +49,7 @@ def text_of(node: ast.expr) -> str:
 CODE = [each for each in cures_in_code() if each[1] or each[2]]
 
 
-@together("place, commands, comment", CODE)
+@pytest.mark.parametrize(("place", "commands", "comment"), CODE)
 def test_every_command_can_be_pasted_as_it_stands(place: str, commands: tuple[str, ...], comment: str) -> None:
     del comment
     for command in commands:
@@ -58,20 +59,20 @@ def test_every_command_can_be_pasted_as_it_stands(place: str, commands: tuple[st
         assert subprocess.run(["bash", "-n", "-c", bare], capture_output=True, check=False).returncode == 0, place
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_no_command_of_a_planted_machine_has_a_placeholder_or_prose(plant: Plant) -> None:
     for command in (command for found in plant.findings for command in found.commands):
         assert not PLACEHOLDER.search(command), command
         assert not PROSE.search(re.sub(r"'[^']*'|; then\b", "", command)), command
 
 
-@together("place, commands, comment", CODE)
+@pytest.mark.parametrize(("place", "commands", "comment"), CODE)
 def test_every_comment_is_made_of_sentences(place: str, commands: tuple[str, ...], comment: str) -> None:
     del commands
     assert not comment or re.match(r"[A-Z`1].*(?:[.!]| 1)$|1$", comment, re.DOTALL), place
 
 
-@together("cure", [each.cure for each in CONDITIONS], ids=lambda each: each.text)
+@pytest.mark.parametrize("cure", [each.cure for each in CONDITIONS], ids=lambda each: each.text)
 def test_options_of_gpubench_in_a_cure_exist(cure: Cure) -> None:
     for command in cure.commands:
         for words in re.findall(r"(?<!ssh 1 )\bgpubench( [^&|>;)]+|$)", command):

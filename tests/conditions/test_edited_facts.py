@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
@@ -40,7 +41,6 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import matched_profiles
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 Edit = Callable[[Snapshot], Snapshot]
 
@@ -473,7 +473,7 @@ def check(machine: str, edit: Edit) -> Report:
     return judge(Facts(nodes, group(nodes), (), matched_profiles(nodes, {})))
 
 
-@together("what, machines, edit, expected", ILL, ids=lambda case: case[0])
+@pytest.mark.parametrize(("what", "machines", "edit", "expected"), ILL)
 def test_an_edited_fact_is_named(what: str, machines: str, edit: Edit, expected: str) -> None:
     for machine in machines.split():
         report = check(machine, edit)
@@ -482,7 +482,7 @@ def test_an_edited_fact_is_named(what: str, machines: str, edit: Edit, expected:
         assert report.verdict.value == expected.split()[1], f"{what} on {machine}: {found}"
 
 
-@together("what, machines, edit", HEALTHY, ids=lambda case: case[0])
+@pytest.mark.parametrize(("what", "machines", "edit"), HEALTHY)
 def test_a_healthy_edit_raises_no_alarm(what: str, machines: str, edit: Edit) -> None:
     for machine in machines.split():
         report = check(machine, edit)
@@ -499,7 +499,7 @@ CAUSES = [
 ]
 
 
-@together("command, machine, fault, line", CAUSES)
+@pytest.mark.parametrize(("command", "machine", "fault", "line"), CAUSES)
 def test_a_fault_is_named_as_the_cause(command: str, machine: str, fault: str, line: str) -> None:
     """A missing GPU of a mesh was four GPUs to reset, and five NVLinks a stopped IMEX service."""
     arguments = [*command.split(), "--simulate", machine, "--fault", fault, "--no-progress"]

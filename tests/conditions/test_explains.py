@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from gpubench.conditions.definition.circumstances import LoggedReason, Staged
 from gpubench.conditions.definition.condition import Condition, Sighting
 from gpubench.conditions.definition.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
@@ -15,7 +17,6 @@ from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import Cure
 from tests.fakes.planted import PLANTS, Plant, simulated
-from tests.together import together
 
 KINDS = [PathKind(relation, medium) for relation in Relation for medium in Medium]
 FAMILY = {each.id: family.name for family in FAMILIES for each in family.conditions}
@@ -26,7 +27,7 @@ def test_every_cause_has_a_row_and_every_row_a_cause() -> None:
     assert all(row.effects for row in EXPLAINS.values())
 
 
-@together("cause", CAUSES, ids=lambda each: each.id)
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda each: each.id)
 def test_a_cause_is_named_for_the_paths_of_its_row_alone(cause: Condition) -> None:
     """Whatever else is proven: by what facts show, and by what a log shows."""
     found = Diagnosis((Named(cause, (Sighting(subject="here", seen="it is there"),)),), {})
@@ -46,7 +47,7 @@ def logs() -> Iterator[Staged]:
             yield Staged(one_node=False, same_machine=False, network=network, bus_ids=("0000:06:00.0",) * 2)
 
 
-@together("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
+@pytest.mark.parametrize("plant", [each for each in PLANTS if each.make().staged], ids=lambda each: each.id)
 def test_no_cause_is_named_first_for_a_path_that_it_cannot_explain(plant: Plant) -> None:
     """Of all machines and paths on which causes are planted."""
     job = plant.job
@@ -60,8 +61,8 @@ def place(node: int, gpu: int) -> GpuPlace:
     return GpuPlace(f"n{node}", node, f"0000:{gpu:02x}:00.0")
 
 
-@together(
-    "transport, medium",
+@pytest.mark.parametrize(
+    ("transport", "medium"),
     [
         ("SHM/direct/direct", Medium.SHM),
         ("NET/Socket/0", Medium.SOCKET),
@@ -70,8 +71,8 @@ def place(node: int, gpu: int) -> GpuPlace:
         (None, Medium.HOST_MEMORY),
     ],
 )
-@together(
-    "places, relation",
+@pytest.mark.parametrize(
+    ("places", "relation"),
     [
         ((place(0, 6), place(0, 6)), Relation.ONE_GPU),
         ((place(0, 6), place(0, 7)), Relation.ONE_NODE),

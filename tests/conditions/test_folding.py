@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpubench.conditions.folding import folded
 from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
-from tests.together import together
 
 FAIL, WARN = Verdict.FAIL, Verdict.WARN
 
@@ -29,8 +30,8 @@ NO_FABRIC = finding("fabric-not-ready", FAIL, "GPU0 (0000:06:00.0)", "GPU1 (0000
 REFUSED = finding("peer-access-refused", FAIL, "all 2 GPU pairs")
 
 
-@together(
-    "given, left",
+@pytest.mark.parametrize(
+    ("given", "left"),
     [
         ([NO_P2P, RANKS, SLOW, LATE], [NO_P2P]),
         ([NO_P2P, COPIES, PAIR], [NO_P2P, COPIES, PAIR]),

@@ -8,7 +8,6 @@ from gpubench.conditions.definition.circumstances import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind
-from tests.together import together
 
 Kind = RemarkKind
 
@@ -68,8 +67,8 @@ REFUSED = note(Kind.DRIVER_REFUSED, "0", "1")
 FAR, NEAR = note(Kind.GDR_FAR, "0000:1a:00.0", "0"), note(Kind.GDR_NEAR, "0000:1a:00.0", "1")
 
 
-@together(
-    "staged, cause",
+@pytest.mark.parametrize(
+    ("staged", "cause"),
     [
         (inside(), "unknown"),
         (inside(process=POLICY), "unknown"),

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.definition.circumstances import Facts
@@ -20,7 +22,6 @@ from gpubench.model.terms.verdict import Cure, Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant, simulated, with_nodes, with_ranks
 from tests.machines.test_machines import read
-from tests.together import together
 
 HEALTHY_MACHINES = (
     *("a100-mig", "a100-pcie-bridged", "h100x8-nic8", "h200x1-vm", "h200x2-vm", "h200x4-nccl-xml"),
@@ -33,7 +34,7 @@ BY_OTHERS = {"gpudirect-refused"}
 """Said where nothing more special is found: such a machine has another cause as well."""
 
 
-@together("plant", PLANTS, ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.id)
 def test_a_planted_cause_is_named_first(plant: Plant) -> None:
     found = plant.diagnosis.named
     named = [each.cause.id for each in found]
@@ -61,7 +62,9 @@ def test_every_condition_is_planted() -> None:
 BY_ID = {condition.id: condition for condition in CONDITIONS}
 
 
-@together("plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id)
+@pytest.mark.parametrize(
+    "plant", [each for each in (*PLANTS, *CHECKED) if BY_ID[each.id].check], ids=lambda plant: plant.id
+)
 def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> None:
     """Under its own id, or as what explains that peer access is refused."""
     known = BY_ID[plant.id]
@@ -73,7 +76,7 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
         assert all((each.subject, each.seen, each.expected, each.cause, each.cure))
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plant) -> None:
     """As it is where no node is known to be like another."""
     job, checks = plant.job, [check for check in CHECKS if check.name == BY_ID[plant.id].check]
@@ -90,7 +93,7 @@ def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plan
 PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_commands_have_real_ids(plant: Plant) -> None:
     commands = [command for each in (*plant.findings, *plant.report.findings) for command in each.commands]
     commands += [text for row in plant.report.rows(CauseRow) for text in (*row.commands, row.settles)]
@@ -103,8 +106,8 @@ BOTH = Cure.of("a -i 0000:1b:00.0,0000:2b:00.0 -s 0000:1b:00.0")
 ON_TWO = Cure.of("a -i 0000:1b:00.0", comment="Then b. Run this on n1, and with their own device ids on n2.")
 
 
-@together(
-    "cure, places, filled",
+@pytest.mark.parametrize(
+    ("cure", "places", "filled"),
     [
         (Cure.of("nvidia-smi -i GPU"), [GPU3], Cure.of("nvidia-smi -i 0000:1b:00.0")),
         (Cure.of("a -i GPU -s BUS_ID"), [GPU3, GPU4], BOTH),
@@ -139,12 +142,12 @@ def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:
     return [row.id for row in survey(topologies, group(topologies), ranks).conditions() if row.verdict != Verdict.SKIP]
 
 
-@together("machine", HEALTHY_MACHINES)
+@pytest.mark.parametrize("machine", HEALTHY_MACHINES)
 def test_healthy_machines_yield_none(machine: str) -> None:
     assert faults(*read(machine)) == []
 
 
-@together("profile", [profile.name for profile in profiles.all_profiles()])
+@pytest.mark.parametrize("profile", [profile.name for profile in profiles.all_profiles()])
 def test_healthy_profiles_yield_none(profile: str) -> None:
     """A node that is looked at, and a job on two."""
     assert faults(snapshots(parse_machine(profile), []), []) == []
@@ -188,8 +191,8 @@ def planted(id_: str, **settings: str) -> Job:
     return with_ranks(job, lambda each: replace(each, environment={**each.environment, **settings}))
 
 
-@together(
-    "job, order",
+@pytest.mark.parametrize(
+    ("job", "order"),
     [
         (lambda: planted("fabric-not-ready", NCCL_P2P_DISABLE="1"), ["fabric-not-ready", "nccl-p2p-disabled"]),
         (lambda: planted("nccl-p2p-disabled", NCCL_SHM_DISABLE="1"), ["nccl-p2p-disabled", "nccl-shm-disabled"]),
@@ -202,8 +205,8 @@ def test_causes_that_come_together(job: Callable[[], Job], order: list[str]) -> 
     assert [each.cause.id for each in job().diagnosis().named] == order
 
 
-@together(
-    "cause, implied",
+@pytest.mark.parametrize(
+    ("cause", "implied"),
     [
         ("mig-on", {"peer-access-refused"}),
         ("fabric-manager-stopped", {"fabric-not-ready", "peer-access-refused"}),

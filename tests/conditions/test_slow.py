@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpubench.conditions.definition.policy import Slowed
 from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.ranking import Named
@@ -13,7 +15,6 @@ from gpubench.model.paths.transport import Confidence
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.report import Effect
 from tests.fakes.planted import Job, simulated, with_nodes, with_ranks, with_ranks_on_all
-from tests.together import together
 
 PROVEN, LIKELY, WEAK = Confidence.PROVEN, Confidence.LIKELY, Confidence.WEAK
 
@@ -38,8 +39,8 @@ def named(job: Job) -> dict[str, Confidence]:
     return {each.cause.id: each.confidence for each in slow(job)}
 
 
-@together(
-    "variables, found",
+@pytest.mark.parametrize(
+    ("variables", "found"),
     [
         ({"NCCL_MAX_NCHANNELS": "1"}, {"nccl-few-channels": PROVEN}),
         ({"NCCL_MAX_NCHANNELS": "8"}, {"nccl-few-channels": PROVEN}),
@@ -119,8 +120,8 @@ def test_a_file_is_named_with_what_it_sets() -> None:
     )
 
 
-@together(
-    "ranks, subject",
+@pytest.mark.parametrize(
+    ("ranks", "subject"),
     [
         ((0, 1, 2, 3), "all nodes"),
         ((2, 3), "node1"),
@@ -159,8 +160,8 @@ def test_between_nodes_a_ring_alone_is_likely_to_be_slow() -> None:
     assert named(with_variables(simulated("hgx-h100-8*2"), NCCL_ALGO="Ring")) == {"nccl-algorithm-forced": LIKELY}
 
 
-@together(
-    "machine, small, first",
+@pytest.mark.parametrize(
+    ("machine", "small", "first"),
     [
         ("hgx-h200-4", False, "nccl-few-channels"),
         ("hgx-h200-4", True, "cuda-launch-blocking"),
@@ -187,8 +188,8 @@ def test_a_plugin_of_the_network_is_weak_and_none_where_the_fabric_needs_one() -
     assert "nccl-plugin" not in named(efa)
 
 
-@together(
-    "affinities, seen",
+@pytest.mark.parametrize(
+    ("affinities", "seen"),
     [
         (("0", "0", "0", "0"), "4 ranks may run only on CPU 0"),
         (("0-2", "0-2", "0-2", "0-2"), "4 ranks may run only on 3 CPUs (0-2)"),
@@ -229,8 +230,8 @@ def test_a_quota_counts_where_the_ranks_of_its_group_are_more() -> None:
     assert "cpu-quota" not in named(quota(1.5, apart=True))
 
 
-@together(
-    "condition, found",
+@pytest.mark.parametrize(
+    ("condition", "found"),
     [
         (GpuCondition(clock_mhz=600, most_clock_mhz=1980), {"clocks-held-down": PROVEN}),
         (GpuCondition(clock_mhz=1500, most_clock_mhz=1980), {"clocks-held-down": LIKELY}),
@@ -264,8 +265,8 @@ def test_the_id_of_earlier_versions_leads_to_all_of_these() -> None:
     assert {"nccl-few-channels", "nccl-algorithm-forced", "nccl-nvls-off"} <= set(ids_now("nccl-slow-settings"))
 
 
-@together(
-    "text, value",
+@pytest.mark.parametrize(
+    ("text", "value"),
     [("", None), ("8", 8), ("-2", -2), ("4M", 4), ("0x10", 16), ("010", 8), ("all", 0), (" 3", 3), ("08", 0)],
 )
 def test_numbers_as_c_reads_them(text: str, value: int | None) -> None:
@@ -285,8 +286,8 @@ EVERYTHING = {
 }
 
 
-@together(
-    "slowed, order",
+@pytest.mark.parametrize(
+    ("slowed", "order"),
     [
         (
             (Slowed.NVLINK, Slowed.LAUNCHES),

@@ -17,7 +17,6 @@ from gpubench.model.results.result_file import TABLES
 from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 from gpubench.model.terms.units import counted, spans
 from tests.formats.sample import HTML, MARKDOWN, METADATA, REPORT, ROWS
-from tests.together import together
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
@@ -34,8 +33,8 @@ def test_a_column_is_as_wide_as_its_widest_cell_or_its_head() -> None:
     assert (NAME.width, WIDE.width, Column("a", []).width) == (4, 10, 1)
 
 
-@together(
-    "width, kept",
+@pytest.mark.parametrize(
+    ("width", "kept"),
     [
         (42, ["name", "wide", "wider", "n"]),
         (41, ["name", "wide", "n"]),
@@ -94,7 +93,7 @@ def test_a_matrix_has_its_title_in_the_corner() -> None:
     ]
 
 
-@together("width, blocks", [(40, [6]), (39, [5, 1]), (28, [4, 2]), (16, [2, 2, 2]), (3, [1] * 6)])
+@pytest.mark.parametrize(("width", "blocks"), [(40, [6]), (39, [5, 1]), (28, [4, 2]), (16, [2, 2, 2]), (3, [1] * 6)])
 def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int]) -> None:
     found = list(matrix_lines("path", CELLS_OF_SIX, NAMES, NAMES, width))
     corners = [line.split()[1:] for line in found if line.startswith("path")]

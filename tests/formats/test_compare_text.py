@@ -3,12 +3,13 @@
 import io
 from dataclasses import replace
 
+import pytest
+
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA
-from tests.together import together
 
 FILE = {
     "file": "base.json",
@@ -85,7 +86,7 @@ def test_what_changed() -> None:
     assert "and 2 more: --format csv --section circumstances" in text
 
 
-@together("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_every_width(width: int) -> None:
     pair = replace(SLOW, collective=None, source="0000:01:00.0", source_device="GPU0", direction="write", engine="ce")
     pair = replace(pair, destination="0000:02:00.0", destination_device="GPU1")

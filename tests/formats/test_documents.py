@@ -18,7 +18,6 @@ from gpubench.model.results.sentence import JudgedCase, cases, worst_first
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
 from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS
-from tests.together import together
 
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')
 
@@ -66,8 +65,8 @@ def test_junit_counts_what_it_holds() -> None:
     assert failure.attrib["message"] == "seen: 3 wrong elements in 1 rows"
 
 
-@together(
-    "verdict, element",
+@pytest.mark.parametrize(
+    ("verdict", "element"),
     [
         (Verdict.FAIL, "failure"),
         (Verdict.ERROR, "error"),

@@ -13,7 +13,6 @@ from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.last_line import is_command
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.sample import ROW
-from tests.together import together
 
 METADATA = Metadata(
     gpubench_version="0.1.0",
@@ -61,7 +60,7 @@ def test_who_talks_to_whom_inside_and_between_nodes() -> None:
     assert lines[-2:] == ["through host memory: 0 of 8 paths, as NCCL logged them", "verdict: PASS"]
 
 
-@together("width", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_pairs_are_named_as_far_as_there_is_room(width: int) -> None:
     lines = shown(
         *Job(via=lambda a, b, r: between(a, b, r, inside="SHM/direct", across="NET/Socket/0")).logs(), width=width

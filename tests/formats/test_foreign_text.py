@@ -37,7 +37,6 @@ from tests.examples import examples
 from tests.formats.hostile import HOSTILE, LONGEST, PROBLEMS, WORST
 from tests.formats.sample import FINDING, JSON, METADATA, PAIR, ROWS
 from tests.machines.test_machines import read as read_machine
-from tests.together import together
 
 T = TypeVar("T", CollectiveRow, PairRow, Finding)
 
@@ -48,8 +47,8 @@ _OUR_OWN = (
 """Fields whose words gpubench chooses."""
 
 EVERY_FORMAT = (*FORMATS, SUMMARY, NAGIOS, NPD)
-hostile = together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
-worst = together("text", [HOSTILE[name] for name in sorted(WORST)], ids=lambda text: repr(text[:40]))
+hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
+worst = pytest.mark.parametrize("text", [HOSTILE[name] for name in sorted(WORST)], ids=lambda text: repr(text[:40]))
 
 Run = tuple[Metadata, tuple[Row, ...], Report]
 
@@ -124,7 +123,7 @@ CASES = [
     if name in WORST or number % len(RUNS) == turn
 ]
 """What breaks out in different ways is in every run; what does so in the same way in another is in one, in turn."""
-runs_and_texts = together("run, text", CASES, ids=lambda case: f"{case[0].__name__}-{case[1][:40]!r}")
+runs_and_texts = pytest.mark.parametrize(("run", "text"), CASES)
 
 
 def written(format_: Format, run: Run, style: Style | None = None) -> str:
@@ -192,7 +191,7 @@ def test_json_is_exact(text: str) -> None:
     assert document["findings"][0]["subject"] == text
 
 
-@together("run, text", [*zip(cycle(RUNS.values()), map(HOSTILE.__getitem__, sorted(WORST)))])
+@pytest.mark.parametrize(("run", "text"), [*zip(cycle(RUNS.values()), map(HOSTILE.__getitem__, sorted(WORST)))])
 def test_in_colours_too_a_table_has_no_other_s_escapes(run: Any, text: str) -> None:
     shown = written(FORMATS[0], run(text), Style(color=True))
     assert list(PROBLEMS["table"](re.sub(r"\x1b\[[0-9;]*m", "", shown))) == []

@@ -30,7 +30,6 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.formats.sample import IN_PLACE, JSON, JSONL, LARGE, METADATA, REPORT, ROW, ROWS
 from tests.formats.schema import SCHEMA, VALIDATOR, validate
-from tests.together import together
 
 
 def written(
@@ -87,11 +86,11 @@ def test_json_validates_against_the_schema() -> None:
     assert document["findings"][0]["id"] == "wrong-data"
 
 
-@together(
+@pytest.mark.parametrize(
     "change",
     [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
 )
-@together("place", [0, -1])
+@pytest.mark.parametrize("place", [0, -1])
 def test_the_schema_refuses_what_no_row_can_be(place: int, change: dict[str, object]) -> None:
     document = json.loads(written(JSON, rows=ROWS * 9))
     validate(document)
@@ -262,7 +261,7 @@ def test_the_table_byte_for_byte() -> None:
     assert written(TABLE) == EXPECTED_TABLE
 
 
-@together("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_page(width: int) -> None:
     for rows, placements in ((ROWS, ["out_of_place", "in_place"]), ((ROW, LARGE), ["out_of_place"])):
         metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": placements})

@@ -11,7 +11,6 @@ import pytest
 
 from gpubench.formats.presenter import ProgressBar, ProgressLines, duration, progress_on, time_left
 from tests.cli.running import ROOT, environment
-from tests.together import together
 
 
 class Terminal(io.StringIO):
@@ -41,8 +40,8 @@ def test_a_short_wait_is_no_line_and_a_long_one_is() -> None:
     assert said == ["gpubench: copies between 8 GPUs: about 32 s"]
 
 
-@together(
-    "done, total, elapsed, left",
+@pytest.mark.parametrize(
+    ("done", "total", "elapsed", "left"),
     [
         (0, 9, 5.0, ""),
         (3, 9, 0.5, ""),

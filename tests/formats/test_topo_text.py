@@ -23,12 +23,11 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.last_line import is_command
 from tests.formats.sample import METADATA, ROW
-from tests.together import together
 
 MACHINES = sorted(path.parent for path in (Path(__file__).parent.parent / "machines").glob("*/nodes"))
 ESCAPE = "\x1b["
 
-recorded = together("machine", MACHINES, ids=lambda path: path.name)
+recorded = pytest.mark.parametrize("machine", MACHINES, ids=lambda path: path.name)
 
 
 def shown(
@@ -101,14 +100,14 @@ def table(text: str, head: str) -> list[list[str]]:
 
 
 @recorded
-@together("width", [80, 100])
+@pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_page(machine: Path, width: int) -> None:
     found = shown_again(machine, width=width, verbose=True).splitlines()
     assert [line for line in found if len(line.rstrip()) > width and not is_command(line)] == []
 
 
 @recorded
-@together("width", [40, 60, 160, 200])
+@pytest.mark.parametrize("width", [40, 60, 160, 200])
 def test_only_a_table_that_cannot_shrink_is_wider(machine: Path, width: int) -> None:
     found = shown_again(machine, width=width, verbose=True).splitlines()
     wide = [line for line in found if len(line.rstrip()) > width and not is_command(line)]
@@ -354,8 +353,8 @@ def test_a_matrix_is_split_on_a_narrow_page() -> None:
     ]
 
 
-@together(
-    "pairs, sentence",
+@pytest.mark.parametrize(
+    ("pairs", "sentence"),
     [
         ({"cuda": True, "read": "OK", "write": "OK"}, "OK, CUDA and NVML agree"),
         ({"cuda": False, "read": "GNS", "write": "GNS"}, "GNS, GPU not supported; CUDA and NVML agree"),

@@ -4,6 +4,8 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 from gpubench.formats.html import trend_figure
 from gpubench.formats.registry import Style, Target
 from gpubench.model.results.history import Trend, TrendPoint
@@ -13,7 +15,6 @@ from tests.cli.running import gpubench
 from tests.formats.sample import HTML, METADATA, REPORT, ROW
 from tests.formats.test_html import parsed
 from tests.readers.results.test_past_runs import keep
-from tests.together import together
 
 
 def page(history: Path | None) -> str:
@@ -51,7 +52,9 @@ def test_a_folder_that_went_away_is_said_to_be_gone(tmp_path: Path) -> None:
     assert "there is no folder" in text
 
 
-@together("values", [(400.0,), (400.0, 38.0, 400.0), (0.0, 0.0), (1e-9, 1e5), (400.0, 400.0), tuple(range(1, 29))])
+@pytest.mark.parametrize(
+    "values", [(400.0,), (400.0, 38.0, 400.0), (0.0, 0.0), (1e-9, 1e5), (400.0, 400.0), tuple(range(1, 29))]
+)
 def test_points_lie_inside_the_picture(values: tuple[float, ...]) -> None:
     text = trend(*values)
     parsed(text)

@@ -7,12 +7,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpubench.formats.registry import Style, Target
 from gpubench.formats.status_line import OFF, OFF_OVER_PCIE, VetoWriter, veto_line
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import EvidenceRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
-from tests.together import together
 
 
 def path(source: int, destination: int, conclusion: Conclusion, **facts: Any) -> EvidenceRow:
@@ -30,8 +31,8 @@ def test_what_works_needs_no_environment() -> None:
     assert veto_line([]).startswith("# P2P: one GPU")
 
 
-@together(
-    "conclusion, said",
+@pytest.mark.parametrize(
+    ("conclusion", "said"),
     [
         (Conclusion.WRONG, "P2P corrupts data"),
         (Conclusion.STAGED, "P2P drops to host memory"),

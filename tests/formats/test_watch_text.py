@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpubench.formats.text.watch import bar, broken, device_lines, frame_lines, plain_lines
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.verdict import Origin, Verdict
-from tests.together import together
 
 
 def gpu(number: int, node: str = "node0", **more: Any) -> TrafficRow:
@@ -104,7 +105,7 @@ def test_because_and_try_are_whole_on_a_small_terminal() -> None:
     assert sum(line.startswith("GPU") for line in lines) == 9
 
 
-@together("height", range(1, 24))
+@pytest.mark.parametrize("height", range(1, 24))
 def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
     lines = text(FULL, 40, height)
     assert len(lines) <= height
@@ -113,7 +114,7 @@ def test_a_terminal_that_shrinks_keeps_what_the_job_does(height: int) -> None:
         assert any(line.startswith("staged") for line in lines)
 
 
-@together("width", range(36, 80))
+@pytest.mark.parametrize("width", range(36, 80))
 def test_no_number_is_cut(width: int) -> None:
     rows = [gpu(10, nvlink_sent_gb_s=123.4, users=["@" * 20]), nic("mlx5_10")]
     whole = [line.split() for line, _ in device_lines(rows, 200)]

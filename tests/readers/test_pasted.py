@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.readers.pasted import Kind, may_hold_parts, split, without_commands_and_prose
-from tests.together import together
 
 LOG = ["node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]
 RAS = [
@@ -36,14 +35,14 @@ def kinds(lines: list[str]) -> list[Kind]:
     return [part.kind for part in split(lines)]
 
 
-@together("kind, lines", SAMPLES)
+@pytest.mark.parametrize(("kind", "lines"), SAMPLES)
 def test_each_kind_is_found_before_and_behind_a_log(kind: Kind, lines: list[str]) -> None:
     assert kinds([*LOG, *lines, *LOG]) == [Kind.OUTPUT, kind, Kind.OUTPUT]
     assert kinds(lines) == [kind]
     assert may_hold_parts("\n".join([*LOG, *lines]).encode())
 
 
-@together(
+@pytest.mark.parametrize(
     "line",
     [
         "$ NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 2",
@@ -67,7 +66,7 @@ def test_a_command_is_told_by_its_prompt_or_its_launcher(line: str) -> None:
     assert without_commands_and_prose([line, *LOG]) == ["", *LOG]
 
 
-@together(
+@pytest.mark.parametrize(
     "line",
     [
         "# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20",

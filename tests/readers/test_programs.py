@@ -8,7 +8,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.readers.programs import PROGRAMS, program_of
 from gpubench.readers.registry import other_text, read_file, read_results
-from tests.together import together
 
 ROCM = "====== ROCm System Management Interface ======\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n"
 ROCM_CUT = "===== Weight between two GPUs =====\n       GPU0  GPU1\nGPU0   0     15\nGPU1   15    0\n"
@@ -120,8 +119,8 @@ def test_what_another_command_reads_is_sent_there(
     assert caught.value.next_step == f"gpubench {command} {path}"
 
 
-@together(
-    "text, what, next_step",
+@pytest.mark.parametrize(
+    ("text", "what", "next_step"),
     [
         ("ROCm System Management Interface\n", "rocm-smi's output", "report"),
         ("   RDMA_Write BW Test\n", "perftest's output", "scan"),

@@ -32,7 +32,6 @@ from gpubench.model.results.report import CheckRow, Report
 from gpubench.model.terms.verdict import Origin, Verdict
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, replies
 from tests.fakes.planted import job_of, simulated
-from tests.together import together
 
 TOP = "0000:01:00.0"
 BUSES = ("06", "07", "08", "09")
@@ -60,7 +59,7 @@ def test_a_driver_that_answers_all_passes() -> None:
     assert checked(*map(FakeGpu, BUSES)).verdict is Verdict.PASS
 
 
-@together("function", sorted(replies("06").keys() - TELL_NO_HEALTH - ASKED_IN_TURN))
+@pytest.mark.parametrize("function", sorted(replies("06").keys() - TELL_NO_HEALTH - ASKED_IN_TURN))
 def test_each_answer_that_one_gpu_refuses_is_an_error(function: str) -> None:
     refusing = {function: NVMLError(UNKNOWN_ERROR)}
     report = checked(*(FakeGpu(bus, replies=refusing if bus == "07" else {}) for bus in BUSES))
@@ -204,8 +203,8 @@ def refused(reason: str) -> Report:
     return judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
 
 
-@together(
-    "reason, cure",
+@pytest.mark.parametrize(
+    ("reason", "cure"),
     [
         ("Insufficient Permissions", "sudo nvidia-smi -q -i 0000:07:00.0"),
         ("The operating system has blocked the request.", "sudo nvidia-smi -q -i 0000:07:00.0"),
@@ -221,8 +220,8 @@ def test_every_refusal_has_a_cure_that_can_help(reason: str, cure: str) -> None:
     assert cure in found.cure.text
 
 
-@together(
-    "reason, cure",
+@pytest.mark.parametrize(
+    ("reason", "cure"),
     [
         ("CUDA does not list it", "ls -l /dev/nvidia[0-9]*"),
         ("CUDA was not asked", "gpubench check"),
@@ -270,7 +269,7 @@ READ_OF_GPUS = sorted(
 )
 
 
-@together("name", READ_OF_GPUS)
+@pytest.mark.parametrize("name", READ_OF_GPUS)
 def test_what_a_recording_lacks_of_one_gpu_alone_is_an_error(name: str) -> None:
     gpus = simulated("hgx-h100-8").nodes[0].gpus
     node = replace(simulated("hgx-h100-8").nodes[0], gpus=tuple(replace(gpu, most_clock_mhz=1980) for gpu in gpus))

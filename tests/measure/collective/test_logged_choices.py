@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from gpubench.measure.collective.paths import LoggedChoices, read_choices
 from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import request_for
-from tests.together import together
 
 RANKS = 4
 
@@ -36,7 +36,7 @@ def read(logs: Sequence[FakeLog], sizes: tuple[int, ...] = (1024,)) -> tuple[Log
     return first, tried
 
 
-@together("name", ["normal", "tuning", "p2p-disabled"])
+@pytest.mark.parametrize("name", ["normal", "tuning", "p2p-disabled"])
 def test_recorded_logs_name_the_ring(name: str) -> None:
     found, _ = read([FakeLog(recorded(name, rank)) for rank in range(RANKS)])
     (choice,) = found.by_operation.values()

@@ -70,7 +70,6 @@ from tests.measure.collective.test_observers import (
 )
 from tests.measure.collective.test_sweep import SIZES, ReceivedRows, request_for
 from tests.measure.collective.test_variants import both
-from tests.together import together
 
 Measure = Callable[[ThreadGroup, Backend, ReceivedRows, Recorder], Report]
 
@@ -367,7 +366,7 @@ def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:
     assert max(map(len, answers)) * 30_000 * 50 < limits.MOST_SAMPLES_BYTES
 
 
-@together("kept, said", [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
+@pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
 def test_a_run_that_was_cut_short_shows_what_it_has_and_says_so(kept: int, said: str) -> None:
     report, rows = healthy().replayed(healthy().lines[: 1 + kept])
     assert len(rows) == kept
@@ -389,8 +388,8 @@ def edited(line: str, *path: str | int, to: object) -> str:
 ROW = ("row", "sample")
 
 
-@together(
-    "line, path, to, said",
+@pytest.mark.parametrize(
+    ("line", "path", "to", "said"),
     [
         (0, ("schema_version",), 2, "line 1: schema_version 2"),
         (0, ("collective",), "broadcast", "line 1: samples of 'broadcast'"),
@@ -428,8 +427,8 @@ def test_what_no_run_can_have_been_is_refused(line: int, path: tuple[str | int, 
     assert raised.value.next_step
 
 
-@together(
-    "change, said",
+@pytest.mark.parametrize(
+    ("change", "said"),
     [
         (lambda lines: [], f"{file_of('allreduce')}: empty"),
         (lambda lines: [*lines, lines[1]], "more lines after the last one"),

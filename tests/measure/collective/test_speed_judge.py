@@ -22,7 +22,6 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Verdict
 from gpubench.profiles import load
 from tests.fakes.measured_rows import row
-from tests.together import together
 
 ALLREDUCE = collective_named("allreduce")
 H200 = ExpectedTimes(collective=ALLREDUCE, profile=load("hgx-h200-4"), nccl="2.28.9")
@@ -90,8 +89,8 @@ def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() 
     assert not beside.slow
 
 
-@together(
-    "changes, verdict",
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
     [
         ({}, "FAIL"),
         ({"setting": "again"}, "FAIL"),
@@ -108,8 +107,8 @@ def test_a_setting_that_is_compared_is_not_judged(changes: dict[str, Any], verdi
 NOISY = four(2**20, 18.0, ci95_percent=416.0)
 
 
-@together(
-    "row, expected, verdict",
+@pytest.mark.parametrize(
+    ("row", "expected", "verdict"),
     [
         (NOISY, H200, "INCONCLUSIVE"),  # PASS, as it is faster than the line
         (replace(NOISY, backend="host"), H200, "INCONCLUSIVE"),  # nothing is expected of it
@@ -150,7 +149,9 @@ def test_ranks_that_take_turns_on_few_cpus_measure_the_scheduler() -> None:
     assert crowded.row(replace(host, backend="nccl", time_us=18.0)).verdict == "PASS"
 
 
-@together("ranks, cpus, shared", [(64, "0-1", True), (9, "0-1", True), (8, "0-1", False), (64, "0-63", False)])
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "shared"), [(64, "0-1", True), (9, "0-1", True), (8, "0-1", False), (64, "0-63", False)]
+)
 def test_more_than_four_ranks_on_a_cpu_take_turns(ranks: int, cpus: str, *, shared: bool) -> None:
     facts = [RankFacts(rank=rank, host="n0", node=0, local_rank=rank, pid=1, affinity=cpus) for rank in range(ranks)]
     identities = [RankIdentity(rank=rank, host="n0", node=0, local_rank=rank, pid=1) for rank in range(ranks)]
@@ -205,8 +206,8 @@ def test_what_is_as_expected_has_no_finding() -> None:
     assert findings(explained(("gpu-throttled", Confidence.PROVEN)), four(2**28, 1190.0)) == []
 
 
-@together(
-    "times, again",
+@pytest.mark.parametrize(
+    ("times", "again"),
     [
         ([1190.0], False),
         ([16_150.0], True),
@@ -219,7 +220,7 @@ def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again
     assert judge().wants_another([four(2**28, each) for each in times]) is again
 
 
-@together("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
+@pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
 def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
     assert judge().wants_another([replace(SLOW, **changes)]) is False
 

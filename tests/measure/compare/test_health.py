@@ -15,7 +15,6 @@ from gpubench.model.results.compare import FindingChangeRow
 from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
-from tests.together import together
 
 ECC = Finding(
     id="ecc-off",
@@ -50,8 +49,8 @@ def ids(report: Report) -> list[tuple[str, str]]:
     return [(each.id, each.severity.value) for each in report.findings]
 
 
-@together(
-    "before, after, status, verdict, said",
+@pytest.mark.parametrize(
+    ("before", "after", "status", "verdict", "said"),
     [
         ((), (ECC,), "new", Verdict.FAIL, [("new-finding", "FAIL")]),
         ((ECC,), (ECC,), "same", Verdict.PASS, []),
@@ -166,8 +165,8 @@ def test_what_is_new_one_way_is_gone_the_other(before: list[Finding], after: lis
     assert statuses(before, after, "graver") == statuses(after, before, "milder")
 
 
-@together(
-    "old, new",
+@pytest.mark.parametrize(
+    ("old", "new"),
     [
         ("nic-down", "rdma-port-down"),
         ("acs-redirects", "acs-nic-redirect"),

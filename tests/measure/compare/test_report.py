@@ -17,7 +17,6 @@ from gpubench.model.results.report import EvidenceRow, PairRow, Report, Table
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import QUIET, SCENARIOS, SIZES, USUAL, Scenario, collective_row, from_size
-from tests.together import together
 
 SEEDS = 20
 
@@ -111,8 +110,8 @@ def test_a_slowdown_in_one_row_of_single_runs_is_to_be_repeated() -> None:
     assert compare([file(*rows)] * 5, [file(*once)] * 5, Rules()).verdict is Verdict.FAIL
 
 
-@together(
-    "change, verdict, said",
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
     [
         ({"wrong": 3}, Verdict.FAIL, "3 wrong elements"),
         ({"host_staged": True}, Verdict.FAIL, "direct before, through host memory now"),
@@ -213,8 +212,8 @@ def test_algorithms_of_a_sweep_are_rows_of_their_own() -> None:
     }
 
 
-@together(
-    "change, verdict",
+@pytest.mark.parametrize(
+    ("change", "verdict"),
     [
         ({}, Verdict.PASS),
         ({"bandwidth_gb_s": 250.0, "latency_us": 1080.0}, Verdict.FAIL),
@@ -308,8 +307,8 @@ def test_what_a_file_does_not_tell_has_not_changed() -> None:
     assert not any(row.changed for row in rows_of(report, "circumstances"))
 
 
-@together(
-    "new, said",
+@pytest.mark.parametrize(
+    ("new", "said"),
     [
         (file(collective_row(1024), gpus=("NVIDIA H100",) * 2), "2 × NVIDIA H100, and not 2 × NVIDIA H200"),
         (file(collective_row(1024), gpus=("NVIDIA H200",) * 4), "4 × NVIDIA H200, and not 2 × NVIDIA H200"),
@@ -345,8 +344,8 @@ def test_the_same_results_are_the_same() -> None:
     assert {row.slower_percent for row in rows_of(report)} == {0.0}
 
 
-@together(
-    "before, after, said",
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
     [
         (None, True, "through host memory now; nothing says whether it was before"),
         (True, True, None),
@@ -376,8 +375,8 @@ def test_a_comparison_is_complete() -> None:
     assert compare([file(collective_row(64))], [file(collective_row(64))], Rules()).complete
 
 
-@together(
-    "row, name",
+@pytest.mark.parametrize(
+    ("row", "name"),
     [
         (collective_row(2**20), "allreduce 1M"),
         (collective_row(2**20, "in_place", op="max", dtype="int8", graph=10), "allreduce 1M int8 max in place graph"),
@@ -433,7 +432,7 @@ def test_the_noise_between_runs_is_that_of_their_middles(runs: Sequence[float], 
     assert found.freedom == pytest.approx(0.37 * 12 * (len(runs) - 1))
 
 
-@together("place, sizes", [(0, 7), (3, 10), (10, 13), (19, 7)])
+@pytest.mark.parametrize(("place", "sizes"), [(0, 7), (3, 10), (10, 13), (19, 7)])
 def test_six_sizes_on_either_side_lend_their_noise(place: int, sizes: int) -> None:
     keys = [RowKey(collective="allreduce", size_bytes=2**power) for power in range(10, 30)]
     found = noise_of(dict.fromkeys(keys, (0.0, 0.1))).of_change(keys[place])
@@ -447,7 +446,7 @@ def test_six_pairs_of_single_runs_tell_their_noise(pairs: int, *, known: bool) -
     assert (noise_of(dict.fromkeys(keys, (0.0,))).of_change(keys[0]) is not None) is known
 
 
-@together("named, found", [(0, 1), (4, 1), (5, 1), (6, 0)])
+@pytest.mark.parametrize(("named", "found"), [(0, 1), (4, 1), (5, 1), (6, 0)])
 def test_a_range_is_named_unless_most_of_its_rows_are(named: int, found: int) -> None:
     base = [collective_row(2**power, time_us=1e6) for power in range(24, 34)]
     before, after = gather([file(*base)], [file(*(replace(row, time_us=1.1e6) for row in base))])

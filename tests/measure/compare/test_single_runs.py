@@ -17,7 +17,6 @@ from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.noisy_results import collective_row
 from tests.fakes.sibling_nodes import Slowdown, node_run, unchanged
-from tests.together import together
 
 seeds = pytest.mark.parametrize("seeds", [10, pytest.param(60, marks=pytest.mark.slow)])
 
@@ -58,8 +57,8 @@ def key(collective: str | None = "allreduce", size: int = 2**28, **columns: obje
     return RowKey(collective=collective, size_bytes=size)._replace(**columns)  # type: ignore[arg-type]
 
 
-@together(
-    "row, other_hosts, floor",
+@pytest.mark.parametrize(
+    ("row", "other_hosts", "floor"),
     [
         (key(), False, 0.02),
         (key(size=2**20), False, 0.05),
@@ -79,8 +78,8 @@ def test_the_shortest_rows_differ_by_half_a_microsecond() -> None:
     assert single_run_floor(key(size=8), 4.0) == 0.125
 
 
-@together(
-    "row, usual",
+@pytest.mark.parametrize(
+    ("row", "usual"),
     [
         (key(), 0.01),
         (key("sendrecv"), 0.01),
@@ -180,7 +179,9 @@ def test_a_long_operation_that_takes_twice_as_long_is_no_hiccup() -> None:
     assert compare([result_file(base)], [result_file(new)], Rules()).verdict is Verdict.FAIL
 
 
-@together("before, verdict", [("PASS", Verdict.FAIL), ("WARN", Verdict.FAIL), ("FAIL", Verdict.PASS)])
+@pytest.mark.parametrize(
+    ("before", "verdict"), [("PASS", Verdict.FAIL), ("WARN", Verdict.FAIL), ("FAIL", Verdict.PASS)]
+)
 def test_a_result_that_failed_by_itself_is_no_pass(before: str, verdict: Verdict) -> None:
     rows = [collective_row(2**power, time_us=1000.0) for power in range(25, 30)]
     base, new = (replace(result_file(rows), verdict=each) for each in (before, "FAIL"))

@@ -14,7 +14,6 @@ from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
 from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
-from tests.together import together
 
 JOB = Job()
 WARNED = JOB.head(0).replace(" INFO ", " transport/net.cc:120 NCCL WARN ").replace(" NCCL transport", " transport")
@@ -270,7 +269,7 @@ def test_every_condition_that_ends_a_job_is_planted() -> None:
     assert FAILED.keys() | WITHOUT_LINES == {each.id for each in CONDITIONS if each.in_job is not None}
 
 
-@together("id_, text", [(id_, text) for id_, texts in FAILED.items() for text in texts])
+@pytest.mark.parametrize(("id_", "text"), [(id_, text) for id_, texts in FAILED.items() for text in texts])
 def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     report = report_of(*JOB.logs(), text + "\n")
     assert (ids(report)[0], len(report.findings)) == (id_, 1)
@@ -279,7 +278,7 @@ def test_what_ends_a_job_is_named_first(id_: str, text: str) -> None:
     assert all((finding.seen, finding.cause, finding.expected, finding.cure, finding.subject))
 
 
-@together("name", ELEMENT_TYPES)
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
 def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str) -> None:
     header = "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
     row = f"     1048576        131072  {name:>8}     sum      -1    30.10   34.84   52.25       7"
@@ -288,7 +287,7 @@ def test_wrong_elements_count_in_rows_of_every_type_that_nobody_ended(name: str)
     assert ids(report_of(*JOB.logs(), f"{header}\n{well}\n"))[0] == "nccl-tests-unfinished"
 
 
-@together(
+@pytest.mark.parametrize(
     "text",
     [
         f"{WARNED}Failed to open libibverbs.so[.1]",
@@ -340,7 +339,7 @@ _SAID = (Path(__file__).parent / "endings.txt").read_text().splitlines()
 """What launchers, schedulers, frameworks and drivers say of processes, behind the verdict that it deserves."""
 
 
-@together("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
+@pytest.mark.parametrize("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
 def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) -> None:
     logs = [log[: log.rindex("Channel")] for log in JOB.logs()]
     report = report_of(*(f"{log.rpartition(chr(10))[0]}\n" for log in logs), f"{line}\n")
@@ -348,13 +347,13 @@ def test_a_process_that_ended_too_early_is_a_failure_whoever_says_so(line: str) 
     assert ids(report)[0] in ("program-failed", "nccl-call-failed", "collective-timed-out")
 
 
-@together("line", [line.removeprefix("PASS ") for line in _SAID if line.startswith("PASS ")])
+@pytest.mark.parametrize("line", [line.removeprefix("PASS ") for line in _SAID if line.startswith("PASS ")])
 def test_a_process_that_ended_well_is_none(line: str) -> None:
     report = report_of(*JOB.logs(), f"{line}\n")
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
 
-@together("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
+@pytest.mark.parametrize("line", [line.removeprefix("FAIL ") for line in _SAID if line.startswith("FAIL ")])
 def test_an_ending_alone_is_a_failure_and_not_prose(line: str) -> None:
     assert failures_in(2 * f"{line}\n", has_rows=False)
 
@@ -430,8 +429,8 @@ def test_what_fails_in_collnets_set_up_is_no_failure_of_the_job() -> None:
     assert report_of(collnet, f"{job.head(0)}proxy.cc:700 -> 3\n", *job.logs()).verdict is Verdict.FAIL
 
 
-@together(
-    "lines, shown",
+@pytest.mark.parametrize(
+    ("lines", "shown"),
     [
         (["Sending process 7 closing signal SIGTERM", "failed (exitcode: -6) local_rank: 3 (pid: 9) of binary: /b/p"],
          "(exitcode: -6) local_rank: 3 (pid: 9)"),
@@ -559,8 +558,8 @@ def on_racks(*racks: str, across: str = "NET/IB/0/GDRDMA") -> list[str]:
     return Job(notes_of=notes, via=logged).logs()
 
 
-@together(
-    "racks, across, unused",
+@pytest.mark.parametrize(
+    ("racks", "across", "unused"),
     [
         (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "NET/IB/0/GDRDMA", True),
         (("3143b15b.28cc9b54", "3143b15b.28cc9b54"), "P2P/MNNVL", False),

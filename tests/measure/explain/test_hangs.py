@@ -24,7 +24,6 @@ from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.cli.running import gpubench
 from tests.fakes.ras import FakeRank, as_json, as_text
 from tests.measure.explain.test_report import ids, rows
-from tests.together import together
 
 DUMPS = Path(__file__).parents[2] / "dumps"
 
@@ -35,8 +34,8 @@ def report_of(*paths: Path) -> Report:
     return explain(reader.facts(), ["dumps"])
 
 
-@together(
-    "plant, verdict, id_, ranks, reason",
+@pytest.mark.parametrize(
+    ("plant", "verdict", "id_", "ranks", "reason"),
     [
         ("never", Verdict.FAIL, "rank-did-not-join", ("rank 1",), HangReason.ABSENT),
         ("left", Verdict.FAIL, "rank-did-not-join", ("rank 1",), HangReason.ABSENT),
@@ -226,8 +225,8 @@ class Evil:
         return Path.touch, (Path("/tmp/executed-by-a-pickle"),)
 
 
-@together(
-    "data, seen",
+@pytest.mark.parametrize(
+    ("data", "seen"),
     [
         (pickle.dumps({"entries": [Evil()]}), "which is no plain data"),
         (pickle.dumps({"entries": [{}]}), "no dump that can be read"),
@@ -281,8 +280,8 @@ RAS_JSON = b"""{"nccl_version": "2.29.1", "communicators_count": 1, "communicato
 "missing_ranks": [{"rank": 2, "host": "b", "pid": 3, "status": {"unresponsive": true, "considered_dead": false}}]}]}"""
 
 
-@together(
-    "text, expected",
+@pytest.mark.parametrize(
+    ("text", "expected"),
     [
         (RAS_TEXT, [(HangReason.ABSENT, "rank 2 (172.16.64.210:483074)", "AllReduce number 6650", False)]),
         (RAS_DEAD, [(HangReason.DEAD, "rank 21 (172.16.64.213:3487984)", "", True)]),

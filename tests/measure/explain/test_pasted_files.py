@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job
 from tests.measure.explain.test_report import ids, via
-from tests.together import together
 
 FILES = Path(__file__).parents[2] / "pasted"
 FAIL, WARN, PASS = Verdict.FAIL, Verdict.WARN, Verdict.PASS
@@ -37,8 +38,8 @@ def text_of(name: str) -> str:
     return (FILES / name).read_text()
 
 
-@together(
-    "name, verdict, first, seen",
+@pytest.mark.parametrize(
+    ("name", "verdict", "first", "seen"),
     [
         ("ras-first-hides-rest.txt", FAIL, "collective-timed-out", "[Rank 3] Watchdog caught"),
         ("ras-status-mismatch.txt", WARN, "rank-did-not-join", "status INIT): 7 ranks have status RUNNING"),
@@ -76,8 +77,8 @@ KILLED = "srun: error: nid001: task 3: Exited with exit code 137\n"
 BEFORE = ["", "$ ncclras -v\n", "root@box:~# kubectl exec w-0 -- ncclras\n", "Defaulted container w out of: w\n"]
 
 
-@together(
-    "text, verdict, first",
+@pytest.mark.parametrize(
+    ("text", "verdict", "first"),
     [
         (RAS_OK, PASS, ""),
         (RAS_OK + XID, FAIL, "gpu-xid"),
@@ -96,8 +97,8 @@ def test_an_answer_of_ras_hides_nothing_and_is_hidden_by_nothing(text: str, verd
         assert (report.verdict, (ids(report) or [""])[0]) == (verdict, first), before
 
 
-@together(
-    "status, errors, below, verdict, seen",
+@pytest.mark.parametrize(
+    ("status", "errors", "below", "verdict", "seen"),
     [
         ("RUNNING", "OK", "", PASS, ""),
         ("FINALIZE", "OK", "", PASS, ""),
@@ -150,8 +151,8 @@ TORCH = "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:632"
 XLA = "INTERNAL: external/xla/nccl_utils.cc:275: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed"
 
 
-@together(
-    "text, first, seen",
+@pytest.mark.parametrize(
+    ("text", "first", "seen"),
     [
         ("[rank1]:[E PG.cpp:7] Stack trace of the failed collective:\n" + FRAMES, "collective-timed-out", "broadcast"),
         (
@@ -185,7 +186,7 @@ PLUGIN = "n1:5:7 [0] ofi_process_cq:196 NCCL WARN"
 CHANNEL = "n1:5:5 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/AWS Libfabric/0/GDRDMA\n"
 
 
-@together(
+@pytest.mark.parametrize(
     "warning",
     [
         f"{PLUGIN} NET/OFI Request 0x40 completed with error. RC: 107. Error: Inappropriate ioctl.\n",
@@ -209,15 +210,15 @@ def test_an_indented_line_behind_another_one_continues_no_warning() -> None:
 MESSAGES = text_of("no-prefix.log").splitlines()[1:]
 
 
-@together("head", ["", "  ", "[0] ", "INFO ", "NCCL INFO ", "[0] NCCL INFO ", "2026-01-01 00:00:00 "])
+@pytest.mark.parametrize("head", ["", "  ", "[0] ", "INFO ", "NCCL INFO ", "[0] NCCL INFO ", "2026-01-01 00:00:00 "])
 def test_lines_without_host_process_and_level_are_nccls(head: str) -> None:
     report = report_of("".join(f"{head}{line}\n" for line in MESSAGES))
     assert (report.verdict, ids(report)) == (PASS, ["excerpt"])
     assert "2 pairs" in report.findings[0].seen
 
 
-@together(
-    "message, id_",
+@pytest.mark.parametrize(
+    ("message", "id_"),
     [
         ("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", "host-staged"),
         ("transport/shm.cc:551 -> 2", "nccl-call-failed"),
@@ -230,8 +231,8 @@ def test_what_is_wrong_counts_also_without_the_head_of_its_line(message: str, id
 OFF = "NCCL_P2P_DISABLE=1"
 
 
-@together(
-    "command, is_off",
+@pytest.mark.parametrize(
+    ("command", "is_off"),
     [
         (f"$ {OFF} NCCL_SHM_DISABLE=1 ./all_reduce_perf -g 2", True),
         (f"root@box:~# mpirun -np 2 -x {OFF} -x NCCL_SHM_DISABLE=1 ./all_reduce_perf", True),
@@ -282,7 +283,7 @@ ILL = {
 BETWEEN = ["", "\n\n", "root@box:~# cat next\n", "```\n"]
 
 
-@together("healthy, ill", [(healthy, ill) for healthy in HEALTHY for ill in ILL])
+@pytest.mark.parametrize(("healthy", "ill"), [(healthy, ill) for healthy in HEALTHY for ill in ILL])
 def test_neither_order_nor_neighbours_change_what_is_wrong(healthy: str, ill: str) -> None:
     for between in BETWEEN:
         for text in (HEALTHY[healthy] + between + ILL[ill], ILL[ill] + between + HEALTHY[healthy]):
@@ -294,7 +295,7 @@ def test_neither_order_nor_neighbours_change_what_is_wrong(healthy: str, ill: st
 DOCS = Path(__file__).parents[3]
 
 
-@together("page", [DOCS / "README.md", *sorted((DOCS / "docs").rglob("*.md"))])
+@pytest.mark.parametrize("page", [DOCS / "README.md", *sorted((DOCS / "docs").rglob("*.md"))])
 def test_no_page_about_failures_is_one(page: Path) -> None:
     report = report_of(page.read_text())
     assert report.verdict is not FAIL, report.findings[0].seen
@@ -319,7 +320,7 @@ def v4_3(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-@together("form", [list, v4_1, v4_3])
+@pytest.mark.parametrize("form", [list, v4_1, v4_3])
 def test_every_format_of_the_inspector_reads_the_same(form: Callable[[list[Any]], list[dict[str, Any]]]) -> None:
     objects = form(OBJECTS)
     for text in (

@@ -16,7 +16,6 @@ from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.examples import examples
 from tests.fakes.nccl_logs import Job, Via, between
 from tests.readers.nccl_log.test_stream import LOGS
-from tests.together import together
 
 Rows = list[Record]
 
@@ -115,8 +114,8 @@ def test_a_variable_is_no_design_though_the_matrix_says_phb() -> None:
     assert [row["id"] for row in rows(report, "causes")] == ["nccl-p2p-disabled"]
 
 
-@together(
-    "job, verdict, causes",
+@pytest.mark.parametrize(
+    ("job", "verdict", "causes"),
     [
         (Job(), "PASS", []),
         (Job(via=via(inside="SHM/direct")), "FAIL", ["unknown"]),
@@ -228,8 +227,8 @@ def test_the_driver_refuses_also_pairs_of_which_nccl_does_not_say_so() -> None:
     assert [row["id"] for row in rows(report, "causes")] == ["gpu-without-pcie-p2p", "peer-access-refused"]
 
 
-@together(
-    "path, refused, causes",
+@pytest.mark.parametrize(
+    ("path", "refused", "causes"),
     [
         ("SYS", (0, 1, 2, 3), ["gpu-without-pcie-p2p"]),
         ("PIX", (0, 1, 2, 3), ["gpu-without-pcie-p2p", "unknown"]),
@@ -408,8 +407,8 @@ def test_unreadable_lines_are_a_doubt_where_every_pair_was_heard() -> None:
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["lines-unreadable"])
 
 
-@together(
-    "log, seen",
+@pytest.mark.parametrize(
+    ("log", "seen"),
     [
         ("", "0 lines, none from NCCL"),
         ("hello\nworld\n", "2 lines, none from NCCL"),

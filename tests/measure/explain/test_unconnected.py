@@ -5,15 +5,14 @@ import pytest
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nccl_logs import Job
 from tests.measure.explain.test_report import ids, report_of
-from tests.together import together
 
 JOB = Job()
 REFUSED = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
 NONE_FOUND = "NET/IB : No device found."
 
 
-@together(
-    "id_, lines",
+@pytest.mark.parametrize(
+    ("id_", "lines"),
     [
         ("gpudirect-refused", [REFUSED]),
         ("gpudirect-too-far", ["GPU Direct RDMA Disabled for GPU ca000 / HCA 0 (distance 7 > 4)"]),
@@ -29,7 +28,7 @@ def test_a_network_that_cannot_be_used_is_told_without_a_connection(id_: str, li
     assert all((report.findings[0].subject, report.findings[0].cause, report.findings[0].next_command))
 
 
-@together(
+@pytest.mark.parametrize(
     "lines",
     [
         [NONE_FOUND, "Using network Socket"],

@@ -10,7 +10,6 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.measure.explain.test_report import ids, rows
-from tests.together import together
 
 
 def report_of(*lines: str) -> Report:
@@ -63,7 +62,7 @@ def dumping(rank: int, enqueued: int, completed: int) -> str:
 Status = Callable[[int, int, int, int], str]
 
 
-@together("status", [torch_2_4, torch_2_5, torch_2_6])
+@pytest.mark.parametrize("status", [torch_2_4, torch_2_5, torch_2_6])
 def test_the_only_rank_without_a_line_is_named(status: Status) -> None:
     lines = [line for rank in (0, 1, 3) for line in (caught(rank, 7), status(rank, 7, 9, 6))]
     report = report_of(*lines)

@@ -10,7 +10,6 @@ from gpubench.measure.p2p.rows import CopyMatrix, Judged, bandwidth_gb_s
 from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, LATENCY_BYTES, Carried, Cell, Pair, Series
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine
 from gpubench.model.terms.verdict import Finding, Verdict
-from tests.together import together
 
 SIZE = 2**28
 ON = Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=SIZE)
@@ -38,8 +37,8 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
     return list(findings_of(matrices, GPUS, ()))
 
 
-@together(
-    "pcie_share, words",
+@pytest.mark.parametrize(
+    ("pcie_share", "words"),
     [
         (None, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
         (0.4, "10% of the bytes went over NVLink, whose counters moved for other pairs"),

@@ -40,7 +40,6 @@ from tests.fakes.copies import (
     FakeCopies,
     Pair,
 )
-from tests.together import together
 
 SIZE = 2**16
 METHOD = Method(warmup=1, samples=3, repeats=2)
@@ -424,8 +423,8 @@ def test_a_sample_lasts_as_long_as_it_should() -> None:
     assert NVBANDWIDTH.repeats_for(1.0) == 16
 
 
-@together(
-    "pattern, pairs",
+@pytest.mark.parametrize(
+    ("pattern", "pairs"),
     [
         (CopyPattern.RING, ((0, 1), (1, 2), (2, 3), (3, 0))),
         (CopyPattern.ALL_TO_ONE, ((1, 0), (2, 0), (3, 0))),

@@ -12,7 +12,6 @@ from gpubench.measure.plan.report import exposed_rows
 from gpubench.measure.plan.step import compute_of_step, predict, rhythm, step_tasks
 from gpubench.model.workload import Recompute, Sharding, layers_of_stages, parse_layout
 from tests.measure.plan.jobs import gpt, job, mlp
-from tests.together import together
 
 STEP = 0.024
 MEGABYTE = 2**20
@@ -29,7 +28,7 @@ def test_one_gpu_computes_and_nothing_else() -> None:
     assert prediction.exposed == 0
 
 
-@together("layout", ["ddp", "zero1", "zero2", "fsdp", "tp4", "tp2 sp", "cp4", "tp2 fsdp", "pp1"])
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "fsdp", "tp4", "tp2 sp", "cp4", "tp2 fsdp", "pp1"])
 def test_an_infinite_bandwidth_costs_nothing(layout: str) -> None:
     prediction = predict(job(gpt(), layout, 4, gb_s=1e15))
     own = prediction.job.layout
@@ -106,14 +105,14 @@ def test_experts_exchange_tokens_twice_each_way() -> None:
     assert len(inside) == 2
 
 
-@together("stages, microbatches", [(2, 4), (4, 4), (4, 8), (4, 16)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 4), (4, 8), (4, 16)])
 def test_the_bubble_is_that_of_the_formula(stages: int, microbatches: int) -> None:
     own = job(gpt(8), f"pp{stages}", stages, gb_s=1e15, settings=StepSettings(microbatches=microbatches))
     ideal = microbatches * STEP / stages
     assert predict(own).seconds == pytest.approx(ideal * (1 + (stages - 1) / microbatches), rel=1e-6)
 
 
-@together("stages, microbatches, chunks", [(2, 4, 2), (4, 8, 2), (4, 8, 4), (2, 6, 4)])
+@pytest.mark.parametrize(("stages", "microbatches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 8, 4), (2, 6, 4)])
 def test_the_interleaved_bubble_is_that_of_the_formula(stages: int, microbatches: int, chunks: int) -> None:
     layers = stages * chunks
     settings = StepSettings(microbatches=microbatches)
@@ -224,7 +223,7 @@ def test_hsdp_reduces_shards_between_its_groups() -> None:
     assert reduced.bytes == scattered.bytes / 2
 
 
-@together("layout", ["ddp", "zero1", "zero2", "fsdp", "hsdp2", "pp2 fsdp"])
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero2", "fsdp", "hsdp2", "pp2 fsdp"])
 def test_gradients_of_32_bits_are_twice_the_bytes_and_parameters_stay(layout: str) -> None:
     sums = []
     for is_wide in (False, True):
@@ -335,8 +334,8 @@ def test_the_range_is_around_the_step(spread: float, layout: str) -> None:
     assert prediction.least <= prediction.seconds <= prediction.most
 
 
-@together(
-    "layout, a_block",
+@pytest.mark.parametrize(
+    ("layout", "a_block"),
     [("ddp", 0.007), ("zero1", 0.004), ("zero2", 0.01), ("fsdp", 0.01), ("tp4", 0.004)],
 )
 def test_a_step_is_no_faster_than_its_host_issues_it(layout: str, a_block: float) -> None:

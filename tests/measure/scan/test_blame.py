@@ -10,7 +10,6 @@ from gpubench.measure.scan.verdicts import PartKind
 from gpubench.model.results.scan import NodeRail, PairSample
 from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, fabric, parts
-from tests.together import together
 
 
 def failures(*pairs: tuple[int, int], culprit: int | None = None) -> dict[NodeRail, list[PairSample]]:
@@ -22,8 +21,8 @@ def failures(*pairs: tuple[int, int], culprit: int | None = None) -> dict[NodeRa
     return found
 
 
-@together(
-    "pairs, nodes",
+@pytest.mark.parametrize(
+    ("pairs", "nodes"),
     [
         ([(0, 1)], set()),
         ([(0, 1), (1, 0)], set()),

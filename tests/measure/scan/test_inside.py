@@ -20,7 +20,6 @@ from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.profiles import find
 from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import fabric, parts
-from tests.together import together
 
 Delivers = Callable[[Sequence[NodeRail], bool], RingOutcome]
 FAST = 600.0
@@ -65,7 +64,7 @@ def named(delivers: Delivers, rails: int = 8, nodes: int = 6) -> list[tuple[int,
     return [(each.node, each.gpu, each.partner) for each in local_parts(still_slow(slow_figures(first), again), rails)]
 
 
-@together("rails", [2, 3, 4, 8])
+@pytest.mark.parametrize("rails", [2, 3, 4, 8])
 def test_every_pair_of_a_node_meets_once_and_all_nodes_measure_at_once(rails: int) -> None:
     rings = Rings(slow_pairs())
     figures = InsideNodes(rings, range(3), rails).figures()

@@ -13,7 +13,6 @@ from gpubench.model.results.scan import NodeRail, ScanFabric
 from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.scan import NOISE, SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric
-from tests.together import together
 
 RAILS = 8
 
@@ -127,8 +126,8 @@ def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_lo
         assert verdict is (Verdict.FAIL if named else Verdict.INCONCLUSIVE)
 
 
-@together("nodes", [3, 6])
-@together("probability", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("nodes", [3, 6])
+@pytest.mark.parametrize("probability", [0.02, 0.1, 0.4])
 def test_chance_explains_as_many_healthy_nodes_as_counting_all_cases_says(nodes: int, probability: float) -> None:
     for seen in range(nodes + 1):
         cases = (sum(case) for case in product((0, 1), repeat=nodes))

@@ -19,7 +19,6 @@ from gpubench.model.results.scan import ExclusionRow, NodeRail, ScanCellRow, Sca
 from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, course, fabric, parts
-from tests.together import together
 
 NONE: frozenset[int] = frozenset()
 
@@ -33,10 +32,10 @@ def of_nodes(nodes: range, rails: range, share: float) -> dict[NodeRail, float]:
     return {NodeRail(node, rail): share for node in nodes for rail in rails}
 
 
-@together("quick", [False, True])
-@together("seed", range(2))
-@together(
-    "nodes, slow",
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("nodes", "slow"),
     [
         (5, of_nodes(range(1, 3), range(4), 0.5)),
         (6, of_nodes(range(3), range(1), 0.5)),
@@ -57,8 +56,8 @@ def test_half_of_a_rail_that_is_slow_is_never_green(
     assert named <= {f"node{node}" for node, _ in slow}
 
 
-@together("nodes", [4, 5, 7, 12])
-@together("share", [0.5, 0.7])
+@pytest.mark.parametrize("nodes", [4, 5, 7, 12])
+@pytest.mark.parametrize("share", [0.5, 0.7])
 def test_a_rail_that_is_slow_on_each_of_few_nodes_is_named(nodes: int, share: float) -> None:
     found = parts(fabric(nodes, rails=8), SimulatedFabric(USUAL_GB_S, of_nodes(range(nodes), range(3, 4), share)))
     assert [(each.kind, each.rail) for each in found] == [(PartKind.RAIL, 3)]

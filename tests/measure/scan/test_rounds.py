@@ -15,11 +15,10 @@ from gpubench.model.results.scan import (
 )
 from gpubench.simulated.scan import SimulatedFabric
 from tests.measure.scan.fabrics import USUAL_GB_S, Recorded, course, fabric, parts
-from tests.together import together
 
 
-@together("nodes", [3, 4, 5, 6, 9, 33, 128])
-@together("leaf", [0, 8])
+@pytest.mark.parametrize("nodes", [3, 4, 5, 6, 9, 33, 128])
+@pytest.mark.parametrize("leaf", [0, 8])
 def test_one_bad_nic_is_named_and_nothing_else(nodes: int, leaf: int) -> None:
     found = parts(fabric(nodes, leaf=leaf), SimulatedFabric(USUAL_GB_S, {NodeRail(nodes - 1, 2): 0.5}))
     assert [(each.kind, each.nodes, each.rail) for each in found] == [(PartKind.NIC, (nodes - 1,), 2)]

@@ -13,7 +13,6 @@ from gpubench.model.results.report import FallbackRow, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 
 def facts(
@@ -88,14 +87,14 @@ def test_a_configuration_file_is_blamed_unless_the_environment_overrides_it() ->
     assert row.advice == "gpubench p2p && unset NCCL_P2P_DISABLE. Remove NCCL_P2P_DISABLE from /etc/nccl.conf too."
 
 
-@together("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
+@pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_LEVEL": "?"}])
 def test_a_variable_that_changes_nothing_is_not_blamed(environment: dict[str, str]) -> None:
     (row,) = rows(looked_at(h200s(), facts(environment)))
     assert row.conclusion == "direct possible"
 
 
-@together(
-    "path, environment, cause",
+@pytest.mark.parametrize(
+    ("path", "environment", "cause"),
     [
         ("PIX", {}, None),
         ("PXB", {}, None),

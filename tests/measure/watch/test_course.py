@@ -17,7 +17,6 @@ from gpubench.model.results.watch import JobRow, Way
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, STAGED, STILL, Ways, facts, gpu, job, nic, node, task
-from tests.together import together
 
 
 def machine(*faults: str, name: str = "hgx-h200-4") -> Topology:
@@ -76,8 +75,8 @@ def test_an_alarm_that_lasts_fails_whatever_else_the_job_does() -> None:
     assert rows(report)[0].way == "staged"
 
 
-@together(
-    "ways, nics, expected",
+@pytest.mark.parametrize(
+    ("ways", "nics", "expected"),
     [
         ((BOTH,), [nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)], "traffic between nodes over RDMA"),
         ((STAGED, STAGED), [nic("eth0", 3.0, rdma=False), nic("mlx5_0", 0.0)], "GPU traffic over NVLink"),
@@ -94,8 +93,8 @@ def settings(rates: NodeRates, **environment: str) -> NodeRates:
     return replace(rates, tasks=tuple(tasks))
 
 
-@together(
-    "environment, nics, cause",
+@pytest.mark.parametrize(
+    ("environment", "nics", "cause"),
     [
         ({"NCCL_P2P_DISABLE": "1"}, [], "nccl-p2p-disabled"),
         ({"NCCL_P2P_LEVEL": "LOC"}, [], "nccl-p2p-disabled"),

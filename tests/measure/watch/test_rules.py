@@ -26,7 +26,6 @@ from tests.measure.watch.traffic import (
     node,
     task,
 )
-from tests.together import together
 
 MIXED: Ways = (30.0, 30.0, 30.0, 30.0)
 
@@ -47,8 +46,8 @@ def ways(rates: NodeRates, joined: Any = by_nvlink) -> list[Way]:
     return [each.way for each in observe(rates, joined)]
 
 
-@together(
-    "rates, expected",
+@pytest.mark.parametrize(
+    ("rates", "expected"),
     [
         (job(NVLINK, NVLINK), Way.DIRECT),
         (job(STAGED, STAGED), Way.STAGED),
@@ -102,7 +101,7 @@ def ring(gpus: int, staged: Collection[int], rate: float = 33.0) -> NodeRates:
     return job(*rates)
 
 
-@together("gpus", [3, 4, 8])
+@pytest.mark.parametrize("gpus", [3, 4, 8])
 def test_one_hop_of_a_ring_through_host_memory_is_named(gpus: int) -> None:
     for sender in range(gpus):
         (found,) = observe(ring(gpus, {sender}), by_nvlink)
@@ -315,7 +314,7 @@ def test_what_may_be_a_staged_part_of_a_job_beside_nvlinks_does_not_pass() -> No
     assert ways(job(staged, staged, *[loads] * 6)) == [Way.UNKNOWN]
 
 
-@together("network", [nic("mlx5_0", 20.0), nic("eth0", 5.0, rdma=False), nic("mlx5_0", None)])
+@pytest.mark.parametrize("network", [nic("mlx5_0", 20.0), nic("eth0", 5.0, rdma=False), nic("mlx5_0", None)])
 def test_more_than_nics_carry_beside_nvlinks_does_not_pass(network: NicRates) -> None:
     leaving = (40.0, 40.0, 20.0, 20.0)
     assert ways(job(leaving, leaving, nics=[network])) == [Way.UNKNOWN]

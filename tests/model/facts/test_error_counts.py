@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from gpubench.model.facts.health import (
 )
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, Snapshot
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 NODE = snapshots(parse_machine("hgx-h100-8"))[0]
 COUNTS = st.dictionaries(
@@ -71,8 +71,8 @@ def test_a_machine_that_has_run_for_a_year_has_nothing_to_say() -> None:
     assert everything(replace(old(NODE), errors_grown=growth(error_counts(old(NODE)), error_counts(old(NODE))))) == []
 
 
-@together(
-    "node, found",
+@pytest.mark.parametrize(
+    ("node", "found"),
     [
         (with_gpu(2, pcie_replays=1000), [("GPU2", "1,000 PCIe replays since boot, when is not known")]),
         (with_gpu(2, pcie_replays=999), []),
@@ -100,8 +100,8 @@ def test_of_one_reading_what_stands_out(node: Snapshot, found: list[tuple[str, s
     assert everything(node) == found
 
 
-@together(
-    "grown, found",
+@pytest.mark.parametrize(
+    ("grown", "found"),
     [
         ({"GPU1": {REPLAYS: 10}}, []),
         ({"GPU1": {REPLAYS: 11}}, [("GPU1", "11 PCIe replays during this run", False)]),
@@ -157,8 +157,8 @@ def pair_of_gpus(*counts: int | None) -> Snapshot:
     return replace(NODE, gpus=tuple(gpus))
 
 
-@together(
-    "counts, found",
+@pytest.mark.parametrize(
+    ("counts", "found"),
     [
         ((2000, 200), ["GPU0"]),
         ((1999, 200), []),

@@ -1,8 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.facts.health import decode_health, describe_health
-from tests.together import together
 
 NOT_TOLD = dict.fromkeys(
     (
@@ -29,8 +29,8 @@ def test_zero_says_nothing() -> None:
     assert describe_health(0) == "not reported"
 
 
-@together(
-    "mask, name, holds",
+@pytest.mark.parametrize(
+    ("mask", "name", "holds"),
     [
         (1 << 0, "degraded_bandwidth", True),
         (2 << 0, "degraded_bandwidth", False),
@@ -54,8 +54,8 @@ def test_each_field_is_read_alone(mask: int, name: str, holds: bool) -> None:
     assert describe_health(mask).startswith(name.replace("_", " ") if holds else "healthy")
 
 
-@together(
-    "number, text",
+@pytest.mark.parametrize(
+    ("number", "text"),
     [
         (2, "incorrect system GUID"),
         (3, "incorrect chassis serial number"),

@@ -1,13 +1,14 @@
 """What is said of a GPU beside the rank that is late."""
 
+import pytest
+
 from gpubench.model.facts.process import GpuCondition, GpuProcess
-from tests.together import together
 
 JOB = GpuProcess(pid=77, name="python3", memory_bytes=30 * 2**30)
 
 
-@together(
-    "condition, remarks",
+@pytest.mark.parametrize(
+    ("condition", "remarks"),
     [
         (GpuCondition(), []),
         (GpuCondition(clock_mhz=1980, most_clock_mhz=1980), []),

@@ -4,7 +4,6 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.environment import LaunchedBy, as_if_alone, launched_by
-from tests.together import together
 
 
 def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
@@ -17,8 +16,8 @@ def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
     assert as_if_alone({**elastic, "HOME": "/root"}) == {"HOME": "/root"}
 
 
-@together(
-    "name, value",
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
         ("RANK", "a"),
         ("RANK", "-1"),

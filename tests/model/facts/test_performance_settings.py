@@ -1,10 +1,11 @@
 """Variables that bear on performance are told from those that do not."""
 
+import pytest
+
 from gpubench.model.facts.environment import bearing_on_performance
-from tests.together import together
 
 
-@together(
+@pytest.mark.parametrize(
     "environment",
     [
         {"NCCL_MAX_NCHANNELS": "1"},
@@ -22,7 +23,7 @@ def test_settings_that_can_make_transfers_slower(environment: dict[str, str]) ->
     assert bearing_on_performance(environment) == environment
 
 
-@together(
+@pytest.mark.parametrize(
     "environment",
     [
         {"NCCL_DEBUG": "INFO"},

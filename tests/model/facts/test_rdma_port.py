@@ -1,12 +1,12 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.facts.snapshot import RDMA_MTUS, roce_mtu_bytes
-from tests.together import together
 
 
-@together(
-    "interface, expected",
+@pytest.mark.parametrize(
+    ("interface", "expected"),
     [(1500, 1024), (4191, 2048), (4192, 4096), (4200, 4096), (9000, 4096), (352, 256), (351, None), (0, None)],
 )
 def test_roce_leaves_room_for_its_headers(interface: int, expected: int | None) -> None:

@@ -1,13 +1,13 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.facts.snapshot import GpuFacts, HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, bus_id
 from gpubench.model.terms.verdict import Origin
-from tests.together import together
 
 
-@together(
-    "spelling, canonical",
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
     [
         ("0000:1b:00.0", "0000:1b:00.0"),
         ("00000000:1B:00.0", "0000:1b:00.0"),
@@ -46,16 +46,16 @@ def test_devices_have_their_names_in_matrices() -> None:
     assert NicFacts(name="mlx5_0:2", kind=NicKind.INFINIBAND).device == "mlx5_0:2"
 
 
-@together(
-    "kind, rdma",
+@pytest.mark.parametrize(
+    ("kind", "rdma"),
     [(NicKind.INFINIBAND, True), (NicKind.ROCE, True), (NicKind.EFA, True), (NicKind.ETHERNET, False)],
 )
 def test_plain_ethernet_alone_has_no_rdma(kind: NicKind, rdma: bool) -> None:
     assert NicFacts(name="a", kind=kind).rdma is rdma
 
 
-@together(
-    "machine, wsl, place",
+@pytest.mark.parametrize(
+    ("machine", "wsl", "place"),
     [
         (HostFacts(), None, ""),
         (HostFacts(virtual_machine=False, container=""), False, ""),

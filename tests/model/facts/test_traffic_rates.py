@@ -8,7 +8,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, rates, total
 from gpubench.model.terms.plain import from_plain, to_plain
-from tests.together import together
 
 GB = 10**9
 
@@ -34,8 +33,8 @@ def test_a_rate_of_the_driver_s_comes_before_counters() -> None:
     assert (found.gpus[0].nvlink_sent, found.gpus[0].nvlink_received) == (7.0, 6.0)
 
 
-@together(
-    "before, after, reason",
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
     [
         (None, 5 * GB, "nothing was read before"),
         (5 * GB, None, "nothing was read before"),
@@ -115,8 +114,8 @@ def test_a_sum_with_something_unknown_is_unknown() -> None:
 READING = to_plain(node(1, gpu(GB), nics=(NicReading(name="mlx5_0", rdma=True, sent_bytes=GB, errors={"symbol": 1}),)))
 
 
-@together(
-    "part, changed, seen",
+@pytest.mark.parametrize(
+    ("part", "changed", "seen"),
     [
         ((), {"seconds": -1.0}, "line 1.seconds is -1"),
         ((), {"seconds": 1e300}, "line 1.seconds is 1e+300"),

@@ -12,7 +12,6 @@ from gpubench.model.paths.transport import Pair, without_idle
 from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, network_limit
 from gpubench.model.terms.operation import DataType
 from tests.model.paths.test_wiring import nodes_of, wiring
-from tests.together import together
 
 
 def ring(*ranks: int) -> list[Pair]:
@@ -63,7 +62,7 @@ def test_the_mean_is_that_of_ranks_that_send() -> None:
     assert limit.note == "mean of 2 ranks' links"
 
 
-@together("name", ["alltoall", "gather", "scatter", "sendrecv"])
+@pytest.mark.parametrize("name", ["alltoall", "gather", "scatter", "sendrecv"])
 def test_exchanges_over_nvswitch_reach_a_gpus_links(name: str) -> None:
     work, pairs = work_of(name, 4)
     assert exchange_limit(work, pairs, machine("hgx-h200-4")).gb_s == pytest.approx(450)
@@ -111,8 +110,8 @@ def test_between_nodes_the_nics_near_the_ranks_gpus_count() -> None:
     assert machine("hgx-h100-8").networks is None
 
 
-@together(
-    "name, expected",
+@pytest.mark.parametrize(
+    ("name", "expected"),
     [("alltoall", 93.75), ("gather", 93.75), ("scatter", 93.75), ("sendrecv", 50), ("reduce", 400)],
 )
 def test_what_goes_straight_from_rank_to_rank_is_bounded_by_the_nics_too(name: str, expected: float) -> None:

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from gpubench.model.paths.transport import RULES, Conclusion, Confidence, Evidence, PathEvidence, State, decide, judge
 from gpubench.model.terms.verdict import Verdict
-from tests.together import together
 
 STATES = {"P": State.PRESENT, "A": State.ABSENT, "C": State.CONTRADICTING}
 
@@ -65,7 +66,7 @@ def test_every_combination_is_written_down() -> None:
     assert sorted(expectations()) == sorted("".join(each) for each in product("PAC", repeat=4))
 
 
-@together("letters, expected", sorted(expectations().items()))
+@pytest.mark.parametrize(("letters", "expected"), sorted(expectations().items()))
 def test_every_combination(letters: str, expected: str) -> None:
     judgement = judge(evidence(letters))
     assert f"{judgement.conclusion}/{judgement.verdict}/{judgement.confidence}" == expected

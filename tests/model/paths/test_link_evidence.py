@@ -7,7 +7,6 @@ import pytest
 
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.transport import State
-from tests.together import together
 
 OVER_NVLINK = Carried(nvlink_bytes=2**31, nvlink_share=1.5, pcie_bytes=2**15)
 OVER_PCIE = Carried(nvlink_bytes=0, nvlink_share=None, pcie_bytes=2**31, pcie_share=1.64)
@@ -20,8 +19,8 @@ FLOW = Flow(ends=(), speed=None, has_nvlinks=True, limit_gb_s=450.0, through_hos
 YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
 
 
-@together(
-    "ends, speed, state, said",
+@pytest.mark.parametrize(
+    ("ends", "speed", "state", "said"),
     [
         ((OVER_NVLINK, OVER_NVLINK), FAST, YES, "NVLink counters moved by 1.5 times"),
         ((OVER_NVLINK, replace(OVER_NVLINK, nvlink_share=0.4)), None, SILENT, "nothing was counted"),
@@ -50,8 +49,8 @@ def test_what_figures_say(ends: tuple[Carried, ...], speed: Speed | None, state:
 TIMES_16 = replace(OVER_NVLINK, nvlink_share=16.0)
 
 
-@together(
-    "ends, most_shares, said",
+@pytest.mark.parametrize(
+    ("ends", "most_shares", "said"),
     [
         ((TIMES_16, TIMES_16), (6.6, 6.6), "counters moved by 16 times our bytes: somebody else uses these links"),
         ((OVER_NVLINK, TIMES_16), (6.6, 6.6), "16 times"),
@@ -73,14 +72,14 @@ def test_the_pcie_counters_of_somebody_else_take_nothing_from_nvlinks_that_moved
     assert measured(replace(FLOW, ends=(busy, busy), most_shares=(6.6, 6.6))).state is YES
 
 
-@together("foreign_gb_s, state", [(0.02, YES), (40.0, YES), (371.0, SILENT)])
+@pytest.mark.parametrize(("foreign_gb_s", "state"), [(0.02, YES), (40.0, YES), (371.0, SILENT)])
 def test_traffic_of_others_as_large_as_ours_may_be_what_was_counted(foreign_gb_s: float, state: State) -> None:
     evidence = measured(replace(FLOW, ends=(OVER_NVLINK,), most_shares=(6.6,), foreign_gb_s=foreign_gb_s))
     assert evidence.state is state
     assert ("371 GB/s passed the NVLinks while this job was idle" in evidence.seen) == (state is SILENT)
 
 
-@together("expected, most", [(1.0, 6.6), (0.25, 26.4), (0.0, inf)])
+@pytest.mark.parametrize(("expected", "most"), [(1.0, 6.6), (0.25, 26.4), (0.0, inf)])
 def test_an_algorithm_sends_three_times_the_buffer_at_most(expected: float, most: float) -> None:
     """In LL twice the bytes: flags; an all-gather has to send one block alone, and a ring forwards the others."""
     assert most_share(expected) == pytest.approx(most)
@@ -96,8 +95,8 @@ def test_narrow_nvlinks_are_not_told_by_bandwidth() -> None:
     assert measured(replace(FLOW, speed=SLOW, limit_gb_s=None)).state is SILENT
 
 
-@together(
-    "flow, state",
+@pytest.mark.parametrize(
+    ("flow", "state"),
     [
         (replace(FLOW, ends=(replace(OVER_NVLINK, nvlink_share=0.5),)), YES),
         (replace(FLOW, ends=(replace(OVER_NVLINK, nvlink_share=0.1),)), SILENT),

@@ -16,11 +16,10 @@ from gpubench.model.paths.topology import (
     pcie_gb_s,
     pcie_text,
 )
-from tests.together import together
 
 
-@together(
-    "generation, lane, x8, x16",
+@pytest.mark.parametrize(
+    ("generation", "lane", "x8", "x16"),
     [
         (1, 0.250, 2.0, 4.0),
         (2, 0.500, 4.0, 8.0),
@@ -36,7 +35,7 @@ def test_pcie_figures_are_those_of_the_specification(generation: int, lane: floa
     assert pcie_gb_s(generation, 16) == pytest.approx(x16, rel=0.001)
 
 
-@together("generation, width", [(None, 16), (5, None), (0, 16), (5, 0), (7, 16), (None, None)])
+@pytest.mark.parametrize(("generation", "width"), [(None, 16), (5, None), (0, 16), (5, 0), (7, 16), (None, None)])
 def test_a_hidden_pcie_link_has_no_figure(generation: int | None, width: int | None) -> None:
     assert pcie_gb_s(generation, width) is None
 
@@ -61,8 +60,8 @@ def test_only_a_gpu_that_may_rest_counts_with_the_generation_it_rises_to() -> No
     assert loaded_link(GpuFacts(index=0, pcie=PcieLink(generation=4))).generation == 4
 
 
-@together(
-    "peers, switched",
+@pytest.mark.parametrize(
+    ("peers", "switched"),
     [
         ([], None),
         ([None], None),
@@ -76,8 +75,8 @@ def test_where_nvlinks_lead(peers: list[NvlinkPeer | None], switched: bool | Non
     assert leads_to_switches([GpuFacts(index=0), GpuFacts(index=1, nvlinks=held)]) is switched
 
 
-@together(
-    "links, count",
+@pytest.mark.parametrize(
+    ("links", "count"),
     [
         (None, None),
         ((), 0),
@@ -100,8 +99,8 @@ def test_what_is_said_of_a_link_has_to_do() -> None:
     assert pcie_ceiling_gb_s(PcieLink()) is None
 
 
-@together(
-    "version, raw_gb_s, usable",
+@pytest.mark.parametrize(
+    ("version", "raw_gb_s", "usable"),
     [
         ("1.0", 20.0, 20.0),
         ("2.0", 25.781, 25.0),
@@ -117,8 +116,8 @@ def test_line_rates_become_what_is_usable(version: str, raw_gb_s: float, usable:
     assert nvlink_gb_s(NvLink(number=0, version=version, raw_gb_s=raw_gb_s)) == usable
 
 
-@together(
-    "version, usable",
+@pytest.mark.parametrize(
+    ("version", "usable"),
     [("1.0", 20.0), ("2.0", 25.0), ("2.2", 25.0), ("4.0", 25.0), ("5.0", 50.0), ("3.0", None), ("6.0", None)],
 )
 def test_without_a_line_rate_the_version_tells_or_nothing_does(version: str, usable: float | None) -> None:
@@ -156,8 +155,8 @@ def test_every_version_with_a_figure_has_one_speed() -> None:
     assert "3.1" not in NVLINK_GB_S
 
 
-@together(
-    "link, idle, text",
+@pytest.mark.parametrize(
+    ("link", "idle", "text"),
     [
         (PcieLink(), None, None),
         (PcieLink(generation=4), None, None),

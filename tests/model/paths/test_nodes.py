@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from gpubench.model.paths.nodes import (
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
 
@@ -73,8 +73,8 @@ def test_what_differs_between_equal_nodes_is_no_difference() -> None:
     assert kind.alike == (0, 1, 2)
 
 
-@together(
-    "fault, said",
+@pytest.mark.parametrize(
+    ("fault", "said"),
     [
         ("node1.gpu3:ecc=off", ["GPU3 ECC off (others on)"]),
         ("node1.gpu3:width=8", ["GPU3 PCIe width 8 (others 16)"]),
@@ -131,8 +131,8 @@ def models(name: str | None, count: int = 8) -> Snapshot:
     return replace(HEALTHY, gpus=gpus, pairs=())
 
 
-@together(
-    "stray, seen",
+@pytest.mark.parametrize(
+    ("stray", "seen"),
     [
         (models("NVIDIA H200"), "NVIDIA H200"),
         (models(None, 0), "none"),

@@ -16,7 +16,6 @@ from gpubench.model.paths.p2p import (
     usual,
 )
 from gpubench.model.terms.operation import Direction, Engine
-from tests.together import together
 
 STEADY = Cell(seconds=(1.0, 1.0, 1.0))
 
@@ -25,8 +24,8 @@ def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
     return {(a, b): 400.0 * slow.get((a, b), 1.0) for a in range(gpus) for b in range(gpus) if a != b}
 
 
-@together(
-    "carried, staged",
+@pytest.mark.parametrize(
+    ("carried", "staged"),
     [
         (Carried(), None),
         (Carried(nvlink_share=1.0), False),
@@ -53,8 +52,8 @@ def test_one_bad_gpu_of_four_does_not_spoil_what_is_usual() -> None:
     assert usual(list(matrix(4, bad).values())) == 400
 
 
-@together("gpus", [3, 4, 8])
-@together("role", ["both ways", "sending", "receiving"])
+@pytest.mark.parametrize("gpus", [3, 4, 8])
+@pytest.mark.parametrize("role", ["both ways", "sending", "receiving"])
 def test_a_bad_gpu_colours_a_row_or_a_column_or_both(gpus: int, role: str) -> None:
     bad = gpus - 2
     slow = {
@@ -98,7 +97,7 @@ def test_half_a_row_is_no_row() -> None:
     assert [(each.role, each.gpus) for each in most] == [("sending", (0,))]
 
 
-@together("ranks", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
 def test_rounds_have_every_pair_once_and_nobody_twice(ranks: int) -> None:
     played = rounds(ranks)
     assert len(played) == ranks - 1 + ranks % 2
@@ -154,7 +153,9 @@ def test_series_name_what_they_compare_with() -> None:
     assert Series(Engine.CE, Direction.READ, peer=False, size_bytes=1).quantity is None
 
 
-@together("before, later, together", [(0, 0, 0), (2, 0, 2), (0, 3, 3), (1, 1, 2), (None, None, None)])
+@pytest.mark.parametrize(
+    ("before", "later", "together"), [(0, 0, 0), (2, 0, 2), (0, 3, 3), (1, 1, 2), (None, None, None)]
+)
 def test_a_copy_that_is_measured_again_keeps_its_samples_and_its_wrong_data(
     before: int | None, later: int | None, together: int | None
 ) -> None:

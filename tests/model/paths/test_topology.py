@@ -37,7 +37,6 @@ from gpubench.model.paths.topology import (
     rounded,
 )
 from gpubench.model.terms.verdict import Origin
-from tests.together import together
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
 GEN5_X16 = PcieLink(generation=5, width=16, max_generation=5, max_width=16)
@@ -101,8 +100,8 @@ def links(count: int, to: GpuFacts | None = None, *, down: int = 0, raw_gb_s: fl
     )
 
 
-@together(
-    "one, other, path",
+@pytest.mark.parametrize(
+    ("one", "other", "path"),
     [
         (place("a", "s1", port="p1"), place("a", "s1", port="p1"), "PIX"),
         (place("a", port="p1"), place("a", port="p1"), "PIX"),
@@ -196,8 +195,8 @@ def test_links_that_are_down_or_not_told_lead_nowhere() -> None:
     assert node([partly, other]).limit(partly, other).gb_s is None
 
 
-@together(
-    "mine, theirs, count",
+@pytest.mark.parametrize(
+    ("mine", "theirs", "count"),
     [
         (Fabric(clique=1, cluster_uuid="u"), Fabric(clique=1, cluster_uuid="u"), 18),
         (Fabric(clique=1, cluster_uuid="u"), Fabric(clique=2, cluster_uuid="u"), 0),
@@ -262,8 +261,8 @@ def test_nvlinks_without_a_speed_have_no_limit() -> None:
     assert stated.limit(*stated.gpus).note == "4 NVLinks, but their speed is not known"
 
 
-@together(
-    "facts, note",
+@pytest.mark.parametrize(
+    ("facts", "note"),
     [
         ({}, "NVLinks are not known"),
         ({"unknown": {"nvlinks": "NVML did not answer"}}, "NVML did not answer"),
@@ -341,8 +340,8 @@ def test_the_port_of_a_nic_limits() -> None:
     assert topology.limit(one, named).note == "down"
 
 
-@together(
-    "facts, reason",
+@pytest.mark.parametrize(
+    ("facts", "reason"),
     [
         (
             {
@@ -363,8 +362,8 @@ def test_who_did_not_answer_of_peer_access_is_named(facts: dict[str, Any], reaso
     assert topology.peer_access(*topology.gpus).reason == reason
 
 
-@together(
-    "facts, word, possible, contradicts, reason",
+@pytest.mark.parametrize(
+    ("facts", "word", "possible", "contradicts", "reason"),
     [
         ({"cuda": True, "read": "OK", "write": "OK"}, "OK", True, False, "possible"),
         ({"cuda": False, "read": "GNS", "write": "GNS"}, "GNS", False, False, "GPU not supported"),
@@ -422,8 +421,8 @@ def test_the_nearest_gpus_of_a_nic() -> None:
     assert node([], [card]).nearest_gpus(card) == ()
 
 
-@together(
-    "peermem, dma_buf, possible, words",
+@pytest.mark.parametrize(
+    ("peermem", "dma_buf", "possible", "words"),
     [
         (True, None, True, "nvidia-peermem is loaded"),
         (True, False, True, "nvidia-peermem is loaded"),
@@ -442,8 +441,8 @@ def test_gpudirect_and_by_what(peermem: bool | None, dma_buf: bool | None, possi
     assert reason.startswith(words)
 
 
-@together(
-    "efa_peermem, dma_buf, possible, words",
+@pytest.mark.parametrize(
+    ("efa_peermem", "dma_buf", "possible", "words"),
     [
         (True, False, True, "efa_nv_peermem is loaded"),
         (False, True, True, "dma-buf, if the NIC's driver supports it too; efa_nv_peermem is not loaded"),

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,7 +6,6 @@ from gpubench.model.paths.nodes import node_traits, points
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 FAULTS = (
     "gpu5:nvlink=12",
@@ -26,7 +26,7 @@ FAULTS = (
 )
 
 
-@together("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_node_with_a_fault_has_less_of_a_healthy_machine(fault: str) -> None:
     where = fault if fault.startswith("node") else f"node0.{fault}"
     bad, good = (node_traits(Topology(node)) for node in snapshots(parse_machine("hgx-h100-8*2"), [parse_fault(where)]))

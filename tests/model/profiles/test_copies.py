@@ -15,7 +15,6 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.profiles import load
 from gpubench.simulated.node import healthy_node
 from tests.fakes.measured_rows import pair
-from tests.together import together
 
 NODE = healthy_node(load("hgx-h100-8"))
 GEN4 = 31.5
@@ -36,8 +35,8 @@ def verdict(row: PairRow, profile: Profile | None = None, *siblings: PairRow) ->
     return CopyJudge(profile).judged([row, *siblings])[0].verdict
 
 
-@together(
-    "gb_s, path, limit, verdict",
+@pytest.mark.parametrize(
+    ("gb_s", "path", "limit", "verdict"),
     [
         (26.4, "PIX", GEN4, Verdict.PASS),
         (25.5, "PHB", GEN4, Verdict.PASS),
@@ -76,8 +75,8 @@ def test_paths_of_one_machine_are_not_compared_with_each_other() -> None:
     assert [row.verdict for row in judge.judged([*copies[:6], slow, *copies[7:]])].count(Verdict.FAIL) == 1
 
 
-@together(
-    "gb_s, profile, verdict, source",
+@pytest.mark.parametrize(
+    ("gb_s", "profile", "verdict", "source"),
     [
         (396.0, "hgx-h200-8", Verdict.PASS, "profile hgx-h200-8"),
         (350.0, "hgx-h200-8", Verdict.WARN, "profile hgx-h200-8"),
@@ -94,14 +93,16 @@ def test_what_is_slow_on_all_siblings_is_seen_if_a_profile_or_a_limit_is_known(
     assert {(row.verdict, row.expected_source) for row in judged} == {(verdict, source)}
 
 
-@together("gb_s, verdict", [(396.0, "PASS"), (360.0, "PASS"), (355.0, "WARN"), (301.0, "WARN"), (290.0, "FAIL")])
+@pytest.mark.parametrize(
+    ("gb_s", "verdict"), [(396.0, "PASS"), (360.0, "PASS"), (355.0, "WARN"), (301.0, "WARN"), (290.0, "FAIL")]
+)
 def test_a_pair_is_compared_with_its_siblings(gb_s: float, verdict: str) -> None:
     judged = CopyJudge().judged(rows(396.0, {(0, 1): gb_s}))
     assert [row.verdict for row in judged] == [verdict, *["PASS"] * 55]
 
 
-@together(
-    "engine, direction, healthy, slow",
+@pytest.mark.parametrize(
+    ("engine", "direction", "healthy", "slow"),
     [
         ("ce", "read", 370.0, 190.0),
         ("sm", "write", 330.0, 190.0),
@@ -118,8 +119,8 @@ def test_what_no_profile_knows_is_compared_with_the_writes_of_the_pair(
         assert {row.verdict for row in judge.judged(copies, writes)} == {expected}
 
 
-@together(
-    "size, time_us, profile, verdict",
+@pytest.mark.parametrize(
+    ("size", "time_us", "profile", "verdict"),
     [
         (16, 2.2, "hgx-h200-8", "PASS"),
         (16, 3.5, "hgx-h200-8", "PASS"),
@@ -153,8 +154,8 @@ def host(gpu: int, gb_s: float, memory: str = "pinned", **changes: Any) -> PairR
     return replace(copied, destination="host", destination_bus_id=None, **changes)
 
 
-@together(
-    "memory, gb_s, ci, verdict",
+@pytest.mark.parametrize(
+    ("memory", "gb_s", "ci", "verdict"),
     [
         ("pinned", 49.0, None, "PASS"),
         ("pinned", 46.0, None, "PASS"),
@@ -191,8 +192,8 @@ def test_expectations_follow_the_link_that_the_board_has() -> None:
     assert [row.verdict for row in judged] == ["FAIL", *["PASS"] * 7]
 
 
-@together(
-    "share, ci, verdict",
+@pytest.mark.parametrize(
+    ("share", "ci", "verdict"),
     [
         (0.89, 0.5, "WARN"),
         (0.89, 4.0, "PASS"),
@@ -210,8 +211,8 @@ def test_a_figure_within_its_scatter_is_no_alarm(share: float, ci: float, verdic
         assert reason_of(judged) == f"198 GB/s (±10%), 50% of 396 ({SIBLINGS})"
 
 
-@together(
-    "changes, verdict",
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
     [
         ({"verdict": "SKIP"}, "SKIP"),
         ({"verdict": "ERROR"}, "ERROR"),
@@ -249,8 +250,8 @@ def test_the_past_judges_where_nothing_else_does() -> None:
     assert [row.expected_source for row in judge.judged([pair(NODE, 0, 1, 390.0)])] == ["this machine's past"]
 
 
-@together(
-    "share, ci, wrong, verdict",
+@pytest.mark.parametrize(
+    ("share", "ci", "wrong", "verdict"),
     [
         (1.0, None, 0, "PASS"),
         (1 / 1.2, None, 0, "WARN"),
@@ -280,7 +281,9 @@ def test_a_pattern_is_compared_with_its_pairs_alone(
     assert judged_pattern(row).verdict == verdict
 
 
-@together("times, verdict", [(1.0, Verdict.PASS), (1.4, Verdict.PASS), (1.6, Verdict.SKIP), (0.5, Verdict.FAIL)])
+@pytest.mark.parametrize(
+    ("times", "verdict"), [(1.0, Verdict.PASS), (1.4, Verdict.PASS), (1.6, Verdict.SKIP), (0.5, Verdict.FAIL)]
+)
 def test_a_copy_far_above_what_its_profile_expects_is_not_judged(times: float, verdict: Verdict) -> None:
     copy = pair(NODE, 0, 1, times * 53.0, path_class="PIX", limit_gb_s=90.0)
     (row,) = CopyJudge(load("rtx-pro-6000-8")).judged([copy])

@@ -1,14 +1,15 @@
 """Verdicts on figures, at the lines between them: a profile's values, shares of the limit, siblings."""
 
+import pytest
+
 from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among
 from gpubench.model.terms.verdict import Verdict
-from tests.together import together
 
 EXPECTED = Expectation(400.0, whose="ours")
 
 
-@together(
-    "gb_s, expectation, limit, verdict",
+@pytest.mark.parametrize(
+    ("gb_s", "expectation", "limit", "verdict"),
     [
         (360.0, EXPECTED, None, None),
         (359.9, EXPECTED, None, Verdict.WARN),

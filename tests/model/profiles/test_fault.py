@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from gpubench.cli.defaults import words_for
 from gpubench.errors import UsageError
 from gpubench.model.profiles.fault import FAULT_KEYS, Fault, FaultKey, Subject, ValueKind, parse_fault, parse_faults
-from tests.together import together
 
 
 def values_of(key: FaultKey) -> st.SearchStrategy[str]:
@@ -82,8 +81,8 @@ def test_a_key_without_a_subject_is_of_every_node() -> None:
         parse_faults("gpu5", 3)
 
 
-@together(
-    "text, message",
+@pytest.mark.parametrize(
+    ("text", "message"),
     [
         ("", "names nothing that can break"),
         ("gpu5", "names nothing"),

@@ -17,7 +17,6 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.readers.documents import json_line
 from tests.conditions.test_checks import HEALTHY
 from tests.fakes.measured_rows import pair, row
-from tests.together import together
 
 KEY = LearningKey("p2p.write_gb_s", 8)
 
@@ -58,7 +57,7 @@ def test_what_is_written_is_what_is_read(plain: dict[str, Any]) -> None:
     assert tomllib.loads(toml_text(plain)) == plain
 
 
-@together("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.names())
 def test_every_profile_can_be_written_again(name: str) -> None:
     profile = profiles.load(name)
     plain = {key: value for key, value in to_plain(profile).items() if key != "sha256"}
@@ -185,8 +184,8 @@ def quantities(*rows: PairRow | CollectiveRow) -> list[tuple[str, float, str | N
     return [(each.key.quantity, each.value, each.key.path) for each in found]
 
 
-@together(
-    "changes, is_learned",
+@pytest.mark.parametrize(
+    ("changes", "is_learned"),
     [
         ({"ranks": 2}, True),
         ({"ranks": 1}, False),
@@ -240,7 +239,7 @@ def test_copies_to_and_from_pinned_memory_of_the_host() -> None:
     ) == [("host_to_device_gb_s", 55.6, None), ("device_to_host_gb_s", 55.4, None)]
 
 
-@together("value, is_kept", [(174.13, True), (174.14, False), (25.87, True), (25.86, False)])
+@pytest.mark.parametrize(("value", "is_kept"), [(174.13, True), (174.14, False), (25.87, True), (25.86, False)])
 def test_an_outlier_is_five_deviations_off(value: float, is_kept: bool) -> None:
     """Their median absolute deviation is 10, which is 14.826 of a normal distribution's."""
     kept, odd = split_outliers(samples(90.0, 90.0, 90.0, 100.0, 110.0, 110.0, 110.0, value, 200.0 - value))

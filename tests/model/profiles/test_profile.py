@@ -6,7 +6,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile, ceiling_gb_s, check_profile
 from gpubench.model.terms.plain import from_plain, to_plain
-from tests.together import together
 
 H200: dict[str, Any] = {
     "schema": 1,
@@ -66,8 +65,8 @@ def test_a_right_profile_passes() -> None:
 PAIRED = {"version": "4.0", "raw_gb_s": 26.5625, "links": 6, "to": "gpu"}
 
 
-@together(
-    "path, value, message",
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
     [
         ("schema", 2, r"box\.toml\.schema is 2"),
         ("match.visible", 0, r"box\.toml\.match\.visible is 0"),
@@ -113,8 +112,8 @@ def test_what_cannot_be_right_is_refused_by_name(path: str, value: object, messa
         check_profile(changed(path, value), "box.toml")
 
 
-@together(
-    "path, value, message",
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
     [
         ("gpu.colour", "green", "unknown field 'colour'"),
         ("gpu.pcie_width", "16", r"gpu\.pcie_width is '16'"),
@@ -130,8 +129,8 @@ def test_what_is_no_profile_is_refused_by_name(path: str, value: object, message
         changed(path, value)
 
 
-@together(
-    "quantity, keys, ceiling",
+@pytest.mark.parametrize(
+    ("quantity", "keys", "ceiling"),
     [
         ("allreduce.busbw_gb_s", {}, 450.0),
         ("allreduce.busbw_gb_s", {"algorithm": "NVLS"}, 450.0 * 14 / 9),

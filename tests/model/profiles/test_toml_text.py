@@ -2,12 +2,12 @@
 
 import tomllib
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpubench.model.profiles.learning import toml_text
 from tests.formats.hostile import line_problems
-from tests.together import together
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
@@ -23,6 +23,6 @@ def test_half_a_character_is_replaced() -> None:
     assert toml_text({"title": "a\ud800"}) == 'title = "a\ufffd"\n'
 
 
-@together("character", ["\x7f", "\u202e", "\U000e0041"])
+@pytest.mark.parametrize("character", ["\x7f", "\u202e", "\U000e0041"])
 def test_what_cannot_be_printed_is_escaped(character: str) -> None:
     assert toml_text({"title": character}) == f'title = "\\U{ord(character):08x}"\n'

@@ -13,14 +13,13 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.registry import read_results
 from tests.fakes.measured_rows import pair, row
 from tests.fakes.planted import simulated
-from tests.together import together
 
 (NODE,) = simulated("hgx-h100-8").nodes
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@together(
-    "figure, changes, times",
+@pytest.mark.parametrize(
+    ("figure", "changes", "times"),
     [
         (450.0, {}, None),
         (494.9, {}, None),

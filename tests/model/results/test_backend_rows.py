@@ -20,7 +20,6 @@ from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
 from tests.fakes.measured_rows import row as measured_row
-from tests.together import together
 
 
 def row(backend: str, size_bytes: int, time_us: float, **more: Any) -> CollectiveRow:
@@ -66,8 +65,8 @@ def test_of_operations_alone_the_medians_are_compared() -> None:
     assert found.speed_percent == 25.0
 
 
-@together(
-    "speeds, said",
+@pytest.mark.parametrize(
+    ("speeds", "said"),
     [
         ((99.0, 101.0, 98.0), "is as fast as nccl, within 2 %, from 1K to 256K in place"),
         (
@@ -92,7 +91,7 @@ def test_the_speed_of_a_backend_in_words(speeds: tuple[float, ...], said: str) -
     assert speed_words(table(*speeds)) == f"torch:nccl {said}; its host takes 24 µs to issue an operation, nccl 5"
 
 
-@together("issue_us, said", [(4.26, "4.3"), (73.7, "74"), (137.2, "137")])
+@pytest.mark.parametrize(("issue_us", "said"), [(4.26, "4.3"), (73.7, "74"), (137.2, "137")])
 def test_time_to_issue_has_no_exponent(issue_us: float, said: str) -> None:
     assert speed_words(table(99.0, issue_us=issue_us)).endswith(
         f"its host takes {said} µs to issue an operation, nccl 5"
@@ -135,7 +134,7 @@ _CLAIM = re.compile(
 )
 
 
-@together("seed", range(200))
+@pytest.mark.parametrize("seed", range(200))
 def test_every_row_is_within_what_is_claimed_of_its_size(seed: int) -> None:
     chance = random.Random(seed)
     spread = chance.choice((0.5, 3.0, 60.0))
@@ -209,8 +208,8 @@ def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails
     assert of(None, staged=None) == ()
 
 
-@together(
-    "backend, collective, dtype, op, placement, said",
+@pytest.mark.parametrize(
+    ("backend", "collective", "dtype", "op", "placement", "said"),
     [
         ("nccl", "allreduce", DataType.INT8, ReduceOp.AVG, Placement.OUT_OF_PLACE, ""),
         ("host", "allreduce", DataType.INT8, ReduceOp.AVG, Placement.OUT_OF_PLACE, ""),

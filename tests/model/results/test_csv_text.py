@@ -1,10 +1,10 @@
 """Text in cells of CSV."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpubench.model.results.result_file import marked_text, unmarked_text
-from tests.together import together
 
 
 @given(st.one_of(st.text(), st.text(alphabet="=+-@'\\:#[xuU019afnrt \t\r\n\ud800\u202e")))
@@ -18,8 +18,8 @@ def test_a_cell_is_read_back(text: str) -> None:
     assert cell.lstrip()[:1] not in set("=+-@")
 
 
-@together(
-    "text, cell",
+@pytest.mark.parametrize(
+    ("text", "cell"),
     [
         ("", ""),
         ("NVIDIA H200", "NVIDIA H200"),

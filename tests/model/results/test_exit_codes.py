@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pytest
+
 from gpubench.cli.process import COMMANDS
 from gpubench.formats.presentation import ExitStyle, Presentation
 from gpubench.model.results.compare import MachineRow
@@ -14,7 +16,6 @@ from gpubench.model.results.report import Section, Table
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Verdict
 from tests.model.results.test_sentence import CHANNELS, METADATA, report
-from tests.together import together
 
 PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
 GATES = ("check", "scan", "explain", "compare")
@@ -50,7 +51,7 @@ def code_of(
     return PRESENTED.get(option, Presentation()).exit_code(metadata, found)
 
 
-@together("command", [each.name for each in COMMANDS if each.writes_reports])
+@pytest.mark.parametrize("command", [each.name for each in COMMANDS if each.writes_reports])
 def test_a_verdict_has_the_documented_code_in_every_command(command: str) -> None:
     codes = documented()
     assert len(codes) == len(Verdict) * len(OPTIONS)
@@ -60,8 +61,8 @@ def test_a_verdict_has_the_documented_code_in_every_command(command: str) -> Non
             assert code_of(command, verdict, option) == (code if judged else 3), (verdict, option)
 
 
-@together(
-    "gpus, strict, code",
+@pytest.mark.parametrize(
+    ("gpus", "strict", "code"),
     [(1, False, 3), (0, False, 0), (0, True, 3)],
 )
 def test_gpubench_without_a_command_is_a_gate_on_a_machine_with_gpus(gpus: int, code: int, *, strict: bool) -> None:
@@ -71,14 +72,14 @@ def test_gpubench_without_a_command_is_a_gate_on_a_machine_with_gpus(gpus: int, 
     assert code_of("check", Verdict.FAIL, sections=sections, brief=True) == 1
 
 
-@together("strict, code", [(False, 0), (True, 3)])
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 3)])
 def test_a_table_of_two_machines_is_no_gate(code: int, *, strict: bool) -> None:
     sections = {MachineRow.section: Table(MachineRow.columns(), list)}
     assert code_of("compare", Verdict.SKIP, sections=sections, strict=strict) == code
 
 
-@together(
-    "command, others, strict, code",
+@pytest.mark.parametrize(
+    ("command", "others", "strict", "code"),
     [
         ("allreduce", (), False, 0),
         ("allreduce", (), True, 1),

@@ -15,13 +15,12 @@ from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from tests.formats.sample import PAIR, ROW
 from tests.model.results.test_sentence import METADATA, report
-from tests.together import together
 
 JUDGED = replace(PAIR, verdict="PASS", verified="last")
 
 
-@together("slowest_first", [True, False])
-@together("verdict", [None, "SKIP"])
+@pytest.mark.parametrize("slowest_first", [True, False])
+@pytest.mark.parametrize("verdict", [None, "SKIP"])
 def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, slowest_first: bool) -> None:
     """Nor where a slower one, which the sentence tells, was judged."""
     pairs = [replace(JUDGED, bandwidth_gb_s=380.0), replace(PAIR, destination="GPU2", verdict=verdict)]
@@ -32,7 +31,7 @@ def test_one_pair_that_nobody_judged_is_no_gates_pass(verdict: str | None, *, sl
     assert (told.gb_s, told.is_judged, figures.is_unjudged) == (380.0, False, True)
 
 
-@together("options, told", [({"strict": True}, (Verdict.SKIP, 3)), ({}, (Verdict.INCONCLUSIVE, 0))])
+@pytest.mark.parametrize(("options", "told"), [({"strict": True}, (Verdict.SKIP, 3)), ({}, (Verdict.INCONCLUSIVE, 0))])
 def test_noise_that_nobody_judges_is_not_judged_in_a_gate(
     options: dict[str, object], told: tuple[Verdict, int]
 ) -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from gpubench.model.results.history import DatedName, ResultHead
 from gpubench.model.results.report import Metadata
 from gpubench.model.terms.units import DroppedSize
 from tests.formats.sample import METADATA
-from tests.together import together
 
 
 def head(metadata: Metadata = METADATA, **options: Any) -> ResultHead:
@@ -35,7 +35,7 @@ def test_a_name_is_read_as_it_was_written_whatever_a_host_is_called(host: str, n
     assert len(str(name)) < 255
 
 
-@together("text", ["base.json", ".2026-11-20T080000Z-allreduce-n1.json.x", "2026-11-20.json", ""])
+@pytest.mark.parametrize("text", ["base.json", ".2026-11-20T080000Z-allreduce-n1.json.x", "2026-11-20.json", ""])
 def test_other_names_say_nothing(text: str) -> None:
     assert DatedName.parse(text) is None
 
@@ -53,8 +53,8 @@ def test_how_it_is_judged_makes_no_other_kind() -> None:
     assert head().kind == head(fewer, sizes=[1024]).kind
 
 
-@together(
-    "changed, words",
+@pytest.mark.parametrize(
+    ("changed", "words"),
     [
         (head(dtypes=["bfloat16"]), "other options: dtypes bfloat16, not float32"),
         (head(sizes=list(range(40))), "other options: sizes"),

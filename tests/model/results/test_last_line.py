@@ -1,5 +1,6 @@
 """The last line of a report: its length, what is left out first, and the command that it ends with."""
 
+import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
@@ -13,7 +14,6 @@ from tests.cli.test_every_fault import COMMANDS, MACHINES
 from tests.fakes.last_line import is_well_formed
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 from tests.model.results.test_sentence import METADATA, SLOW
-from tests.together import together
 
 
 def test_what_is_important_stays() -> None:
@@ -39,7 +39,7 @@ def line_of(found: Finding) -> str:
     return sentence(METADATA, Report(verdict=found.severity, complete=True, findings=(found,)), figures)
 
 
-@together("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
+@pytest.mark.parametrize("plant", [*PLANTS, *CHECKED], ids=lambda plant: plant.id)
 def test_every_planted_condition_makes_a_line(plant: Plant) -> None:
     for found in plant.findings:
         assert is_well_formed(line_of(found)), line_of(found)
@@ -51,7 +51,7 @@ def test_every_cure_is_a_whole_command_or_left_out() -> None:
         assert is_well_formed(line_of(found)), line_of(found)
 
 
-@together(
+@pytest.mark.parametrize(
     "arguments",
     [
         *(

@@ -12,7 +12,6 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.nccl_tests import text
 from tests.fakes.measured_rows import row
-from tests.together import together
 
 K, M, G = 2**10, 2**20, 2**30
 SIZES = [K << number for number in range(23)]
@@ -33,8 +32,8 @@ def between(low: int, high: int, times: float) -> dict[int, float]:
     return {size: times for size in SIZES if low <= size <= high}
 
 
-@together(
-    "slower, changes, found",
+@pytest.mark.parametrize(
+    ("slower", "changes", "found"),
     [
         ({}, {}, None),
         (between(64 * M, 256 * M, 1.2), {}, (64 * M, 256 * M)),
@@ -74,8 +73,8 @@ def _rows(file: Path) -> Sequence[CollectiveRow]:
 F, P, W = Verdict.FAIL, Verdict.PASS, Verdict.WARN
 
 
-@together(
-    "verdicts, lone",
+@pytest.mark.parametrize(
+    ("verdicts", "lone"),
     [
         ((P, F, P), 1),
         ((P, W, P), 1),
@@ -104,8 +103,8 @@ def _late(times: float, rank: int = 2, **changes: Any) -> CollectiveRow:
     return replace(made, time_us=mean, time_us_slowest_rank=made.time_us * times, slowest_rank=rank)
 
 
-@together(
-    "rows, rank",
+@pytest.mark.parametrize(
+    ("rows", "rank"),
     [
         ([_late(1.02), _late(1.02)], None),
         ([_late(1.08), _late(1.08)], 2),

@@ -12,7 +12,6 @@ from gpubench.model.results.history import LEAST_RESULTS, PastFigures, PastResul
 from gpubench.model.results.report import CollectiveRow, Metadata
 from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, PAIR, ROW
-from tests.together import together
 
 OWN_METADATA = replace(METADATA, run_id="now", started_at="2026-12-01T08:00:00+00:00")
 
@@ -113,12 +112,12 @@ def test_chance_is_not_slow_and_half_as_fast_is(noise: float, runs: int) -> None
     assert found_slow > 0.9 * judged or noise > 0.1
 
 
-@together("bad", [{"verdict": "FAIL"}, {"verdict": "WARN"}, {"verdict": "INCONCLUSIVE"}, {"wrong": 1}])
+@pytest.mark.parametrize("bad", [{"verdict": "FAIL"}, {"verdict": "WARN"}, {"verdict": "INCONCLUSIVE"}, {"wrong": 1}])
 def test_slow_and_wrong_rows_are_no_norm(bad: dict[str, Any]) -> None:
     assert of_times([10.0] * 6, **bad).time_of(ROW) is None
 
 
-@together(
+@pytest.mark.parametrize(
     "other",
     [
         {"size_bytes": 2048},
@@ -170,8 +169,8 @@ HOST_RANKS = tuple(replace(each, gpu=None, gpu_uuid=None, gpu_bus_id=None) for e
 WITH_DRIVER = replace(OWN_METADATA, libraries={**METADATA.libraries, "driver": "580.1 (runs CUDA 13.0)"})
 
 
-@together(
-    "past, own, reason, example",
+@pytest.mark.parametrize(
+    ("past", "own", "reason", "example"),
     [
         (head(replace(METADATA, hosts=("n2",))), OWN, "of another machine", "n2, not n1"),
         (head(replace(METADATA, origin="simulated")), OWN, "of another origin", "simulated, not measured"),
@@ -235,7 +234,7 @@ def test_other_circumstances_are_left_out_and_named(
     assert found.note == f"this machine's past: 5 results of results/; left out: 1 {reason}{shown}"
 
 
-@together(
+@pytest.mark.parametrize(
     "metadata",
     [
         replace(METADATA, environment={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO"}),

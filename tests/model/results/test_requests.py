@@ -8,7 +8,6 @@ from gpubench.model.results.backends import without_effect
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.settings import AGAIN
 from tests.formats.sample import ROW
-from tests.together import together
 
 SIZES = (2**10, 2**20)
 
@@ -40,8 +39,8 @@ def rows(
 SYMMETRIC, ZERO = "register=symmetric", "register=symmetric cta-policy=zero"
 
 
-@together(
-    "collective, setting, took, registered, said",
+@pytest.mark.parametrize(
+    ("collective", "setting", "took", "registered", "said"),
     [
         ("allreduce", SYMMETRIC, "RING", None, "NCCL gave no window"),
         ("allreduce", SYMMETRIC, "RING", "symmetric", "expects it to be slower"),
@@ -66,8 +65,8 @@ def test_a_request_without_effect_is_a_warning_with_the_reason(
     assert found.next_command.startswith("leave --")
 
 
-@together(
-    "collective, setting, took, registered",
+@pytest.mark.parametrize(
+    ("collective", "setting", "took", "registered"),
     [
         ("allreduce", SYMMETRIC, "SYMMETRIC", "symmetric"),
         ("allgather", ZERO, "COPY_ENGINE", "symmetric"),

@@ -1,12 +1,13 @@
 """Verdicts, samples, rows and reports."""
 
+import pytest
+
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.operation import DataType, NumberKind
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, overall
-from tests.together import together
 
 DESIGN_COLUMNS = """
 collective backend origin group ranks nodes size_bytes count dtype op root placement mode graph iterations time_us
@@ -20,8 +21,8 @@ def test_the_columns_are_the_documented_ones_in_order() -> None:
     assert list(COLLECTIVE_COLUMNS) == DESIGN_COLUMNS.split()
 
 
-@together(
-    "verdicts, whole, code",
+@pytest.mark.parametrize(
+    ("verdicts", "whole", "code"),
     [
         ([], Verdict.SKIP, 0),
         ([Verdict.PASS, Verdict.SKIP], Verdict.PASS, 0),

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import CollectiveRow
 from tests.formats.sample import ROW
-from tests.together import together
 
 
 def row(group: str, time_us: float, **changes: Any) -> CollectiveRow:
@@ -17,8 +18,8 @@ def times(*rows: CollectiveRow) -> list[float | None]:
     return [None if each is None else each.time_us for each in figures_of_siblings(rows)]
 
 
-@together(
-    "measured, expected",
+@pytest.mark.parametrize(
+    ("measured", "expected"),
     [
         ((10.0, 11.0, 100.0, 12.0), [12.0, 12.0, 11.0, 11.0]),
         ((10.0, 100.0, 11.0), [11.0, 10.0, 10.0]),

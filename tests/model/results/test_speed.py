@@ -19,7 +19,6 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes import measured_rows
-from tests.together import together
 
 
 def row(size_bytes: int, time_us: float, busbw: float) -> CollectiveRow:
@@ -31,8 +30,8 @@ EXPECTED = ExpectedTime(1000.0, "profile x", MEASURED)
 LARGE, SMALL = 2**26, 2**20
 
 
-@together(
-    "size_bytes, time_us, verdict",
+@pytest.mark.parametrize(
+    ("size_bytes", "time_us", "verdict"),
     [
         (LARGE, 900.0, Verdict.PASS),
         (LARGE, 1117.0, Verdict.PASS),
@@ -47,7 +46,9 @@ def test_a_time_at_the_lines(size_bytes: int, time_us: float, verdict: Verdict) 
     assert EXPECTED.verdict(row(size_bytes, time_us, 1.0)) is verdict
 
 
-@together("tolerance, most", [(OF_ANOTHER_NCCL, 1510.0), (MODELLED, 1681.6), (LEAST_KNOWN, 1115.0), (MEASURED, 1257.0)])
+@pytest.mark.parametrize(
+    ("tolerance", "most"), [(OF_ANOTHER_NCCL, 1510.0), (MODELLED, 1681.6), (LEAST_KNOWN, 1115.0), (MEASURED, 1257.0)]
+)
 def test_what_is_known_less_well_is_judged_less_strictly(tolerance: Tolerance, most: float) -> None:
     expected = replace(EXPECTED, tolerance=tolerance)
     assert expected.verdict(row(SMALL, most, 1.0)) is Verdict.PASS
@@ -68,8 +69,8 @@ def test_an_operation_alone_may_take_the_host_s_part_longer() -> None:
     assert EXPECTED.verdict(replace(alone, time_us=1282.1)) is Verdict.FAIL
 
 
-@together(
-    "size_bytes, time_us, again",
+@pytest.mark.parametrize(
+    ("size_bytes", "time_us", "again"),
     [(SMALL, 1131.0, False), (SMALL, 1132.0, True), (SMALL, 9000.0, True), (LARGE, 1118.0, True)],
 )
 def test_what_is_slow_or_nearly_is_measured_again(size_bytes: int, time_us: float, *, again: bool) -> None:

@@ -2,13 +2,14 @@
 
 from importlib import import_module
 
+import pytest
+
 from gpubench.cli.process import COMMANDS
 from gpubench.model.results.result_file import TABLES
 from gpubench.model.terms.commands import COLLECTIVE, TOPO, Command, command_of
-from tests.together import together
 
 
-@together("command", [*COMMANDS, COLLECTIVE], ids=lambda command: command.name or "collective")
+@pytest.mark.parametrize("command", [*COMMANDS, COLLECTIVE], ids=lambda command: command.name or "collective")
 def test_modules_and_sections_of_a_command_exist(command: Command) -> None:
     assert callable(import_module(f"gpubench.cli.commands.{command.module}").app)
     page = import_module(f"gpubench.formats.text.{command.page}")

@@ -1,12 +1,12 @@
 """Lines made of text that others chose."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.model.terms.units import error_text, printable_line
 from tests.formats.hostile import HOSTILE, line_problems
-from tests.together import together
 
 
 @given(st.one_of(st.text(), st.text(alphabet=":#[avx \t\n\r\x1b\u2028\ud800\\")))
@@ -20,8 +20,8 @@ def test_a_line_is_one_does_nothing_and_stays_as_it_is(text: str) -> None:
     assert printable_line(line) == line
 
 
-@together(
-    "text, line",
+@pytest.mark.parametrize(
+    ("text", "line"),
     [
         ("NVIDIA H200", "NVIDIA H200"),
         ("größer → 漢字 ✓", "größer → 漢字 ✓"),
@@ -42,7 +42,7 @@ def test_a_line_shows_what_is_in_it(text: str, line: str) -> None:
     assert printable_line(text) == line
 
 
-@together("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=lambda text: repr(text[:40]))
 def test_an_error_has_as_many_lines_as_it_says_things(text: str) -> None:
     error = CouldNotMeasureError(text, expected=text, reason=text, next_step=text, where=text)
     error.details = (f"  missing:  {text}", f"  NCCL RAS: {text}")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from gpubench.model.terms.ranks import (
     limit_seconds,
     not_started_error,
 )
-from tests.together import together
 
 
 def state(rank: int, **changes: object) -> RankState:
@@ -132,8 +132,8 @@ def test_what_is_not_lost_of_a_run_that_broke() -> None:
     assert kept == ["", "; the row measured before is kept", "; the 4 rows measured before are kept"]
 
 
-@together(
-    "status, how",
+@pytest.mark.parametrize(
+    ("status", "how"),
     [
         (9, "was killed by SIGKILL"),
         (11 | 128, "was killed by SIGSEGV"),
@@ -184,8 +184,8 @@ def test_eight_ranks_and_eight_situations_are_all_named() -> None:
     assert "and 22 groups more" in str(hang_error([state(rank, label=f"row {rank}") for rank in range(30)], {}, 60))
 
 
-@together(
-    "done, total, where",
+@pytest.mark.parametrize(
+    ("done", "total", "where"),
     [(0, 0, "operation 64K"), (3, 0, "operation 64K, 3 done"), (0, 20, "operation 64K, 0 of 20 done")],
 )
 def test_a_phase_has_its_operations_as_far_as_they_are_known(done: int, total: int, where: str) -> None:

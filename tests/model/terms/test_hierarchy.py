@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType, ReduceOp, TwoLevels
-from tests.together import together
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.randoms())
@@ -22,8 +21,8 @@ def test_every_rank_meets_all_of_its_node_and_one_of_every_other(nodes: int, ran
         }
 
 
-@together(
-    "nodes, seen",
+@pytest.mark.parametrize(
+    ("nodes", "seen"),
     [
         ("aaaa", "all 4 ranks are on one node"),
         ("aaab", "nodes have from 1 to 3 ranks"),
@@ -36,8 +35,8 @@ def test_what_has_no_two_levels_is_refused(nodes: str, seen: str) -> None:
     assert caught.value.next_step
 
 
-@together(
-    "nodes, dtype, exact",
+@pytest.mark.parametrize(
+    ("nodes", "dtype", "exact"),
     [
         ("aabb", DataType.BFLOAT16, True),
         ("aabb", DataType.INT8, False),

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as s
 
 from gpubench.model.terms.statistics import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
-from tests.together import together
 
 OPERATION = 100e-6
 OPERATIONS = 200
@@ -37,7 +36,7 @@ def rows_of(
     return [(entries_of(held_up, ranks, source, every), OPERATION) for _ in range(rows)]
 
 
-@together("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) -> None:
     found = straggler(rows_of({1: 50e-6}, ranks), [0] * ranks)
     assert found is not None
@@ -47,7 +46,7 @@ def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) 
     assert found.chance < 1e-100
 
 
-@together("ranks, seed", product([2, 3, 8], range(20)))
+@pytest.mark.parametrize(("ranks", "seed"), [*product([2, 3, 8], range(20))])
 def test_ranks_that_come_as_they_come_are_not_named(ranks: int, seed: int) -> None:
     assert straggler(rows_of({}, ranks, seed=seed), [rank // 2 for rank in range(ranks)]) is None
 
@@ -133,7 +132,9 @@ def test_entries_are_counted_and_delays_are_medians() -> None:
     assert entries == EntryTimes(operations=3, last=1, late_seconds=0.5, uncertainty=0.1)
 
 
-@together("last, operations, is_named", [(30, 30, True), (29, 29, False), (101, 200, True), (100, 200, False)])
+@pytest.mark.parametrize(
+    ("last", "operations", "is_named"), [(30, 30, True), (29, 29, False), (101, 200, True), (100, 200, False)]
+)
 def test_a_straggler_is_last_in_more_than_half_of_enough_operations(last: int, operations: int, is_named: bool) -> None:
     assert (straggler([(counted(last, operations), OPERATION)], [0] * 8) is not None) == is_named
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.terms.statistics import Noise, robust_deviation, student_quantile
-from tests.together import together
 
 
-@together("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 26, 60, 1000])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 26, 60, 1000])
 def test_the_deviation_of_normal_figures(count: int) -> None:
     generator = random.Random(count)
     samples = 1000 if count < 10 else 200 if count < 100 else 5
@@ -36,8 +35,8 @@ def test_where_figures_lie_makes_no_difference(figures: list[float], shift: floa
     assert one.deviation == pytest.approx(other.deviation, abs=1e-9)
 
 
-@together(
-    "values, distance, factor",
+@pytest.mark.parametrize(
+    ("values", "distance", "factor"),
     # By hand: the 3rd of 10 distances of five values, the 15th of 45 of ten and of 55 of eleven.
     [
         ([0, 1, 3, 7, 15], 3, 0.844),
@@ -56,8 +55,8 @@ def test_one_figure_tells_nothing() -> None:
     assert robust_deviation([1.0]) is None
 
 
-@together(
-    "probability, freedom, quantile, within",
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile", "within"),
     # Tables of Student's t.
     [
         (0.975, 10, 2.22814, 1e-5),
@@ -76,8 +75,8 @@ def test_bounds_grow_with_what_is_compared_and_shrink_with_what_is_known() -> No
     assert Noise(1.0, 20).bound(100) > Noise(1.0, 20).bound(10) > Noise(1.0, 40).bound(10)
 
 
-@together(
-    "probability, freedom, quantile",
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile"),
     # The expansion itself, in fractions: also where it is far from Student's t.
     [(0.9995, 4, 8.49705546325937), (0.975, 2, 4.2705513418998144), (0.9, 3, 1.6374250413708942)],
 )
@@ -85,8 +84,8 @@ def test_all_terms_of_the_expansion(probability: float, freedom: float, quantile
     assert student_quantile(probability, freedom) == pytest.approx(quantile, rel=1e-12)
 
 
-@together(
-    "figures, factor, distance",
+@pytest.mark.parametrize(
+    ("figures", "factor", "distance"),
     # Factors for few figures, and which distance counts, from Rousseeuw and Croux.
     [
         ([0.0, 1.0], 0.399, 1),

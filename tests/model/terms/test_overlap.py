@@ -4,7 +4,6 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.overlap import OverlapTimes, cap_name, parse_ctas, partner_operations
-from tests.together import together
 
 
 def times(**changed: float | None) -> OverlapTimes:
@@ -50,7 +49,7 @@ def test_computation_that_lost_all_the_time_in_flight_has_no_ratio() -> None:
     assert times(partner_together=5.5).compute_slowdown is None
 
 
-@together("together, hidden", [(2.96, 1.0), (3.127, 0.5), (3.294, 0.0), (3.628, -1.0)])
+@pytest.mark.parametrize(("together", "hidden"), [(2.96, 1.0), (3.127, 0.5), (3.294, 0.0), (3.628, -1.0)])
 def test_hidden_is_what_running_both_saves(together: float, hidden: float) -> None:
     assert times(together=together).hidden_share == pytest.approx(hidden)
 
@@ -66,7 +65,7 @@ def test_caps_are_numbers_and_nccl_s_own() -> None:
     assert [cap_name(each) for each in (None, 1, 8)] == ["NCCL's own", "1 CTA", "8 CTAs"]
 
 
-@together("text", ["0", "-1", "65", "eight", "", "1.5", "²"])
+@pytest.mark.parametrize("text", ["0", "-1", "65", "eight", "", "1.5", "²"])
 def test_what_is_no_number_of_ctas_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--ctas"):
         parse_ctas([text])

@@ -30,7 +30,6 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.terms.plain import Within, from_plain, is_nested_deeper, to_plain
 from gpubench.model.terms.verdict import Origin
 from tests.examples import examples
-from tests.together import together
 
 TEXT = st.text(max_size=8)
 TEXTS = st.none() | TEXT
@@ -156,8 +155,8 @@ def test_whole_numbers_are_read_as_rates() -> None:
     assert isinstance(rate, float)
 
 
-@together(
-    "plain, seen, expected",
+@pytest.mark.parametrize(
+    ("plain", "seen", "expected"),
     [
         ([], "GpuFacts is []", "a value of type dict"),
         ({"index": "0"}, "GpuFacts.index is '0'", "a value of type int"),
@@ -229,13 +228,13 @@ class Bounded:
     note: Annotated[str, "no bound"] = ""
 
 
-@together("plain", [{}, {"sizes": [1, 64], "seconds": 1}, {"seconds": None, "note": "x"}])
+@pytest.mark.parametrize("plain", [{}, {"sizes": [1, 64], "seconds": 1}, {"seconds": None, "note": "x"}])
 def test_numbers_within_their_bounds_are_read(plain: dict[str, Any]) -> None:
     assert to_plain(from_plain(Bounded, plain)) == {key: held for key, held in plain.items() if held is not None}
 
 
-@together(
-    "plain, seen, expected",
+@pytest.mark.parametrize(
+    ("plain", "seen", "expected"),
     [
         ({"sizes": [2, 0]}, "line 3.sizes[1] is 0", "1 to 64"),
         ({"sizes": [65]}, "line 3.sizes[0] is 65", "1 to 64"),
@@ -249,7 +248,7 @@ def test_a_number_outside_its_bounds_is_refused_with_its_place(plain: Any, seen:
     assert (raised.value.seen, raised.value.expected) == (seen, expected)
 
 
-@together("plain, levels", [(1, 0), ([], 1), ({"a": 1}, 1), ([1, {"a": [2]}, []], 3)])
+@pytest.mark.parametrize(("plain", "levels"), [(1, 0), ([], 1), ({"a": 1}, 1), ([1, {"a": [2]}, []], 3)])
 def test_nesting_is_counted_in_levels(plain: Any, levels: int) -> None:
     assert not is_nested_deeper(plain, levels)
     assert is_nested_deeper([plain], levels)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpubench.model.terms.ranks import (
     HOSTS_ARE_SPLIT,
     RANKS_SHARE_A_GPU,
@@ -11,7 +13,6 @@ from gpubench.model.terms.ranks import (
     ranks_per_gpu,
     why_not_judged,
 )
-from tests.together import together
 
 
 def rank(number: int, gpu: str | None, node: int = 0, nccl_host: str | None = None) -> RankIdentity:
@@ -20,8 +21,8 @@ def rank(number: int, gpu: str | None, node: int = 0, nccl_host: str | None = No
     )
 
 
-@together(
-    "ranks, per_gpu, hosts, why",
+@pytest.mark.parametrize(
+    ("ranks", "per_gpu", "hosts", "why"),
     [
         ([rank(0, None), rank(1, None)], None, 1, ""),
         ([rank(0, "GPU-a"), rank(1, "GPU-b")], 1, 1, ""),

@@ -17,7 +17,6 @@ from gpubench.model.terms.settings import (
     repeated_name,
     taken_name,
 )
-from tests.together import together
 
 ALGORITHMS, PROTOCOLS = [each.value for each in Algorithm], [each.value for each in Protocol]
 SETTINGS = st.fixed_dictionaries(
@@ -40,7 +39,7 @@ def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> N
     assert set(setting.of_communicator.variables) <= {"NCCL_ALGO", "NCCL_PROTO"}
 
 
-@together("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
+@pytest.mark.parametrize("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])
 def test_other_rows_ask_for_nothing(name: str | None) -> None:
     assert NcclSetting.of(name) == NcclSetting()
 
@@ -80,8 +79,8 @@ def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
     }
 
 
-@together(
-    "texts, said",
+@pytest.mark.parametrize(
+    ("texts", "said"),
     [
         (["NCCL_MAX_NCHANNELS"], "--set NCCL_MAX_NCHANNELS"),
         (["NCCL_MAX_NCHANNELS="], "--set NCCL_MAX_NCHANNELS="),

@@ -6,7 +6,6 @@ from hypothesis import strategies as s
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.ranks import SPLITS, RankIdentity, check_split, groups_of
-from tests.together import together
 
 
 def ranks_on(nodes: int, per_node: int) -> list[RankIdentity]:
@@ -29,12 +28,12 @@ def test_two_nodes_of_four() -> None:
     assert named("64", identities) == {"ranks 0-7": tuple(range(8))}
 
 
-@together("text", [*SPLITS[:-1], "2", "64"])
+@pytest.mark.parametrize("text", [*SPLITS[:-1], "2", "64"])
 def test_a_split_that_means_something_is_taken(text: str) -> None:
     check_split(text)
 
 
-@together("text, nodes, per_node", [("node", 4, 1), ("rail", 1, 4), ("pairs", 1, 5), ("3", 1, 4)])
+@pytest.mark.parametrize(("text", "nodes", "per_node"), [("node", 4, 1), ("rail", 1, 4), ("pairs", 1, 5), ("3", 1, 4)])
 def test_nobody_is_left_alone(text: str, nodes: int, per_node: int) -> None:
     with pytest.raises(UsageError, match=f"--split {text} leaves rank . on n. alone") as raised:
         groups_of(text, ranks_on(nodes, per_node))
@@ -54,7 +53,7 @@ def test_every_rank_is_in_one_group(nodes: int, per_node: int, text: str) -> Non
     assert all(list(group.ranks) == sorted(group.ranks) for group in groups)
 
 
-@together("text", ["", "0", "1", "-2", "²", "nodes", "2.0", "N"])
+@pytest.mark.parametrize("text", ["", "0", "1", "-2", "²", "nodes", "2.0", "N"])
 def test_splits_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="--split"):
         check_split(text)

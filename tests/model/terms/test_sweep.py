@@ -14,11 +14,10 @@ from gpubench.model.terms.units import (
     parse_sizes,
     split_by_memory,
 )
-from tests.together import together
 
 
-@together(
-    "text, sizes",
+@pytest.mark.parametrize(
+    ("text", "sizes"),
     [
         ("8:64", (8, 16, 32, 64)),
         ("8:100", (8, 16, 32, 64)),
@@ -35,8 +34,8 @@ def test_ranges_and_lists(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_sizes(text) == sizes
 
 
-@together(
-    "text, seen",
+@pytest.mark.parametrize(
+    ("text", "seen"),
     [
         ("", "empty"),
         ("  ", "empty"),

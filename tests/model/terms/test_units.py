@@ -18,11 +18,10 @@ from gpubench.model.terms.units import (
     some_of,
     spans,
 )
-from tests.together import together
 
 
-@together(
-    "text, size",
+@pytest.mark.parametrize(
+    ("text", "size"),
     [
         ("8", 8),
         ("1K", 1024),
@@ -40,7 +39,7 @@ def test_sizes_are_1024_based(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@together("text", ["", "K", "1X", "-1", "1e6", "1,5K", "١K", "1 K", "0x10", "nan"])
+@pytest.mark.parametrize("text", ["", "K", "1X", "-1", "1e6", "1,5K", "١K", "1 K", "0x10", "nan"])
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
@@ -67,8 +66,8 @@ def test_memory_is_rounded_for_a_sentence() -> None:
     assert format_memory(150_000_000_000) == "139.7 GiB"
 
 
-@together(
-    "names, text",
+@pytest.mark.parametrize(
+    ("names", "text"),
     [
         ([], ""),
         (["node0"], "node0"),
@@ -126,8 +125,8 @@ def test_a_long_name_is_read_at_once() -> None:
     assert time.process_time() - before < 5
 
 
-@together(
-    "names, most, count, text",
+@pytest.mark.parametrize(
+    ("names", "most", "count", "text"),
     [
         ([], 4, None, ""),
         (["a", "b"], 2, None, "a, b"),

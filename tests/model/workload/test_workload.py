@@ -14,7 +14,6 @@ from gpubench.model.workload import (
     parse_layout,
     states_bytes,
 )
-from tests.together import together
 
 LLAMA_7B = TransformerModel(
     name="llama-2-7b", layers=32, hidden=4096, heads=32, sequence=4096, intermediate=11008, vocabulary=32000, gated=True
@@ -52,7 +51,7 @@ def test_flops_are_two_a_parameter_and_token_and_those_of_causal_attention() -> 
     assert model.forward_flops() == 2 * matrices * 4 * 2048 + 16 * 4 * 2 * 2048**2 * 2048
 
 
-@together("billions", [0.3, 1, 7, 13, 70, 175])
+@pytest.mark.parametrize("billions", [0.3, 1, 7, 13, 70, 175])
 def test_a_number_of_parameters_makes_a_model_of_about_as_many(billions: float) -> None:
     model = model_of_parameters(round(billions * 1e9), sequence=2048, batch=1)
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.2)
@@ -60,19 +59,19 @@ def test_a_number_of_parameters_makes_a_model_of_about_as_many(billions: float) 
     assert billions < 7 or not misfit(model, parse_layout("tp8 sp", 8))
 
 
-@together("text", ["ddp", "fsdp", "tp2 dp4 ddp", "tp2 sp pp2 dp2 zero1", "pp4 v2 dp2 ddp", "tp8"])
+@pytest.mark.parametrize("text", ["ddp", "fsdp", "tp2 dp4 ddp", "tp2 sp pp2 dp2 zero1", "pp4 v2 dp2 ddp", "tp8"])
 def test_a_layout_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_layout(text, 8)) == text
 
 
-@together("text", ["tp3", "tp2 tp4", "ddp fsdp", "foo", "tp0", "ring2 cp2", "dp4"])
+@pytest.mark.parametrize("text", ["tp3", "tp2 tp4", "ddp fsdp", "foo", "tp0", "ring2 cp2", "dp4"])
 def test_a_layout_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_layout(text, 8)
 
 
-@together(
-    "text, words",
+@pytest.mark.parametrize(
+    ("text", "words"),
     [
         ("tp64", "32 heads do not divide by tp64"),
         ("pp64", "32 layers are fewer than 64 stages"),

@@ -1,11 +1,12 @@
 """Tags and labels of launchers, between which a program's own words stand."""
 
+import pytest
+
 from gpubench.readers.documents import behind_prefix, pieces, prefix_shape
-from tests.together import together
 
 
-@together(
-    "line, expected",
+@pytest.mark.parametrize(
+    ("line", "expected"),
     [
         ("64 16 float", [("", "64 16 float")]),
         ("[1,0]<stdout>:64[1,0]<stdout>:  16", [("[1,0]<stdout>:", "64  16")]),
@@ -21,8 +22,8 @@ def test_pieces(line: str, expected: list[tuple[str, str]]) -> None:
     assert list(pieces(line)) == expected
 
 
-@together(
-    "first, line, words",
+@pytest.mark.parametrize(
+    ("first", "line", "words"),
     [
         ("", "  65.12  1", ["65.12", "1"]),
         ("0: ", "1:  65.12", ["65.12"]),

@@ -5,7 +5,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers.machines.topo_matrix import cells_apart, header_apart, joined_in, read, row_apart
-from tests.together import together
 
 TABS = """\tGPU0\tGPU1\tmlx5_0\tmlx5_bond_1\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV12\tPIX\tSYS\t0-15\t0
@@ -29,8 +28,8 @@ def test_a_text_that_lost_its_tabs_says_the_same(blank: str) -> None:
     assert [gpu.cpu_affinity for gpu in found.gpus] == [None, None], "0-150 may be 0-15 and 0"
 
 
-@together(
-    "words, apart",
+@pytest.mark.parametrize(
+    ("words", "apart"),
     [
         (["NV12PIX"], ["NV12", "PIX"]),
         (["XNV4", "SYS"], ["X", "NV4", "SYS"]),

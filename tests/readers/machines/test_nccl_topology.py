@@ -23,7 +23,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.nccl_topology import read as read_nccl_topology
 from gpubench.readers.machines.nccl_topology import recognises
 from tests.examples import examples
-from tests.together import together
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-nccl-xml" / "from.xml").read_text()
 
@@ -165,8 +164,8 @@ def test_numa_nodes_and_their_cpus() -> None:
     assert (snapshot.gpus[2].cpu_affinity, snapshot.gpus[2].place.numa_node) == ("0,24-47", 1)
 
 
-@together(
-    "cpu, bridge, node, model",
+@pytest.mark.parametrize(
+    ("cpu", "bridge", "node", "model"),
     [
         ('numaid="3" arch="arm64"', "cpu3", 3, "arm64"),
         ('numaid="-1"', "cpu0", None, None),
@@ -205,8 +204,8 @@ def test_a_device_number_below_zero_is_none() -> None:
     assert [(gpu.index, gpu.bus_id) for gpu in snapshot.gpus] == [(0, "0000:1b:00.0"), (1, "0000:1c:00.0")]
 
 
-@together(
-    "link, expected, reason",
+@pytest.mark.parametrize(
+    ("link", "expected", "reason"),
     [
         ('link_speed="16 GT/s" link_width="16"', PcieLink(generation=4, width=16), None),
         ('link_speed="2.5GT/s" link_width="0x8"', PcieLink(generation=1, width=8), None),
@@ -239,8 +238,8 @@ def test_pcie_links(link: str, expected: PcieLink, reason: str | None) -> None:
         assert device.unknown.get("pcie") == reason
 
 
-@together(
-    "attributes, kind, gpudirect",
+@pytest.mark.parametrize(
+    ("attributes", "kind", "gpudirect"),
     [
         ('name="eth0" gdr="1"', NicKind.ROCE, True),
         ('name="eth0" gdr="0"', NicKind.ETHERNET, False),
@@ -272,8 +271,8 @@ def test_more_devices_than_a_node_has_are_refused_with_a_line(device: str, most:
         with_pci("\n".join(lines))
 
 
-@together(
-    "sm, capability, version, raw_gb_s",
+@pytest.mark.parametrize(
+    ("sm", "capability", "version", "raw_gb_s"),
     [
         (60, "6.0", "1.0", None),
         (70, "7.0", "2.0", None),
@@ -294,8 +293,8 @@ def test_nvlinks_by_generation_of_gpu(sm: int, capability: str, version: str | N
     assert [(link.version, link.raw_gb_s) for link in gpu.nvlinks] == [(version, raw_gb_s)] * 2
 
 
-@together(
-    "target, tclass, peer, far_end",
+@pytest.mark.parametrize(
+    ("target", "tclass", "peer", "far_end"),
     [
         ("0000:1c:00.0", "0x030200", NvlinkPeer.GPU, "0000:1c:00.0"),
         ("0000:C4:00.0", "0x068000", NvlinkPeer.SWITCH, "0000:c4:00.0"),
@@ -352,8 +351,8 @@ def test_an_amd_gpu_without_links_is_known_by_vendor_or_architecture(inner: str,
     assert one_gpu(inner, more).multiprocessors == 60
 
 
-@together(
-    "net, kind, more, expected",
+@pytest.mark.parametrize(
+    ("net", "kind", "more", "expected"),
     [
         ('name="mlx5_0"', "0x020700", "", NicKind.INFINIBAND),
         ('name="ib0"', "0x020700", "", NicKind.INFINIBAND),
@@ -376,7 +375,7 @@ def test_an_rdma_device_without_a_pci_class_may_be_either() -> None:
     assert set(nic.unknown) == {"kind"}
 
 
-@together("speed, rate", [("400000", 400.0), ("0", None), ("-1", None), ("", None)])
+@pytest.mark.parametrize(("speed", "rate"), [("400000", 400.0), ("0", None), ("-1", None), ("", None)])
 def test_rates_of_nics(speed: str, rate: float | None) -> None:
     nic = one_nic(f'name="mlx5_0" speed="{speed}"')
     assert nic.rate_gbit_s == rate
@@ -404,8 +403,8 @@ def test_a_bridge_without_a_class_is_a_switch_when_devices_hang_below() -> None:
 GPU = pci("0000:1b:00.0")
 
 
-@together(
-    "text, seen",
+@pytest.mark.parametrize(
+    ("text", "seen"),
     [
         ("<system>\n<cpu>\n", "topo.xml, line 3: the XML is broken at column 1: no element found"),
         ("<system>\n<cpu numaid='0", "topo.xml, line 2: the XML is broken at column 1: unclosed token"),
@@ -427,7 +426,7 @@ def test_what_is_no_topology_is_refused_with_its_line(text: str, seen: str) -> N
     assert refusal(text).seen.startswith(seen)
 
 
-@together("count", ["", "-1", "37", "1000000000", "many"])
+@pytest.mark.parametrize("count", ["", "-1", "37", "1000000000", "many"])
 def test_impossible_counts_of_nvlinks_are_refused(count: str) -> None:
     gpu = f'\n<gpu sm="90"><nvlink target="0000:1c:00.0" count="{count}" tclass="0x030200"/></gpu>'
     error = refusal(f"<system><cpu>{pci('0000:1b:00.0', gpu)}</cpu></system>")
@@ -442,8 +441,8 @@ def test_the_deepest_nesting_that_is_read() -> None:
     assert "nested more than 64 deep" in refusal(nested(65)).seen
 
 
-@together(
-    "root, reason",
+@pytest.mark.parametrize(
+    ("root", "reason"),
     [
         ("graphs", "it is NCCL's graph dump (NCCL_GRAPH_DUMP_FILE)"),
         ("topology", "it is hwloc's topology (lstopo)"),
@@ -460,7 +459,7 @@ def test_the_xml_of_others_is_named(root: str, reason: str) -> None:
     assert with_type.reason.startswith(reason)
 
 
-@together(
+@pytest.mark.parametrize(
     "declaration",
     [
         '<!ENTITY a "aaaaaaaaaa">'

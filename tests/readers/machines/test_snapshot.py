@@ -47,7 +47,6 @@ from gpubench.readers.machines.snapshot import read as read_snapshot
 from gpubench.readers.machines.snapshot import recognises, write_snapshot
 from tests.examples import examples
 from tests.machines.test_machines import FOLDER
-from tests.together import together
 
 LINKS = tuple(NvLink(number=i, active=True, version="4.0", raw_gb_s=26.5625) for i in range(18))
 SNAPSHOT = Snapshot(
@@ -102,8 +101,8 @@ def test_a_long_object_without_lists_and_a_long_text_stay_on_their_line() -> Non
     assert max(map(len, text.split("\n"))) > 300
 
 
-@together(
-    "written, read",
+@pytest.mark.parametrize(
+    ("written", "read"),
     [
         (Origin.MEASURED, Origin.RECORDED),
         (Origin.RECORDED, Origin.RECORDED),
@@ -131,8 +130,8 @@ def test_a_recording_cut_in_half_is_refused_with_its_last_line() -> None:
     assert refusal(cut).seen.startswith(f"node.json, line {cut.count(chr(10)) + 1}: the JSON is broken at column ")
 
 
-@together(
-    "text, seen",
+@pytest.mark.parametrize(
+    ("text", "seen"),
     [
         ("[1]", "node.json, line 1: the JSON is no object"),
         ("{}", "node.json: the JSON has no schema_version"),
@@ -164,8 +163,8 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
     assert error.reason == "a newer gpubench recorded it"
 
 
-@together(
-    "changed, seen",
+@pytest.mark.parametrize(
+    ("changed", "seen"),
     [
         ({"host": "a\nb"}, r"snapshot.host is 'a\nb'"),
         ({"source": "a\ud800"}, r"snapshot.source has half a character in it: 'a\ud800'"),
@@ -253,7 +252,7 @@ def test_what_is_no_machine_is_refused_by_field(changed: dict[str, object], seen
     assert refusal(json.dumps(json.loads(write_snapshot(SNAPSHOT)) | changed)).seen == f"node.json: {seen}"
 
 
-@together("path", ["NV0", "NV18", "X", "PIX", "PXB", "PHB", "NODE", "SYS"])
+@pytest.mark.parametrize("path", ["NV0", "NV18", "X", "PIX", "PXB", "PHB", "NODE", "SYS"])
 def test_paths_that_are_some_are_read(path: str) -> None:
     pair = PairFacts(source="GPU0", destination="GPU1", path=path)
     assert read_snapshot(write_snapshot(replace(SNAPSHOT, pairs=(pair,))), "x").pairs == (pair,)

@@ -12,7 +12,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
 from gpubench.readers.machines.topo_matrix import recognises
 from tests.examples import examples
-from tests.together import together
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-smi-text" / "from.txt").read_text()
 
@@ -128,7 +127,9 @@ def test_one_gpu_is_a_matrix_too() -> None:
 P2P = "\n".join(["\tGPU0\tGPU1\t", " GPU0\tX\t{0}\t", " GPU1\t{0}\tX\t", "", "Legend:", "  X    = Self", ""])
 
 
-@together("letter, field", [("r", "read"), ("w", "write"), ("n", "nvlink"), ("a", "atomics"), ("p", "pci")])
+@pytest.mark.parametrize(
+    ("letter", "field"), [("r", "read"), ("w", "write"), ("n", "nvlink"), ("a", "atomics"), ("p", "pci")]
+)
 def test_a_command_line_says_which_p2p_matrix_follows(letter: str, field: str) -> None:
     pair = read(f"user@node3:~$ nvidia-smi topo -p2p {letter}\n{P2P.format('GNS')}").pairs[0]
     assert pair == PairFacts(source="GPU0", destination="GPU1", **{field: "GNS"})  # type: ignore[arg-type]
@@ -212,8 +213,8 @@ def test_an_equal_row_twice_is_one() -> None:
     assert len(read("GPU0 GPU1\nGPU0 X NV4\nGPU0 X NV4\nGPU1 NV4 X\n").pairs) == 2
 
 
-@together(
-    "text, seen",
+@pytest.mark.parametrize(
+    ("text", "seen"),
     [
         ("", "topo.txt, line 1: the text ends without a matrix"),
         ("GPU 0: NVIDIA H200 (UUID: GPU-aa)\n\n", "topo.txt, line 3: the text ends without a matrix"),

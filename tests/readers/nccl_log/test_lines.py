@@ -22,14 +22,13 @@ from gpubench.readers.nccl_log.notes import (
     parse_setting,
     parse_version,
 )
-from tests.together import together
 
 P2P, SHM, NET, COLLNET = TransportKind.P2P, TransportKind.SHM, TransportKind.NET, TransportKind.COLLNET
 UNKNOWN = TransportKind.UNKNOWN
 
 
-@together(
-    "via, name, kind, staged",
+@pytest.mark.parametrize(
+    ("via", "name", "kind", "staged"),
     [
         ("P2P/direct pointer", "P2P/direct pointer", P2P, False),
         ("P2P/direct pointer/read", "P2P/direct pointer", P2P, False),
@@ -88,7 +87,7 @@ def test_collnet_has_no_peer() -> None:
     assert (connection.transport.kind, connection.transport.gdr) == (COLLNET, True)
 
 
-@together(
+@pytest.mark.parametrize(
     "text",
     [
         *(b"", b"0[0] -> 1[1]", b"0[0] -> 1[1] via ", b"0[0] -> 1[1] via P2", b"0[0] -> 1[1] via P2P/CUM"),
@@ -137,8 +136,8 @@ def test_no_beginning_of_a_transport_is_taken_for_an_unknown_one(via: str, data:
     assert connection is None or connection.transport.kind is not UNKNOWN
 
 
-@together(
-    "text, place",
+@pytest.mark.parametrize(
+    ("text", "place"),
     [
         (b"Channel 00/0", (0, 0)),
         (b"Channel 03/1", (3, 1)),
@@ -153,7 +152,7 @@ def test_channels(text: bytes, place: tuple[int, int] | None) -> None:
     assert parse_channel(text) == place
 
 
-@together(
+@pytest.mark.parametrize(
     "head",
     [
         *(b"node-1.cluster:77:78 [3]", b"[1,3]<stdout>:node-1.cluster:77:78 [3]", b"3: node-1.cluster:77:78 [3]"),
@@ -188,7 +187,7 @@ def test_what_people_cut_away_from_heads(head: bytes, host: str, pid: int, tid: 
     assert parse_head(head) == (host, pid, tid)
 
 
-@together("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
+@pytest.mark.parametrize("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
 def test_what_is_no_head(head: bytes) -> None:
     assert parse_head(head) is None
 
@@ -218,8 +217,8 @@ def test_a_communicator_whose_rank_is_beyond_its_size_is_garbled() -> None:
     assert parse_communicator(b"comm 0xfc0 rank 4 nranks 4 cudaDev 0 busId 60 - Init COMPLETE") is None
 
 
-@together(
-    "text, tuning",
+@pytest.mark.parametrize(
+    ("text", "tuning"),
     [
         (
             b"AllReduce: 1024 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}",
@@ -239,8 +238,8 @@ def test_what_an_operation_runs_with(text: bytes, tuning: Tuning | None) -> None
     assert parse_tuning(text) == tuning
 
 
-@together(
-    "text, kind, about",
+@pytest.mark.parametrize(
+    ("text", "kind", "about"),
     [
         (b"NET/IB : No device found.", RemarkKind.NO_RDMA_DEVICE, ()),
         (
@@ -307,7 +306,7 @@ def test_the_interface_over_which_processes_meet_is_told_without_rdma_devices_to
     assert (found.kind, found.about) == (RemarkKind.BOOTSTRAP, ("eth0", "192.0.2.2"))
 
 
-@together("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
+@pytest.mark.parametrize("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
 def test_what_explains_nothing(text: bytes) -> None:
     assert parse_remark(text) is None
 

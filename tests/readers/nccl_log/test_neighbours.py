@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.readers.nccl_log.lines import ring_pairs, tree_pairs
-from tests.together import together
 
 LOGS = Path(__file__).parents[2] / "logs"
 HEAD = b"vm:4310:4310 [0] NCCL INFO "
@@ -40,7 +40,9 @@ def test_the_last_tree_of_a_line_that_was_cut_off_is_not_believed() -> None:
     assert tree_pairs(cut + b"14") == ((1, 3), (3, 1), (3, 12), (12, 3))
 
 
-@together("text", [b"", b"Ring", b"Ring 00 : 3 -> 0", b"Channel 00/24 : 0 1 2 3", b"Trees", b"Trees [0]"])
+@pytest.mark.parametrize(
+    "text", [b"", b"Ring", b"Ring 00 : 3 -> 0", b"Channel 00/24 : 0 1 2 3", b"Trees", b"Trees [0]"]
+)
 def test_other_lines_name_nobody(text: bytes) -> None:
     assert ring_pairs(HEAD + text) == ()
     assert tree_pairs(HEAD + text) == ()

@@ -5,7 +5,6 @@ import pytest
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LogFacts, RemarkKind
 from tests.fakes.nccl_logs import Job, between
 from tests.readers.nccl_log.test_stream import paths, read
-from tests.together import together
 
 JOB = Job(ranks=2)
 BOTH_WAYS = {(0, 1): [("P2P/CUMEM", 2, False)], (1, 0): [("P2P/CUMEM", 2, False)]}
@@ -167,8 +166,8 @@ def test_calls_that_failed_before_the_end_and_complaints_of_programs() -> None:
     assert facts.complaints == (Complaint("Test NCCL failure common.cu:958 'unhandled system error'", 2, ()),)
 
 
-@together(
-    "message, kind, about",
+@pytest.mark.parametrize(
+    ("message", "kind", "about"),
     [
         ("Bootstrap : Using [0]eth0:172.17.0.2<0>", RemarkKind.BOOTSTRAP, ("eth0", "172.17.0.2")),
         ("Bootstrap: Using ib0:fe80::1%ib0<0>", RemarkKind.BOOTSTRAP, ("ib0", "fe80::1")),
@@ -184,7 +183,7 @@ def test_lines_about_networks(message: str, kind: RemarkKind, about: tuple[str, 
     assert [(note.kind, note.about) for note in found] == [(kind, about)]
 
 
-@together(
+@pytest.mark.parametrize(
     "message",
     [
         "          + NVL[264.0] - NVS/0",

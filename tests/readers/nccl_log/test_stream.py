@@ -13,7 +13,6 @@ from gpubench.model.paths.nccl_log import Communicator, Complaint, LogFacts, Rem
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.fakes.nccl_logs import Job, between, direct, interleaved
-from tests.together import together
 
 LOGS = Path(__file__).parents[2] / "logs"
 VERSIONS = [(2, minor) for minor in (10, 12, 14, 16, 17, 18, 20, 21, 23, 26, 28, 30, 32)]
@@ -83,8 +82,8 @@ def test_four_gpus_kept_off_nvlink() -> None:
     assert p2p_type.note.about == ("0", "1")
 
 
-@together("version", VERSIONS)
-@together("shape", ["files", "one", "mixed"])
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("shape", ["files", "one", "mixed"])
 def test_every_version(version: tuple[int, int], shape: str) -> None:
     shared = "direct shared memory" if version < (2, 13) else "SHM/direct/direct" if version < (2, 30) else "SHM/direct"
     job = Job(version=version, via=lambda a, b, r: between(a, b, r, inside=shared, across="NET/IB/0/GDRDMA"))
@@ -102,7 +101,7 @@ def test_every_version(version: tuple[int, int], shape: str) -> None:
         assert communicator.nodes == 2
 
 
-@together("version", [(2, 12), (2, 18), (2, 28)])
+@pytest.mark.parametrize("version", [(2, 12), (2, 18), (2, 28)])
 def test_two_communicators_of_the_same_ranks(version: tuple[int, int]) -> None:
     first = Job(version=version)
     second = Job(
@@ -150,7 +149,7 @@ def test_lines_that_fit_two_communicators_are_kept_apart_and_name_both() -> None
     assert [paths(each) for each in twice] == [paths(unclear)] * 2
 
 
-@together("version", [(2, 10), (2, 18), (2, 28)])
+@pytest.mark.parametrize("version", [(2, 10), (2, 18), (2, 28)])
 def test_one_process_that_drives_all_gpus(version: tuple[int, int]) -> None:
     class Threads(Job):
         def head(self, rank: int) -> str:
@@ -284,8 +283,8 @@ LAUNCHERS = {
 }
 
 
-@together("prefix", LAUNCHERS.values())
-@together("end", ["\n", "\r\n", "\x1b[0m\n"])
+@pytest.mark.parametrize("prefix", LAUNCHERS.values())
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n"])
 def test_what_launchers_and_terminals_add(prefix: str, end: str) -> None:
     logs = ["".join(f"{prefix}{line}{end}" for line in log.splitlines()) for log in Job().logs()]
     facts = read(*logs)

@@ -9,7 +9,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.nvbandwidth import read
-from tests.together import together
 
 RECORDED = Path(__file__).parents[2] / "results" / "h200x4" / "nvbandwidth.txt"
 TEXT = RECORDED.read_text()
@@ -109,7 +108,7 @@ def test_json_has_three_matrices_of_both_directions_below_each_other() -> None:
     assert [(row.direction, row.bandwidth_gb_s) for row in found.pairs] == [("both", 3.0), ("both", 7.0)]
 
 
-@together(
+@pytest.mark.parametrize(
     "text",
     [
         '{"nvbandwidth": {"testcases": 7}}',

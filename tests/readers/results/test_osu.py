@@ -12,7 +12,6 @@ from gpubench.measure.compare.report import compare
 from gpubench.model.results.result_file import ResultFile
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.osu import read, recognises
-from tests.together import together
 
 FULL = "   Min Latency(us)   Max Latency(us)  Iterations"
 
@@ -34,8 +33,8 @@ def read_run(text: str) -> ResultFile:
     return read(text, "osu.txt")
 
 
-@together(
-    "command, ranks, busbw",
+@pytest.mark.parametrize(
+    ("command", "ranks", "busbw"),
     [
         ("", None, None),
         ("$ mpirun -np 4 ./osu_allreduce -d cuda", 4, 1.5 * 1.048576),
@@ -70,8 +69,8 @@ def test_full_output_says_the_fastest_and_the_slowest_rank_and_iterations() -> N
     assert (row.time_us_fastest_rank, row.time_us_slowest_rank, row.iterations) == (8.0, 12.5, 1000)
 
 
-@together(
-    "name, collective, size, size_without_ranks, op, root",
+@pytest.mark.parametrize(
+    ("name", "collective", "size", "size_without_ranks", "op", "root"),
     [
         ("Reduce", "reduce", 64, 64, "sum", 0),
         ("Broadcast", "broadcast", 64, 64, None, 0),
@@ -96,7 +95,9 @@ def test_sizes_are_those_of_nccl_tests(
     assert ("one rank's block" in (row.note or "")) == (size != size_without_ranks)
 
 
-@together("library, backend", [("MPI", "host"), ("MPI-ROCM", "mpi"), ("NCCL-CUDA", "nccl"), ("RCCL", "rccl")])
+@pytest.mark.parametrize(
+    ("library", "backend"), [("MPI", "host"), ("MPI-ROCM", "mpi"), ("NCCL-CUDA", "nccl"), ("RCCL", "rccl")]
+)
 def test_backends(library: str, backend: str) -> None:
     assert {row.backend for row in read_run(a_run(f"{library} Allreduce Latency Test")).latencies} == {backend}
 
@@ -108,8 +109,8 @@ BANDWIDTH = {
 }
 
 
-@together(
-    "command, ends",
+@pytest.mark.parametrize(
+    ("command", "ends"),
     [
         ("", ("rank 0", "rank 1")),
         ("$ mpirun -n 2 osu_bw -d cuda D D", ("rank 0 (device)", "rank 1 (device)")),
@@ -172,14 +173,14 @@ def test_what_stands_between_rows_is_passed_over_and_damage_is_counted() -> None
     assert [line.split(" ")[2].strip("():") for line in found.left_out] == ["8", "16", "32"]
 
 
-@together("prefix", ["0: ", "[1,0]<stdout>:", "2026-01-02T08:00:00 n1 "])
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "2026-01-02T08:00:00 n1 "])
 def test_behind_launchers_prefixes(prefix: str) -> None:
     labelled = "\n".join(prefix + line for line in a_run().split("\n"))
     assert read_run(labelled).latencies == read_run(a_run()).latencies
 
 
-@together(
-    "text, said",
+@pytest.mark.parametrize(
+    ("text", "said"),
     [
         (a_run("MPI Barrier Latency Test", columns="   Avg Latency(us)", rows=()), "is of OSU's Barrier test"),
         (a_run("MPI Latency Test"), "is of OSU's Latency test"),

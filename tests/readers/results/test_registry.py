@@ -19,7 +19,6 @@ from gpubench.readers.registry import RESULT_READERS, read_results
 from gpubench.readers.results.gpubench_csv import read as read_gpubench_csv
 from gpubench.readers.results.gpubench_json import read as read_gpubench_json
 from tests.formats.sample import JSON, JSONL, METADATA, REPORT, ROWS
-from tests.together import together
 
 PAIR = PairRow(
     source="GPU0",
@@ -71,7 +70,7 @@ def test_what_is_written_is_read(suffix: str, tmp_path: Path) -> None:
         assert found.circumstances.options["iters"] == "20"
 
 
-@together("suffix", READ)
+@pytest.mark.parametrize("suffix", READ)
 def test_pairs_are_read(suffix: str) -> None:
     format_, read = READ[suffix]
     assert [*read(written(format_, (PAIR,)), "x").pairs] == [PAIR]
@@ -91,8 +90,8 @@ def test_any_row_survives_any_format(
         assert read(written(format_, (row,)), "x").rows == (row,)
 
 
-@together(
-    "column, cell, said",
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
     [
         ("time_us", "9,81", r"line 2, column time_us: '9,81'"),
         ("time_us", "fast", "x.csv, line 2, column time_us: 'fast'"),
@@ -116,8 +115,8 @@ def test_a_csv_edited_by_hand_is_refused_with_line_and_column(column: str, cell:
         read_gpubench_csv(stream.getvalue(), "x.csv")
 
 
-@together(
-    "change, said",
+@pytest.mark.parametrize(
+    ("change", "said"),
     [
         (lambda text: text.replace("time_us,", "time_ms,", 1), "line 1: column 'time_ms' is not known"),
         (lambda text: text.replace(",note", ",busbw_gb_s", 1), "line 1: a column twice"),

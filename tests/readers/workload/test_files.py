@@ -9,7 +9,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
 from gpubench.readers.workload import parse_parameters, read_model
-from tests.together import together
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -140,12 +139,12 @@ def test_a_model_that_cannot_be_is_refused(tmp_path: Path, name: str, content: s
     assert caught.value.expected
 
 
-@together("text, count", [("7B", 7 * 10**9), ("806M", 806 * 10**6), ("1.8t", 1_800_000_000_000)])
+@pytest.mark.parametrize(("text", "count"), [("7B", 7 * 10**9), ("806M", 806 * 10**6), ("1.8t", 1_800_000_000_000)])
 def test_parameters_have_a_unit(text: str, count: int) -> None:
     assert parse_parameters(text) == count
 
 
-@together("text", ["7", "B", "", "-7B", "7GB", "1e9B", "1000000T"])
+@pytest.mark.parametrize("text", ["7", "B", "", "-7B", "7GB", "1e9B", "1000000T"])
 def test_parameters_without_one_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_parameters(text)

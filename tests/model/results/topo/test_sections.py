@@ -45,7 +45,6 @@ from gpubench.model.results.topo import (
 )
 from gpubench.model.terms.verdict import Origin
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.together import together
 
 GEN4_X16 = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
 HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
@@ -91,8 +90,8 @@ def test_links_down_are_counted_and_lead_nowhere() -> None:
     assert (row.nvlinks_active, row.nvlink_peers, row.nvlink_version) == (0, [], None)
 
 
-@together(
-    "peer, bus_id, name",
+@pytest.mark.parametrize(
+    ("peer", "bus_id", "name"),
     [
         (NvlinkPeer.GPU, "0000:02:00.0", "GPU1"),
         (NvlinkPeer.GPU, "0000:99:00.0", "a GPU"),
@@ -163,8 +162,8 @@ def test_a_row_an_ordered_pair() -> None:
     assert (linked.source_node, linked.destination_node, linked.origin) == ("node0", "node0", "simulated")
 
 
-@together(
-    "pair, note",
+@pytest.mark.parametrize(
+    ("pair", "note"),
     [
         ({"cuda": False, "read": "GNS"}, "through host memory: GPU not supported"),
         ({"cuda": False, "read": "OK"}, "through host memory: CUDA says refused, NVML says possible"),
@@ -338,7 +337,7 @@ def test_there_is_no_tree_of_what_has_no_place() -> None:
     assert list(tree_rows(node(GpuFacts(index=0)))) == []
 
 
-@together("machine", ["hgx-h100-8", "hgx-a100-8", "hgx-h200-4", "rtx-4090-2"])
+@pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-a100-8", "hgx-h200-4", "rtx-4090-2"])
 def test_every_placed_device_is_in_the_tree_once(machine: str) -> None:
     (topology,) = cluster(machine)
     elements = [row.element for row in tree_rows(topology)]

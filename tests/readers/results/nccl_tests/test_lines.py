@@ -10,7 +10,6 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import UserFacts
 from gpubench.readers.results.nccl_tests.text import TORN, read, without_nccl
 from tests.fakes.old_nccl_tests import old_output
-from tests.together import together
 
 SAID = "NCCL INFO Channel 00/0 : 3[3] -> 0[0] via P2P/CUMEM"
 TEXT = old_output("all_reduce")
@@ -22,8 +21,8 @@ def without_paths(rows: Sequence[CollectiveRow]) -> tuple[CollectiveRow, ...]:
     return tuple(replace(row, transport=None, host_staged=None) for row in rows)
 
 
-@together(
-    "text, row",
+@pytest.mark.parametrize(
+    ("text", "row"),
     [
         (f"38ab0:26:26 [0] {SAID}", ""),
         (f"  0.00      038ab0:26:26 [0] {SAID}", "  0.00      0"),

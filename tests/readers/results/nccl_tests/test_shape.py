@@ -6,7 +6,6 @@ from gpubench.errors import NotSaidError, UsageError
 from gpubench.readers.results.nccl_tests.table import OutputLine, Placed, collective_of
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
-from tests.together import together
 
 
 def a_line(count: int = 256, reduction: str = "none", root: int = -1, factor: float = 1.0) -> OutputLine:
@@ -16,8 +15,8 @@ def a_line(count: int = 256, reduction: str = "none", root: int = -1, factor: fl
     )
 
 
-@together(
-    "line, ranks, expected",
+@pytest.mark.parametrize(
+    ("line", "ranks", "expected"),
     [
         (a_line(reduction="sum", factor=1.75), 8, "allreduce"),
         (a_line(reduction="sum"), 8, "sendrecv"),
@@ -30,8 +29,8 @@ def test_the_only_collective_with_such_rows(line: OutputLine, ranks: int, expect
     assert collective_of([line], ranks, None, "x") == expected
 
 
-@together(
-    "line, ranks, possible",
+@pytest.mark.parametrize(
+    ("line", "ranks", "possible"),
     [
         (a_line(count=32), 8, "allgather, alltoall, alltoallv, hypercube"),
         (a_line(count=32, root=0), 8, "gather, scatter"),
@@ -47,8 +46,8 @@ def test_several_collectives_need_a_person(line: OutputLine, ranks: int, possibl
         assert collective_of([line], ranks, name, "x") == name
 
 
-@together(
-    "program, ranks, found",
+@pytest.mark.parametrize(
+    ("program", "ranks", "found"),
     [
         ("all_reduce", 2, "allreduce"),
         ("reduce_scatter", 2, "reducescatter"),
@@ -74,8 +73,8 @@ def test_what_a_person_says_has_to_fit() -> None:
         collective_of([a_line(root=0)], 8, "allreduce", "x")
 
 
-@together(
-    "settings, busbw, expected",
+@pytest.mark.parametrize(
+    ("settings", "busbw", "expected"),
     [
         ("nThread 1 nGpus 8", 36.0, 8),  # a rounded value in one column, two decimals in the other
         ("nThread 2 nGpus 4", 36.01, 8),

@@ -9,7 +9,6 @@ from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
 from tests.fakes.old_nccl_tests import COLUMNS, FIRST, RCCL, RCCL_OLD, old_output
-from tests.together import together
 
 FIGURES = "     time   algbw   busbw #wrong"
 VALUES = "    60.00   17.48    8.74      0"
@@ -19,7 +18,7 @@ def rows_of(text: str, collective: str | None = None) -> ResultFile:
     return read(text, "out.txt", UserFacts(collective=collective))
 
 
-@together("program", COLUMNS)
+@pytest.mark.parametrize("program", COLUMNS)
 def test_columns_that_a_program_does_not_need_were_left_out_before_2_11(program: str) -> None:
     found = rows_of(old_output(program), COLLECTIVE_NAMES[program])
     assert (len(found.rows), found.complete, found.remarks) == (4, True, ())
@@ -51,8 +50,8 @@ def test_the_first_version_counts_milliseconds() -> None:
     assert found.complete
 
 
-@together(
-    "placements, expected",
+@pytest.mark.parametrize(
+    ("placements", "expected"),
     [("out-of-place", ["out_of_place"]), ("in-place", ["in_place"]), ("out-of-place in-place", None)],
 )
 def test_rccl_tests_may_leave_a_placement_out(placements: str, expected: list[str] | None) -> None:
@@ -87,7 +86,7 @@ def test_a_whole_run_without_second_halves_is_one_that_leaves_them_out() -> None
     assert (found.complete, found.remarks) == (True, ("its rows have one half, taken for out of place",))
 
 
-@together("keep", range(1, 8))
+@pytest.mark.parametrize("keep", range(1, 8))
 def test_a_row_with_too_few_values_is_damaged_and_no_corruption(keep: int) -> None:
     text = Output(results=(Result(), Result(size=2048))).text()
     row = next(line for line in text.split("\n") if " 1024 " in line and "float" in line)
@@ -102,8 +101,8 @@ def test_a_number_of_elements_that_is_not_whole_is_another_column() -> None:
     assert {row.size_bytes for row in rows_of(text).rows} == {2048}
 
 
-@together(
-    "row, collective, wrong",
+@pytest.mark.parametrize(
+    ("row", "collective", "wrong"),
     [
         (
             "1073741824  268435456  float  sum  8142.6  131.87  230.77  2e-07  8141.2  131.89  230.81  0e+00",

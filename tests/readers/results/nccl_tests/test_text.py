@@ -18,7 +18,6 @@ from gpubench.readers.results.nccl_tests.json import read as read_nccl_tests_jso
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read as read_nccl_tests
 from tests.fakes.nccl_tests import Half, Output, Result
-from tests.together import together
 
 RECORDED = Path(__file__).parents[3] / "results" / "h200x4"
 ALL_REDUCE = (RECORDED / "all_reduce.txt").read_text()
@@ -31,8 +30,8 @@ def read(text: str) -> ResultFile:
 WHOLE = read(ALL_REDUCE)
 
 
-@together(
-    "name, collective, last_gb_s, wrong, op, root",
+@pytest.mark.parametrize(
+    ("name", "collective", "last_gb_s", "wrong", "op", "root"),
     [
         ("all_reduce", "allreduce", 362.66, 0, "sum", None),
         ("all_gather", "allgather", 351.9, 0, None, None),
@@ -96,7 +95,7 @@ MANGLINGS = {
 }
 
 
-@together("how", MANGLINGS)
+@pytest.mark.parametrize("how", MANGLINGS)
 def test_launchers_and_terminals_change_nothing(how: str) -> None:
     mangled = "\n".join(map(MANGLINGS[how], ALL_REDUCE.split("\n")))
     assert read(mangled).rows == read(ALL_REDUCE).rows
@@ -219,7 +218,7 @@ def test_percentiles_and_ranks_of_json() -> None:
     assert row.ci95_percent == pytest.approx(196 * (row.batch_cv or 0) / 18**0.5)
 
 
-@together("average, fastest, slowest", [(0, None, None), (2, 20.0, None), (3, None, 20.0)])
+@pytest.mark.parametrize(("average", "fastest", "slowest"), [(0, None, None), (2, 20.0, None), (3, None, 20.0)])
 def test_which_rank_the_time_is_of(average: int, fastest: float | None, slowest: float | None) -> None:
     output = Output(args=("-b", "8", "-a", str(average)))
     command = f"+ mpirun -n 4 ./build/all_reduce_perf -b 8 -a {average}\n"
@@ -274,8 +273,8 @@ OLD = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8 step: 2(factor) warmup iters:
 DEVICES = "\n".join(f"#   Rank  {gpu} Pid  812 on  n1 device  {gpu} [0x0{gpu}] A100-SXM4-40GB" for gpu in range(8))
 
 
-@together(
-    "row, collective",
+@pytest.mark.parametrize(
+    ("row", "collective"),
     [
         ("1048576  262144  float  sum  -1  60.00  17.48  30.58  0  59.00  17.77  31.10  0", "allreduce"),
         ("1048576  32768  float  sum  -1  60.00  17.48  15.29  0  59.00  17.77  15.55  0", "reducescatter"),
@@ -309,8 +308,8 @@ def test_wrong_elements_are_counted() -> None:
     assert [row.wrong for row in read(Output(results=(result,)).text()).rows] == [1234570, 0]
 
 
-@together(
-    "text, said",
+@pytest.mark.parametrize(
+    ("text", "said"),
     [
         ("# Using devices\n", "has nothing that was measured"),
         ("1024 256 float sum -1 20.0 1.0\n", "has no whole row: 1 row damaged"),
@@ -329,6 +328,6 @@ def test_more_ranks_than_there_can_be_are_refused() -> None:
         read_nccl_tests_json(json.dumps(document), "x")
 
 
-@together("code, text", [(22809, "2.28.9"), (2708, "2.7.8"), (21005, "2.10.5")])
+@pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (2708, "2.7.8"), (21005, "2.10.5")])
 def test_versions(code: int, text: str) -> None:
     assert nccl_version(code) == text
