@@ -1,10 +1,8 @@
-"""Options of the test run, which inputs property tests try, and which tests may not run beside each other."""
+"""Options of the test run, the inputs of property tests, and the worker that runs MPI jobs."""
 
 import atexit
 import ctypes
-import fcntl
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -15,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL
@@ -83,100 +80,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="write the golden outputs of tests/machines anew")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: two workers more than CPUs, as those with MPI jobs wait half of their time."""
-    return len(os.sched_getaffinity(0)) + 2
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Load all of gpubench: Hypothesis also tries the constants of what is loaded, which the order of tests changes.
+    """Load all of gpubench: Hypothesis also tries the constants of loaded modules, which the order of tests changes.
 
-    What is collected stays, and is most of what a worker holds: no search for garbage goes through it. The process that
-    hands out the tests to workers collects none.
+    Collected tests are most of what a worker holds, and they stay: keep them out of garbage collection.
     """
     if session.config.pluginmanager.hasplugin("dsession"):
         return (yield)
     gc.disable()
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) / workers
-    load_all_modules(first)
-    if workers > 1:
-        _load_tests(session, first)
+    load_all_modules()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(10_000)  # for each 700 new objects, it takes one part in fifteen of all processor time
 
 
-def _load_tests(session: pytest.Session, first: float) -> None:
-    """Import what is collected, beginning with the test module at that part of all.
-
-    In a fresh checkout nothing is compiled: of workers that begin elsewhere each finds what the others have compiled.
-    """
-    root = session.config.rootpath
-    given = [Path(root, argument.partition("::")[0]) for argument in session.config.args]
-    paths = sorted({path for each in given for path in (each.rglob("test_*.py") if each.is_dir() else [each])})
-    begin = int(first * len(paths))
-    for path in paths[begin:] + paths[:begin]:
-        with suppress(Exception, pytest.skip.Exception):  # who collects it says so
-            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
-
-
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """MPI jobs come first, as whoever is done with the rest would else wait for them.
-
-    One worker begins with those that compute, the next one with those that wait.
-    """
-    waiting: list[pytest.Item] = []
-    computing: list[pytest.Item] = []
-    others: list[pytest.Item] = []
+    """With `--dist loadgroup` one worker runs all MPI jobs: ranks of two jobs would take the cores from each other."""
     for item in items:
-        is_job, waits = (item.get_closest_marker(name) for name in ("mpi", "waits"))
-        (waiting if waits else computing if is_job else others).append(item)
-    stretch = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    before = max(0, stretch - len(computing))
-    items[:] = [*computing, *others[:before], *waiting, *others[before:]]
-
-
-@pytest.hookimpl(specname="pytest_runtest_protocol")
-def pytest_runtest_reports(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Run a test as pytest does, but say nothing of a setup or teardown that passed in less than --durations shows.
-
-    A worker sends each report to the process that hands out the tests, and for one of thousands of small tests three
-    reports take as long as the test.
-    """
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in runtestprotocol(item, nextitem=nextitem, log=False):
-        if report.when == "call" or not report.passed or report.duration >= 0.005:
-            item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """One MPI job for two CPUs at a time, beside one that mostly waits: ranks of more would take the CPUs from it.
-
-    Some have a deadline of seconds.
-    """
-    if not item.get_closest_marker("mpi"):
-        return (yield)
-    with place_of_a_job(waits=item.get_closest_marker("waits") is not None).open() as place:
-        fcntl.flock(place, fcntl.LOCK_EX)
-        try:
-            return (yield)
-        finally:  # also where a process that a test left behind has it open
-            fcntl.flock(place, fcntl.LOCK_UN)
-
-
-def place_of_a_job(*, waits: bool = False) -> Path:
-    """The file that this worker locks while it runs an MPI job."""
-    files = sorted(Path(__file__).with_name("mpi").glob("test_*.py"))
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    place = worker % max(1, len(os.sched_getaffinity(0)) // 2)
-    return files[(2 * place + waits) % len(files)]
+        if item.get_closest_marker("mpi"):
+            item.add_marker(pytest.mark.xdist_group("mpi"))

@@ -6,13 +6,8 @@ import pkgutil
 import gpubench
 
 
-def load_all_modules(first: float = 0.0) -> None:
-    """Import every module of gpubench; none of them imports MPI, CuPy, NumPy or NVML before it is used.
-
-    Begins with the one at that part of them all.
-    """
-    names = [each.name for each in pkgutil.walk_packages(gpubench.__path__, "gpubench.")]
-    begin = int(first * len(names))
-    for name in names[begin:] + names[:begin]:
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
+def load_all_modules() -> None:
+    """Import every module of gpubench; none of them imports MPI, CuPy, NumPy or NVML before it is used."""
+    for module in pkgutil.walk_packages(gpubench.__path__, "gpubench."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)

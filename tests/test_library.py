@@ -23,8 +23,7 @@ from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Reco
 from gpubench.model.results.result_file import MATRICES
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Finding, Verdict
-from tests.cli import forking
-from tests.cli.running import ROOT
+from tests.cli.running import PROGRAM, ROOT
 from tests.cli.running import gpubench as command_line
 
 NODE = "hgx-h100-8"
@@ -33,7 +32,7 @@ NODE = "hgx-h100-8"
 @pytest.fixture(autouse=True)
 def _forked_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are forks of a process that has imported gpubench; `test_a_process_of_its_own` starts one as it is."""
-    monkeypatch.setattr(library, "module_command", lambda _, *arguments: [*forking.for_shells(), *arguments])
+    monkeypatch.setattr(library, "module_command", lambda _, *arguments: [*PROGRAM, *arguments])
 
 
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

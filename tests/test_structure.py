@@ -1,7 +1,6 @@
 """The newcomer test: what lies in a plug folder is listed there, and modules stay small."""
 
 import ast
-import fcntl
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from gpubench.collectives.registry import COLLECTIVES
 from gpubench.formats.registry import FORMATS
 from gpubench.profiles import all_profiles, folder
 from gpubench.readers.registry import READERS, RESULT_READERS
-from tests.conftest import place_of_a_job
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
@@ -172,9 +170,3 @@ def test_a_group_of_one_needs_no_mpi() -> None:
     group.barrier()
     with pytest.raises(ValueError, match="has a value"):
         group.broadcast(None)
-
-
-@pytest.mark.mpi
-def test_an_mpi_job_has_its_place_to_itself() -> None:
-    with place_of_a_job().open() as place, pytest.raises(BlockingIOError):
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)

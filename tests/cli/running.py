@@ -1,4 +1,4 @@
-"""Run gpubench as a user does: a process of its own, or in this one what measures nothing and reads files alone."""
+"""Run gpubench as a user does: as a process, or in this process if the command measures nothing."""
 
 import codecs
 import json
@@ -24,10 +24,10 @@ from gpubench.formats import presenter
 from gpubench.jobs.options import plan_from
 from gpubench.profiles import FOLDER_VARIABLE
 from gpubench.ranks.launch import DAEMON_FAILED, find_launcher
-from tests.cli import forking
 
 ROOT = Path(__file__).parents[2]
 INJECT = Path(__file__).parent / "inject"
+PROGRAM = (sys.executable, "-m", "gpubench")
 SECONDS = 300
 """What a command has to end: on a busy machine one takes a minute."""
 
@@ -47,7 +47,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 ASCII = environment(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE="0")
-"""Of a terminal that shows no more; tests have this one alone, as each other encoding takes a process that forks."""
+"""Variables of a terminal that shows ASCII alone."""
 
 
 def broken(fault: str) -> dict[str, str]:
@@ -62,11 +62,7 @@ _VARIABLES = environment()
 
 
 def _can_run_here(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:
-    """Whether the command looks at nothing of this machine, reads no stdin, and finds the variables of the first test.
-
-    Others may be options, or where a service listens. A process of its own takes 20 ms of processor time more, which is
-    twice what most of these commands take.
-    """
+    """Return whether the command needs nothing of this machine, no stdin, and no variables but options."""
     is_elsewhere = {*arguments[:1]} & _MEASURES_NOTHING or _OF_ANOTHER_MACHINE.intersection(arguments)
     changed = {name for name, _ in variables.items() ^ _VARIABLES.items()} - {"PYTEST_CURRENT_TEST", "NCCL_RAS_ADDR"}
     are_options = all(each.startswith(PREFIX) and not each.startswith(_NO_OPTIONS) for each in changed)
@@ -105,19 +101,14 @@ def _run_here(arguments: Sequence[str], variables: Mapping[str, str], cwd: Path)
 
 
 def gpubench(
-    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, program: Sequence[str] = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
-    command, variables = [sys.executable, "-m", "gpubench", *arguments], env or environment()
-    if _can_run_here(arguments, variables):
+    """Run a command in this process if it needs no other, and as a process with this program otherwise."""
+    variables = env or environment()
+    if program is PROGRAM and _can_run_here(arguments, variables):
         return _run_here(arguments, variables, cwd)
-    if not forking.can_fork(variables):
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=cwd
-        )
-    finished = forking.run(arguments, variables, cwd, SECONDS)
-    if finished.returncode is None:
-        raise subprocess.TimeoutExpired(command, SECONDS, finished.stdout, finished.stderr)
-    return subprocess.CompletedProcess(command, finished.returncode, finished.stdout, finished.stderr)
+    command = [*program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=cwd)
 
 
 def _has_gpus() -> bool:
@@ -139,9 +130,6 @@ def document_so_far(path: Path) -> dict[str, Any]:
     return document
 
 
-PROGRAM = (sys.executable, "-m", "gpubench")
-
-
 def mpirun_command(ranks: int, *arguments: str, program: Sequence[str] = PROGRAM) -> Sequence[str]:
     return [find_launcher().path, "-n", str(ranks), *program, *arguments]
 
@@ -149,12 +137,16 @@ def mpirun_command(ranks: int, *arguments: str, program: Sequence[str] = PROGRAM
 def mpirun(
     ranks: int, *arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
-    """A job under an mpirun of the test's, which is tried again where it could not start anything."""
+    """Run gpubench under an mpirun of the test's own, once more if that could not start anything."""
     command = mpirun_command(ranks, *arguments, program=program)
-    variables = dict(env or environment()) | MPI_ENVIRONMENT
+    return run_mpirun(command, dict(env or environment()) | MPI_ENVIRONMENT)
 
+
+def run_mpirun(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=variables, cwd=ROOT
+        )
 
     first = run()
     return run() if first.returncode == DAEMON_FAILED else first

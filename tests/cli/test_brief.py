@@ -17,9 +17,8 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.profiles import all_profiles, load
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.cli.running import gpubench
+from tests.cli.running import gpubench, mpirun
 from tests.formats.schema import validate
-from tests.mpi import kept
 
 DOWN = ("--simulate", "hgx-h100-8", "--fault", "gpu5:nvlink=12")
 MOST_LINES = 12
@@ -132,7 +131,7 @@ def test_quick_measures_nothing_and_says_so() -> None:
 
 @pytest.mark.mpi
 def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
-    result = kept.gpubench()
+    result = gpubench()
     if "GPUs:" in result.stdout:
         pytest.skip("this machine has GPUs")
     assert result.returncode == 0
@@ -144,7 +143,7 @@ def test_without_a_gpu_it_shows_the_machine_and_passes_nothing() -> None:
 
 @pytest.mark.mpi
 def test_under_mpirun_the_first_rank_answers() -> None:
-    result = kept.mpirun(2)
+    result = mpirun(2)
     if "GPUs:" in result.stdout:
         pytest.skip("this machine has GPUs")
     assert result.returncode == 0

@@ -21,9 +21,8 @@ from gpubench.model.results.figures import Measurements, Need
 from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import FINDING_COLUMNS
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.cli.running import environment, gpubench, planned, without_gpus
+from tests.cli.running import environment, gpubench, mpirun, planned, without_gpus
 from tests.formats.schema import validate
-from tests.mpi import kept
 
 
 def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -165,7 +164,7 @@ def test_without_a_gpu_it_is_exit_code_3_with_the_reason() -> None:
 def test_the_cpu_side_is_checked_where_that_was_asked_for(tmp_path: Path) -> None:
     """Options that nobody typed are those of the check, and not of what it measures with."""
     (tmp_path / "gpubench.toml").write_text('output = "all.json"\nformat = "json"\n[allreduce]\ncheck = false\n')
-    result = kept.gpubench("check", "--profile", "host", cwd=tmp_path)
+    result = gpubench("check", "--profile", "host", cwd=tmp_path)
     document = json.loads(result.stdout)
     validate(document)
     assert document["metadata"]["subject"] == "check"
@@ -179,13 +178,13 @@ def test_the_cpu_side_is_checked_where_that_was_asked_for(tmp_path: Path) -> Non
 @without_gpus
 @pytest.mark.mpi
 def test_ranks_of_a_launcher_check_their_host_together() -> None:
-    result = kept.mpirun(2, "check", "--profile", "host", "--format", "json")
+    result = mpirun(2, "check", "--profile", "host", "--format", "json")
     document = json.loads(result.stdout)
     assert (result.returncode, document["verdict"]) == (3, "SKIP"), result.stderr
     assert (len(document["rows"]), document["rows"][0]["ranks"]) == (3, 2)
     assert all(row["ci95_percent"] is not None for row in document["rows"]), "as gpubench check alone times them"
     assert [row["scope"] for row in document["verdicts"]].count("node") == 1
-    quick = kept.mpirun(2, "check", "--quick", "--profile", "host")
+    quick = mpirun(2, "check", "--quick", "--profile", "host")
     assert (quick.returncode, "PASS: " in quick.stdout) == (0, True)
 
 

@@ -15,8 +15,7 @@ from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.rank import AgreedError, agree_on_defaults
 from gpubench.ranks.launch import find_launcher
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, SECONDS, environment, gpubench
-from tests.mpi import kept
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, SECONDS, environment, gpubench, mpirun
 
 T = TypeVar("T")
 MACHINE = ("--simulate", "hgx-h200-4")
@@ -262,7 +261,7 @@ def test_outputs_and_looks_may_differ_between_ranks() -> None:
 @pytest.mark.mpi
 def test_ranks_that_gpubench_starts_get_its_options_once(tmp_path: Path) -> None:
     (tmp_path / "gpubench.toml").write_text('output = "result.json"\nformat = "json"\nbackend = "host"\niters = 3\n')
-    result = kept.gpubench("allreduce", cwd=tmp_path, env=environment(GPUBENCH_SIZES="1K:2K"))
+    result = gpubench("allreduce", cwd=tmp_path, env=environment(GPUBENCH_SIZES="1K:2K"))
     found = json.loads(result.stdout)
     assert {row["size_bytes"] for row in found["rows"]} == {1024, 2048}
     assert found["metadata"]["options"]["iters"] == 3
@@ -275,7 +274,7 @@ def test_ranks_that_gpubench_starts_get_its_options_once(tmp_path: Path) -> None
 def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
     variable = {"allreduce": "GPUBENCH_SIZES=1K", "topo": "GPUBENCH_SIMULATE=hgx-h200-4"}[command]
     variables = environment(GPUBENCH_BACKEND="host", GPUBENCH_ITERS="3") | MPI_ENVIRONMENT
-    one = [*kept.program(variables), command, "--timeout", "30"]
+    one = [*PROGRAM, command, "--timeout", "30"]
     ranks = ["-n", "1", *one, ":", "-n", "1", "env", variable, "GPUBENCH_WIDTH=90", *one]
     result = subprocess.run(
         [find_launcher().path, *ranks],
@@ -294,7 +293,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
 @pytest.mark.mpi
 def test_ranks_of_an_mpirun_have_the_defaults_of_their_environment() -> None:
     run = ("allreduce", "--backend", "host", "--iters", "3", "--format", "json")
-    result = kept.mpirun(2, *run, env=environment(GPUBENCH_SIZES="1K"))
+    result = mpirun(2, *run, env=environment(GPUBENCH_SIZES="1K"))
     assert {row["size_bytes"] for row in json.loads(result.stdout)["rows"]} == {1024}
 
 

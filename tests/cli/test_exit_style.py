@@ -9,8 +9,7 @@ import pytest
 import gpubench as package
 from gpubench.formats.presentation import ExitStyle, exit_style_in
 from gpubench.model.terms.verdict import Verdict
-from tests.cli.running import gpubench, without_gpus
-from tests.mpi import kept
+from tests.cli.running import gpubench, mpirun, without_gpus
 
 STAGED = ("p2p", "--simulate", "hgx-h200-4", "--fault", "link0-1:staged=yes")
 HEALTHY = ("p2p", "--simulate", "hgx-h200-4")
@@ -153,14 +152,14 @@ def test_a_format_beside_it_is_refused() -> None:
 
 @pytest.mark.mpi
 def test_a_launcher_has_exit_codes_of_its_own() -> None:
-    result = kept.mpirun(2, "topo", "--exit-style", "nagios")
+    result = mpirun(2, "topo", "--exit-style", "nagios")
     assert result.returncode != 0
     assert "--exit-style under" in result.stderr
 
 
 @pytest.mark.mpi
 def test_a_job_of_our_own_ends_with_the_style_s_code() -> None:
-    result = kept.gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--exit-style", "nagios")
+    result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--exit-style", "nagios")
     assert result.returncode == 3, "nobody judged its speed: UNKNOWN of a plugin"
     assert result.stdout.startswith("GPUBENCH ALLREDUCE UNKNOWN - all-reduce")
     assert "'wrong_elements'=0;;;0;" in result.stdout

@@ -21,8 +21,7 @@ from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.report import CauseRow
-from tests.cli import forking
-from tests.cli.running import ROOT, SECONDS, environment, gpubench
+from tests.cli.running import PROGRAM, ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.schema import SCHEMA, validate
 
@@ -214,7 +213,7 @@ def test_a_gzip_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
-    command = f"{shlex.join(forking.for_shells())} explain {LOGS / 'h200x4-normal'} --format jsonl | head -n 1"
+    command = f"{shlex.join(PROGRAM)} explain {LOGS / 'h200x4-normal'} --format jsonl | head -n 1"
     result = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import gpubench
+from tests.cli.running import gpubench, mpirun
 from tests.formats.schema import validate
-from tests.mpi import kept
 
 
 def test_this_environment_and_a_recording_of_it(tmp_path: Path) -> None:
@@ -79,6 +78,6 @@ def test_replay_and_record_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_every_node_is_read_once_under_mpirun() -> None:
-    result = kept.mpirun(2, "libraries", "--format", "csv")
+    result = mpirun(2, "libraries", "--format", "csv")
     assert result.returncode == 0, result.stderr
     assert sum(line.split(",")[1] == "mpi4py" for line in result.stdout.splitlines()) == 1

@@ -7,7 +7,6 @@ import pytest
 
 from gpubench.jobs.collective.nccl_tests import NcclTestsOptions
 from tests.cli.running import environment, gpubench
-from tests.mpi import kept
 
 THEIRS = "-b 8 -e 64M -f 2 -n 30 -w 3 -g 4 -c 0 -d half"
 RUN = ("allreduce", "--simulate", "hgx-h200-4", "--format", "json")
@@ -125,14 +124,14 @@ def test_a_replay_names_the_option_that_does_not_fit() -> None:
 @pytest.mark.mpi
 def test_data_are_not_verified_where_nccl_tests_would_not() -> None:
     run = "allreduce --backend host -b 1K -e 1K -n 3 -g 2 -c 0 --format json"
-    found = json.loads(kept.gpubench(*run.split()).stdout)
+    found = json.loads(gpubench(*run.split()).stdout)
     assert {(row["wrong"], row["verified"]) for row in found["rows"]} == {(None, "no")}
 
 
 @pytest.mark.mpi
 def test_ranks_are_started_by_their_option_too() -> None:
     run = "allreduce --backend host -b 1K -e 2K -f 2 -n 3 -w 1 -g 2 -c 1 -d double --format json"
-    found = json.loads(kept.gpubench(*run.split()).stdout)
+    found = json.loads(gpubench(*run.split()).stdout)
     assert len(found["metadata"]["ranks"]) == 2
     assert found["metadata"]["options"]["warmup"] == 1
     assert {(row["size_bytes"], row["iterations"], row["dtype"], row["wrong"]) for row in found["rows"]} == {

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.model.results.report import PAIR_COLUMNS
-from tests.cli.running import environment, gpubench
+from tests.cli.running import environment, gpubench, mpirun
 from tests.formats.schema import validate
-from tests.mpi import kept
 
 MACHINE = ("p2p", "--simulate", "hgx-h200-4")
 
@@ -299,7 +298,7 @@ def test_help_fits_eighty_columns() -> None:
 
 @pytest.mark.mpi
 def test_ranks_cannot_be_simulated_and_the_message_comes_once() -> None:
-    result = kept.mpirun(2, *MACHINE)
+    result = mpirun(2, *MACHINE)
     assert result.returncode == 2
     assert (result.stderr + result.stdout).count("nothing is measured here") == 1
 

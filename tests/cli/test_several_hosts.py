@@ -18,9 +18,7 @@ from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
 from gpubench.ranks.hosts import Silence
 from gpubench.ranks.launch import EndedJob, Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
-from tests.cli import forking
-from tests.cli.running import MPI_ENVIRONMENT, environment, gpubench, without_gpus
-from tests.mpi import kept
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, environment, gpubench, without_gpus
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}
 
@@ -33,7 +31,7 @@ def fake_srun(folder: Path, kinds: str = "MPI plugin types are... none pmi2 pmix
 if [ "$1" = --mpi=list ]; then echo "{kinds}" >&2; exit 0; fi
 echo "$@" > "{folder}/started"
 while [ "$1" != gpubench ]; do shift; done
-exec {shlex.join(forking.for_shells())} "${{@:2}}"
+exec {shlex.join(PROGRAM)} "${{@:2}}"
 """
     )
     path.chmod(0o755)
@@ -93,7 +91,7 @@ def test_a_check_of_named_hosts_says_what_it_runs_and_checks_them(tmp_path: Path
     hosts, output = tmp_path / "hosts", tmp_path / "gate.json"
     hosts.write_text("localhost slots=2\n")
     options = ("--profile", "host", "--output", str(output))
-    result = kept.own_gpubench("check", "--hosts", str(hosts), *options, env=environment(**MPI_ENVIRONMENT))
+    result = gpubench("check", "--hosts", str(hosts), *options, env=environment(**MPI_ENVIRONMENT))
     said = result.stderr.splitlines()[0]
     assert re.match(r"gpubench: \S*mpirun -n 2 --host localhost:2 --map-by ppr:2:node:OVERSUBSCRIBE ", said)
     command = shlex.split(said)
@@ -187,7 +185,7 @@ def test_several_hosts_are_checked_in_an_exit_style(tmp_path: Path) -> None:
     hosts.write_text("localhost slots=2\n")
     options = ("check", "--quick", "--profile", "host", "--hosts", str(hosts), "--exit-style", "nagios")
     variables = environment(GPUBENCH_OUTPUT=str(tmp_path / "own.json"), **MPI_ENVIRONMENT)
-    result = kept.own_gpubench(*options, env=variables)
+    result = gpubench(*options, env=variables)
     assert json.loads((tmp_path / "own.json").read_text())["metadata"]["command"][-1] == "nagios"
     assert (result.returncode, result.stdout.split(" - ")[0]) == (0, "GPUBENCH CHECK OK"), result.stderr
 

@@ -17,9 +17,8 @@ from gpubench.measure.check.health import of_collective
 from gpubench.model.paths import nodes
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.terms.commands import Command
-from tests.cli.running import ROOT, environment, gpubench
+from tests.cli.running import ROOT, environment, gpubench, mpirun
 from tests.formats.schema import validate
-from tests.mpi import kept
 
 
 def rows(*arguments: str) -> list[dict[str, str]]:
@@ -163,7 +162,7 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
 
 @pytest.mark.mpi
 def test_a_launcher_is_told_that_it_is_not_needed() -> None:
-    result = kept.mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
+    result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())
     assert result.returncode == 2
     assert (result.stderr + result.stdout).count("the same without the launcher") == 1
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.cli.process import COMMANDS
-from tests.cli import forking
-from tests.cli.running import ROOT, environment, gpubench
+from tests.cli.running import PROGRAM, ROOT, environment, gpubench
 
 LOG = str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")
 SIMULATED = ("--simulate", "hgx-h200-4")
@@ -47,7 +46,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def forks() -> str:
     """What stands for gpubench in a shell: it forks, and has stdout and stderr of the shell, or does not have them."""
-    return shlex.join(forking.for_shells())
+    return shlex.join(PROGRAM)
 
 
 OWN = shlex.join([sys.executable, "-m", "gpubench"])

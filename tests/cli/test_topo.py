@@ -26,8 +26,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo import TOPO_SECTIONS
-from tests.cli import forking
-from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
+from tests.cli.running import PROGRAM, ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR, validate
 
 MACHINES = ROOT / "tests" / "machines"
@@ -235,7 +234,7 @@ def test_damaged_rank_facts_name_their_line(recorded_here: Path, tmp_path: Path)
 
 
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    command = f"{shlex.join(forking.for_shells())} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
+    command = f"{shlex.join(PROGRAM)} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
     result = subprocess.run(
         ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
         capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,

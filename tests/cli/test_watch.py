@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import forking
-from tests.cli.running import ROOT, environment, gpubench
+from tests.cli.running import PROGRAM, ROOT, environment, gpubench
 
 MACHINE = ("watch", "--simulate", "hgx-h200-4", "--for", "4s")
 
@@ -249,7 +248,7 @@ def test_without_a_gpu_nothing_is_measured() -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_watch_quietly() -> None:
-    command = [*forking.for_shells(), "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
+    command = [*PROGRAM, "watch", "--simulate", "hgx-h200-4", "--for", "9h"]
     started = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -371,7 +370,7 @@ while [ "$1" != --strict ]; do shift; done
 exec {gpubench} watch "$@" --for 3s --simulate hgx-h200-4 --fault node0:traffic=$TRAFFIC
 """
     said = {"refused": "", "staged": "staged, by sockets", "loading": "no path between GPUs was seen"}
-    (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", shlex.join(forking.for_shells())))
+    (tmp_path / "srun").write_text(stand_in.replace("{gpubench}", shlex.join(PROGRAM)))
     (tmp_path / "srun").chmod(0o755)
     for traffic, told in said.items():
         (tmp_path / "watch.json").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.ranks.launch import Flavour, find_launcher
-from tests.cli.running import ROOT, environment
-from tests.mpi.kept import program
+from tests.cli.running import PROGRAM, ROOT, environment
 
 SECONDS_TO_SPEAK = 60
 SECONDS_OF_A_HANG = 15
@@ -47,6 +46,7 @@ class Hosts:
     folder: Path
     ranks: int = 2
     options: str = ""
+    program: Sequence[str] = PROGRAM
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Hosts:
         exports = " ".join(f"-x {name}" for name in settings)
         agent = f"{find_launcher().path} --prtemca plm_ssh_agent {self.agent()}"
         mpirun = f"{agent} --host {places} -n {self.ranks * len(self.names)} {exports} {self.options}"
-        ranks = shlex.join([*program(environment(**settings)), *arguments])
+        ranks = shlex.join([*self.program, *arguments])
         script = f"hostname {self.names[0]}; exec {mpirun} {ranks}"
         printed = self.folder / "printed"
         with printed.open("w") as stream:

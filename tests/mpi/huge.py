@@ -1,7 +1,7 @@
 """A rank that runs every collective once on more bytes than MPI's counts hold: `huge.py SIZE`, under mpirun.
 
-`grouped.py` shows that cut messages arrive whole; this, that the library takes messages of real size. Every rank sends
-its number plus one in every byte.
+`group_checks.py` shows that cut messages arrive whole, this one that the library takes messages of real size.
+Every rank sends its number plus one in every byte.
 """
 
 import sys

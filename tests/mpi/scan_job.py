@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubench.ranks.launch import find_launcher
-from tests.cli import forking
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, environment
-from tests.mpi.kept import program
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, environment
 
 DEADLINE = 2.0
 SECONDS = 300.0
@@ -74,16 +72,12 @@ def scan_of_ranks(
     *arguments: str,
     options: tuple[str, ...] = (),
     rounds: str = "--rounds",
-    gate: Path | None = None,
 ) -> Iterator[ScanJob]:
-    """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left.
-
-    Its phase 0 does not end before the gate is there.
-    """
+    """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left."""
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]
     outputs = [rounds, str(folder / "rounds"), "--output", str(folder / "report.json")]
-    command = [find_launcher().path, *options, "-n", str(ranks), *program(environment()), *words, *outputs]
-    variables = environment(GPUBENCH_TEST_FOLDER=str(folder), **{forking.GATE: str(gate)} if gate else {})
+    command = [find_launcher().path, *options, "-n", str(ranks), *PROGRAM, *words, *outputs]
+    variables = environment(GPUBENCH_TEST_FOLDER=str(folder))
     variables |= MPI_ENVIRONMENT
     with (folder / "printed").open("w") as printed:
         process = subprocess.Popen(command, stdout=printed, stderr=printed, env=variables, cwd=ROOT)

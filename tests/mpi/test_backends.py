@@ -1,11 +1,11 @@
-"""MPI on GPU memory with real ranks that believe in GPUs: not at all, in part, and beside NCCL."""
+"""MPI on GPU memory on ranks with fake GPUs: not at all, in part, and beside NCCL."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.mpi.kept import gpubench
-from tests.mpi.test_evidence import believing, document_of
+from tests.cli.running import gpubench
+from tests.mpi.jobs import document_of, on_fake_gpus
 
 pytestmark = pytest.mark.mpi
 
@@ -17,8 +17,8 @@ COUNTED = ("--sizes", "1K,1M", *FEW)
 
 def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:
     text = tmp_path / "table.txt"
-    crashes = believing("tuning", GPUBENCH_TEST_MPI_CRASHES="allreduce,reduce")
-    result = gpubench("allreduce", "--backend", "mpi", *SMALL, "--output", str(text), env=crashes)
+    asked = ("allreduce", "--backend", "mpi", *SMALL, "--output", str(text))
+    result = on_fake_gpus(*asked, GPUBENCH_TEST_MPI_CRASHES="allreduce,reduce")
     assert result.returncode == 1, result.stderr
     document = document_of(result)
     assert document["rows"] == []
@@ -35,8 +35,7 @@ def test_an_mpi_that_crashes_is_a_finding_and_no_crash(tmp_path: Path) -> None:
 
 
 def test_an_mpi_that_takes_the_operation_is_measured_and_its_path_judged_by_counters() -> None:
-    partly = believing("tuning", GPUBENCH_TEST_MPI_CRASHES="reduce")
-    result = gpubench("allreduce", "--backend", "mpi", *COUNTED, env=partly)
+    result = on_fake_gpus("allreduce", "--backend", "mpi", *COUNTED, GPUBENCH_TEST_MPI_CRASHES="reduce")
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     assert {(row["backend"], row["wrong"]) for row in document["rows"]} == {("mpi", 0)}
@@ -48,7 +47,7 @@ def test_an_mpi_that_takes_the_operation_is_measured_and_its_path_judged_by_coun
 
 
 def test_an_aware_mpi_that_goes_through_the_host_fails() -> None:
-    result = gpubench("allreduce", "--backend", "mpi", *COUNTED, env=believing("p2p-disabled"))
+    result = on_fake_gpus("allreduce", "--backend", "mpi", *COUNTED, logs="p2p-disabled")
     document = document_of(result)
     (staged,) = [each for each in document["findings"] if each["id"] == "host-staged"]
     assert staged["severity"] == "FAIL"
@@ -56,13 +55,13 @@ def test_an_aware_mpi_that_goes_through_the_host_fails() -> None:
 
 
 def test_beside_nccl_it_is_left_out_or_held_against_it() -> None:
-    without = believing("tuning", GPUBENCH_TEST_MPI_CRASHES="allreduce")
-    left_out = document_of(gpubench("allreduce", "--backend", "nccl,mpi,host", *SMALL, env=without))
+    asked = ("allreduce", "--backend", "nccl,mpi,host", *SMALL)
+    left_out = document_of(on_fake_gpus(*asked, GPUBENCH_TEST_MPI_CRASHES="allreduce"))
     (refused,) = left_out["refused"]
     assert (refused["backend"], refused["size_bytes"]) == ("mpi", None)
     assert refused["reason"].startswith("allreduce of 1K on GPU memory crashed")
     assert {row["backend"] for row in left_out["backends"]} == {"host"}
-    both = document_of(gpubench("allreduce", "--backend", "nccl,mpi", *SMALL, env=believing("tuning")))
+    both = document_of(on_fake_gpus("allreduce", "--backend", "nccl,mpi", *SMALL))
     assert [row["backend"] for row in both["rows"]] == ["nccl", "mpi", "nccl"] * 4
     assert {(row["backend"], row["first"]) for row in both["backends"]} == {("mpi", "nccl")}
     assert both["refused"] == []
@@ -71,7 +70,7 @@ def test_beside_nccl_it_is_left_out_or_held_against_it() -> None:
 def test_a_recording_of_several_backends_is_told_again_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     asked = ("allreduce", "--backend", "nccl,mpi,host", *SMALL, "--record", str(folder))
-    measured = document_of(gpubench(*asked, env=believing("tuning")))
+    measured = document_of(on_fake_gpus(*asked))
     again = document_of(gpubench("allreduce", "--replay", str(folder), "--format", "json"))
     assert [row["backend"] for row in again["rows"]] == [row["backend"] for row in measured["rows"]]
     assert again["backends"] == [{**row, "origin": "recorded"} for row in measured["backends"]]
@@ -95,6 +94,6 @@ def test_a_recording_of_several_backends_is_told_again_as_it_was(tmp_path: Path)
     ],
 )
 def test_what_a_backend_lacks_is_refused(asked: tuple[str, ...], said: str) -> None:
-    result = gpubench("allreduce", *asked, "--sizes", "1K", env=believing("tuning"))
+    result = on_fake_gpus("allreduce", *asked, "--sizes", "1K")
     assert (result.returncode, result.stderr.count("gpubench: error")) == (2, 1), result.stderr
     assert said in result.stderr

@@ -1,19 +1,19 @@
 """`gpubench check` on two real hosts, network namespaces of this machine: the one that differs is named, it alone."""
 
 import json
-import os
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.running import ROOT
 from tests.mpi.hosts import Hosts, connected
 
 pytestmark = pytest.mark.mpi
 
-INJECT = Path(__file__).parent / "inject"
+PROGRAM = (sys.executable, "-m", "tests.mpi.fake_nodes")
 
 
 @pytest.fixture
@@ -26,12 +26,11 @@ def checked(hosts: Hosts, *arguments: str, nodes: str = "", slow: str = "none") 
     """Exit code, document and table of a check by two ranks a host; `nodes` are the machines to believe in."""
     output = hosts.folder / "check.json"
     settings = {
-        "PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}",
         "GPUBENCH_TEST_NODES": nodes,
         "GPUBENCH_TEST_HOSTS": ",".join(hosts.names),
         "GPUBENCH_TEST_SLOW_HOST": slow,
     }
-    text, code = hosts.finish("check", *arguments, "--output", str(output), **settings)
+    text, code = replace(hosts, program=PROGRAM).finish("check", *arguments, "--output", str(output), **settings)
     assert output.exists(), text
     return code, json.loads(output.read_text()), text
 

@@ -1,45 +1,25 @@
-"""Whole collectives with real ranks that believe in four GPUs: logs are heard and gathered, paths are judged."""
+"""Whole collectives on four ranks with fake GPUs: logs are heard and gathered, paths are judged."""
 
 import csv
 import io
-import json
-import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
-from tests.cli import running
-from tests.cli.running import ROOT, environment
-from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import gpubench, mpirun
-
-if TYPE_CHECKING:
-    from subprocess import CompletedProcess
+from tests.cli.running import gpubench
+from tests.mpi.jobs import document_of, mpirun_on_fake_gpus, on_fake_gpus
 
 pytestmark = pytest.mark.mpi
 
-INJECT = Path(__file__).parent / "inject"
 SWEEP = ("allreduce", "--sizes", "1K,2K,1M", "--iters", "3", "--warmup", "1")
 SMALL = ("allreduce", "--sizes", "1K", "--iters", "3")
 RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
 
 
-def believing(logs: str, **changes: str) -> dict[str, str]:
-    """An environment in which ranks have GPUs, and an NCCL that writes these logs."""
-    return environment(PYTHONPATH=f"{INJECT}{os.pathsep}{ROOT}", GPUBENCH_TEST_LOGS=logs, **changes)
-
-
-def document_of(result: "CompletedProcess[str]") -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(result.stdout)
-    VALIDATOR.validate(document)
-    return document
-
-
 def test_a_healthy_job_that_launches_itself() -> None:
-    result = gpubench(*SWEEP, "--format", "json", env=believing("tuning"))
+    result = on_fake_gpus(*SWEEP, "--format", "json")
     assert result.returncode == 1, "GPUs that copy in Python are slow"
     assert "gpubench: fallback: none. All 4 pairs are direct over P2P/CUMEM (proven)" in result.stderr
     document = document_of(result)
@@ -61,8 +41,8 @@ SHARING = {"GPUBENCH_TEST_GPUS": "2", "GPUBENCH_TEST_NCCL_CODE": "23203"}
 def test_ranks_that_share_gpus_are_started_said_and_not_judged(tmp_path: Path) -> None:
     """Four ranks on two GPUs, whose NCCL logs are those of four: nothing is held against a board of four H200s."""
     table = tmp_path / "table.txt"
-    shared = believing("tuning", GPUBENCH_TEST_MPS="1", **SHARING)
-    result = gpubench(*SWEEP, "--ranks-per-gpu", "2", "--format", "json", "--output", str(table), env=shared)
+    asked = (*SWEEP, "--ranks-per-gpu", "2", "--format", "json", "--output", str(table))
+    result = on_fake_gpus(*asked, GPUBENCH_TEST_MPS="1", **SHARING)
     assert result.returncode == 0, result.stderr
     assert "no MPS server runs, so the 2 ranks of a GPU take turns" in result.stderr  # none is there to listen
     document = document_of(result)
@@ -89,17 +69,17 @@ def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() 
         ),
         (one_gpu, ("--ranks-per-gpu", "2"), "--ranks-per-gpu only where gpubench launches itself"),
     ):
-        result = mpirun(2, *SMALL, *options, env=believing("tuning", **settings))
+        result = mpirun_on_fake_gpus(2, *SMALL, *options, **settings)
         assert result.returncode == 2, result.stderr
         assert result.stderr.count(seen) == 1, result.stderr
-    taken = mpirun(4, *SMALL, env=believing("tuning", NCCL_MULTI_RANK_GPU_ENABLE="1", **SHARING))
+    taken = mpirun_on_fake_gpus(4, *SMALL, NCCL_MULTI_RANK_GPU_ENABLE="1", **SHARING)
     assert taken.returncode == 0, taken.stderr
     assert "  2 ranks share each of GPU 0-1 (taking turns)" in taken.stdout
 
 
 def test_a_staged_job_under_a_users_own_mpirun() -> None:
-    staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
-    result = mpirun(4, *SWEEP, "--evidence", "--width", "100", env=staged)
+    asked = (*SWEEP, "--evidence", "--width", "100")
+    result = mpirun_on_fake_gpus(4, *asked, logs="p2p-disabled", NCCL_P2P_DISABLE="1")
     assert result.returncode == 1, result.stderr
     text = " ".join(result.stdout.split())
     assert "fallback: HOST-STAGED: ranks 0 → 1, 1 → 2, 2 → 3, 3 → 0 through host memory over SHM/direct" in text
@@ -112,29 +92,29 @@ def test_a_staged_job_under_a_users_own_mpirun() -> None:
 
 @pytest.mark.slow
 def test_csv_is_parseable_and_the_verdict_is_on_stderr() -> None:
-    result = gpubench(*SWEEP, "--format", "csv", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
+    result = on_fake_gpus(*SWEEP, "--format", "csv", logs="p2p-disabled", NCCL_P2P_DISABLE="1")
     assert result.returncode == 1
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert list(rows[0]) == list(COLLECTIVE_COLUMNS)
     assert {row["host_staged"] for row in rows} == {"true"}
     assert result.stderr.startswith("gpubench: fallback: HOST-STAGED")
-    section = gpubench(*SWEEP, "--format", "csv", "--section", "fallback", env=believing("tuning"))
+    section = on_fake_gpus(*SWEEP, "--format", "csv", "--section", "fallback")
     assert [row["conclusion"] for row in csv.DictReader(io.StringIO(section.stdout))] == ["direct"]
 
 
 @pytest.mark.slow
 def test_strict_judges_paths() -> None:
     """That a healthy job passes it too, no believed GPU can show: all are slow."""
-    staged = gpubench(*SWEEP, "--strict", env=believing("p2p-disabled", NCCL_P2P_DISABLE="1"))
+    staged = on_fake_gpus(*SWEEP, "--strict", logs="p2p-disabled", NCCL_P2P_DISABLE="1")
     assert staged.returncode == 1
     assert "FAIL host-staged" in staged.stdout
 
 
 @pytest.mark.parametrize("own_mpirun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: bool) -> None:
-    refused = believing("refused", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+    refused = {"logs": "refused", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     arguments = (*SWEEP, "--strict")
-    result = running.mpirun(4, *arguments, env=refused) if own_mpirun else gpubench(*arguments, env=refused)
+    result = mpirun_on_fake_gpus(4, *arguments, **refused) if own_mpirun else on_fake_gpus(*arguments, **refused)
     said = result.stdout + result.stderr
     assert result.returncode == 3, said
     assert said.count("NCCL finds no path: rank 0 → rank 1") == 1
@@ -145,8 +125,7 @@ def test_what_nccl_refuses_is_one_error_with_the_pair_and_the_cause(own_mpirun: 
 @pytest.mark.slow
 def test_a_rank_that_gets_stuck_while_paths_are_found_out_is_named() -> None:
     """What is tried out before anything is timed connects the ranks, so it has the time of an initialisation."""
-    stuck = believing("tuning", GPUBENCH_TEST_STUCK="2", GPUBENCH_TEST_START_SECONDS="4")
-    result = gpubench(*SWEEP, "--timeout", "1", env=stuck)
+    result = on_fake_gpus(*SWEEP, "--timeout", "1", GPUBENCH_TEST_STUCK="2", GPUBENCH_TEST_START_SECONDS="4")
     assert result.returncode == 3, result.stderr
     assert re.search("no progress for [0-9]+ s: the others wait for rank 2", result.stderr)
     missing = next(line for line in result.stderr.splitlines() if "missing:" in line)
@@ -155,21 +134,21 @@ def test_a_rank_that_gets_stuck_while_paths_are_found_out_is_named() -> None:
 
 @pytest.mark.slow
 def test_no_evidence_is_nothing_at_all() -> None:
-    result = gpubench(*SWEEP, "--no-evidence", "--format", "json", env=believing("tuning"))
+    result = on_fake_gpus(*SWEEP, "--no-evidence", "--format", "json")
     document = document_of(result)
     assert {(row["transport"], row["algorithm"]) for row in document["rows"]} == {(None, None)}
     assert document["evidence"] == []
     assert [row["conclusion"] for row in document["fallback"]] == ["unknown"]
     assert "fallback: not known: --no-evidence" in result.stderr
-    refused = gpubench(*SWEEP, "--no-evidence", "--strict", env=believing("tuning"))
+    refused = on_fake_gpus(*SWEEP, "--no-evidence", "--strict")
     assert refused.returncode == 2
     assert "--strict with --no-evidence" in refused.stderr
 
 
 @pytest.mark.slow
 def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
-    deaf = believing("tuning", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="COLL")
-    result = gpubench("allreduce", "--sizes", "1K", "--format", "json", env=deaf)
+    deaf = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL"}
+    result = on_fake_gpus("allreduce", "--sizes", "1K", "--format", "json", **deaf)
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     assert {(row["transport"], row["host_staged"]) for row in document["rows"]} == {(None, None)}

@@ -22,9 +22,8 @@ import pytest
 
 from gpubench.model.terms.ranks import Phase
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, broken, document_so_far, environment, mpirun_command
-from tests.mpi.kept import forked, program
 
-pytestmark = [pytest.mark.mpi, pytest.mark.waits]
+pytestmark = pytest.mark.mpi
 
 TIMEOUT = 3
 """Of every job here. Ranks tell of progress at every second of work, which takes several seconds on a busy machine."""
@@ -144,12 +143,8 @@ def start(
     launch: Sequence[str] = (),
     start_seconds: float = UNHURRIED,
     variables: Mapping[str, str] | None = None,
-    forks: bool = True,
 ) -> Run:
-    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none.
-
-    Its ranks are forks that what mpirun started has asked for, unless they are to die with it.
-    """
+    """Start a job; `launch` are the options with which it launches its ranks, `--np` if there are none."""
     usual = ("--backend", "host", "--timeout", str(TIMEOUT))
     words = ("allreduce", *usual, f"--output={output}", *arguments)
     settings = {
@@ -157,12 +152,10 @@ def start(
         "GPUBENCH_TEST_FILE": str(output.with_suffix(".struck")),
     }
     env = broken(fault) | settings | MPI_ENVIRONMENT | dict(variables or {})
-    own = program(env) if forks else PROGRAM
     if how == ALONE:
-        command = [*own, *words, *(launch or ("--np", str(ranks)))]
+        command = [*PROGRAM, *words, *(launch or ("--np", str(ranks)))]
     else:
-        command = [*mpirun_command(ranks, *words, program=own)]
-    env = forked(env) if forks else env
+        command = [*mpirun_command(ranks, *words)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT, start_new_session=True
     )
@@ -308,7 +301,7 @@ def test_interrupted_the_rows_are_kept(how: str, number: signal.Signals, output:
 @pytest.mark.parametrize("how", [ALONE, slow(MPIRUN)])
 def test_a_job_whose_launcher_was_killed_is_gone(how: str, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(output.parent))
-    run = start(how, output, *LONG, forks=False)
+    run = start(how, output, *LONG)
     run.wait_for_rows(1)
     run.process.kill()
     run.end()
@@ -354,7 +347,7 @@ def test_a_full_disk_is_named_and_other_outputs_stay(how: str, output: Path) -> 
 
 def test_a_closed_pipe_ends_the_run_of_a_users_own_mpirun(output: Path) -> None:
     words = ["allreduce", "--backend", "host", "--sizes", "8:4M", "--format", "csv", f"--output={output}"]
-    command = mpirun_command(2, *words, program=program(environment()))
+    command = mpirun_command(2, *words, program=PROGRAM)
     result = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *command],
         capture_output=True, text=True, timeout=300, check=False, env=environment(**MPI_ENVIRONMENT), cwd=ROOT,

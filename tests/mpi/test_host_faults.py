@@ -14,7 +14,7 @@ from tests.cli.running import document_so_far
 from tests.mpi.hosts import HostJob, Hosts, connected
 from tests.mpi.test_faults import left_after
 
-pytestmark = [pytest.mark.mpi, pytest.mark.waits]
+pytestmark = pytest.mark.mpi
 
 TIMEOUT = 3
 SECONDS_FOR_MPIRUN = 10

@@ -21,9 +21,8 @@ from gpubench.backends.mpi.group import host_name
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
 from tests.cli import running
-from tests.cli.running import MPI_ENVIRONMENT, ROOT, broken, environment, mpirun_command
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, broken, environment, gpubench, mpirun, mpirun_command
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import forked, gpubench, idle_waits, mpirun, own_gpubench, own_mpirun, program
 
 pytestmark = pytest.mark.mpi
 
@@ -58,8 +57,8 @@ def test_launched_ranks_are_handed_the_plan_and_do_without_what_they_do_not_need
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'GPUBENCH_CHANNEL' in os.environ:\n"
-        "    needless = 'conditions readers.nccl_log hardware.simulated hardware.nccl.backend '\n"
-        "    needless += 'hardware.node.nvml.gpu formats.presenter model.facts.snapshot model.paths.topology'\n"
+        "    needless = 'conditions readers.nccl_log simulated backends.nccl.backend '\n"
+        "    needless += 'machine.gpus formats.presenter model.facts.snapshot model.paths.topology'\n"
         "    sys.modules |= {'typer': None, 'rich': None, 'pydantic': None}\n"
         "    sys.modules |= {f'gpubench.{each}': None for each in needless.split()}\n"
     )
@@ -239,7 +238,7 @@ def test_dropped_sizes_are_named_on_stderr_where_stdout_has_no_room() -> None:
 
 
 def test_nothing_that_fits_is_an_error() -> None:
-    result = own_gpubench("allreduce", *HOST, "--sizes", "512T")
+    result = gpubench("allreduce", *HOST, "--sizes", "512T")
     assert result.returncode == 3
     assert "no size is left to measure" in result.stderr
 
@@ -249,7 +248,7 @@ def test_a_users_own_mpirun_into_a_file_from_a_terminal_holds_no_escape_codes(tm
     outer, inner = pty.openpty()
     with (tmp_path / "out").open("w") as stdout:
         subprocess.run(
-            mpirun_command(2, "allreduce", *SMALL, program=program(environment())),
+            mpirun_command(2, "allreduce", *SMALL, program=PROGRAM),
             stdin=inner,
             stdout=stdout,
             stderr=inner,
@@ -339,7 +338,7 @@ def test_inside_a_slurm_allocation_the_job_stays_here() -> None:
         "SLURM_STEP_NUM_TASKS": "1",
         "SLURM_STEP_ID": "4294967290",
     }
-    result = own_gpubench("allreduce", *SMALL, env=environment(**allocation))
+    result = gpubench("allreduce", *SMALL, env=environment(**allocation))
     assert result.returncode == 0, result.stderr
     assert f"rank 0-1 on {host_name()}" in result.stdout
 
@@ -362,7 +361,7 @@ def test_wrong_data_fail_the_run_and_name_the_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
     output = tmp_path / "result.csv"
-    result = own_gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:raise"))
+    result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:raise"))
     assert result.returncode == 3
     assert f"rank 1 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" not in result.stderr
@@ -371,7 +370,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_and_is_named(tmp_path: Path) ->
 
 
 def test_a_rank_that_raises_under_mpirun_is_named_too_and_a_traceback_can_be_had() -> None:
-    result = own_mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
+    result = mpirun(2, "allreduce", *SMALL, env=broken("1:raise") | {"GPUBENCH_TRACEBACK": "1"})
     assert result.returncode == 3
     assert f"rank 1 on {host_name()}: RuntimeError: planted in a test" in result.stderr
     assert "Traceback" in result.stderr
@@ -379,7 +378,7 @@ def test_a_rank_that_raises_under_mpirun_is_named_too_and_a_traceback_can_be_had
 
 def test_a_killed_rank_is_told_and_its_rows_are_kept(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    result = own_gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
+    result = gpubench("allreduce", *SMALL, "--output", str(output), env=broken("1:kill"))
     assert result.returncode == 3
     assert "rank 1 on " in result.stderr
     # A launcher that is quicker than the watchdog takes the signal along: "was killed or crashed".
@@ -394,11 +393,11 @@ def test_an_interrupted_run_keeps_its_rows_and_leaves_no_rank_behind(tmp_path: P
     output = tmp_path / "result.csv"
     marker = f"--output={output}"
     process = subprocess.Popen(
-        [*program(broken("1:stall")), "allreduce", *SMALL, marker],
+        [*PROGRAM, "allreduce", *SMALL, marker],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=forked(broken("1:stall")),
+        env=broken("1:stall"),
         cwd=ROOT,
     )
     until(lambda: output.exists() and len(rows(output.read_text())) == 4)
@@ -436,14 +435,14 @@ def processes_with(word: str) -> list[str]:
 )
 def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
     options = f"--backend host --sizes 1K:16M --format {format_name} --no-progress"
-    command = f"{shlex.join(program(environment()))} allreduce {options}"
+    command = f"{shlex.join(PROGRAM)} allreduce {options}"
     result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=forked(environment()),
+        env=environment(),
         cwd=ROOT,
     )
     assert result.returncode == 0
@@ -451,7 +450,7 @@ def test_a_closed_pipe_ends_the_run_quietly(format_name: str) -> None:
 
 
 def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
-    result = own_gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
+    result = gpubench("allreduce", *SMALL, "--format", "csv", env=environment(OMPI_MCA_pml="nonsense"))
     assert result.returncode == 3
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -462,8 +461,8 @@ def test_what_ranks_print_reaches_stderr_and_never_the_data() -> None:
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
     output = tmp_path / "result.csv"
     arguments = ["allreduce", *SMALL, "--format", "csv", "--output", str(output)]
-    command = f"{shlex.join([*program(environment()), *arguments])} > /dev/full"
-    variables = forked(environment())
+    command = f"{shlex.join([*PROGRAM, *arguments])} > /dev/full"
+    variables = environment()
     result = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False, env=variables, cwd=ROOT
     )
@@ -475,7 +474,7 @@ def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path) -> None:
 
 def test_what_a_rank_prints_is_passed_on_to_stderr_live() -> None:
     """As NCCL_DEBUG=INFO does: also what is printed before the first row."""
-    result = own_gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
+    result = gpubench("allreduce", *SMALL, "--format", "csv", env=broken("1:print"))
     assert result.returncode == 0
     assert "gpubench: hello from NCCL" in result.stderr
     assert len(rows(result.stdout)) == 8
@@ -495,20 +494,18 @@ def test_memory_does_not_grow_from_row_to_row(tmp_path: Path) -> None:
     assert kilobytes[-1] * 1024 - 2 * largest < 400e6
 
 
-def run_script(folder: Path, ranks: int, name: str, *arguments: str) -> None:
-    script = str(Path(__file__).parent / name)
-    command = [mpirun_command(1)[0], "-n", str(ranks), sys.executable, script, *arguments]
-    variables = environment(**MPI_ENVIRONMENT) | idle_waits(folder)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=variables, cwd=ROOT)
+def run_ranks(ranks: int, name: str, *arguments: str) -> None:
+    command = mpirun_command(ranks, *arguments, program=(sys.executable, "-m", f"tests.mpi.{name}"))
+    result = running.run_mpirun(command, environment(**MPI_ENVIRONMENT))
     assert result.stdout.count("all right") == ranks, result.stdout + result.stderr
 
 
-def test_what_a_group_does_for_its_ranks(tmp_path: Path) -> None:
-    """With a limit of 1000 elements in place of 2**30, every collective is cut into many pieces."""
-    run_script(tmp_path, 3, "grouped.py", "1000", "16384")
+@pytest.mark.parametrize("check", ["clocks", "starting_line", "timing", "pieces", "trials"])
+def test_a_group_of_ranks(check: str) -> None:
+    run_ranks(3, "group_checks", check)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_messages_beyond_two_to_the_31_elements(tmp_path: Path) -> None:
-    run_script(tmp_path, 2, "huge.py", str(2**31 + 48))
+def test_messages_beyond_two_to_the_31_elements() -> None:
+    run_ranks(2, "huge", str(2**31 + 48))

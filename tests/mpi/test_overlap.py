@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
 from gpubench.machine.nvml import read_driver
 from gpubench.model.terms.overlap import OverlapAsked, Partner
-from tests.mpi import kept
-from tests.mpi.test_evidence import believing, document_of
+from tests.cli.running import environment, gpubench, mpirun
+from tests.mpi.jobs import document_of
 
+PROGRAM = (sys.executable, "-m", "tests.mpi.fake_overlap")
 SHORT = (
     *("overlap", "--seconds", "0.01", "--dtype", "float32", "--ctas", "own,1,8", "--sizes", "4K"),
     *("--partner", "chain", "--width", "100"),
@@ -22,7 +24,7 @@ SHORT = (
 @pytest.mark.mpi
 @pytest.mark.skipif(read_driver(os.environ).visible > 0, reason="this machine has GPUs")
 def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
-    result = kept.mpirun(2, "overlap", "--sizes", "1M")
+    result = mpirun(2, "overlap", "--sizes", "1M")
     assert result.returncode == 3
     assert result.stderr.count("no usable GPU") == 1
     assert "--simulate hgx-h200-4" in result.stderr
@@ -31,16 +33,16 @@ def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
 
 @pytest.mark.mpi
 def test_ranks_do_not_simulate() -> None:
-    result = kept.mpirun(2, "overlap", "--simulate", "hgx-h200-4")
+    result = mpirun(2, "overlap", "--simulate", "hgx-h200-4")
     assert result.returncode == 2
     assert result.stderr.count("overlap --simulate under") == 1
 
 
 @pytest.mark.mpi
-def test_a_whole_job_on_believed_gpus(tmp_path: Path) -> None:
+def test_a_whole_job_on_fake_gpus(tmp_path: Path) -> None:
     table = tmp_path / "overlap.txt"
     as_data = ("--format", "json", "--exit-zero")  # the CPU computes slower than a GPU is expected to
-    result = kept.gpubench(*SHORT, *as_data, "--output", str(table), env=believing("tuning"))
+    result = gpubench(*SHORT, *as_data, "--output", str(table), program=PROGRAM)
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     rows = document["overlap"]
@@ -67,8 +69,8 @@ def test_a_whole_job_on_believed_gpus(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_wrong_data_beside_computation_and_a_staged_path_under_a_users_own_mpirun(tmp_path: Path) -> None:
     output = tmp_path / "overlap.json"
-    ill = believing("p2p-disabled", NCCL_P2P_DISABLE="1", GPUBENCH_TEST_SPOILED_STEPS="1")
-    result = kept.mpirun(4, *SHORT, "--output", str(output), env=ill)
+    ill = environment(GPUBENCH_TEST_LOGS="p2p-disabled", NCCL_P2P_DISABLE="1", GPUBENCH_TEST_SPOILED_STEPS="1")
+    result = mpirun(4, *SHORT, "--output", str(output), env=ill, program=PROGRAM)
     assert result.returncode == 1, result.stdout + result.stderr
     lines = [line.split()[:2] for line in result.stdout.splitlines()]
     assert ["4K", "own"] in lines
@@ -81,8 +83,8 @@ def test_wrong_data_beside_computation_and_a_staged_path_under_a_users_own_mpiru
 
 @pytest.mark.mpi
 def test_a_rank_that_hangs_beside_computation_ends_the_run() -> None:
-    stuck = believing("tuning", GPUBENCH_TEST_STUCK_STEPS="1")
-    result = kept.own_gpubench(*SHORT, "--timeout", "2", env=stuck)
+    stuck = environment(GPUBENCH_TEST_STUCK_STEPS="1")
+    result = gpubench(*SHORT, "--timeout", "2", env=stuck, program=PROGRAM)
     assert result.returncode == 3
     assert "no progress for" in result.stderr
     assert "rank 1" in result.stderr

@@ -28,13 +28,12 @@ from gpubench.model.terms.ranks import Phase, RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import LinkBytes
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.cli.running import gpubench, planned
+from tests.cli.running import gpubench, mpirun, planned
 from tests.fakes.library_log import FakeLog, sent_between
 from tests.fakes.progress import FakeProgress
 from tests.fakes.rank_copies import Fabric, FakeRankCopies
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import mpirun
 
 if TYPE_CHECKING:
     from gpubench.backends.mpi.group import MpiGroup

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.running import ROOT, broken, environment
+from tests.cli.running import ROOT, broken, environment, gpubench, mpirun
 from tests.cli.test_collective_replay import comparable
 from tests.formats.schema import VALIDATOR
-from tests.mpi.kept import gpubench, mpirun, own_gpubench
-from tests.mpi.test_evidence import SWEEP, believing
+from tests.mpi.jobs import on_fake_gpus
+from tests.mpi.test_evidence import SWEEP
 from tests.mpi.test_settings import emulated_nodes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_users_own_mpirun_and_every_way_of_timing(
 def test_settings_beside_the_own_choice_and_what_nccl_refused(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     asked = ("--algo", "nvls,pat,tree", "--backend", "nccl,host", "--record", str(folder), "--format", "json")
-    measured = gpubench("allreduce", "--sizes", "1K,64K", "--iters", "3", *asked, env=believing("tuning"))
+    measured = on_fake_gpus("allreduce", "--sizes", "1K,64K", "--iters", "3", *asked)
     assert measured.returncode in (0, 1), measured.stderr
     check_replay(folder, measured)
     document = shown(measured.stdout)
@@ -85,8 +85,8 @@ def test_settings_beside_the_own_choice_and_what_nccl_refused(tmp_path: Path) ->
 
 def test_a_staged_path_fails_at_home_too_with_its_cause(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
-    staged = believing("p2p-disabled", NCCL_P2P_DISABLE="1")
-    measured = gpubench(*SWEEP, "--strict", "--record", str(folder), "--format", "json", env=staged)
+    asked = (*SWEEP, "--strict", "--record", str(folder), "--format", "json")
+    measured = on_fake_gpus(*asked, logs="p2p-disabled", NCCL_P2P_DISABLE="1")
     assert measured.returncode == 1, measured.stderr
     check_replay(folder, measured)
     document = shown(measured.stdout)
@@ -103,7 +103,7 @@ def test_a_staged_path_fails_at_home_too_with_its_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [("--no-evidence",), ("--split", "2"), ("--evidence",)])
 def test_what_nobody_watched_is_not_known_at_home_either(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     folder = tmp_path / "seen"
-    measured = gpubench(*SWEEP, *arguments, "--record", str(folder), "--format", "json", env=believing("tuning"))
+    measured = on_fake_gpus(*SWEEP, *arguments, "--record", str(folder), "--format", "json")
     assert measured.returncode in (0, 1), measured.stderr
     check_replay(folder, measured)
 
@@ -122,7 +122,7 @@ def test_a_hierarchy_on_two_nodes(tmp_path: Path) -> None:
 def test_rows_before_a_rank_died_are_there_and_the_replay_says_that_it_is_not_all(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     asked = ("--np", "2", "--record", str(folder), "--format", "json")
-    measured = own_gpubench(*HOST, *asked, env=broken("1:kill"))
+    measured = gpubench(*HOST, *asked, env=broken("1:kill"))
     assert measured.returncode == 3
     rows = shown(measured.stdout)["rows"]
     assert rows

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gpubench.ranks.launch import Flavour, find_launcher
-from tests.cli.running import gpubench, without_gpus
-from tests.mpi import kept
+from tests.cli.running import gpubench, mpirun, without_gpus
 from tests.mpi.scan_job import of_job, scan_of_ranks, seen_of, silent
 
 pytestmark = pytest.mark.mpi
@@ -110,7 +109,7 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     replayed = gpubench("scan", "--replay", str(rounds), "--format", "json")
     assert len(json.loads(replayed.stdout)["rounds"]) == before.count("\n") - 2
     words = ("scan", "--backend", "host", "--ranks-as-nodes", "--resume", str(rounds), "--format", "json")
-    resumed = kept.own_mpirun(3, *words)
+    resumed = mpirun(3, *words)
     document = json.loads(resumed.stdout[resumed.stdout.index("{") :])
     assert silent(document) == {"rank3": "node gone"}
     seen = seen_of(document, "node gone")
@@ -125,13 +124,11 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     folder, _, before = scanned
     shutil.copytree(folder / "rounds", tmp_path / "rounds")
     kept = (tmp_path / "rounds" / "scan.jsonl").read_text()
-    gate = tmp_path / "gate"
-    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume", gate=gate) as job:
+    with scan_of_ranks(4, tmp_path, "--quick", options=RECOVERY, rounds="--resume") as job:
         job.wait_until(lambda: {1, 3} <= of_job(tmp_path).keys())
         found = of_job(tmp_path)
         os.kill(found[1].worker, signal.SIGKILL)
         os.kill(found[3].supervisor, signal.SIGKILL)
-        gate.touch()
         _, report = job.finish()
     assert silent(report) == {"rank1": "node hangs", "rank3": "node gone"}
     assert len(report["rounds"]) == len(before["rounds"]), "nothing was measured but phase 0"
@@ -149,7 +146,7 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     ],
 )
 def test_jobs_that_cannot_be_scanned_are_told_once(ranks: int, arguments: tuple[str, ...], said: str) -> None:
-    result = kept.mpirun(ranks, "scan", *arguments)
+    result = mpirun(ranks, "scan", *arguments)
     assert result.returncode == 2
     assert (result.stdout + result.stderr).count(said) == 1
     assert "Traceback" not in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import environment as cleaned
-from tests.mpi.kept import gpubench
+from tests.cli.running import gpubench
 
 pytestmark = pytest.mark.mpi
 

@@ -1,24 +1,22 @@
-"""Sweeps in several ways with real ranks: on the host backend, and on ranks that believe in four GPUs."""
+"""Sweeps in several ways with real ranks: on the host backend, and on four ranks with fake GPUs."""
 
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.running import ROOT, environment
+from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, ROOT, environment, gpubench, mpirun_command, run_mpirun
 from tests.formats.schema import VALIDATOR
 from tests.mpi.hosts import Hosts, connected
-from tests.mpi.kept import gpubench, mpirun, own_gpubench
-from tests.mpi.test_evidence import INJECT, believing, document_of
+from tests.mpi.jobs import FAKE_GPUS, document_of, mpirun_on_fake_gpus, on_fake_gpus
 
 pytestmark = pytest.mark.mpi
 
@@ -31,17 +29,20 @@ ONE_ROW = ("--sizes", "1K", "--iters", "3", "--warmup", "1", "--out-of-place")
 
 
 def emulated_nodes(
-    *arguments: str, ranks: int = 4, env: Mapping[str, str] | None = None
+    *arguments: str, ranks: tuple[int, int] = (2, 2), program: Sequence[str] = PROGRAM
 ) -> "subprocess.CompletedProcess[str]":
-    """Ranks of this host that are told that they are on several nodes, two on each."""
-    told = {"PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}", "GPUBENCH_TEST_RANKS_A_NODE": "2"}
-    return mpirun(ranks, *arguments, env={**(env or environment()), **told})
+    """Run ranks of this host on two nodes, as NCCL_HOSTID tells them."""
+    launcher, *_ = mpirun_command(1)
+    nodes = [
+        ["-n", str(count), "-x", f"NCCL_HOSTID=node{node}", *program, *arguments] for node, count in enumerate(ranks)
+    ]
+    return run_mpirun([launcher, *nodes[0], ":", *nodes[1]], environment(**MPI_ENVIRONMENT))
 
 
 def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
     table = tmp_path / "table.txt"
     asked = ("--algo", "ring,tree", "--proto", "ll,simple")
-    result = gpubench(*SMALL, *asked, *AS_DATA, "--output", str(table), env=believing("tuning"))
+    result = on_fake_gpus(*SMALL, *asked, *AS_DATA, "--output", str(table))
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     names = ["ring/ll", "ring/simple", "tree/ll", "tree/simple"]
@@ -74,7 +75,7 @@ def test_algorithms_and_protocols_beside_the_own_choice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_measured() -> None:
-    result = gpubench(*SMALL, "--algo", "nvls,pat,tree", "--format", "json", env=believing("tuning"))
+    result = on_fake_gpus(*SMALL, "--algo", "nvls,pat,tree", "--format", "json")
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     (refused,) = document["refused"]
@@ -92,7 +93,7 @@ def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_mea
 
 @pytest.mark.slow
 def test_a_table_says_what_could_not_run() -> None:
-    shown = gpubench(*SMALL, "--algo", "nvls", env=believing("tuning"))
+    shown = on_fake_gpus(*SMALL, "--algo", "nvls")
     assert shown.returncode == 0
     assert "could not run     nvls, float32 sum from 1K: Error : no algorithm" in " ".join(shown.stdout.splitlines())
 
@@ -100,7 +101,7 @@ def test_a_table_says_what_could_not_run() -> None:
 @pytest.mark.slow
 def test_without_evidence_nothing_is_heard_and_the_rest_is_the_same() -> None:
     arguments = (*SMALL, "--proto", "ll", "--no-evidence", "--format", "json")
-    document = document_of(gpubench(*arguments, env=believing("tuning")))
+    document = document_of(on_fake_gpus(*arguments))
     assert [row["setting"] for row in document["rows"]] == [None, "ll", "again"] * 3 * 2
     assert {row["protocol"] for row in document["rows"]} == {None}
     assert {row["candidates"] for row in document["winners"]} == {2}
@@ -109,14 +110,12 @@ def test_without_evidence_nothing_is_heard_and_the_rest_is_the_same() -> None:
 @pytest.mark.slow
 def test_two_backends_in_one_table() -> None:
     arguments = ("--backend", "host,nccl", "--dtype", "float32,int8", "--op", "sum,max")
-    result = gpubench(*SMALL, *arguments, "--out-of-place", "--width", "120", env=believing("tuning"))
+    result = on_fake_gpus(*SMALL, *arguments, "--out-of-place", "--width", "120")
     assert result.returncode == 0, result.stderr
     assert "allreduce  backend nccl and host  4 ranks" in result.stdout
     assert "3 ways, one after the other: nccl, nccl again, host" in result.stdout
     assert result.stdout.count("speed, % of nccl's, ") == 4
-    csv_text = gpubench(
-        *SMALL, *arguments[:2], "--format", "csv", "--section", "winners", env=believing("tuning")
-    ).stdout
+    csv_text = on_fake_gpus(*SMALL, *arguments[:2], "--format", "csv", "--section", "winners").stdout
     lines = list(csv.DictReader(io.StringIO(csv_text)))
     assert len(lines) == 6
     assert {line["own_backend"] for line in lines} == {"nccl"}
@@ -143,7 +142,7 @@ def test_a_hierarchical_all_reduce_beside_the_flat_one(tmp_path: Path) -> None:
 def test_a_hierarchy_of_each_backend_beside_settings(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     arguments = ("--hierarchical", "--algo", "ring", "--backend", "nccl,host", "--output", str(output))
-    result = emulated_nodes(*SMALL, *arguments, "--out-of-place", env=believing("tuning"))
+    result = emulated_nodes(*SMALL, *arguments, "--out-of-place", program=FAKE_GPUS)
     assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads(output.read_text())
     VALIDATOR.validate(document)
@@ -201,18 +200,18 @@ def test_averages_of_averages_and_uneven_nodes_are_refused() -> None:
     average = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", "--op", "avg", "--dtype", "int32")
     assert average.returncode == 2
     assert "--hierarchical with --op avg of int32" in average.stderr
-    uneven = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", ranks=3)
+    uneven = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", ranks=(2, 1))
     assert uneven.returncode == 2
     assert "nodes have from 1 to 2 ranks" in uneven.stderr
 
 
 @pytest.mark.slow
 def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
-    result = gpubench(*SMALL, "--algo", "tree", env=believing("tuning", NCCL_ALGO="Ring"))
+    result = on_fake_gpus(*SMALL, "--algo", "tree", NCCL_ALGO="Ring")
     assert result.returncode == 2
     assert "--algo with NCCL_ALGO=Ring set already" in result.stderr
     assert "unset NCCL_ALGO" in result.stderr
-    result = gpubench(*SMALL, "--set", "NCCL_NET=IB", env=believing("tuning", NCCL_NET="Socket"))
+    result = on_fake_gpus(*SMALL, "--set", "NCCL_NET=IB", NCCL_NET="Socket")
     assert result.returncode == 2
     assert "--set with NCCL_NET=Socket set already" in result.stderr
 
@@ -220,7 +219,7 @@ def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
 def test_what_nccl_took_of_a_request_is_said_and_what_it_did_not_is_a_warning(tmp_path: Path) -> None:
     table = tmp_path / "table.txt"
     asked = ("--register", "user,symmetric", "--cta-policy", "default,zero")
-    result = gpubench(*SMALL, *asked, *AS_DATA, "-o", str(table), env=believing("tuning"))
+    result = on_fake_gpus(*SMALL, *asked, *AS_DATA, "-o", str(table))
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     policies = ("default", "zero")
@@ -245,7 +244,7 @@ def test_what_nccl_took_of_a_request_is_said_and_what_it_did_not_is_a_warning(tm
 
 @pytest.mark.slow
 def test_a_cap_that_is_no_cap_is_a_warning_and_one_that_nccl_refuses_is_left_out() -> None:
-    result = gpubench(*SMALL, "--max-ctas", "1,64", "--format", "json", env=believing("tuning"))
+    result = on_fake_gpus(*SMALL, "--max-ctas", "1,64", "--format", "json")
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     assert [(each["setting"], each["reason"]) for each in document["refused"]] == [
@@ -306,11 +305,11 @@ def test_a_soak_ends_in_order_when_it_is_interrupted() -> None:
 
 @pytest.mark.slow
 def test_ranks_that_a_launcher_started_are_one_job() -> None:
-    result = mpirun(4, *SMALL, "--set", "NCCL_NET=IB", env=believing("tuning"))
+    result = mpirun_on_fake_gpus(4, *SMALL, "--set", "NCCL_NET=IB")
     assert result.returncode == 2
     assert "--set NCCL_NET under" in result.stderr
     assert "gpubench compare" in result.stderr
-    result = mpirun(4, *SMALL, "--set", "NCCL_ALGO=ring,tree", env=believing("tuning"))
+    result = mpirun_on_fake_gpus(4, *SMALL, "--set", "NCCL_ALGO=ring,tree")
     assert result.returncode == 0, result.stderr
 
 
@@ -321,7 +320,7 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
     tuner, table = tmp_path / "nccl_tuner.conf", tmp_path / "table.txt"
     outputs = (*AS_DATA, "--output", str(tuner), "--output", str(table))
     asked = ("--set", "NCCL_MAX_NCHANNELS=2,4", "--proto", "ll")
-    result = gpubench("allreduce", *ONE_ROW, *asked, *outputs, env=believing("tuning"))
+    result = on_fake_gpus("allreduce", *ONE_ROW, *asked, *outputs)
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     there = [None, *(way for name in CHANNELS for way in (name, f"ll {name}"))]
@@ -347,7 +346,7 @@ def test_a_variable_has_jobs_of_its_own_that_take_turns(tmp_path: Path) -> None:
 def test_a_setting_whose_job_fails_is_left_out_with_the_reason() -> None:
     """What stands in for the library fails where this variable is set, and MPI_Abort ends that job's mpirun."""
     arguments = (*SMALL, "--set", "NCCL_NET=Broken,Socket", "--format", "json")
-    result = own_gpubench(*arguments, env=believing("tuning", GPUBENCH_TEST_BROKEN_NET="Broken"))
+    result = on_fake_gpus(*arguments, GPUBENCH_TEST_BROKEN_NET="Broken")
     assert result.returncode == 0, result.stderr
     document = document_of(result)
     (refused,) = document["refused"]

@@ -13,7 +13,7 @@ from tests.mpi.test_faults import LONG, MPIRUN, processes_of, start
 from tests.mpi.test_host_faults import TIMEOUT, WORDS
 from tests.ranks.watchdog import strangers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.waits]
+pytestmark = pytest.mark.mpi
 
 
 def watchdogs_of(output: Path) -> list[int]:

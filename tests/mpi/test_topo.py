@@ -9,9 +9,8 @@ import pytest
 
 from gpubench.machine.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot
-from tests.cli.running import environment
+from tests.cli.running import environment, mpirun
 from tests.mpi.hosts import connected
-from tests.mpi.kept import mpirun
 
 pytestmark = pytest.mark.mpi
 

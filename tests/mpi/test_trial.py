@@ -1,4 +1,4 @@
-"""Trials of MPI on GPU memory by real jobs of two ranks: one is right, one wrong, one crashes. grouped.py tries all."""
+"""Trials of MPI on GPU memory by real jobs of two ranks: one is right, one wrong, one crashes."""
 
 import sys
 

@@ -1,31 +1,33 @@
 """`gpubench watch` on ranks that mpirun started: the first rank of a node reads it, the first of all shows them."""
 
 import json
-import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.running import ROOT, environment
-from tests.mpi.kept import mpirun
+from tests.cli.running import environment, mpirun
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.mpi
 
-INJECT = Path(__file__).parent / "inject"
 
-
-def believing(*words: str) -> dict[str, str]:
-    path = os.pathsep.join((str(INJECT), str(ROOT)))
-    return environment(PYTHONPATH=path, GPUBENCH_TEST_TRAFFIC=" ".join(words))
+def watched(ranks: int, machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Watch on ranks that are the nodes of a simulated machine."""
+    program = (sys.executable, "-m", "tests.mpi.fake_traffic")
+    return mpirun(ranks, "watch", *arguments, env=environment(GPUBENCH_TEST_TRAFFIC=machine), program=program)
 
 
 def test_every_node_is_seen_and_the_odd_one_named(tmp_path: Path) -> None:
     output, recorded = tmp_path / "watch.json", tmp_path / "recorded"
-    result = mpirun(
+    result = watched(
         3,
-        *("watch", "--for", "1500ms", "--interval", "300ms", "--strict", "--width", "160"),
+        "hgx-h100-8*3 node1:traffic=staged",
+        *("--for", "1500ms", "--interval", "300ms", "--strict", "--width", "160"),
         *("--output", str(output), "--record", str(recorded)),
-        env=believing("hgx-h100-8*3", "node1:traffic=staged"),
     )
     assert result.returncode == 1, result.stderr
     lines = result.stdout.splitlines()
@@ -47,17 +49,16 @@ def test_every_node_is_seen_and_the_odd_one_named(tmp_path: Path) -> None:
 
 def test_all_ranks_read_nodes_with_many_gpus_at_the_longer_interval(tmp_path: Path) -> None:
     output = tmp_path / "watch.json"
-    asked = ("watch", "--for", "3s", "-q", "--output", str(output))
-    assert mpirun(2, *asked, env=believing("hgx-h100-8*2")).returncode == 0
+    asked = ("--for", "3s", "-q", "--output", str(output))
+    assert watched(2, "hgx-h100-8*2", *asked).returncode == 0
     document = json.loads(output.read_text())
     assert document["metadata"]["options"]["interval_s"] == 2.0
     assert len({row["seconds"] for row in document["traffic"]}) == 2
 
 
 def test_waiting_for_traffic_ends_on_all_ranks_together() -> None:
-    result = mpirun(
-        2, "watch", "--for", "600ms", "--interval", "300ms", "--until-traffic", "-q", env=believing("hgx-h200-4*2")
-    )
+    asked = ("--for", "600ms", "--interval", "300ms", "--until-traffic", "-q")
+    result = watched(2, "hgx-h200-4*2", *asked)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("PASS: ")
 

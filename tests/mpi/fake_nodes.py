@@ -1,15 +1,20 @@
-"""Hosts with GPUs that ranks believe in: `check` finds a simulated node on each, all else is real.
+"""gpubench check where each host is a node of a simulated machine: `mpirun ... python -m tests.mpi.fake_nodes check`.
+
+GPUBENCH_TEST_NODES is the simulated machine and its faults, GPUBENCH_TEST_HOSTS the hosts that are its nodes, and
+GPUBENCH_TEST_SLOW_HOST the host whose memory takes four times as long to copy (`none`: all take equally long).
 
 The ranks, their hosts, what they gather and reduce over the network are real; facts, and what a child process of
 `gpubench p2p` copies, are those of a simulated machine. Of the processes nothing is known: those of the machine that
 tests run on have no RDMA library, and such a machine's ranks would.
 """
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpubench.__main__ import main
 from gpubench.backends.timing import copy_seconds
 from gpubench.jobs import check
 from gpubench.jobs import check as check_measure
@@ -66,3 +71,10 @@ def slow_down(host: str) -> None:
     stubs: dict[Any, Any] = {check_measure: copies}
     for owner, stub in stubs.items():
         setattr(owner, copy_seconds.__name__, stub)
+
+
+if __name__ == "__main__":
+    if os.environ["GPUBENCH_TEST_NODES"]:
+        install(*os.environ["GPUBENCH_TEST_NODES"].split(), hosts=os.environ["GPUBENCH_TEST_HOSTS"].split(","))
+    slow_down(os.environ["GPUBENCH_TEST_SLOW_HOST"])
+    main()

@@ -1,24 +1,27 @@
-"""Ranks that believe they are nodes of their own, whose GPUs train a model: `watch` sees simulated traffic, all else is
-real."""
+"""gpubench watch where each rank is a node that trains a model: `mpirun ... python -m tests.mpi.fake_traffic watch`.
 
+GPUBENCH_TEST_TRAFFIC is the simulated machine and its faults.
+"""
+
+import os
 import time
 from dataclasses import replace
 from typing import Any
 
+from gpubench.__main__ import main
 from gpubench.jobs import rank as ranks
-from gpubench.jobs import watch
-from gpubench.machine import probe as probing
+from gpubench.jobs import watch  # noqa: F401 - it imports what is replaced
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.simulated.links import SimulatedTraffic
 from gpubench.simulated.machine import parse_machine, snapshots
-from tests.mpi.on_import import put_everywhere
+from tests.fakes.stand_in import stand_in
 
 
 def install(number: int, machine: str, *faults: str) -> None:
-    """Have the rank with that number be the node with that number."""
+    """Make the rank with this number the node with this number."""
     parsed = parse_machine(machine)
     broken = [parse_fault(each) for each in faults]
     own = replace(snapshots(parsed, broken)[number], host=f"host{number}", origin=Origin.MEASURED)
@@ -35,6 +38,11 @@ def install(number: int, machine: str, *faults: str) -> None:
         here = [each for each in broken if each.node_number == number]
         return SimulatedTraffic(own, parsed.profile, here, 0, time.monotonic, several=True)
 
-    put_everywhere(probing, "probe", probe)
-    put_everywhere(ranks, "own_identity", own_identity)
-    put_everywhere(watch, "reader_here", reader)
+    stand_in("gpubench.machine.probe.probe", probe)
+    stand_in("gpubench.jobs.rank.own_identity", own_identity)
+    stand_in("gpubench.jobs.watch.reader_here", reader)
+
+
+if __name__ == "__main__":
+    install(int(os.environ["OMPI_COMM_WORLD_RANK"]), *os.environ["GPUBENCH_TEST_TRAFFIC"].split())
+    main()

@@ -1,15 +1,31 @@
-"""Four H200s that a rank believes in: what is asked of driver, CUDA and NCCL is answered from logs and a simulation."""
+"""gpubench on four fake H200s: `mpirun -n 4 python -m tests.mpi.fake_gpus allreduce ...`, or without mpirun.
+
+NCCL is MPI on CPU buffers, which writes what a rank's real NCCL wrote into the log. These variables change it:
+
+- GPUBENCH_TEST_LOGS: the folder in tests/logs whose lines NCCL writes; with `refused` two ranks find no path
+- GPUBENCH_TEST_GPUS: the number of GPUs, GPUBENCH_TEST_NCCL_CODE: NCCL's version, GPUBENCH_TEST_MPS: ranks use MPS
+- GPUBENCH_TEST_STUCK: the rank that never returns from its first operation
+- GPUBENCH_TEST_START_SECONDS: the time limit of an initialization
+- GPUBENCH_TEST_BROKEN_NET: with this value of NCCL_NET NCCL finds no path
+- GPUBENCH_TEST_MPI_CRASHES: the operations in which MPI crashes on GPU memory
+- GPUBENCH_TEST_STUCK_STEPS, GPUBENCH_TEST_SPOILED_STEPS: the rank that hangs in, and that loses, overlapped operations
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gpubench.__main__ import main
 from gpubench.backends.mpi.backends import HostBackend
 from gpubench.backends.mpi.group import MpiCalls
+from gpubench.jobs import rank
+from gpubench.jobs.collective import job, opening_gpu, rank_job  # noqa: F401 - they import what is replaced
+from gpubench.machine.children import module_command
 from gpubench.machine.nvml import Driver
+from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.terms.operation import DataType, ReduceOp, nccl_version
 from gpubench.model.terms.ranks import Progress, RankIdentity
@@ -17,21 +33,24 @@ from gpubench.model.terms.settings import Algorithm, NcclSetting, Registration
 from gpubench.ports.backend import Launch, Region
 from gpubench.ports.copies import LinkBytes
 from gpubench.ports.group import Group
+from gpubench.ranks.launch import Launcher
+from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.library_log import recorded
 from tests.fakes.nccl_log import FakeNcclLog
-from tests.mpi.believed_driver import GPUS, RANKS
+from tests.fakes.stand_in import stand_in
 
+RANKS = 4
+GPUS = int(os.environ.get("GPUBENCH_TEST_GPUS", RANKS))
+DRIVER = Driver(version="580.159.04", cuda=13000, gpus=GPUS, visible=GPUS)
 REFUSED = "refused"
 COUNTED_BYTES = 2**24
-"""What has to pass to be counted: here no other traffic ticks."""
+"""Bytes that a counter must see: no other traffic disturbs it here."""
 
-_LOGS = os.environ["GPUBENCH_TEST_LOGS"]
+_LOGS = os.environ.get("GPUBENCH_TEST_LOGS", "tuning")
 
 
 @cache
 def h200s() -> Snapshot:
-    from gpubench.simulated.machine import parse_machine, snapshots
-
     return snapshots(parse_machine("hgx-h200-4"), [])[0]
 
 
@@ -215,10 +234,77 @@ class Counters:
 def open_gpu(
     _group: Group, identity: RankIdentity, _ranks: int, _driver: Driver, *, shared: bool
 ) -> tuple[int, RankIdentity]:
-    from gpubench.jobs import rank
-
     assert shared
     gpu = h200s().gpus[identity.rank % GPUS]
     mps = "GPUBENCH_TEST_MPS" in os.environ
     found = SimpleNamespace(name=gpu.name, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, mps=mps)
     return identity.rank, rank.identify(identity, cast("Any", found))
+
+
+class MpiOnGpus(HostBackend):
+    """MPI on CPU buffers that claims they are GPU memory."""
+
+    name = "mpi"
+
+    def __init__(self, group: Any, _device: object, progress: Progress) -> None:
+        super().__init__(group, RANKS, progress=progress)
+
+
+def try_operations(operations: Sequence[str], _command: object, completed: Any) -> MpiSupport:
+    """Report crashes for the operations in GPUBENCH_TEST_MPI_CRASHES, right data for the others."""
+    bad = os.environ.get("GPUBENCH_TEST_MPI_CRASHES", "").split(",")
+    trials = []
+    for name in operations:
+        completed()
+        ends = (TrialOutcome.CRASHED, TrialOutcome.UNKNOWN) if name in bad else (TrialOutcome.RIGHT,) * 2
+        said = "signal 11 (SIGSEGV)" if name in bad else ""
+        trials += [
+            OperationTrial(operation=name, size_bytes=size, outcome=end, seconds=2.5, said=said)
+            for size, end in zip((1024, 2**20), ends, strict=True)
+        ]
+    claims = {"MPIX_Query_cuda_support": "no"}
+    return MpiSupport(library="Open MPI v4.1.6", asked=operations[0], trials=trials, claims=claims, seconds=5.0)
+
+
+class FakeLauncher(Launcher):
+    """Starts this program as the ranks."""
+
+    program = "tests.mpi.fake_gpus"
+
+    def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
+        return [self.path, "-n", str(ranks), *module_command(self.program, *arguments)]
+
+
+def read_driver(_environment: Mapping[str, str]) -> Driver:
+    return DRIVER
+
+
+def check_installed(_driver: Driver) -> None:
+    pass
+
+
+def install() -> None:
+    """Replace driver, CUDA, NCCL and the launcher."""
+    fakes = {
+        "gpubench.ranks.launch.Launcher": FakeLauncher,
+        "gpubench.machine.nvml.read_driver": read_driver,
+        "gpubench.backends.cuda.check_installed": check_installed,
+        "gpubench.jobs.rank.open_gpu": open_gpu,
+        "gpubench.backends.nccl.library.NcclLibrary": Library,
+        "gpubench.machine.probe.Probe": Probe,
+        "gpubench.machine.nvml.NvmlCounters": Counters,
+        "gpubench.backends.nccl.backend.NcclBackend": Backend,
+        "gpubench.backends.nccl.communicator.open_requested": open_requested,
+        "gpubench.backends.mpi.backends.MpiOnCuda": MpiOnGpus,
+        "gpubench.backends.mpi.backends.read_support": try_operations,
+        "gpubench.measure.collective.paths.COUNTED_BYTES": COUNTED_BYTES,
+    }
+    for path, fake in fakes.items():
+        stand_in(path, fake)
+    if "GPUBENCH_TEST_START_SECONDS" in os.environ:
+        stand_in("gpubench.model.terms.ranks.SECONDS_TO_START", float(os.environ["GPUBENCH_TEST_START_SECONDS"]))
+
+
+if __name__ == "__main__":
+    install()
+    main()

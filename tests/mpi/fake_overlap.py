@@ -1,19 +1,23 @@
-"""Computation beside a collective that ranks believe in: time that passes, beside real MPI."""
+"""gpubench overlap on fake H200s (fake_gpus.py), whose computation is a sleep: `python -m tests.mpi.fake_overlap`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 from typing import Any
 
+from gpubench.__main__ import main
+from gpubench.jobs.collective import overlap  # noqa: F401 - it imports what is replaced
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder, TimeSpan
 from gpubench.ports.backend import Launch
+from tests.fakes.stand_in import stand_in
+from tests.mpi import fake_gpus
 
 OPERATION_SECONDS = 0.5e-3
 
 
-class BelievedSteps:
+class FakeSteps:
     """Steps of a rank whose GPU computes on its own, as long as it takes alone."""
 
     def __init__(self, _device: object, _backend: object) -> None:
@@ -61,7 +65,7 @@ class BelievedSteps:
         return 0
 
 
-class BelievedLoad:
+class FakeLoad:
     """A GPU that draws all it may."""
 
     def __init__(self, _bus_id: str) -> None:
@@ -75,5 +79,25 @@ class BelievedLoad:
 
 
 def capped(_library: Any, group: Any, asked: Mapping[str, int]) -> tuple[Any, int]:
-    """In the place of a communicator: the group of it, and its cap."""
+    """Return the group in place of its communicator, and the cap."""
     return group, asked["max_ctas"]
+
+
+def install() -> None:
+    fake_gpus.install()
+    fake_gpus.FakeLauncher.program = "tests.mpi.fake_overlap"
+    fakes = {
+        "gpubench.jobs.rank.usable_driver": lambda _for_what: fake_gpus.DRIVER,
+        "gpubench.backends.overlap.GpuSteps": FakeSteps,
+        "gpubench.machine.traffic.NvmlLoad": FakeLoad,
+        "gpubench.backends.nccl.communicator.GroupCommunicator": capped,
+        "gpubench.measure.overlap._SECONDS_A_BATCH": OPERATION_SECONDS,
+        "gpubench.measure.overlap._MOST_SETTLING_SECONDS": OPERATION_SECONDS,
+    }
+    for path, fake in fakes.items():
+        stand_in(path, fake)
+
+
+if __name__ == "__main__":
+    install()
+    main()

@@ -1,7 +1,4 @@
-"""A rank that does with its group what no other test sees: clocks, barriers, trials, and messages cut into pieces.
-
-Started by mpirun as `grouped.py MOST_ELEMENTS SIZE,SIZE`: the pieces have so many elements.
-"""
+"""Checks of a group of real ranks that no command shows: `mpirun -n 3 python -m tests.mpi.group_checks NAME`."""
 
 import sys
 from time import perf_counter, sleep
@@ -57,13 +54,13 @@ def check_trials(group: mpi.MpiGroup) -> None:
             assert wrong_elements(operation, size, group, device) == 0, (operation, size)
 
 
-def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]) -> None:
-    """Every collective on the host."""
+def check_pieces(group: mpi.MpiGroup) -> None:
+    """Check every collective with messages of at most 1000 elements, in place of 2**30."""
     identities = [RankIdentity(rank=rank, host="h", node=0, local_rank=rank, pid=1) for rank in range(group.size)]
     for collective in COLLECTIVES:
         request = SweepRequest(
             collective=collective,
-            sizes=sizes,
+            sizes=(16384,),
             dtypes=(DataType.INT8, DataType.FLOAT32),
             ops=(ReduceOp.SUM, ReduceOp.AVG),
             placements=tuple(Placement) if collective.in_place else (Placement.OUT_OF_PLACE,),
@@ -73,12 +70,12 @@ def check_pieces(group: mpi.MpiGroup, most_elements: int, sizes: tuple[int, ...]
             graph_replays=0,
             check=True,
         )
-        backend = backends.HostBackend(group, group.size, most_elements)
+        backend = backends.HostBackend(group, group.size, 1000)
         report = measure(request, group, backend, identities, NullListener())
         assert report.verdict == "PASS", (collective.name, report)
 
 
-def check_what_is_timed(group: mpi.MpiGroup) -> None:
+def check_timing(group: mpi.MpiGroup) -> None:
     """A broadcast is MPI's: the root's own copy comes after the clock is read. MPI's word for a failure is raised."""
     backend = backends.HostBackend(group, group.size)
     send, receive = backend.allocate(64), backend.allocate(64)
@@ -102,12 +99,15 @@ def check_what_is_timed(group: mpi.MpiGroup) -> None:
         assert "MPI_ERR_ROOT" in said
 
 
+CHECKS = {
+    "clocks": check_clocks,
+    "starting_line": check_starting_line,
+    "timing": check_timing,
+    "pieces": check_pieces,
+    "trials": check_trials,
+}
+
 if __name__ == "__main__":
-    of_job = mpi.start(LaunchedBy("test", 0, 1))
-    check_clocks(of_job)
-    check_starting_line(of_job)
-    check_what_is_timed(of_job)
-    check_pieces(of_job, int(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split(",")))
-    check_trials(of_job)
+    CHECKS[sys.argv[1]](mpi.start(LaunchedBy("test", 0, 1)))
     mpi.finish()
     print("all right")  # noqa: T201
