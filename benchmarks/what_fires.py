@@ -22,7 +22,7 @@ from unittest.mock import patch
 from benchmarks.provoked_causes import provocations
 from gpubench.cli.app import run_command_line, typer_command
 from gpubench.cli.process import COMMANDS
-from gpubench.conditions.definition.policy import SEVERITIES
+from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.formats.registry import FORMATS
 from gpubench.readers.registry import READERS, RESULT_READERS, FileKind

@@ -17,7 +17,10 @@ from gpubench.readers.registry import READERS, RESULT_READERS
 
 PACKAGE = Path(gpubench.__file__).parent
 SUPPORT = {
-    "conditions": {"__init__", "catalogue", "checks", "folding", "ranking", "registry"},
+    "conditions": {
+        *("__init__", "catalogue", "checks", "circumstances", "condition", "folding", "policy", "ranking", "registry"),
+        "subjects",
+    },
     "collectives": {"__init__", "curve", "expected", "pattern", "record", "registry"},
     "formats": {
         "__init__",
@@ -41,7 +44,7 @@ def _modules_of_families() -> set[str]:
     """The modules that the registry of conditions imports families from."""
     tree = ast.parse((PACKAGE / "conditions" / "registry.py").read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    return {name.split(".")[2] for name in imported if name.startswith("gpubench.conditions.")} - {"definition"}
+    return {name.split(".")[2] for name in imported if name.startswith("gpubench.conditions.")} - SUPPORT["conditions"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,6 @@ def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:
     packages = {path.parent.name for path in here.glob("*/__init__.py")} - {
         "text",
         "web",
-        "definition",
     }
     modules = {path.stem for path in here.glob("*.py")} | packages
     modules -= SUPPORT[plugs]

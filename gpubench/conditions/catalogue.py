@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterable
 
-from gpubench.conditions.definition.condition import Condition, Family, nothing_in_facts
-from gpubench.conditions.definition.policy import SEVERITIES
+from gpubench.conditions.condition import Condition, Family, nothing_in_facts
+from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import FAMILIES
 
 _HEAD = """\

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpubench.conditions.definition import subjects
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import Unread, joined, with_ids
-from gpubench.conditions.definition.subjects import Lack
+from gpubench.conditions import subjects
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import Unread, joined, with_ids
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
+from gpubench.conditions.subjects import Lack
 from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need

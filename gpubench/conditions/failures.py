@@ -1,4 +1,4 @@
-"""Conditions that end a job: NCCL's log reports them, no fact of a machine shows them.
+"""Conditions that only the text of a job shows: what ended it, and what the kernel and NCCL's own checks reported.
 
 The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none of them ran here, with NCCL 2.28.9.
 """
@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from gpubench.conditions.definition.circumstances import unset
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import unset
+from gpubench.conditions.condition import (
     REMOTE,
+    Complained,
     Condition,
     Family,
     Sighting,
-    complaint,
     joined,
     nothing_in_facts,
 )
@@ -129,127 +130,141 @@ def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-_failed = partial(complaint, expected="a job that starts", link=_TROUBLE)
+def log_row(
+    id_: str,
+    title: str,
+    pattern: str,
+    likely: str,
+    command: str | tuple[str, ...],
+    comment: str,
+    *,
+    expected: str,
+    link: str = _TROUBLE,
+    codes: tuple[int, ...] = (),
+    general: bool = False,
+    aliases: tuple[str, ...] = (),
+    **more: Any,
+) -> Condition:
+    """Return a condition that complaints matching `pattern`, or calls that returned one of `codes`, show."""
+    commands = (command,) if isinstance(command, str) else command
+    return Condition(
+        id=id_,
+        title=title,
+        expected=expected,
+        likely=likely,
+        cure=Cure(tuple(filter(None, commands)), comment),
+        link=link,
+        look=nothing_in_facts,
+        in_job=Complained(pattern, frozenset(codes), **more),
+        general=general,
+        aliases=aliases,
+    )
+
+
+_start = partial(log_row, expected="a job that starts")
 
 NCCL_START = Family.of(
     "nccl_start",
     "Jobs that NCCL does not start",
-    _failed(
+    _start(
         "nccl-version-mismatch",
         "Mismatched NCCL version: ranks of one job load different NCCL releases",
         r"mismatched NCCL version|NCCL version mismatch|XML (?:Topology|Graph) has wrong version",
-        Cure.of(
-            "export NCCL_DEBUG=VERSION",
-            comment="It shows the version that each rank loads; use one image or environment for all ranks.",
-        ),
-        likely="an LD_LIBRARY_PATH or an image that differs between nodes",
+        "an LD_LIBRARY_PATH or an image that differs between nodes",
+        "export NCCL_DEBUG=VERSION",
+        "It shows the version that each rank loads; use one image or environment for all ranks.",
     ),
-    _failed(
+    _start(
         "nccl-duplicate-gpu",
         "Duplicate GPU detected: two ranks of one communicator are on the same GPU",
         r"duplicate GPU|multiple ranks are using the same GPU",
-        Cure.of(
-            "nvidia-smi -L",
-            comment="Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank.",
-        ),
-        likely="more ranks than GPUs, or no device set by local rank",
+        "more ranks than GPUs, or no device set by local rank",
+        "nvidia-smi -L",
+        "Give each rank its own GPU: torch.cuda.set_device(local_rank), or CUDA_VISIBLE_DEVICES by rank.",
     ),
-    _failed(
+    _start(
         "cuda-device-missing",
         "CUDA error: invalid device ordinal: a rank asks for a GPU that it does not have",
         r"invalid device ordinal",
-        Cure.of("nvidia-smi -L", comment="Start at most as many ranks, times GPUs per rank (-g), as there are GPUs."),
-        likely="more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
+        "more ranks or GPUs per rank than the node has, or one visible GPU and local_rank as the device",
+        "nvidia-smi -L",
+        "Start at most as many ranks, times GPUs per rank (-g), as there are GPUs.",
     ),
-    _failed(
+    _start(
         "nccl-no-socket-interface",
         "Bootstrap : no socket interface found: NCCL has no network to meet over",
         r"no (?:usable )?(?:socket |listening |IP )?interface found|no interface found",
-        Cure.of("ip -br addr", comment="Set NCCL_SOCKET_IFNAME to an interface of this node."),
-        likely="NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
+        "NCCL_SOCKET_IFNAME matches no interface of this node, or its only one is lo or docker's",
+        "ip -br addr",
+        "Set NCCL_SOCKET_IFNAME to an interface of this node.",
         link=_ENV,
     ),
-    _failed(
+    _start(
         "nccl-connect-failed",
         "A rank cannot connect to another: refused, no route, timed out",
         r"connect(?: to .*)? (?:failed|returned)\b|wrong type\b|connection (?:refused|timed out)|socketStartConnect"
         r"|DistNetworkError|RendezvousConnectionError|exceeded timeouts|no route to host|network is unreachable"
         r"|exceeded error retry count",
-        Cure(
-            comment="Test the address in the line with `nc -vz` on that node. Set NCCL_SOCKET_IFNAME to an "
-            "interface that all nodes reach."
-        ),
-        likely="a firewall between the nodes, an interface that the others cannot reach (docker0), or a rank "
-        "that ended",
+        "a firewall between the nodes, an interface that the others cannot reach (docker0), or a rank that ended",
+        "",
+        "Test the address in the line with `nc -vz` on that node. Set NCCL_SOCKET_IFNAME to an "
+        "interface that all nodes reach.",
         link=_ENV,
     ),
-    _failed(
+    _start(
         "nccl-no-transport",
         "No transport found for a pair of ranks: every transport is refused or switched off",
         r"no transport found|has no transport for",
-        unset(
-            *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA"),
-            comment="`gpubench topo` shows peer access.",
-        ),
-        likely="variables or a topology file that leave no path between two ranks",
+        "variables or a topology file that leave no path between two ranks",
+        unset("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET_DISABLE_INTRA").commands,
+        "`gpubench topo` shows peer access.",
         link=_ENV,
     ),
-    _failed(
+    _start(
         "cuda-out-of-memory",
         "CUDA out of memory while NCCL sets up its buffers",
         r"(?:cuda failure|OutOfMemoryError|^CUDA)(?!.*nvls\.cc).*out of memory|failed to CUDA (?:host )?(?:c|m)?alloc",
-        Cure.of(
-            "nvidia-smi",
-            comment="End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces "
-            "NCCL's share.",
-        ),
-        likely="the program, or another one, holds nearly all of the GPU's memory",
+        "the program, or another one, holds nearly all of the GPU's memory",
+        "nvidia-smi",
+        "End other processes that hold memory, or use less in the program; NCCL_BUFFSIZE reduces NCCL's share.",
     ),
-    _failed(
+    _start(
         "nvls-slots-used-up",
         "NVLink SHARP (NVLS) has no multicast group left: CUDA error 2, out of memory, in nvls.cc",
         r"multicast.*CUDA error 2\b|cuda failure (?:2\b)?.*out of memory.* in \S*nvls\.cc",
-        Cure.of(
-            "export NCCL_NVLS_ENABLE=0",
-            comment="Set it for communicators that can do without, end other jobs of this NVLink domain, or "
-            "create fewer communicators.",
-        ),
-        likely="communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
+        "communicators of this job or of others hold all multicast groups of the NVSwitches; the memory of "
         "the GPU is rarely the reason, and the fabric manager is not",
+        "export NCCL_NVLS_ENABLE=0",
+        "Set it for communicators that can do without, end other jobs of this NVLink domain, or "
+        "create fewer communicators.",
         link="https://github.com/NVIDIA/nccl/issues/2077",
     ),
-    _failed(
+    _start(
         "nvls-setup-failed",
         "NVLink SHARP (NVLS) cannot bind its multicast memory",
         r"NVLink SHARP|NVLS\b.*fail|multicast.*(?:fail|error)|cuda failure .* in \S*nvls\.cc",
-        Cure.of(
-            "systemctl status nvidia-fabricmanager",
-            comment=f"{RESTART_FABRIC} Until it works, run with NCCL_NVLS_ENABLE=0.",
-        ),
-        likely="the fabric manager was restarted under a running driver, or a container may not use the fabric",
+        "the fabric manager was restarted under a running driver, or a container may not use the fabric",
+        "systemctl status nvidia-fabricmanager",
+        f"{RESTART_FABRIC} Until it works, run with NCCL_NVLS_ENABLE=0.",
         link="https://github.com/NVIDIA/nccl/issues/976",
     ),
-    _failed(
+    _start(
         "nccl-cuda-call-failed",
         "A CUDA call failed inside NCCL",
         r"\bcuda (?:failure|error(?:: (?!no error)| /)|driver error)|unhandled cuda error|ncclUnhandledCudaError"
         r"|cudaIpc\w+ failed|illegal memory|failed to open libnvidia-ml|nvml\w* failed",
-        Cure.of(
-            "dmesg | grep -i xid",
-            comment="Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA.",
-        ),
-        likely="an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
+        "an error of an earlier kernel, a GPU that fell off the bus, or a driver that is too old",
+        "dmesg | grep -i xid",
+        "Run the program under compute-sanitizer; use a driver at least as new as NCCL's CUDA.",
     ),
-    _failed(
+    _start(
         "nccl-invalid-usage",
         "The program calls NCCL wrongly: ranks that disagree on sizes or operations, invalid arguments",
         r"invalid (?:usage|root|type|rank)|nccl\b.*invalid argument|message truncated|mismatch in info"
         r"|is not a valid pointer|rank \d+ of \d+ ranks has already checked in",
-        Cure.of(
-            "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL",
-            comment="It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
-        ),
-        likely="ranks that call different collectives or sizes, or the same rank started twice",
+        "ranks that call different collectives or sizes, or the same rank started twice",
+        "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL",
+        "It logs every rank's calls; TORCH_DISTRIBUTED_DEBUG=DETAIL makes PyTorch compare them.",
     ),
     Condition(
         id="nccl-init-unfinished",
@@ -381,195 +396,172 @@ _AROUND_ENDING = re.compile(
 NCCL_TRANSFERS = Family.of(
     "nccl_transfers",
     "Jobs that NCCL ends",
-    complaint(
+    log_row(
         "nccl-ranks-disagree",
         "NET/IB: collective mismatch error: two ranks disagree on a call, its size, or NCCL_* settings",
         r"collective mismatch error",
-        expected="the same call, size and NCCL_* variables on both ranks",
-        likely="ranks that call other collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or NCCL_*CHANNELS "
+        "ranks that call other collectives or sizes, or NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE or NCCL_*CHANNELS "
         "that differ between nodes",
-        cure=Cure.of(
-            "env | grep NCCL_",
-            comment="Run it on both nodes; if the variables are equal, compare the ranks' calls with "
-            "NCCL_DEBUG_SUBSYS=COLL.",
-        ),
+        "env | grep NCCL_",
+        "Run it on both nodes; if the variables are equal, compare the ranks' calls with NCCL_DEBUG_SUBSYS=COLL.",
+        expected="the same call, size and NCCL_* variables on both ranks",
         link="https://github.com/NVIDIA/nccl/issues/626",
     ),
-    complaint(
+    log_row(
         "rdma-registration-failed",
         "Call to ibv_reg_mr failed: memory cannot be registered for RDMA",
         r"ibv_(?:reg|create|alloc)\w* failed|regMr failed|unable to register memory|register(?:ing)? memory.*fail",
+        "the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
+        "",
+        "Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. "
+        "For `Bad address`, load nvidia-peermem, and verify the data with `gpubench allreduce` "
+        "over two nodes before any job.",
         expected="memory that the NIC can register",
-        likely="the limit of locked memory (ulimit -l) in the container, or for GPU memory a missing nvidia-peermem",
-        cure=Cure(
-            comment="Start the container with `docker run --ulimit memlock=-1`; in Kubernetes add IPC_LOCK. "
-            "For `Bad address`, load nvidia-peermem, and verify the data with `gpubench allreduce` "
-            "over two nodes before any job."
-        ),
-        link=_TROUBLE,
     ),
-    complaint(
+    log_row(
         "network-plugin-failed",
         "A call of the network plugin failed (NET/OFI, aws-ofi-nccl): RC: -22 and others",
         r"NET/\w+ .*\bRC: -?[1-9]\d*|unresponsive receiver|NET/OFI Creating .* failed: "
         r"|NET/OFI (?:Couldn't|Unable to) (?:open|create|enable|bind|allocate|register)\b",
+        "a plugin that does not match libfabric, NCCL or the instance, or a security group that blocks traffic",
+        "fi_info -p efa",
+        "Use plugin, libfabric and NCCL from one release of EFA's installer; FI_LOG_LEVEL=warn logs more.",
         expected="a plugin that works",
-        likely="a plugin that does not match libfabric, NCCL or the instance, or a security group that blocks traffic",
-        cure=Cure.of(
-            "fi_info -p efa",
-            comment="Use plugin, libfabric and NCCL from one release of EFA's installer; FI_LOG_LEVEL=warn logs more.",
-        ),
         link="https://github.com/aws/aws-ofi-nccl",
     ),
-    complaint(
+    log_row(
         "rdma-connect-failed",
         "Call to ibv_modify_qp failed: two NICs cannot be connected for RDMA",
         r"ibv_(?:modify_qp|query_gid|create_ah)\w* failed",
+        "a wrong GID index or no RoCE route between the nodes (error 110, 113, 22), or MTUs that differ",
+        "show_gids",
+        "Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw.",
         expected="queue pairs that connect",
-        likely="a wrong GID index or no RoCE route between the nodes (error 110, 113, 22), or MTUs that differ",
-        cure=Cure.of(
-            "show_gids",
-            comment="Run it on both nodes and set NCCL_IB_GID_INDEX to the RoCE v2 address; test with ib_write_bw.",
-        ),
         link="https://github.com/NVIDIA/nccl/issues/426",
     ),
-    complaint(
+    log_row(
         "nccl-tests-wrong-data",
         "nccl-tests counted wrong elements: Out of bounds values ... FAILED, or a row whose #wrong is not 0",
         r"^out of bounds values|^wrong data in a row of nccl-tests",
+        "peer access that corrupts data, or a GPU, link or NIC that does",
+        "gpubench p2p",
+        "It shows the faulty pair; NCCL_P2P_DISABLE=1 gpubench allreduce shows whether peer access is at fault.",
         expected="received data equal to sent data",
-        likely="peer access that corrupts data, or a GPU, link or NIC that does",
-        cure=Cure.of(
-            "gpubench p2p",
-            comment="It shows the faulty pair; NCCL_P2P_DISABLE=1 gpubench allreduce shows whether peer "
-            "access is at fault.",
-        ),
         link="https://github.com/NVIDIA/nccl/issues/2335",
     ),
-    complaint(
+    log_row(
         "rdma-retry-exceeded",
         "Got completion with error 12: the other side did not answer over RDMA (IBV_WC_RETRY_EXC_ERR)",
         r"got completion .*(?:error|status)[= ](?:\w+\()?12\b|RETRY_EXC"
         r"|transport retry count\w* exceeded|^failed status 12: wr_id",
-        expected="completions without an error",
-        likely="a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or "
+        "a wrong GID index on RoCE, a port or cable that is down, a fabric that drops packets (no PFC or "
         "ECN), or "
         "a rank that ended",
-        cure=Cure.of(
-            "show_gids",
-            comment="Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two "
-            "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
-        ),
+        "show_gids",
+        "Set NCCL_IB_GID_INDEX to the RoCE v2 address and test with ib_write_bw between the two "
+        "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
+        expected="completions without an error",
         link="https://github.com/NVIDIA/nccl/issues/426",
         refined=_with_mixed_fabrics,
     ),
-    complaint(
+    log_row(
         "nic-failed-over",
         "A NIC failed and NCCL goes on with another one: slower, and it need not come back",
         r"NET/IB: .*\b(?:marked as failed|failed devices?)\b|resiliency .*outstanding recovery",
+        "a cable, a port or its switch; NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX ends recovery",
+        "ibstat",
+        "Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
         expected="NICs that do not fail",
-        likely="a cable, a port or its switch; NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX ends recovery",
-        cure=Cure.of(
-            "ibstat",
-            comment="Look at the ports of this host and at dmesg; restart the job once they are up: it may stay slow.",
-        ),
         link="https://github.com/NVIDIA/nccl/issues/2157",
         refined=lambda seen, _: replace(seen, seen=_PLACE_OF_NIC.sub("", seen.seen)),
     ),
-    complaint(
+    log_row(
         "gin-not-enabled",
         "GPU-initiated networking (GIN) was asked for, and NCCL cannot enable it",
         r"\bGIN (?:is disabled|not supported|\w+ signals are required)|GIN-capable|support GIN|(?:use|requested) GIN",
-        expected="GIN on all ranks, or a program that does without",
-        likely="NCCL_GIN_ENABLE=0; no RDMA NIC or plugin with GIN on some ranks; neither nvidia-peermem nor DMA-BUF; "
+        "NCCL_GIN_ENABLE=0; no RDMA NIC or plugin with GIN on some ranks; neither nvidia-peermem nor DMA-BUF; "
         "GPUs that reach each other over NVLink alone",
-        cure=Cure.of(
-            "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV",
-            comment="Lines of GIN/Plugin then say which plugin was left out and why; NCCL_GIN_TYPE=2 goes by "
-            "way of the CPU.",
-        ),
+        "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV",
+        "Lines of GIN/Plugin then say which plugin was left out and why; NCCL_GIN_TYPE=2 goes by way of the CPU.",
+        expected="GIN on all ranks, or a program that does without",
         link="https://github.com/NVIDIA/nccl/issues/2237",
     ),
-    complaint(
+    log_row(
         "collnet-not-used",
         "CollNet (SHARP) was asked for and cannot be set up: NCCL reduces in the GPUs instead of the switches",
         r"SHARP coll \w+ error|Cannot create SHArP job|sharp_create_job failed|\(sharp_am\)",
+        "no Aggregation Manager (sharp_am) in the subnet, or no resources of the switches left for this job",
+        "systemctl status sharp_am",
+        "Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
         expected="SHARP, which NCCL_COLLNET_ENABLE=1 asks for",
-        likely="no Aggregation Manager (sharp_am) in the subnet, or no resources of the switches left for this job",
-        cure=Cure.of(
-            "systemctl status sharp_am",
-            comment="Run it on the subnet manager's host; NCCL_COLLNET_ENABLE=0 asks for nothing.",
-        ),
         link="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
         severity=Verdict.WARN,
     ),
-    complaint(
+    log_row(
         "communicators-aborted",
         "A process aborted its communicators: PyTorch does so at a program's end without destroy_process_group()",
         r"\[Service thread\] (?:Accept failed|could not receive type from localRank -?\d+, res=3, closed=0)"
         r"|operation Close from rank \d+, retcode 3",
+        "a program that ended without destroy_process_group(); otherwise the error before these lines",
+        "",
+        "Call torch.distributed.destroy_process_group() at the program's end.",
         expected="communicators that are destroyed",
-        likely="a program that ended without destroy_process_group(); otherwise the error before these lines",
-        cure=Cure(comment="Call torch.distributed.destroy_process_group() at the program's end."),
         link="https://pytorch.org/docs/stable/distributed.html",
         severity=Verdict.WARN,
         general=True,
     ),
-    complaint(
+    log_row(
         "rdma-completion-error",
         "Got completion with an error: an RDMA operation failed",
         r"got completion .*(?:error|status)|^failed status \d+: wr_id|async fatal event|ibv_get_async_event failed"
         r"|async event ?: (?:.*work queue|.*catastrophic|CQ error)",
-        expected="completions without an error",
-        likely="4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
+        "4, 10, 11: memory or addresses (ACS or an IOMMU that redirects RDMA to GPUs, driver, nvidia-peermem); "
         "5: flushed after another error; 13: a receiver that was not ready",
-        cure=Cure.of(
-            "gpubench check --quick",
-            comment="It looks for ACS; look also at the first error of all ranks' logs and at dmesg. For 4, "
-            "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
-        ),
-        link=_TROUBLE,
+        "gpubench check --quick",
+        "It looks for ACS; look also at the first error of all ranks' logs and at dmesg. For 4, "
+        "10 and 11, NCCL_NET_GDR_LEVEL=LOC shows whether GPUDirect RDMA is at fault.",
+        expected="completions without an error",
     ),
-    complaint(
+    log_row(
         "collective-timed-out",
         "Watchdog caught collective operation timeout: a collective did not finish",
         r"watchdog caught|timed? ?out|raised from checkTimeout|::checkTimeout|failed collective",
+        "a rank that ended, stopped, or called another operation; rarely the network",
+        "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+        "The dump shows the rank that is behind.",
         expected="collectives that finish",
-        likely="a rank that ended, stopped, or called another operation; rarely the network",
-        cure=Cure.of(
-            "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-            comment="The dump shows the rank that is behind.",
-        ),
         link="https://pytorch.org/docs/stable/torch_nccl_environment_variables.html",
         refined=_timed_out,
         general=True,
     ),
-    complaint(
+    log_row(
         "remote-process-exited",
         "Connection closed by remote peer, ncclRemoteError: another rank exited",
         r"remote (?:peer|process)|closed by (?:remote )?peer|connection reset|broken pipe|ncclRemoteError"
         r"|could not receive type from localRank \d+, res=(?!3, closed=0)|peer .* (?:closed|exited)",
+        "the other rank ended first; its log and the program's output show why",
+        "dmesg -T | grep -i -E 'oom|xid'",
+        "Run it on the node of the rank with the first error.",
         expected="ranks that run until the end",
-        likely="the other rank ended first; its log and the program's output show why",
-        cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),
         link=_RESULTS,
         codes=(REMOTE,),
         general=True,
     ),
-    complaint(
+    log_row(
         "nccl-call-failed",
         "An NCCL call failed: unhandled system error, internal error",
         r"unhandled|failed to execute operation (?!Close from rank \d+, retcode 3)\w+ .*retcode [1-9]"
         r"|NCCL (?:failure|error|operation)"
         r"|nccl\w+Error|NcclError|NCCL:",
+        "the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
+        "export NCCL_DEBUG=INFO",
+        "Set it on all ranks. The first warning is the reason.",
         expected="calls that succeed",
-        likely="the reason in the warning before it; NCCL_DEBUG=WARN makes NCCL print it",
-        cure=Cure.of("export NCCL_DEBUG=INFO", comment="Set it on all ranks. The first warning is the reason."),
         link=_RESULTS,
         codes=(1, 2, 3, 4, 5),
         general=True,
     ),
-    complaint(
+    log_row(
         "program-failed",
         "The program that uses NCCL ended with an error",
         r"^a process ended: |^Test |^Failed: |terminate called|Fatal Python|ChildFailedError|exitcode|death signal"
@@ -579,53 +571,48 @@ NCCL_TRANSFERS = Family.of(
         r"|munmap_chunk|stack smashing|^corrupted |floating point exception|illegal instruction|breakpoint trap"
         r"|bad system call|symbol lookup error|Execution of replica|DeepEP|nvshmem|non-?zero status: "
         r"|SignalException|ProcessGroupNCCL|Default process group has not been|OutOfMemoryError|out of memory|NCCL",
+        "a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
+        "dmesg -T | grep -i -E 'oom|xid'",
+        "Run it on the node of the rank with the first error.",
         expected="ranks that run until the end",
-        likely="a fault of the program, or of a GPU; a bus error is often a full /dev/shm",
-        cure=Cure.of("dmesg -T | grep -i -E 'oom|xid'", comment="Run it on the node of the rank with the first error."),
-        link=_TROUBLE,
         telling=_HOW_IT_ENDED,
         refined=lambda seen, _: replace(seen, seen=_AROUND_ENDING.sub("", seen.seen)),
         of_programs=True,
         general=True,
     ),
-    complaint(
+    log_row(
         "program-exception",
         "The program that uses NCCL printed an exception",
         r"(?:Error|Exception)\w*: |^a Traceback of Python|UCX +ERROR|NIXL_ERR_|\[ERROR\]"
         r"|shared memory broadcast block",
+        "the program ended with it or continued; the text does not show which",
+        "",
+        "Check whether every rank finished.",
         expected="none",
-        likely="the program ended with it or continued; the text does not show which",
-        cure=Cure(comment="Check whether every rank finished."),
-        link=_TROUBLE,
         of_programs=True,
         general=True,
     ),
-    complaint(
+    log_row(
         "nccl-tests-apart",
         "Several separate runs of nccl-tests at once: the processes did not connect",
         r"^\d+ runs of nccl-tests at once",
-        expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
-        likely="nccl-tests compiled without MPI=1, or for another MPI than the mpirun that started it; or intended "
+        "nccl-tests compiled without MPI=1, or for another MPI than the mpirun that started it; or intended "
         "parallel runs",
-        cure=Cure.of(
-            "make clean",
-            "make MPI=1",
-            comment="Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
-        ),
+        ("make clean", "make MPI=1"),
+        "Run them in the folder of nccl-tests. Set MPI_HOME to the MPI of this mpirun.",
+        expected="one run with all ranks: one list of devices, one Avg bus bandwidth",
         link="https://github.com/NVIDIA/nccl-tests/issues/27",
         of_programs=True,
     ),
-    complaint(
+    log_row(
         "nccl-tests-unfinished",
         "nccl-tests did not print its last line: it hung or ended early, or the text is truncated",
         r"^no line of Avg bus bandwidth",
-        expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
-        likely="without any row: peer access that hangs because of an IOMMU or ACS; otherwise a rank that ended, "
+        "without any row: peer access that hangs because of an IOMMU or ACS; otherwise a rank that ended, "
         "or a truncated text",
-        cure=Cure.of(
-            "export NCCL_P2P_DISABLE=1",
-            comment="If the run then finishes, peer access hangs: run gpubench check --quick.",
-        ),
+        "export NCCL_P2P_DISABLE=1",
+        "If the run then finishes, peer access hangs: run gpubench check --quick.",
+        expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
         link="https://github.com/NVIDIA/nccl/issues/606",
         refined=_without_peers,
         of_programs=True,

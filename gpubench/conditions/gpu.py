@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gpubench.conditions.definition.circumstances import (
+from gpubench.conditions.circumstances import (
     VERIFIED_COPIES,
     Circumstances,
     LoggedReason,
@@ -12,7 +12,7 @@ from gpubench.conditions.definition.circumstances import (
     remark_in_log,
     unset,
 )
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from gpubench.conditions.definition.condition import Condition, Family, Sighting, joined, nothing_in_facts
+from gpubench.conditions.condition import Condition, Family, Sighting, joined, nothing_in_facts
 from gpubench.model.paths.hang import Hang, HangReason
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.terms.units import counted

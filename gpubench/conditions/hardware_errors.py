@@ -1,7 +1,7 @@
-"""Conditions of hardware that the kernel reports in the text of a job."""
+"""Errors that the kernel, or NCCL's own checks, report in the text of a job."""
 
-from gpubench.conditions.definition.condition import Family, complaint
-from gpubench.model.terms.verdict import Cure
+from gpubench.conditions.condition import Family
+from gpubench.conditions.failures import log_row
 
 _XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -20,96 +20,107 @@ _RECOVERY = r"154, .* to 0x\w+ \((?!None)"
 
 HARDWARE_ERRORS = Family.of(
     "hardware_errors",
-    "Hardware errors in the text of a job",
-    complaint(
+    "Errors that the kernel or NCCL's own checks report in the text of a job",
+    log_row(
+        "nccl-diag-failed",
+        "NCCL's own checks: peer access does not work or data arrive wrong, ECC errors, or inactive NVLinks",
+        r"^NCCL DIAG \[INFO\] (?:p2p: (?:only \d|read mismatch|write mismatch|peer-memory import failed"
+        r"|launch/check failed|topology check failed|destination buffer unavailable|local CUDA setup failed)"
+        r"|(?:ECC|NVLink): (?!.*(?:unavailable|incomplete|not supported)))",
+        "a GPU or link that fails, an IOMMU, ACS redirection, or a fabric that is not ready",
+        "gpubench p2p",
+        "It verifies every byte on these GPUs; `gpubench check` looks at ECC and NVLinks on that node.",
+        expected="NCCL's checks pass",
+        link="https://github.com/NVIDIA/nccl",
+        aliases=("nccl-diag-p2p", "nccl-diag-hardware"),
+    ),
+    log_row(
+        "nccl-diag-doubt",
+        "NCCL's own checks: ranks far from the median bandwidth, or whose GPUs, drivers or NCCL_* variables differ",
+        r"^NCCL DIAG \[INFO\] (?:net bw: (?:.*off median|.*failed|.*timed out|.*cannot|.*unable|.*missing|mode=)"
+        r"|(?:GPU inventory|CUDA driver version|NCCL environment): )",
+        "a slow NIC, port or cable; perftest that is not installed; different images or launcher environments",
+        "mpirun gpubench p2p",
+        "Run it on these nodes, and make image, driver and environment of all ranks equal.",
+        expected="ranks that are alike, within 30 % of the median",
+        link="https://github.com/NVIDIA/nccl",
+        aliases=("nccl-diag-network", "nccl-diag-ranks-differ"),
+    ),
+    log_row(
         "gpu-xid",
         "The kernel reports an error of a GPU, an NVLink or an NVSwitch: Xid, SXid, fallen off the bus",
         rf"NVRM: Xid [^:]*[^)]*\): (?:(?:{_OF_HARDWARE})\b|(?:{_OF_NVLINK}), (?!.*non-?fatal)|{_RECOVERY})"
         rf"|caused by previous Xid (?:{_OF_HARDWARE}|{_OF_NVLINK})\b|SXid [^)]*\): \d+, Fatal|fallen off the bus",
+        "the GPU or link in the line; Xid 45 and CUDA errors on other GPUs are consequences",
+        "dmesg | grep -i xid",
+        "NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU.",
         expected="no Xid",
-        likely="the GPU or link in the line; Xid 45 and CUDA errors on other GPUs are consequences",
-        cure=Cure.of(
-            "dmesg | grep -i xid",
-            comment="NVIDIA's Xid catalogue says for each number whether to reset or replace the GPU.",
-        ),
         link=_XID,
     ),
-    complaint(
+    log_row(
         "gpu-xid-doubt",
         "The kernel reports an Xid that a program may have caused, or that is not fatal",
         r"NVRM: Xid |SXid \(PCI",
+        "13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: errors corrected",
+        "",
+        "Check whether the process in the line belongs to this job. If it does, run the program "
+        "under `compute-sanitizer`.",
         expected="no Xid",
-        likely="13, 31, 43: a kernel of the program; 45: another Xid ended it; 63, 92, 121: errors corrected",
-        cure=Cure(
-            comment="Check whether the process in the line belongs to this job. If it does, run the program "
-            "under `compute-sanitizer`."
-        ),
         link=_XID,
         general=True,
     ),
-    complaint(
+    log_row(
         "pcie-fatal-error",
         "The kernel reports a fatal PCIe error (AER), or a link taken out of service because of one (DPC)",
         r"severity=uncorrect\w+ \(fatal\)|uncorrect\w+ \(fatal\) error|DPC: containment event",
+        "a GPU, NIC, switch or riser below the port in the line; the devices behind it were reset",
+        "lspci -tv",
+        "It shows the devices below the port; if errors return (dmesg -T | grep -E 'AER|DPC'), reseat or replace them.",
         expected="no fatal PCIe errors",
-        likely="a GPU, NIC, switch or riser below the port in the line; the devices behind it were reset",
-        cure=Cure.of(
-            "lspci -tv",
-            comment="It shows the devices below the port; if errors return (dmesg -T | grep -E 'AER|DPC'), "
-            "reseat or replace them.",
-        ),
         link=_AER,
         of_programs=True,
     ),
-    complaint(
+    log_row(
         "pcie-error-doubt",
         "The kernel reports corrected or nonfatal PCIe errors (AER)",
         r"PCIe Bus Error: severity=|AER: (?:multiple )?(?:un)?correct\w+ ",
+        "a link that repeats packets and so slows down, or a device that this job does not use",
+        "lspci -tv",
+        "It shows the devices below the port; `gpubench topo` shows replays and widths of the GPUs' links.",
         expected="no PCIe errors",
-        likely="a link that repeats packets and so slows down, or a device that this job does not use",
-        cure=Cure.of(
-            "lspci -tv",
-            comment="It shows the devices below the port; `gpubench topo` shows replays and widths of the GPUs' links.",
-        ),
         link=_AER,
         general=True,
         of_programs=True,
     ),
-    complaint(
+    log_row(
         "network-link-down",
         "The kernel reports a network interface without link, or a cable error",
         r"mlx\d_core .*(?:link down|cable unplugged)|port module event\[error\]|link is down",
+        "the cable, transceiver or switch port of this interface; harmless if the interface is unused",
+        "gpubench check --quick",
+        "It shows the ports' errors and rates; run it, and ibstat or ethtool, on that node.",
         expected="links that stay up",
-        likely="the cable, transceiver or switch port of this interface; harmless if the interface is unused",
-        cure=Cure.of(
-            "gpubench check --quick",
-            comment="It shows the ports' errors and rates; run it, and ibstat or ethtool, on that node.",
-        ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
         of_programs=True,
     ),
-    complaint(
+    log_row(
         "nvlink-uncorrectable",
         "CUDA error: uncorrectable NVLink error detected during the execution",
         r"uncorrectable NVLink error",
+        "a link, bridge or switch of this GPU or of its peer",
+        "nvidia-smi nvlink -e",
+        "Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid.",
         expected="links without errors",
-        likely="a link, bridge or switch of this GPU or of its peer",
-        cure=Cure.of(
-            "nvidia-smi nvlink -e",
-            comment="Run it on that node: growing errors show the faulty link; dmesg shows Xid and SXid.",
-        ),
         link=_XID,
     ),
-    complaint(
+    log_row(
         "ecc-uncorrectable",
         "CUDA error: uncorrectable ECC error encountered",
         r"uncorrectable ECC error",
+        "faulty memory of this GPU",
+        "nvidia-smi -q -d ECC,ROW_REMAPPER",
+        "Run it on that node; reset the GPU, and replace it if the errors return.",
         expected="memory without uncorrectable errors",
-        likely="faulty memory of this GPU",
-        cure=Cure.of(
-            "nvidia-smi -q -d ECC,ROW_REMAPPER",
-            comment="Run it on that node; reset the GPU, and replace it if the errors return.",
-        ),
         link="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html",
     ),
 )

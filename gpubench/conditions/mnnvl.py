@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.definition.circumstances import Circumstances, places_of, remark_in_log, removal, unset
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances, places_of, remark_in_log, removal, unset
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from gpubench.conditions.definition.circumstances import (
+from gpubench.conditions.circumstances import (
     ASK_FOR_MORE,
     OFF,
     VERIFIED_COPIES,
@@ -16,7 +16,7 @@ from gpubench.conditions.definition.circumstances import (
     removal,
     unset,
 )
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from gpubench.conditions.definition.circumstances import (
+from gpubench.conditions.circumstances import (
     SOCKET,
     Circumstances,
     LoggedReason,
@@ -13,7 +13,7 @@ from gpubench.conditions.definition.circumstances import (
     remark_in_log,
     unset,
 )
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

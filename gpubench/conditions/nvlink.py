@@ -6,8 +6,8 @@ from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances, remark_in_log
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances, remark_in_log
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -6,8 +6,8 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from gpubench.conditions.definition.circumstances import VERIFIED_COPIES, Circumstances
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,
@@ -21,7 +21,7 @@ from gpubench.conditions.definition.condition import (
     of_node,
     of_pairs,
 )
-from gpubench.conditions.definition.subjects import (
+from gpubench.conditions.subjects import (
     OF_THE_BOARD,
     gpudirect_nics,
     is_desktop,

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Sequence
 
-from gpubench.conditions.definition.circumstances import (
+from gpubench.conditions.circumstances import (
     VERIFIED_COPIES,
     Circumstances,
     LoggedReason,
     Staged,
     remark_in_log,
 )
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,
@@ -17,7 +17,7 @@ from gpubench.conditions.definition.condition import (
     of_node,
     rdma_nics,
 )
-from gpubench.conditions.definition.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
+from gpubench.conditions.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, display_cards
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile

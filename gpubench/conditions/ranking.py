@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, log
 
-from gpubench.conditions.definition.circumstances import SOCKET, Circumstances, Staged
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import SOCKET, Circumstances, Staged
+from gpubench.conditions.condition import (
     BESIDE,
     Condition,
     Sighting,
@@ -15,7 +15,7 @@ from gpubench.conditions.definition.condition import (
     joined_seen,
     with_ids,
 )
-from gpubench.conditions.definition.policy import Medium, PathKind, Relation, Slowed
+from gpubench.conditions.policy import Medium, PathKind, Relation, Slowed
 from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation

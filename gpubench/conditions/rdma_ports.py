@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import (
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,

@@ -1,25 +1,22 @@
 """Every condition: a new family is one module and one line here, equally sure ones in order: machine, then settings."""
 
-from gpubench.conditions.definition.condition import Condition, Family
+from gpubench.conditions.condition import Condition, Family
 from gpubench.conditions.failures import NCCL_START, NCCL_TRANSFERS
 from gpubench.conditions.gpu import CONTENTION, GPU
 from gpubench.conditions.gpudirect import GPUDIRECT
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.hardware_errors import HARDWARE_ERRORS
-from gpubench.conditions.measured import MEASURED
+from gpubench.conditions.measured import MEASURED, SWEEP
 from gpubench.conditions.mnnvl import MNNVL
-from gpubench.conditions.mpi import MPI
-from gpubench.conditions.nccl_diagnostics import NCCL_DIAGNOSTICS
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS, NCCL_TUNING
 from gpubench.conditions.network import NETWORK
 from gpubench.conditions.node import DRIVER, NODE
 from gpubench.conditions.nvlink import NVLINK
 from gpubench.conditions.pcie import PCIE, REDIRECTION
 from gpubench.conditions.peer_access import DISPUTED_ACCESS, PEER_ACCESS
-from gpubench.conditions.process import CONTAINER, CORES, PROCESS
+from gpubench.conditions.process import CONTAINER, CORES, MPI, PROCESS
 from gpubench.conditions.profile import PROFILE
 from gpubench.conditions.rdma_ports import RDMA_PORTS
-from gpubench.conditions.sweep import SWEEP
 
 FAMILIES: tuple[Family, ...] = (
     DRIVER,
@@ -44,7 +41,6 @@ FAMILIES: tuple[Family, ...] = (
     MPI,
     MEASURED,
     SWEEP,
-    NCCL_DIAGNOSTICS,
     HARDWARE_ERRORS,
     HANGS,
     NCCL_TRANSFERS,

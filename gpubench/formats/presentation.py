@@ -175,7 +175,7 @@ class Presentation:
 
     def exit_code(self, metadata: "Metadata", report: "Report") -> int:
         """The exit code of the process."""
-        from gpubench.conditions.definition.policy import drains
+        from gpubench.conditions.policy import drains
         from gpubench.model.results.ending import exit_code_of, is_strict
 
         if self.exit_zero:

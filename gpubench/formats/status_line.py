@@ -52,7 +52,7 @@ def _npd(run: DocumentRun) -> Iterator[str]:
 
 
 def _slurm(run: DocumentRun) -> Iterator[str]:
-    from gpubench.conditions.definition.policy import drains
+    from gpubench.conditions.policy import drains
     from gpubench.model.results.ending import is_strict
     from gpubench.model.results.sentence import worst
 

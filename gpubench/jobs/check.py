@@ -12,7 +12,7 @@ from gpubench.backends.mpi import group as mpi
 from gpubench.backends.timing import copy_seconds
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
 from gpubench.formats.presenter import Presenter, rank_style
 from gpubench.jobs import sources

@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of

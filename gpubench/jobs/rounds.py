@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on

@@ -7,9 +7,9 @@ from itertools import islice
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import BESIDE
-from gpubench.conditions.definition.policy import BYTES, Slowed
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import BESIDE
+from gpubench.conditions.policy import BYTES, Slowed
 from gpubench.conditions.ranking import UNKNOWN, Diagnosis, Named, diagnose, path_kinds
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates

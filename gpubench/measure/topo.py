@@ -6,10 +6,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from gpubench.conditions.checks import WIRING, merged, run
-from gpubench.conditions.definition.circumstances import Circumstances, Facts, users_settings
-from gpubench.conditions.definition.condition import NONE_EXPECTED
-from gpubench.conditions.definition.policy import Medium, PathKind, Relation
+from gpubench.conditions.circumstances import Circumstances, Facts, users_settings
+from gpubench.conditions.condition import NONE_EXPECTED
 from gpubench.conditions.folding import fold
+from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.conditions.registry import CAUSES

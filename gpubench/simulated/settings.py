@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpubench.conditions import nccl_settings
-from gpubench.conditions.definition.circumstances import OFF, Facts
+from gpubench.conditions.circumstances import OFF, Facts
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot

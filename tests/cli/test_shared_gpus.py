@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.backends import cuda
 from gpubench.collectives.registry import collective_named
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.formats.lines import collective_lines
 from gpubench.jobs import check

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, GpubenchError
 from gpubench.jobs.collective import opening_gpu as watching
 from gpubench.jobs.collective.opening_gpu import PathWatch, naming_holders

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Facts, ProcessLog, Staged
-from gpubench.conditions.definition.condition import Sighting, Unread, joined_seen
-from gpubench.conditions.definition.policy import Medium, PathKind, Relation
+from gpubench.conditions.circumstances import Facts, ProcessLog, Staged
+from gpubench.conditions.condition import Sighting, Unread, joined_seen
+from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.conditions.ranking import _covered, explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.check.health import judge

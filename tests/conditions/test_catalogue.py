@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpubench.conditions.checks import CHECKS
-from gpubench.conditions.definition.condition import Condition
-from gpubench.conditions.definition.policy import SEVERITIES
+from gpubench.conditions.condition import Condition
+from gpubench.conditions.policy import SEVERITIES
 from gpubench.conditions.registry import CONDITIONS, ids_now
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 

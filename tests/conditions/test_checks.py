@@ -7,8 +7,8 @@ import pytest
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import joined
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import (
     DriverFacts,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Circumstances, IssueTime
+from gpubench.conditions.circumstances import Circumstances, IssueTime
 from gpubench.conditions.ranking import Named, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.facts.process import GpuProcess

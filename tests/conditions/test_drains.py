@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.conditions.definition.policy import SEVERITIES, drains
+from gpubench.conditions.policy import SEVERITIES, drains
 from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict
 
 FAIL, ERROR, WARN = Verdict.FAIL, Verdict.ERROR, Verdict.WARN

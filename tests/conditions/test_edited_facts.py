@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.health import REPLAYS
 from gpubench.model.facts.snapshot import (

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import LoggedReason, Staged
-from gpubench.conditions.definition.condition import Condition, Sighting
-from gpubench.conditions.definition.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
+from gpubench.conditions.circumstances import LoggedReason, Staged
+from gpubench.conditions.condition import Condition, Sighting
+from gpubench.conditions.policy import EXPLAINS, Medium, PathKind, Relation, Slowed
 from gpubench.conditions.ranking import Diagnosis, Named, explain, path_kinds
 from gpubench.conditions.registry import CAUSES, CONDITIONS, FAMILIES
 from gpubench.model.facts.snapshot import Fabric

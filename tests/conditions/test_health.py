@@ -8,7 +8,7 @@ import pytest
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.process import GpuProcess, RankFacts

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import ProcessLog, Staged
+from gpubench.conditions.circumstances import ProcessLog, Staged
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths.nccl_log import Note, RemarkKind

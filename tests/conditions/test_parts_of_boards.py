@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.subjects import is_mesh
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.subjects import is_mesh
 from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, Snapshot

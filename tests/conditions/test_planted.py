@@ -8,8 +8,8 @@ import pytest
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import with_ids
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import with_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.topo import examine, survey
 from gpubench.model.facts.process import RankFacts

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.conditions.definition.policy import Slowed
 from gpubench.conditions.nccl_settings import chosen, nccl_number
+from gpubench.conditions.policy import Slowed
 from gpubench.conditions.ranking import Named
 from gpubench.conditions.registry import ids_now
 from gpubench.measure.paths import Explained

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.checks import CHECKS, Check, found_by
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.health import _check_row, _Outcome
 from gpubench.model.facts.snapshot import Snapshot

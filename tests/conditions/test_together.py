@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Together
+from gpubench.conditions.circumstances import Together
 from gpubench.model.facts.snapshot import PciPlace
 from tests.fakes.planted import PLANTS, Job, simulated, with_nodes, with_ranks_on_all
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.definition.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
+from gpubench.conditions.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.topo import examine

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.jobs.check import SimulatedMeasurer, measured
 from gpubench.jobs.plans import Depth
 from gpubench.jobs.sources import simulation_of

@@ -24,7 +24,7 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, grouped
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 
 if TYPE_CHECKING:
-    from gpubench.conditions.definition.circumstances import Circumstances
+    from gpubench.conditions.circumstances import Circumstances
     from gpubench.model.paths.topology import Topology
     from gpubench.model.paths.wiring import NodeNetwork
     from gpubench.model.profiles.profile import Profile
@@ -50,7 +50,7 @@ def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     """The report with every trial of MPI on GPU memory, and the finding on those that failed; the root cause first."""
     if support is None:
         return report
-    from gpubench.conditions.mpi import on_support
+    from gpubench.conditions.process import on_support
     from gpubench.model.results.backends import MpiTrialRow, trial_rows
 
     found = on_support(support)

@@ -154,7 +154,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
 def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
     """The report with what is wrong with the nodes, unless it is there already as the cause of slow rows."""
     from gpubench.conditions.checks import of_facts, on_machine
-    from gpubench.conditions.definition.circumstances import Facts
+    from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
     from gpubench.model.paths.nodes import group
     from gpubench.profiles import profiles_for

@@ -10,7 +10,7 @@ from gpubench.backends.nccl.debug_log import NcclLog, ResettableLog, SilentLog
 from gpubench.backends.nccl.library import NcclLibrary, check_variables, start_asking
 from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import SweepRequest
-from gpubench.conditions.definition.circumstances import Circumstances, users_settings
+from gpubench.conditions.circumstances import Circumstances, users_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_path
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
 from gpubench.jobs.collective.plan import CollectivePlan

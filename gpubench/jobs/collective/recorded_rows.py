@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import collective_named
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.jobs.collective.metadata import judge_of_model, speed_judge_of
 from gpubench.measure.collective.recording import SIMULATED_BACKEND
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from gpubench.collectives.record import SweepRequest
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError
 from gpubench.jobs.collective.metadata import (
     collective_metadata,

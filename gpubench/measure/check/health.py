@@ -6,8 +6,8 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import joined
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
 from gpubench.conditions.folding import fold
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.unread import not_looked_at, unread_facts

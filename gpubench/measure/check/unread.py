@@ -5,9 +5,9 @@ from itertools import permutations
 from typing import Any
 
 from gpubench.conditions.checks import Check, Looked
-from gpubench.conditions.definition.circumstances import Circumstances, Facts
-from gpubench.conditions.definition.condition import joined
-from gpubench.conditions.definition.subjects import NOT_THERE
+from gpubench.conditions.circumstances import Circumstances, Facts
+from gpubench.conditions.condition import joined
+from gpubench.conditions.subjects import NOT_THERE
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need, host_rows, memory_row, peer_rows

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from functools import cache
 
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
-from gpubench.conditions.definition.circumstances import Circumstances, IssueTime, users_settings
+from gpubench.conditions.circumstances import Circumstances, IssueTime, users_settings
 from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.collective.cases import Case

@@ -5,7 +5,7 @@ from dataclasses import field, fields, replace
 from typing import Any
 
 from gpubench.collectives.record import Asked, Collective, SweepRequest
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import UsageError, advising
 from gpubench.measure.collective import paths
 from gpubench.measure.collective.cases import (

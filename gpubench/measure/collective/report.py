@@ -190,7 +190,7 @@ class SpeedJudge:
         found = self._on_slow_rows(found, explained)
         if not shows_more(self._rows):  # a third of what a rank imports stays away
             return found
-        from gpubench.conditions.sweep import sweep_findings
+        from gpubench.conditions.measured import sweep_findings
 
         rows = [row for row in self._rows if not (self.slow and row.verdict == Verdict.INCONCLUSIVE)]
         return (*found, *sweep_findings(rows, self.ranks))
@@ -217,7 +217,7 @@ class SpeedJudge:
 
 def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[Finding, ...]:
     from gpubench.conditions.checks import merged
-    from gpubench.conditions.definition.condition import NONE_EXPECTED
+    from gpubench.conditions.condition import NONE_EXPECTED
 
     first, *others = merged(
         replace(each, expected=slow.expected) if each.expected == NONE_EXPECTED else each for each in cause.findings()

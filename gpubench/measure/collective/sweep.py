@@ -19,7 +19,7 @@ from gpubench.ports.group import Group
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.conditions.definition.circumstances import Circumstances
+    from gpubench.conditions.circumstances import Circumstances
     from gpubench.measure.collective.paths import Counting, LoggedChoices, PathJudge, PathObservations
     from gpubench.measure.collective.report import SpeedJudge
     from gpubench.measure.collective.variants import Soak

@@ -5,7 +5,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from gpubench.conditions.definition.circumstances import ASK_FOR_MORE, ProcessLog, Staged
+from gpubench.conditions.circumstances import ASK_FOR_MORE, ProcessLog, Staged
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
 from gpubench.conditions.ranking import explain
 from gpubench.conditions.registry import CAUSES

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition.condition import Complained, joined
+from gpubench.conditions.condition import Complained, joined
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.explain.hangs import hangs_in
 from gpubench.measure.explain.pairs import (

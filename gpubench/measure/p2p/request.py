@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Protocol, cast
 
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import bus_id

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpubench.conditions.definition.circumstances import Together
+from gpubench.conditions.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
 from gpubench.model.paths.p2p import Cell, Pair, Series, is_large_copy
 from gpubench.model.paths.topology import ACROSS_SOCKETS, rounded

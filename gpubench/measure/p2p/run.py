@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TypeVar
 
 from gpubench.conditions.checks import of_facts, on_copies
-from gpubench.conditions.definition.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.circumstances import Circumstances, Together, users_settings
 from gpubench.conditions.folding import fold
 from gpubench.conditions.measured import impossible
 from gpubench.measure.p2p.findings import findings_of, managed_findings, staged_pairs

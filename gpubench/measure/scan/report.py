@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby
 
-from gpubench.conditions.definition.policy import drains
 from gpubench.conditions.folding import cause_of, on_their_nodes
+from gpubench.conditions.policy import drains
 from gpubench.measure.scan import verdicts
 from gpubench.measure.scan.judging import smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel

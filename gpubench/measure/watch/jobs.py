@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
-from gpubench.conditions.definition.circumstances import Circumstances, users_settings
+from gpubench.conditions.circumstances import Circumstances, users_settings
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.paths import first_cause
 from gpubench.model.facts.process import GpuProcess

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.backends.mpi.backends import TrialCommand, read_support
 from gpubench.backends.mpi.trial import SIZES_BYTES
-from gpubench.conditions.mpi import on_support
+from gpubench.conditions.process import on_support
 from gpubench.jobs.collective.metadata import nothing_measured, with_mpi_support
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.backends import MpiTrialRow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.jobs import p2p as p2p_job
 from gpubench.jobs.check import SimulatedMeasurer
 from gpubench.jobs.plans import Depth

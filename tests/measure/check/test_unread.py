@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.conditions.checks import CHECKS
-from gpubench.conditions.definition.circumstances import Facts
+from gpubench.conditions.circumstances import Facts
 from gpubench.machine.gpus import read_node
 from gpubench.measure.check.health import judge
 from gpubench.measure.check.unread import FACT_NAMES, NOT_LOOKED_AT

@@ -11,7 +11,7 @@ from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.conditions.definition.circumstances import Circumstances
+from gpubench.conditions.circumstances import Circumstances
 from gpubench.machine.nvml import Driver
 from gpubench.machine.recorded import read_recording
 from gpubench.measure.collective import paths

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from gpubench.collectives.registry import collective_named
-from gpubench.conditions.definition.circumstances import Circumstances
-from gpubench.conditions.definition.condition import Condition, Sighting
+from gpubench.conditions.circumstances import Circumstances
+from gpubench.conditions.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.jobs.collective.metadata import speed_judge_of

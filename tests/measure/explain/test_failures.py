@@ -157,20 +157,16 @@ FAILED = {
         "core/common_runtime: Internal: NCCL: unhandled system error",
         "jaxlib.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error.",
     ],
-    "nccl-diag-p2p": [
+    "nccl-diag-failed": [
         "nodeA:100 NCCL DIAG [INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",
         "nodeA:100 NCCL DIAG [INFO] p2p: read mismatch rank=0 peer=1 expected=0x01 got=0x00; inspect",
-    ],
-    "nccl-diag-hardware": [
         "nodeA:100 NCCL DIAG [INFO] ECC: 2 uncorrected volatile errors on rank(s) {3} in comm 0x1234",
         "NCCL DIAG [INFO] NVLink: 17 of 18 link(s) active on rank(s) {3} in comm 0x1234",
     ],
-    "nccl-diag-network": [
+    "nccl-diag-doubt": [
         "nodeA:100 NCCL DIAG [INFO] net bw: cross-nic rank 3 (node0): 265.1 Gbit/s, >30% off median 391.5 Gbit/s",
         "nodeA:100 NCCL DIAG [INFO] net bw: required external tool missing in comm 0x1234",
-    ],
-    "nccl-diag-ranks-differ": [
-        "nodeA:100 NCCL DIAG [INFO] NCCL environment: mismatch across 8 ranks in comm 0x1234 for NCCL_DEBUG"
+        "nodeA:100 NCCL DIAG [INFO] NCCL environment: mismatch across 8 ranks in comm 0x1234 for NCCL_DEBUG",
     ],
     "shm-not-shared": [
         f"{WARNED}Error while attaching to shared memory segment /dev/shm/nccl-AbCdEf (size 0), error: No such file (2)"
@@ -252,8 +248,7 @@ DOUBTS = (
         "nccl-warning",
         "collnet-not-used",
         "communicators-aborted",
-        "nccl-diag-network",
-        "nccl-diag-ranks-differ",
+        "nccl-diag-doubt",
         "program-exception",
     ),
     *("pcie-error-doubt", "network-link-down", "nic-failed-over", "gin-not-enabled"),

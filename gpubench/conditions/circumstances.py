@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpubench.conditions.definition.policy import Medium, PathKind, Relation
+from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.model.facts.process import ENVIRONMENT, GpuCondition, MpiSupport, RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PciDevice
 from gpubench.model.facts.traffic import IdleGpu

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from gpubench.conditions.definition.circumstances import Circumstances, LoggedReason, Staged
-from gpubench.conditions.definition.policy import EXPLAINS, NOTHING, SEVERITIES, Explains
+from gpubench.conditions.circumstances import Circumstances, LoggedReason, Staged
+from gpubench.conditions.policy import EXPLAINS, NOTHING, SEVERITIES, Explains
 from gpubench.model.facts.health import Errors
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts
@@ -444,39 +444,3 @@ def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
 def doubted(pattern: str) -> Complained:
     """Find warnings after which some NCCL releases continue and others end the job: a WARN."""
     return replace(complained(pattern), severity=Verdict.WARN)
-
-
-def complaint(
-    id_: str,
-    title: str,
-    pattern: str,
-    cure: Cure,
-    *,
-    likely: str,
-    expected: str,
-    link: str,
-    codes: Iterable[int] = (),
-    general: bool = False,
-    of_programs: bool = False,
-    refined: Callable[[Sighting, LogFacts], Sighting] | None = None,
-    telling: str = "",
-    severity: Verdict | None = None,
-) -> Condition:
-    """A condition that only a log shows, by complaints that match `pattern` or by error codes."""
-    return Condition(
-        id=id_,
-        title=title,
-        expected=expected,
-        likely=likely,
-        cure=cure,
-        link=link,
-        look=nothing_in_facts,
-        in_job=replace(
-            complained(pattern, codes),
-            of_programs=of_programs,
-            refined=refined,
-            telling=telling,
-            severity=severity,
-        ),
-        general=general,
-    )

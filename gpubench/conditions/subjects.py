@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from gpubench.conditions.definition.circumstances import Facts
-from gpubench.conditions.definition.condition import joined
+from gpubench.conditions.circumstances import Facts
+from gpubench.conditions.condition import joined
 from gpubench.model.facts.health import HIDDEN, are_named
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, display_cards, is_virtual_gpu
 from gpubench.model.paths.nics import card_gbit_s, is_below_card, port_roles
