@@ -46,6 +46,7 @@ def test_an_mpi_that_takes_the_operation_is_measured_and_its_path_judged_by_coun
     assert (fallback["conclusion"], fallback["transport"]) == ("direct", None)
 
 
+@pytest.mark.slow
 def test_an_aware_mpi_that_goes_through_the_host_fails() -> None:
     result = on_fake_gpus("allreduce", "--backend", "mpi", *COUNTED, logs="p2p-disabled")
     document = document_of(result)
@@ -67,6 +68,7 @@ def test_beside_nccl_it_is_left_out_or_held_against_it() -> None:
     assert both["refused"] == []
 
 
+@pytest.mark.slow
 def test_a_recording_of_several_backends_is_told_again_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     asked = ("allreduce", "--backend", "nccl,mpi,host", *SMALL, "--record", str(folder))

@@ -57,6 +57,7 @@ def test_ranks_that_share_gpus_are_started_said_and_not_judged(tmp_path: Path) -
     assert "expected          speed not judged: ranks share a GPU" in text
 
 
+@pytest.mark.slow
 def test_under_a_users_own_mpirun_nccl_is_asked_whether_ranks_may_share_a_gpu() -> None:
     one_gpu = {**SHARING, "GPUBENCH_TEST_GPUS": "1"}
     for settings, options, seen in (
@@ -156,6 +157,7 @@ def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
     assert result.stderr.count(line) == 1
 
 
+@pytest.mark.slow
 def test_the_host_backend_has_no_paths_to_speak_of() -> None:
     result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--format", "json")
     document = document_of(result)

@@ -326,6 +326,7 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(output: Path) -> None:
     assert run.document["complete"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [MPIRUN, slow(ALONE)])
 def test_a_clock_that_jumps_ends_nothing(how: str, output: Path) -> None:
     run = start(how, output, *SMALL, fault="all:clock")

@@ -31,6 +31,7 @@ def test_ranks_of_two_hosts_are_one_job(hosts: Hosts, tmp_path: Path) -> None:
     assert {(row["ranks"], row["nodes"], row["wrong"]) for row in rows} == {("4", "2", "0")}
 
 
+@pytest.mark.slow
 def test_a_rank_that_breaks_is_named_with_its_host(hosts: Hosts) -> None:
     fault = {"PYTHONPATH": f"{INJECT}{os.pathsep}{ROOT}", "GPUBENCH_TEST_FAULT": "3:raise"}
     said = f"rank 3 on {hosts.names[1]}: RuntimeError: planted in a test"

@@ -21,6 +21,7 @@ SHORT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(read_driver(os.environ).visible > 0, reason="this machine has GPUs")
 def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
@@ -31,6 +32,7 @@ def test_ranks_without_gpus_refuse_once_and_name_the_simulation() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_do_not_simulate() -> None:
     result = mpirun(2, "overlap", "--simulate", "hgx-h200-4")

@@ -44,6 +44,7 @@ def said_once(result: Any, text: str) -> bool:
     return bool((result.stdout + result.stderr).count(text) == 1 and "Traceback" not in result.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_without_gpus_end_with_one_message() -> None:
     result = mpirun(3, "p2p")
@@ -58,8 +59,8 @@ def test_ranks_without_gpus_end_with_one_message() -> None:
     ("arguments", "said"),
     [
         (["--pairs", "0-1,1-2"], "there is no rank 2"),
-        (["--output", "/nowhere/p2p.csv"], "cannot be written"),
-        (["--simulate", "hgx-h200-4"], "p2p --simulate under Open MPI's mpirun"),
+        pytest.param(["--output", "/nowhere/p2p.csv"], "cannot be written", marks=pytest.mark.slow),
+        pytest.param(["--simulate", "hgx-h200-4"], "p2p --simulate under Open MPI's mpirun", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(arguments: list[str], said: str) -> None:
@@ -68,6 +69,7 @@ def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(arguments: list[st
     assert said_once(result, said)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_single_rank_measures_as_if_it_were_started_alone() -> None:
     machine = ("p2p", "--simulate", "hgx-h200-4", "--format", "csv")

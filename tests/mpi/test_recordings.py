@@ -40,6 +40,7 @@ def check_replay(folder: Path, measured: "subprocess.CompletedProcess[str]", col
     assert now["metadata"]["origin"] == "recorded"
 
 
+@pytest.mark.slow
 def test_a_relative_folder_is_the_users(tmp_path: Path) -> None:
     shared = environment(PYTHONPATH=str(ROOT))
     measured = gpubench(*HOST, "--record", "seen", "--format", "json", env=shared, cwd=tmp_path)
@@ -135,6 +136,7 @@ def test_rows_before_a_rank_died_are_there_and_the_replay_says_that_it_is_not_al
     assert [finding["id"] for finding in document["findings"]] == ["recording-cut-short"]
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_recording_is_refused_before_ranks_start_under_mpirun_too(tmp_path: Path) -> None:
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n0.json").write_text("{}")

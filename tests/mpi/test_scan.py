@@ -117,6 +117,7 @@ def test_without_recovery_a_death_ends_the_job_and_its_rounds_are_judged_and_gon
     assert (rounds / "scan.jsonl").read_text().startswith(before)
 
 
+@pytest.mark.slow
 def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     scanned: tuple[Path, int, Mapping[str, Any]], tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_who_dies_in_phase_0_of_a_job_that_only_judges_kept_rounds_is_named(
     assert silent(json.loads(replayed.stdout)) == {"rank1": "node hangs", "rank3": "node gone"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "arguments", "said"),
     [

@@ -129,6 +129,7 @@ def test_a_cable_at_half_its_rate_is_named_with_what_it_carries(few_hosts: Hosts
     assert part["percent"] == pytest.approx(50, abs=12)
 
 
+@pytest.mark.slow
 def test_rows_of_the_host_backend_are_judged_by_the_links(tmp_path: Path) -> None:
     """By the rate that a profile tells of them; all rows are slow where it should be forty times that of the cables."""
     output, folder = tmp_path / "rows.jsonl", tmp_path / "recorded"
@@ -217,6 +218,7 @@ def test_a_host_whose_clock_is_wrong_is_named_and_its_figures_are_right(hosts: H
     assert finding["seen"].startswith("its clock is 864")
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_measure_each_other_in_phase_0(tmp_path: Path) -> None:
     with connected(3, tmp_path) as three, replace(three, ranks=2).job(*words(tmp_path), "--quick") as job:
         report = report_of(tmp_path, job)

@@ -92,13 +92,6 @@ def test_what_nccl_refuses_and_what_it_takes_instead_is_said_and_the_rest_is_mea
 
 
 @pytest.mark.slow
-def test_a_table_says_what_could_not_run() -> None:
-    shown = on_fake_gpus(*SMALL, "--algo", "nvls")
-    assert shown.returncode == 0
-    assert "could not run     nvls, float32 sum from 1K: Error : no algorithm" in " ".join(shown.stdout.splitlines())
-
-
-@pytest.mark.slow
 def test_without_evidence_nothing_is_heard_and_the_rest_is_the_same() -> None:
     arguments = (*SMALL, "--proto", "ll", "--no-evidence", "--format", "json")
     document = document_of(on_fake_gpus(*arguments))
@@ -190,11 +183,6 @@ def test_what_cannot_be_asked_for_is_one_error(arguments: tuple[str, ...], code:
     assert result.stdout == ""
 
 
-def test_options_that_mean_nothing_do_not_exist() -> None:
-    assert gpubench("alltoall", "--algo", "ring").returncode == 2
-    assert "--hierarchical" not in gpubench("reducescatter", "--help-all").stdout
-
-
 @pytest.mark.slow
 def test_averages_of_averages_and_uneven_nodes_are_refused() -> None:
     average = emulated_nodes(*SMALL, "--backend", "host", "--hierarchical", "--op", "avg", "--dtype", "int32")
@@ -216,6 +204,7 @@ def test_a_choice_that_somebody_made_already_is_not_nccls_own() -> None:
     assert "--set with NCCL_NET=Socket set already" in result.stderr
 
 
+@pytest.mark.slow
 def test_what_nccl_took_of_a_request_is_said_and_what_it_did_not_is_a_warning(tmp_path: Path) -> None:
     table = tmp_path / "table.txt"
     asked = ("--register", "user,symmetric", "--cta-policy", "default,zero")
@@ -254,6 +243,7 @@ def test_a_cap_that_is_no_cap_is_a_warning_and_one_that_nccl_refuses_is_left_out
     assert [each["cause"] for each in warned] == ["NCCL uses 1 channel at most by its own choice"]
 
 
+@pytest.mark.slow
 def test_an_alltoall_whose_ranks_receive_unequally_much_is_right() -> None:
     arguments = ("alltoall", "--backend", "host", "--np", "3", "--sizes", "48,1K,100K", "--dtype", "int8,float64")
     result = gpubench(*arguments, "--skew", "0.5", "--iters", "3", "--format", "json")

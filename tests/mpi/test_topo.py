@@ -60,6 +60,7 @@ def test_facts_of_processes_are_recorded_and_read_back(tmp_path: Path) -> None:
     assert read_recording(again) == (snapshots, ranks)
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_said_once_and_every_rank_ends_with_it(tmp_path: Path) -> None:
     result = mpirun(2, "topo", "--replay", str(tmp_path / "nothing"))
     assert result.returncode == 2
@@ -86,6 +87,7 @@ def test_one_of_three_hosts_differs(tmp_path: Path) -> None:
         assert {row["source_node"] for row in document["pairs"]} == set(hosts.names)
 
 
+@pytest.mark.slow
 def test_a_host_that_was_not_recorded_is_named(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "recorded", [replace(machine("no-gpu"), host="elsewhere")])
     result = mpirun(2, "topo", "--replay", folder)

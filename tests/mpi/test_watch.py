@@ -47,6 +47,7 @@ def test_every_node_is_seen_and_the_odd_one_named(tmp_path: Path) -> None:
     assert [json.loads(line)["host"] for line in readings] == ["host0", "host1", "host2"] * (len(moments) + 1)
 
 
+@pytest.mark.slow
 def test_all_ranks_read_nodes_with_many_gpus_at_the_longer_interval(tmp_path: Path) -> None:
     output = tmp_path / "watch.json"
     asked = ("--for", "3s", "-q", "--output", str(output))
@@ -63,6 +64,7 @@ def test_waiting_for_traffic_ends_on_all_ranks_together() -> None:
     assert result.stdout.startswith("PASS: ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs")
 def test_nodes_without_gpus_are_told_once() -> None:
     result = mpirun(2, "watch", "--for", "1s")
@@ -70,6 +72,7 @@ def test_nodes_without_gpus_are_told_once() -> None:
     assert result.stderr.count("no usable GPU") == 1
 
 
+@pytest.mark.slow
 def test_what_is_simulated_needs_no_launcher() -> None:
     result = mpirun(2, "watch", "--simulate", "hgx-h200-4", "--for", "1s")
     assert result.returncode == 2
