@@ -12,13 +12,9 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpubench.__main__ import main
-from gpubench.backends.timing import copy_seconds
 from gpubench.jobs import check
-from gpubench.jobs import check as check_measure
-from gpubench.jobs import check as check_ranks
 from gpubench.machine.children import module_command
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -26,13 +22,14 @@ from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Origin
 from gpubench.simulated.machine import parse_machine, snapshots
+from tests.fakes.stand_in import stand_in
 
 SMALL_SIZES = (2**10, 2**16)
 """Reduced by CPUs: the sizes of GPUs are gigabytes."""
 
 
 def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
-    """Have the host with this process's name be the node of that number."""
+    """Make this host the node with its number."""
     number = hosts.index(socket.gethostname())
     own = [fault.partition(".")[2] for fault in faults if fault.startswith(f"node{number}.")]
     nodes = snapshots(parse_machine(f"{machine}*{len(hosts)}"), [parse_fault(fault) for fault in faults])
@@ -48,18 +45,14 @@ def install(machine: str, *faults: str, hosts: Sequence[str]) -> None:
         given = [part for fault in own for part in ("--fault", fault)]
         return module_command(module, *arguments, "--simulate", machine, *given)
 
-    stubs: Sequence[tuple[Any, str, Any]] = (
-        (check_ranks, "probe", probe),
-        (check_ranks, "own_process", own_facts),
-        (check_measure, "module_command", command),
-        (check, "GPU_SIZES", SMALL_SIZES),
-    )
-    for owner, name, stub in stubs:
-        setattr(owner, name, stub)
+    stand_in("gpubench.machine.probe.probe", probe)
+    stand_in("gpubench.jobs.sources.own_process", own_facts)
+    stand_in("gpubench.jobs.check.GPU_SIZES", SMALL_SIZES)
+    vars(check).update(module_command=command)
 
 
 def slow_down(host: str) -> None:
-    """Have copies in this host's memory take four times as long as on the others, if it is that host.
+    """Make copies in the memory of this host take four times as long as on the others.
 
     All hosts share the memory of this machine, and whatever else runs on it: what copies really take says nothing.
     """
@@ -68,9 +61,7 @@ def slow_down(host: str) -> None:
     def copies(_size_bytes: int, samples: int) -> list[float]:
         return [seconds] * samples
 
-    stubs: dict[Any, Any] = {check_measure: copies}
-    for owner, stub in stubs.items():
-        setattr(owner, copy_seconds.__name__, stub)
+    stand_in("gpubench.backends.timing.copy_seconds", copies)
 
 
 if __name__ == "__main__":
