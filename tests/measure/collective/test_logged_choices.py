@@ -45,26 +45,6 @@ def test_recorded_logs_name_the_ring(name: str) -> None:
     assert choice.used.host_staged is (name == "p2p-disabled")
 
 
-def test_every_size_is_tried_once_and_has_its_own_algorithm() -> None:
-    sizes = tuple(2**power for power in range(10, 27))
-    found, tried = read([FakeLog(recorded("tuning", rank)) for rank in range(RANKS)], sizes)
-    assert [case.size_bytes for case in tried] == list(sizes)
-    chosen = [choice.tuning for choice in found.by_operation.values()]
-    assert [tuning and (tuning.size_bytes, tuning.protocol, tuning.channels) for tuning in chosen] == [
-        *((1024 << step, "LL", 1) for step in range(5)),
-        *((32768 << step, "LL", 2 << step) for step in range(4)),
-        *((524288 << step, "LL", 24) for step in range(3)),
-        *((2**22 << step, "LL128", 24) for step in range(2)),
-        *((2**24 << step, "SIMPLE", 24) for step in range(3)),
-    ]
-
-
-def test_a_rank_that_hears_nothing_is_named() -> None:
-    logs = [FakeLog(recorded("normal", rank), no_log="why" if rank == 1 else "") for rank in range(RANKS)]
-    found, _ = read(logs)
-    assert found.no_log == "rank 1: why"
-
-
 @given(st.lists(st.binary(max_size=80), max_size=20))
 def test_junk_connects_nobody(junk: list[bytes]) -> None:
     found, _ = read([FakeLog([*junk, *said("Channel 00/0 : 0[0] -> ", "Channel", "via P2P/CUMEM")]), FakeLog(junk)])

@@ -50,7 +50,7 @@ from tests.fakes.library_log import FakeLog, recorded, said
 from tests.fakes.one_variant import measure
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.formats.sample import ROW
-from tests.measure.collective.test_sweep import BOTH, ReceivedRows, request_for
+from tests.measure.collective.test_sweep import ReceivedRows, request_for
 
 RANKS = 4
 RING = {"0 → 1", "1 → 2", "2 → 3", "3 → 0"}
@@ -225,20 +225,6 @@ def test_a_healthy_job_is_direct_and_says_how_it_knows(monkeypatch: pytest.Monke
     assert "no algorithms" not in verdict.how
     assert (result.report.verdict, result.report.complete) == (Verdict.PASS, True)
     assert result.report.findings == ()
-
-
-def test_a_job_through_shared_memory_is_named_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, Job(shared_memory, over_pcie, {"NCCL_P2P_DISABLE": ("1",)}))
-    assert {(row.transport, row.host_staged) for row in result.rows} == {("SHM/direct", True)}
-    assert {row.algorithm for row in result.rows} == {None}
-    (verdict,) = result.fallback
-    assert (verdict.conclusion, verdict.confidence, verdict.cause) == ("staged", "proven", "nccl-p2p-disabled")
-    assert set(verdict.pairs) == RING
-    assert verdict.cause_seen == "NCCL_P2P_DISABLE=1 in the environment"
-    assert verdict.times_slower is not None
-    assert verdict.times_slower > 1
-    assert [finding.id for finding in result.report.findings] == ["host-staged"]
-    assert result.report.verdict is Verdict.FAIL
 
 
 def test_a_real_machine_has_nothing_in_the_way_and_a_setting_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,10 +601,3 @@ def test_an_nccl_that_names_no_algorithm_is_known_by_all_connections(monkeypatch
     assert result.fallback[0].how.endswith(f"; no algorithms: {reason}")
     assert {(row.algorithm, row.transport) for row in result.rows} == {(None, "P2P/CUMEM")}
     assert set(result.evidence) == RING
-
-
-def test_both_placements_are_tried_once_and_small_rows_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(BOTH) == 2
-    counters = [FakeCounters() for _ in range(RANKS)]
-    run(monkeypatch, Job(direct, lambda rank: counters[rank]), sizes=(1024, 2048))
-    assert {each.readings for each in counters} == {0}

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from gpubench.measure.collective.cases import RankTimings
 from gpubench.model.facts.process import GpuCondition
-from gpubench.model.results.report import RankTimeRow, Table
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
 from tests.formats.sample import ROW
@@ -14,25 +13,6 @@ FOUR = [
     for rank in range(4)
 ]
 ON_TIME, LATE = EntryTimes(200, 5, 3e-6, 1e-6), EntryTimes(200, 190, 2e-3, 1e-6)
-
-
-def lines(rank_timings: RankTimings) -> list[RankTimeRow]:
-    section = rank_timings.sections()[RankTimeRow.section]
-    assert isinstance(section, Table)
-    found = list(section.rows())
-    assert all(isinstance(each, RankTimeRow) for each in found)
-    return found  # type: ignore[return-value]
-
-
-def test_a_line_a_rank_and_row() -> None:
-    rank_timings = RankTimings(FOUR)
-    rank_timings.add_row(ROW, [(1e-6, None)] * 4)
-    rank_timings.add_row(replace(ROW, mode="latency"), [(2e-6, ON_TIME)] * 3 + [(1e-6, LATE)])
-    found = lines(rank_timings)
-    assert len(found) == 8
-    assert (found[0].time_us, found[0].late_us, found[0].last_percent, found[0].gpu_bus_id) == (1.0, None, None, "0:0")
-    assert (found[7].rank, found[7].host, found[7].late_us, found[7].last_percent) == (3, "n1", 2000.0, 95.0)
-    assert found[7].clock_uncertainty_us == 1.0
 
 
 def test_without_times_of_entering_nobody_is_late() -> None:

@@ -40,7 +40,7 @@ from gpubench.measure.collective.variants import GroupRows, InStep, SweepVariant
 from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.process import GpuCondition, GpuProcess
 from gpubench.model.facts.traffic import GpuUse, IdleGpu
-from gpubench.model.paths.transport import EvidenceUse, Transport, Tuning, Used, parse_transport
+from gpubench.model.paths.transport import EvidenceUse, Tuning, Used, parse_transport
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
@@ -51,7 +51,6 @@ from gpubench.model.terms.statistics import Mode, Sampling
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.backend import Backend
 from gpubench.ports.group import Group
-from gpubench.readers import limits
 from gpubench.readers.documents import json_line, read_json_line
 from tests.examples import examples
 from tests.fakes import cupy_on_numpy, faults
@@ -253,10 +252,6 @@ def check_same(recorded: Recording) -> None:
     json.dumps(again, allow_nan=False)
 
 
-def spoiled(backend: Backend, rank: int, at: int) -> Backend:
-    return faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == at else backend
-
-
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.name)
 def test_every_collective(monkeypatch: pytest.MonkeyPatch, collective: Collective) -> None:
     job = Job(lambda rank: shared_memory(rank), over_pcie, {"NCCL_P2P_DISABLE": ("1",)})
@@ -358,12 +353,6 @@ def test_how_long_ranks_waited_for_a_cpu_is_kept() -> None:
     observed = PathObservations(choices=LoggedChoices(), expected_bytes=[], traffic=[], circumstances=circumstances)
     kept = from_plain(RecordedObservations, to_plain(RecordedObservations.of(observed)))
     assert kept.restored(replace(circumstances, waited={})).circumstances.waited == {1: 0.75}
-
-
-def test_rows_of_many_ranks_stay_within_what_is_read_of_a_file() -> None:
-    answers = [json.dumps(each) for each in json.loads(healthy().lines[1])["row"]["sample"]["answers"]]
-    assert "entries" in answers[0]
-    assert max(map(len, answers)) * 30_000 * 50 < limits.MOST_SAMPLES_BYTES
 
 
 @pytest.mark.parametrize(("kept", "said"), [(0, "0 rows, for it ended"), (1, "1 row, "), (3, "3 rows, ")])
@@ -521,13 +510,6 @@ def test_what_was_heard_reads_back_equal(uses: list[Used], data: st.DataObject) 
     again = read_json_line(RecordedLoggedChoices, json_line(recorded), "x").restored()
     assert again == choices
     assert list(again.by_operation) == list(choices.by_operation)
-
-
-def test_pairs_that_are_connected_alike_are_said_once() -> None:
-    used = Used({(one, other): (parse_transport("P2P/CUMEM"),) for one in range(9) for other in range(9)})
-    (use,) = RecordedLoggedChoices.of(LoggedChoices({(DataType.INT8, None, 8): Choice(used, None)})).uses
-    assert [len(each.pairs) for each in use.connections] == [81]
-    assert isinstance(use.connections[0].transports[0], Transport)
 
 
 def test_a_log_is_kept_as_it_was_heard() -> None:

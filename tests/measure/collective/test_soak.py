@@ -1,7 +1,6 @@
 """A sweep that is repeated: when it ends, what is said of it, and that wrong data are not lost."""
 
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
@@ -56,13 +55,6 @@ def test_as_many_cycles_as_were_asked_for(cycles: int) -> None:
     assert said == [], "all within a minute"
     wrong = "2 wrong elements" if cycles > 2 else "0 wrong elements"
     assert soak.line().startswith(f"soak: 0 min, {cycles} cycles, {cycles * 2} rows, {wrong}; slowest since")
-
-
-def test_without_a_number_until_somebody_asks_for_the_end() -> None:
-    clock = Clock()
-    soak = Soak(0, cast("Any", None), asked_to_end=lambda: clock.now > 110, clock=clock)
-    repeated(soak, clock, 1.0)
-    assert soak.rows == len(CASES) + 11
 
 
 def test_a_line_a_minute_names_the_slowest_since_the_last() -> None:

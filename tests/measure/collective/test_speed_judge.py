@@ -11,7 +11,7 @@ from gpubench.conditions.condition import Condition, Sighting
 from gpubench.conditions.ranking import Diagnosis, Named
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge, middle
+from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.paths.transport import Confidence
@@ -66,14 +66,6 @@ def test_the_first_source_that_knows_is_taken() -> None:
     limit = ExpectedTimes(collective=ALLREDUCE)
     assert "of the limit" in cast("ExpectedTime", limit.of(SLOW)).source
     assert limit.of(replace(SLOW, limit_gb_s=None)) is None
-
-
-def test_mpi_on_the_host_is_held_against_its_own_past_alone() -> None:
-    host = replace(SLOW, backend="host")
-    assert H200.of(host) is None
-    assert judge().row(host) == host
-    own = replace(H200, past=lambda _row: ExpectedTime(1.0, "the past", MEASURED))
-    assert judge(own).row(host).verdict is Verdict.FAIL
 
 
 def test_a_framework_is_held_against_the_profile_where_it_hands_nccl_one_call() -> None:
@@ -159,22 +151,6 @@ def test_more_than_four_ranks_on_a_cpu_take_turns(ranks: int, cpus: str, *, shar
     assert bool(make(Circumstances(wiring=Wiring(identities, {}), facts=facts)).turns_on_cpus) == shared
 
 
-def test_less_than_a_kibibyte_is_compared_and_not_judged() -> None:
-    assert judge().row(four(1020, 5000.0)).verdict == "PASS"
-    assert judge().row(four(1024, 5000.0)).verdict == "FAIL"
-
-
-def test_a_slow_row_that_nothing_explains_fails() -> None:
-    (found,) = findings(explained(("mpi-not-cuda-aware", Confidence.PROVEN)), SLOW, four(2**20, 18.0))
-    assert (found.id, found.severity) == (SLOW_UNEXPLAINED, Verdict.FAIL)
-    assert found.subject == "allreduce of 256M, 4 ranks on node3"
-    assert found.seen == "24.93 GB/s (7 % of what is expected) at 256M"
-    assert found.expected == "339.5 GB/s, profile hgx-h200-4"
-    assert "explains it" in found.cause
-    (unseen,) = findings(None, SLOW)
-    assert unseen.cause.startswith("unknown: neither paths nor settings")
-
-
 def test_the_surest_cause_is_named_and_a_weak_one_only_as_perhaps() -> None:
     (weak,) = findings(explained(("row-remap-pending", Confidence.WEAK)), SLOW)
     assert weak.id == SLOW_UNEXPLAINED
@@ -202,10 +178,6 @@ def test_host_staged_paths_explain_slow_rows() -> None:
     assert [each.id for each in findings(explained(), SLOW, found=(by_design,))] == ["host-staged", SLOW_UNEXPLAINED]
 
 
-def test_what_is_as_expected_has_no_finding() -> None:
-    assert findings(explained(("gpu-throttled", Confidence.PROVEN)), four(2**28, 1190.0)) == []
-
-
 @pytest.mark.parametrize(
     ("times", "again"),
     [
@@ -223,7 +195,3 @@ def test_a_doubtful_row_is_measured_until_two_agree(times: list[float], *, again
 @pytest.mark.parametrize("changes", [{"wrong": 1}, {"host_staged": True}, {"setting": "ring/ll"}, {"backend": "host"}])
 def test_what_is_judged_otherwise_is_measured_once(changes: dict[str, Any]) -> None:
     assert judge().wants_another([replace(SLOW, **changes)]) is False
-
-
-def test_the_middle_of_several_tries() -> None:
-    assert [middle(each, float) for each in ([5.0], [5.0, 9.0], [5.0, 1.0, 9.0])] == [5.0, 5.0, 5.0]

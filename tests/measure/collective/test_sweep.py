@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 
 from gpubench.backends.cuda import open_device
-from gpubench.backends.mpi.backends import NumpyMemory
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.backends.nccl.backend import NcclBackend, NcclLaunch
 from gpubench.backends.nccl.library import NcclLibrary
@@ -18,7 +17,7 @@ from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.machine.nvml import Driver
 from gpubench.measure.collective.sweep import Observers, check_root, fitting_sizes
 from gpubench.model.facts.process import GpuCondition
-from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import Allocator, DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.ranks import Phase, RankIdentity
@@ -254,50 +253,6 @@ def test_nccl_may_allocate_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         run_sweep(monkeypatch, 1, request, version=21803, allocator=Allocator.NCCL)
 
 
-def test_rows_describe_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_for(COLLECTIVES[1], dtypes=(DataType.FLOAT16, DataType.INT64), sizes=SIZES, check=False)
-    report, rows, _ = run_sweep(monkeypatch, 3, request)
-    assert report.verdict is Verdict.SKIP
-    first = rows[0]
-    # 4096 bytes of float16 are 2048 elements; a third of them, rounded down to 16 bytes, is 680 elements a rank.
-    assert (first.size_bytes, first.count) == (3 * 680 * 2, 680)
-    assert (first.op, first.root, first.wrong, first.verified, first.verdict) == (None, None, None, "no", None)
-    assert (first.backend, first.origin, first.ranks, first.nodes) == ("nccl", "measured", 3, 1)
-    assert (first.time_us_fastest_rank or 0) <= first.time_us <= (first.time_us_slowest_rank or 0)
-    assert first.algbw_gb_s == pytest.approx(first.size_bytes / first.time_us / 1e3)
-    assert first.busbw_gb_s == pytest.approx(first.algbw_gb_s * 2 / 3)
-    assert [(row.dtype, row.placement) for row in rows[:3]] == [
-        ("float16", "out_of_place"),
-        ("float16", "in_place"),
-        ("float16", "out_of_place"),
-    ]
-    assert len(rows) == 8
-
-
-def test_every_rank_has_a_line_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, rows, _ = run_sweep(monkeypatch, 3, request_for(ALLREDUCE))
-    section = report.sections["rank_times"]
-    assert isinstance(section, Table)
-    lines = [row.to_record() for row in section.rows()]
-    assert [(line["rank"], line["placement"]) for line in lines] == [
-        (rank, row.placement) for row in rows for rank in range(3)
-    ]
-    assert max(line["time_us"] for line in lines[:3]) == pytest.approx(rows[0].time_us_slowest_rank)
-
-
-def test_data_of_many_rotated_buffers_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more buffers than one, a fault in the last of them shows."""
-
-    def last_buffer(data: object) -> None:
-        data[5 * 4096 + 100] ^= 1  # type: ignore[index]
-
-    request = request_for(ALLREDUCE, sizes=(4096, 4096 * 8), sampling=Sampling(iterations=6), placements=BOTH[:1])
-    _, rows, _ = run_sweep(
-        monkeypatch, 2, request, lambda backend, _group: faults.FaultyBackend(backend, last_buffer, timed=6)
-    )
-    assert rows[0].wrong == 2
-
-
 class Room:
     """A backend that has so much memory and does nothing."""
 
@@ -324,25 +279,6 @@ def test_sizes_that_do_not_fit_the_tightest_rank_are_dropped_by_name() -> None:
         assert reasons == ["2 buffers of that size do not fit; rank 1 on n0 (GPU 1, 0000:1) can take 4.0 KiB"]
 
 
-def test_who_holds_the_memory_of_the_tightest_rank_is_named() -> None:
-    """Only where something does not fit: a rank that has room asks nobody."""
-    request = request_for(ALLREDUCE, sizes=(1024, 4096))
-
-    def body(group: ThreadGroup) -> Sequence[str]:
-        backend, asked = Room(4096 if group.rank == 1 else 10**9), []
-
-        def held() -> str:
-            asked.append(group.rank)
-            return "process 8342 (python): 120.0 GiB"
-
-        _, dropped = fitting_sizes(request, group, backend, identity(group.rank), held)  # type: ignore[arg-type]
-        assert asked == ([1] if group.rank == 1 else [])
-        return [each.reason for each in dropped]
-
-    for (reason,) in run_ranks(3, body):
-        assert reason.endswith("can take 4.0 KiB; others hold its memory: process 8342 (python): 120.0 GiB")
-
-
 def test_sizes_that_round_to_nothing_are_dropped_by_name() -> None:
     request = request_for(COLLECTIVES[1], sizes=(8, 48, 1024))
 
@@ -366,12 +302,6 @@ def test_a_root_outside_the_job_is_refused() -> None:
     check_root(ALLREDUCE, 9, 4)
     with pytest.raises(UsageError, match="--root 4 with 4 ranks"):
         check_root(broadcast, 4, 4)
-
-
-def test_host_memory_is_a_view() -> None:
-    memory = NumpyMemory(64)
-    memory.array(16, 4, "uint32")[:] = 7
-    assert memory.array(16, 16, "uint8").tolist() == [7, 0, 0, 0] * 4
 
 
 @pytest.mark.parametrize("mode", Mode)

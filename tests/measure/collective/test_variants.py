@@ -23,7 +23,7 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.ports.backend import Launch
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
-from tests.measure.collective.test_sweep import SIZES, ReceivedRows, identity, request_for
+from tests.measure.collective.test_sweep import ReceivedRows, identity, request_for
 
 REDUCESCATTER = next(each for each in COLLECTIVES if each.name == "reducescatter")
 EXACT = tuple(op for op in ReduceOp if op is not ReduceOp.AVG)
@@ -84,23 +84,6 @@ def records(report: Report, section: str) -> list[dict[str, Any]]:
     return [row.to_record() for row in table.rows()]
 
 
-def test_all_ways_of_a_case_are_neighbours_and_the_own_choice_is_first_and_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    report, rows, _ = run(monkeypatch, 2, request_for(ALLREDUCE, sizes=SIZES), both)
-    assert report.verdict is Verdict.PASS
-    cases = [(row.size_bytes, row.placement) for row in rows]
-    assert len(cases) == 4 * 4
-    assert cases == sorted(cases, key=lambda case: (case[0], case[1] == "in_place"))
-    assert [row.setting for row in rows] == [None, "ring", "tree", "again"] * 4
-    assert {row.wrong for row in rows} == {0}
-    best = records(report, "winners")
-    assert {(each["size_bytes"], each["placement"]) for each in best} == set(cases)
-    assert {each["candidates"] for each in best} == {3}
-    assert records(report, "refused") == []
-    assert len(records(report, "rank_times")) == 2 * len(rows)
-
-
 def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     worked: list[tuple[int, str]] = []
     set_to_work = Sweep.set_to_work
@@ -123,21 +106,6 @@ def test_gpus_are_at_work_again_before_a_row_that_follows_another_backends(monke
     worked.clear()
     run(monkeypatch, 2, request_for(ALLREDUCE), both)
     assert len(worked) == 2, "settings of one backend leave no GPU at rest"
-
-
-def test_what_the_library_cannot_do_is_left_out_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_for(REDUCESCATTER, dtypes=(DataType.FLOAT32, DataType.INT8))
-    report, rows, nccl = run(monkeypatch, 2, request, both)
-    assert report.verdict is Verdict.PASS
-    assert {row.setting for row in rows} == {None, "ring", "again"}
-    refused = records(report, "refused")
-    assert [(each["setting"], each["dtype"], each["op"], each["size_bytes"]) for each in refused] == [
-        ("tree", "float32", "sum", 4096),
-        ("tree", "int8", "sum", 4096),
-    ]
-    assert {each["reason"] for each in refused} == {"NCCL error 1"}
-    assert len(nccl.made) == 2 * (1 + 1 + 3), "each refusal costs a communicator"
-    assert sum(each.aborted for each in nccl.made) == 2 * 2
 
 
 def test_nothing_but_the_own_choice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,27 +74,6 @@ def test_what_a_finding_makes_of_a_comparison(
     assert [(row.status, row.verdict) for row in rows_of(report)] == [(status, verdict)]
 
 
-def test_a_new_warning_is_a_warning() -> None:
-    assert compare([checked()], [checked(HOT)], Rules()).verdict is Verdict.WARN
-
-
-def test_a_new_finding_is_told_in_the_words_of_the_check_and_once_for_all_that_it_is_on() -> None:
-    other = replace(ECC, subject="GPU4 (0000:0a:00.0)")
-    (found,) = compare([checked()], [checked(ECC, other)], Rules()).findings
-    assert found.subject == "ecc-off: GPU3 (0000:09:00.0), GPU4 (0000:0a:00.0)"
-    assert found.seen == "ECC is off; not found before"
-    assert (found.expected, found.next_command) == (ECC.expected, ECC.next_command)
-
-
-def test_a_finding_on_several_is_taken_apart() -> None:
-    both = replace(ECC, subject="two", subjects=("GPU3 (0000:09:00.0)", "GPU4 (0000:0a:00.0)"))
-    report = compare([checked(ECC)], [checked(both)], Rules())
-    assert {(row.subject, row.status) for row in rows_of(report)} == {
-        ("GPU3 (0000:09:00.0)", "same"),
-        ("GPU4 (0000:0a:00.0)", "new"),
-    }
-
-
 def test_gpus_that_are_counted_anew_keep_their_findings_and_the_one_that_is_gone_fails() -> None:
     before = checked(ECC, devices=(gpu(2, 8), gpu(3, 9)))
     after = checked(replace(ECC, subject="GPU2 (0000:09:00.0)"), devices=(gpu(2, 9),))
@@ -116,18 +95,6 @@ def test_what_is_not_looked_at_any_more_is_a_doubt() -> None:
     assert ids(report) == [("not-looked-at", "WARN")]
     assert report.findings[0].subject == "ecc"
     assert ids(compare([checked(checks={"ecc": "PASS"})], [checked()], Rules())) == [("not-looked-at", "WARN")]
-
-
-def test_of_several_runs_the_gravest_counts() -> None:
-    runs = [checked(HOT), checked(replace(HOT, severity=Verdict.FAIL)), checked()]
-    assert compare(runs, [checked(replace(HOT, severity=Verdict.FAIL))], Rules()).verdict is Verdict.PASS
-    assert compare([checked()], runs, Rules()).verdict is Verdict.FAIL
-
-
-def test_of_several_runs_that_are_alike_the_first_is_told() -> None:
-    runs = [checked(replace(ECC, seen=f"run {number}")) for number in (1, 2)]
-    (row,) = rows_of(compare([checked()], runs, Rules()))
-    assert row.new_seen == "run 1"
 
 
 def test_another_model_and_a_simulation_are_refused() -> None:

@@ -16,7 +16,7 @@ from gpubench.model.results.compare import Change, CircumstanceRow, ComparisonRo
 from gpubench.model.results.report import EvidenceRow, PairRow, Report, Table
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.verdict import Verdict
-from tests.fakes.noisy_results import QUIET, SCENARIOS, SIZES, USUAL, Scenario, collective_row, from_size
+from tests.fakes.noisy_results import QUIET, SCENARIOS, Scenario, collective_row, from_size
 
 SEEDS = 20
 
@@ -81,33 +81,6 @@ def test_false_alarms_and_detection(scenario: Scenario) -> None:
     seeds = range(SEEDS // 2)
     failed = sum(compare(*scenario.sides(seed), Rules()).verdict is Verdict.FAIL for seed in seeds)
     assert failed == (len(seeds) if scenario.changed else 0)
-
-
-def test_a_small_change_of_all_rows_shows_in_ranges_alone() -> None:
-    scenario = Scenario("4 % together", 1, 0.015, 0.002, from_size(2**24, 1.06))
-    found = [compare(*scenario.sides(seed), Rules()) for seed in range(SEEDS)]
-    together = [report for report in found if any(each.id == "slower-together" for each in report.findings)]
-    in_rows = [report for report in found if any(each.id == "slower" for each in report.findings)]
-    assert len(together) > 15 > len(in_rows)
-
-
-def test_more_runs_show_smaller_changes() -> None:
-    def bounds(runs: int) -> float:
-        base, new = Scenario("n", runs, *USUAL, from_size(0, 1.0)).sides(1)
-        return max(float(row.noise_percent) for row in rows_of(compare(base, new, Rules())) if row.size_bytes >= 2**24)
-
-    assert bounds(5) < bounds(3) < bounds(1)
-
-
-def test_a_slowdown_in_one_row_of_single_runs_is_to_be_repeated() -> None:
-    rows = [collective_row(size, placement) for size in SIZES for placement in ("out_of_place", "in_place")]
-    hiccup = [replace(row, time_us=120.0) if row.size_bytes == 2**30 else row for row in rows]
-    once = [replace(row, time_us=120.0) if row is rows[30] else row for row in rows]
-    alone = compare([file(*rows)], [file(*once)], Rules())
-    assert alone.verdict is Verdict.INCONCLUSIVE
-    assert "its neighbours are not" in alone.findings[0].seen
-    assert compare([file(*rows)], [file(*hiccup)], Rules()).verdict is Verdict.FAIL
-    assert compare([file(*rows)] * 5, [file(*once)] * 5, Rules()).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -261,21 +234,6 @@ def test_copies_with_host_memory_differ_from_machine_to_machine(
     assert one(file(rows[0]), file(rows[1])).verdict == verdict
 
 
-def test_one_slow_pair_of_twelve_is_found() -> None:
-    pairs = [
-        pair(source=f"GPU{a}", destination=f"GPU{b}", source_bus_id=f"a{a}", destination_bus_id=f"a{b}", latency_us=us)
-        for a in range(4)
-        for b in range(4)
-        if a != b
-        for us in [680.0 + a - b]
-    ]
-    slow = [
-        replace(row, latency_us=750.0) if (row.source, row.destination) == ("GPU2", "GPU3") else row for row in pairs
-    ]
-    failed = [row for row in rows_of(compare([file(*pairs)], [file(*slow)], Rules())) if row.verdict == Verdict.FAIL]
-    assert [(row.source, row.destination) for row in failed] == [("a2", "a3")]
-
-
 def test_evidence_that_a_path_is_staged_fails() -> None:
     def with_evidence(conclusion: str) -> ResultFile:
         values: dict[str, Any] = dict.fromkeys(EvidenceRow.columns(), "")
@@ -299,12 +257,6 @@ def test_changed_circumstances() -> None:
         CircumstanceRow(name="NCCL_ALGO", base="not set", new="Ring", changed=True),
     ]
     assert (report.verdict, [each.id for each in report.findings]) == (Verdict.WARN, ["topology-changed"])
-
-
-def test_what_a_file_does_not_tell_has_not_changed() -> None:
-    base = file(collective_row(1024), libraries={"NCCL": "2.28.9"}, environment={"NCCL_ALGO": "Ring"})
-    report = compare([base], [file(collective_row(1024))], Rules())
-    assert not any(row.changed for row in rows_of(report, "circumstances"))
 
 
 @pytest.mark.parametrize(
@@ -365,16 +317,6 @@ def test_wrong_data_are_the_only_reason_of_a_row_that_has_them() -> None:
     assert one(file(base), file(replace(base, wrong=3))).reason == "3 wrong elements"
 
 
-def test_rows_that_were_compared_stand_before_those_that_are_missing() -> None:
-    base = [collective_row(size, transport="P2P/CUMEM") for size in (1024, 2048)]
-    rows = rows_of(compare([file(*base)], [file(replace(base[1], transport="P2P/IPC"))], Rules()))
-    assert [(row.status, row.verdict) for row in rows] == [("compared", "WARN"), ("missing", "WARN")]
-
-
-def test_a_comparison_is_complete() -> None:
-    assert compare([file(collective_row(64))], [file(collective_row(64))], Rules()).complete
-
-
 @pytest.mark.parametrize(
     ("row", "name"),
     [
@@ -393,11 +335,6 @@ def test_a_finding_names_rows_without_what_is_usual(row: Any, name: str) -> None
 def test_sizes_are_told_as_sizes_where_none_is_in_common() -> None:
     report = compare([file(collective_row(2**20))], [file(collective_row(2**21))], Rules())
     assert [each.seen for each in report.findings] == ["size_bytes 2M, not 1M"]
-
-
-def test_a_file_that_tells_no_models_is_of_no_other_machine() -> None:
-    report = compare([file(collective_row(64))], [file(collective_row(64), models=("H200",))], Rules())
-    assert report.verdict is Verdict.PASS
 
 
 def test_a_file_in_words_names_two_hosts_and_counts_the_rest() -> None:

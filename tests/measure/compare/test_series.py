@@ -69,16 +69,6 @@ def test_the_newest_is_compared_with_the_last_before_it(tmp_path: Path) -> None:
     assert [row.use for row in found.files] == [Use.NEW, *[Use.BASE] * 3, *[Use.LEFT_OUT] * 4]
 
 
-def test_another_machine_and_other_options_are_kinds_of_their_own(tmp_path: Path) -> None:
-    other_host, other_type = replace(METADATA, hosts=("n2",)), with_options(dtypes=["bfloat16"])
-    for day, metadata in enumerate((METADATA, other_host, other_type) * 2, 1):
-        keep(tmp_path, day, metadata)
-    found = chosen(tmp_path)
-    assert [len(each.base) for each in found.series] == [1, 1, 1]
-    assert left_out(found) == {}
-    assert found.doubts == ()
-
-
 def test_one_of_its_kind_says_in_what_it_differs(tmp_path: Path) -> None:
     alone = [keep(tmp_path, 1, replace(METADATA, hosts=("n2",))), keep(tmp_path, 2, with_options(dtypes=["bfloat16"]))]
     for day in (3, 4):

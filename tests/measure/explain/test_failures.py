@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.conditions.failures import HARMLESS
 from gpubench.conditions.hangs import HANGS
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.jobs.failed_runs import failures_in
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.results.nccl_tests.table import ELEMENT_TYPES
 from tests.fakes.nccl_logs import Job
-from tests.fakes.nccl_tests import Output
 from tests.measure.explain.test_report import ids, report_of, via
 
 JOB = Job()
@@ -367,23 +365,11 @@ def test_what_people_tell_of_a_job_is_not_how_this_one_ended(line: str) -> None:
     assert (report.verdict, ids(report)) == (Verdict.PASS, [])
 
 
-def test_a_program_that_writes_in_the_first_person_still_tells_how_it_ended() -> None:
-    line = "(Worker pid=7) RuntimeError: NCCL error: unhandled system error, we stop our job\n"
-    assert report_of(*JOB.logs(), line).verdict is Verdict.FAIL
-
-
 @pytest.mark.parametrize("tag", ["", "[Proxy Service 2] "])
 def test_an_operation_that_the_proxy_failed_to_execute_is_a_failure(tag: str) -> None:
     report = report_of(*JOB.logs(), f"{JOB.head(0)}{tag}Failed to execute operation Connect from rank 2, retcode 2\n")
     assert (report.verdict, ids(report)) == (Verdict.FAIL, ["nccl-call-failed"])
     assert report.findings[0].seen.startswith("operation Connect from rank 2 -> 2")
-
-
-def test_nccl_tests_that_came_to_its_end_is_well() -> None:
-    text = Output().text()
-    assert report_of(*JOB.logs(), text).verdict is Verdict.PASS
-    assert report_of(*JOB.logs(), text, text).verdict is Verdict.PASS
-    assert ids(report_of(*JOB.logs(), text, text.partition("# Out of")[0])) == ["nccl-tests-unfinished"]
 
 
 @pytest.mark.parametrize("tag", ["", "[rank1]: "])
@@ -443,34 +429,10 @@ def test_of_several_lines_about_an_end_the_one_that_says_how_is_shown(lines: lis
     assert report.verdict is Verdict.FAIL
 
 
-def test_a_line_of_source_in_a_traceback_is_not_what_nccl_reported() -> None:
-    source = 'raise RuntimeError(f"NCCL error: {error}")\n'
-    text = f"{source}RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
-    assert report_of(*JOB.logs(), text).findings[0].seen.startswith("RuntimeError: NCCL error: unhandled system")
-
-
-def test_every_benign_warning_has_a_form_of_its_own() -> None:
-    """No row of the table is in another, and none is empty, which would make every warning benign."""
-    forms = [re.compile(form, re.IGNORECASE) for form, _ in HARMLESS]
-    assert not any(form.match("") for form in forms)
-    assert len({form.pattern for form in forms}) == len(HARMLESS)
-    rccl = f"{WARNED}MSCCL++: Cannot enable MSCCL++; environment is not MSCCL compatible\n"
-    assert report_of(*JOB.logs(), rccl).verdict is Verdict.PASS
-
-
 def test_what_is_a_doubt_by_itself_is_the_reason_where_the_job_failed() -> None:
     warning = FAILED["fabric-not-ready"][0]
     report = report_of(*JOB.logs(), f"{warning}\n{JOB.head(0)}graph/paths.cc:9 -> 1\n{JOB.head(0)}init.cc:7 -> 1\n")
     assert (report.verdict, ids(report)) == (Verdict.FAIL, ["fabric-not-ready"])
-
-
-def test_a_communicator_that_is_made_after_the_end_of_another_may_fail() -> None:
-    """Up to NCCL 2.17 it has a name only when it is complete."""
-    job = Job(version=(2, 14))
-    ends = "".join(f"{job.head(rank)}{job.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(4))
-    again = f"{job.head(0)}Using network IB\n{WARNED}Error while creating shared memory segment /dev/shm/nccl-A\n"
-    assert report_of(*job.logs(), ends).verdict is Verdict.PASS
-    assert report_of(*job.logs(), ends, again).verdict is Verdict.FAIL
 
 
 def test_nccl_before_2_18_that_did_not_end_its_init_is_no_excerpt() -> None:
@@ -485,19 +447,6 @@ def test_a_communicator_of_which_no_connection_was_heard_is_a_doubt_where_nccl_c
     silent = Job(version=(2, 18), id="0xabc2", handle=0x9000, via=lambda *_: None)
     report = report_of(*(one + other for one, other in zip(Job(version=(2, 18)).logs(), silent.logs(), strict=True)))
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["ranks-silent"])
-
-
-def test_many_warnings_take_no_place_from_what_ended_the_job() -> None:
-    many = "".join(f"{WARNED}Could not find real path of /sys/{number}\n" for number in range(9999))
-    assert ids(report_of(*JOB.logs(), many, FAILED["shm-too-small"][0] + "\n"))[0] == "shm-too-small"
-
-
-def test_a_reason_comes_with_what_followed_from_it() -> None:
-    lines = [FAILED[id_][0] for id_ in ("remote-process-exited", "nccl-call-failed", "shm-too-small")]
-    report = report_of(*Job(via=via(inside="SHM/direct")).logs()[:3], "\n".join(lines) + "\n")
-    assert ids(report) == ["shm-too-small", "host-staged"]
-    followed = [line.partition(":")[0] for line in report.findings[0].consequences]
-    assert followed == ["remote-process-exited", "nccl-call-failed"]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpubench.measure.explain.report import SECTIONS, explain
-from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
-from gpubench.model.results.report import CauseRow, Record, Report, Table
+from gpubench.measure.explain.report import explain
+from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from tests.examples import examples
 from tests.fakes.nccl_logs import Job, Via, between
 from tests.readers.nccl_log.test_stream import LOGS
-
-Rows = list[Record]
 
 
 def report_of(*logs: str | bytes) -> Report:
@@ -86,25 +83,6 @@ def test_a_healthy_run() -> None:
     assert rows(report, "causes") == []
     assert rows(report, "communicators")[0]["missing_ranks"] == ()
     assert [row["bus_id"] for row in rows(report, "members")] == [f"0000:00:0{number}.0" for number in range(6, 10)]
-
-
-def test_a_run_kept_off_nvlink() -> None:
-    report = recorded("h200x4-p2p-disabled")
-    assert report.verdict is Verdict.FAIL
-    (cause,) = rows(report, "causes")
-    assert (cause["id"], cause["paths"], cause["verdict"], cause["hosts"]) == ("nccl-p2p-disabled", 4, "FAIL", ("vm",))
-    assert cause["evidence"] == "NCCL_P2P_DISABLE=1 is set in the environment"
-    assert {row["verdict"] for row in rows(report, "paths")} == {"FAIL"}
-    assert ids(report) == ["host-staged"]
-    assert report.findings[0].expected == "peer access (P2P)"
-    assert report.findings[0].subject.startswith("0 → 1, 1 → 2, 2 → 3, 3 → 0 of communicator 0x123e")
-
-
-def test_process_groups_of_pytorch() -> None:
-    """A healthy job: all ranks, two of them, and the other two, each made when its first collective ran."""
-    report = recorded("h200x4-torch-subgroups")
-    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
-    assert [(row["ranks"], row["pairs"]) for row in rows(report, "communicators")] == [(4, 4), (2, 2), (2, 2)]
 
 
 def test_a_variable_is_no_design_though_the_matrix_says_phb() -> None:
@@ -268,25 +246,6 @@ def test_a_warning_of_every_healthy_job_is_no_doubt(job: str) -> None:
     assert (report.verdict, [each.id for each in report.findings if each.severity is not Verdict.SKIP]) == ("PASS", [])
 
 
-def test_a_name_for_the_machine_is_no_cause_between_machines() -> None:
-    """NCCL_HOSTID keeps ranks apart only where they are on one host."""
-    across = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/Socket/0", notes=["NCCL_HOSTID set by environment to a"])
-    report = report_of(*replace(across, notes_of={1: ["NCCL_HOSTID set by environment to b"]}).logs())
-    assert [row["id"] for row in rows(report, "causes")] == ["unknown"]
-    assert report.findings[0].comment.endswith("`gpubench topo` shows the NICs of a node.")
-    one_log = report_of(across.log(0))
-    assert one_log.findings[0].comment.endswith("`gpubench topo` shows the NICs of a node.")
-
-
-def test_pairs_of_one_host_are_judged_each_by_its_own_path() -> None:
-    rows_of_graph = [
-        f"GPU/1a000 :GPU/1a000 (0/0/LOC) GPU/1b000 (2/24/PHB) GPU/1d000 (2/24/PIX) GPU/{n}" for n in (0, 1)
-    ]
-    shared = Job(per_node=4, via=lambda a, b, r: None if r else "SHM/direct", notes=rows_of_graph)
-    found = {(row["src"], row["dst"]): row["cause"] for row in rows(report_of(*shared.logs()), "paths")}
-    assert (found[0, 1], found[0, 3]) == ("nccl-default-level", "unknown")
-
-
 def test_pairs_of_one_host_are_never_judged_with_those_between_hosts() -> None:
     notes = {rank: [f"NCCL_DEBUG_FILE set by environment to {rank}"] for rank in range(3)}
     job = Job(ranks=3, via=via("NET/Socket/0", "NET/Socket/0"), notes_of=notes)
@@ -304,23 +263,6 @@ def test_what_cuda_grants_is_said_of_gpus_of_one_node(across: bool, evidence: st
     notes = ["Check P2P Type isAllDirectP2p 0 directMode 0 isAllCudaP2p 1"]
     (finding,) = report_of(*Job(via=via(inside, network), notes=notes).logs()).findings
     assert evidence in finding.cause
-
-
-def test_many_ranges_of_missing_ranks_and_exactly_as_many_transports_as_are_named() -> None:
-    logs = Job(ranks=64, per_node=64).logs()
-    (finding,) = report_of(*logs[::2]).findings
-    assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23 and 20 more ranges"
-    (finding,) = report_of(*logs[:40:2], *logs[40:]).findings
-    assert finding.seen.endswith("21, 23 and 8 more ranges")
-    (finding,) = report_of(*logs[:24:2], *logs[24:]).findings
-    assert finding.seen == "no log of rank 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23", "exactly as many as are named"
-    names = iter(f"NEW/{number}" for number in range(4))
-    report = report_of(
-        *Job(ranks=4, per_node=4, via=lambda a, b, r: None if r or b != (a + 1) % 4 else next(names)).logs()
-    )
-    assert [finding.subject for finding in report.findings] == [
-        f"{rank} → {(rank + 1) % 4} of communicator 0xabc1" for rank in range(4)
-    ]
 
 
 def test_a_far_nic_explains_the_connections_of_its_gpu_alone() -> None:
@@ -353,52 +295,12 @@ def test_four_are_named_and_more_are_counted() -> None:
     assert (more.subject, more.seen) == ("more", "2 more unknown transports")
 
 
-def test_by_design_is_named_so() -> None:
-    report = report_of(*Job(via=via(inside="SHM/direct"), notes=graph("PHB")).logs())
-    (finding,) = report.findings
-    assert (finding.id, finding.severity, finding.expected) == ("host-staged", Verdict.SKIP, "host memory, by design")
-    assert "PHB" in finding.cause
-    assert {row["verdict"] for row in rows(report, "paths") if row["host_staged"]} == {"SKIP"}
-
-
-def test_one_end_without_gpudirect_is_staged() -> None:
-    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0" if r and b == 0 else "NET/IB/0/GDRDMA")
-    report = report_of(*job.logs())
-    found = {(row["src"], row["dst"]): row for row in rows(report, "paths")}
-    assert found[1, 0]["host_staged"] is True
-    assert (found[1, 0]["transport"], found[1, 0]["transport_received"]) == ("NET/IB/0/GDRDMA", "NET/IB/0")
-    assert found[0, 1]["verdict"] == "PASS"
-
-
-def test_missing_ranks_are_named() -> None:
-    logs = Job().logs()
-    report = report_of(logs[0], logs[3])
-    assert report.verdict is Verdict.WARN
-    missing = next(finding for finding in report.findings if finding.id == "ranks-missing")
-    assert missing.seen == "no log of rank 1-2"
-    assert missing.subjects == ("communicator 0xabc1",)
-    assert "%h.%p" in missing.next_command
-
-
-def test_a_fallback_fails_even_where_ranks_are_missing() -> None:
-    logs = Job(via=via(inside="SHM/direct")).logs()
-    assert report_of(*logs[:3]).verdict is Verdict.FAIL
-
-
 def test_a_rank_whose_connections_are_lost_is_no_healthy_one() -> None:
     logs = Job(ranks=3, per_node=3, via=lambda a, b, r: None if r else "P2P/CUMEM").logs()
     cut = "".join(line for line in logs[1].splitlines(keepends=True) if " via " not in line)
     assert report_of(*logs).verdict is Verdict.PASS
     report = report_of(logs[0], cut, logs[2])
     assert (report.verdict, ids(report)) == (Verdict.WARN, ["ranks-silent"])
-
-
-def test_both_ends_of_a_network_have_to_speak() -> None:
-    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
-    logs = job.logs()
-    halved = [logs[0], "".join(line for line in logs[1].splitlines(keepends=True) if "[receive]" not in line)]
-    assert report_of(*logs).verdict is Verdict.PASS
-    assert ids(report_of(*halved)) == ["ends-missing"]
 
 
 def test_unreadable_lines_are_a_doubt_where_every_pair_was_heard() -> None:
@@ -484,15 +386,6 @@ def test_two_jobs_in_one_file(version: tuple[int, int]) -> None:
     assert [row["pairs"] for row in rows(report, "communicators")] == [8, 8]
 
 
-def test_ranks_that_were_started_again() -> None:
-    """The first try began its init and did not end it; the second did."""
-    first, second = Job(), Job(id="0xabc2", handle=0x9000, first_pid=300)
-    begun = "".join(f"{first.head(rank)}{first.communicator(rank, 'Init START')}\n" for rank in range(4))
-    report = report_of(begun + "".join(second.logs()))
-    assert (report.verdict, ids(report)) == (Verdict.WARN, ["nccl-init-unfinished"])
-    assert report.findings[0].subject == "communicator 0xabc1"
-
-
 def test_a_switch_that_reduces_is_between_nodes() -> None:
     job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/0/GDRDMA")
     more = "".join(f"{job.head(0)}CollNet 00/0 : 0 [{end}] via COLLNET/SHARP/0\n" for end in ("send", "receive"))
@@ -502,15 +395,6 @@ def test_a_switch_that_reduces_is_between_nodes() -> None:
     named = f"{job.head(0)}NCCL_HOSTID set by environment to a\n"
     (finding,) = report_of(*job.logs(), named, more).findings
     assert finding.comment.endswith("`gpubench topo` shows the NICs of a node.")
-
-
-def test_nccl_that_gave_up() -> None:
-    job = Job()
-    warning = job.head(0).replace(" INFO ", " WARN ") + "No transport found for rank 0[0] -> rank 1[1]\n"
-    report = report_of(*job.logs(), warning)
-    assert (report.verdict, ids(report)) == (Verdict.FAIL, ["nccl-no-transport"])
-    assert report.findings[0].seen == "No transport found for rank 0[0] -> rank 1[1]"
-    assert report.findings[0].subject == "nodeA:100"
 
 
 @settings(max_examples=examples(50))
@@ -546,41 +430,11 @@ def test_unknown_transports_are_counted() -> None:
     assert len(many.findings) == 5
 
 
-def test_many_pairs_are_a_few_lines() -> None:
-    job = Job(
-        ranks=64,
-        per_node=8,
-        hosts=[f"n{number}" for number in range(8)],
-        via=lambda a, b, r: between(a, b, r, inside="P2P/CUMEM", across=f"NET/IB/{a % 8}/GDRDMA", ranks_per_node=8),
-    )
-    report = report_of(*job.logs())
-    found = rows(report, "transports")
-    assert [(row["scope"], row["transport"], row["pairs"]) for row in found] == [
-        ("node", "P2P/CUMEM", 112),
-        ("network", "NET/IB/GDRDMA", 16),
-    ]
-    assert [len(list(row["first"])) for row in found] == [8, 8]  # type: ignore[call-overload]
-    assert report.verdict is Verdict.PASS
-
-
 def test_pairs_with_fewer_channels_than_others_count_for_the_least() -> None:
     logs = Job(per_node=4, channels=3, via=lambda _a, _b, received: None if received else "P2P/CUMEM").logs()
     fewer = "\n".join(line for line in logs[2].splitlines() if "Channel 01" not in line and "Channel 02" not in line)
     (row,) = rows(report_of(*logs[:2], fewer, logs[3]), "transports")
     assert (row["channels_least"], row["channels_most"], row["pairs"]) == (1, 3, 8)
-
-
-def test_sections_are_those_that_the_command_offers() -> None:
-    report = recorded("h200x4-normal")
-    assert (*report.sections, "findings") == SECTIONS
-    assert report.main == "paths"
-    assert PathRow.columns()[:3] == ("communicator", "src", "dst")
-    assert CauseRow.columns()[:3] == ("id", "evidence", "advice")
-    assert {CommunicatorRow.columns()[0], MemberRow.columns()[1], TransportRow.columns()[0]} == {
-        "id",
-        "rank",
-        "communicator",
-    }
 
 
 @settings(max_examples=examples(60))

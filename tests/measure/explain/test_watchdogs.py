@@ -102,11 +102,6 @@ def test_ranks_that_all_wait_in_the_same_operation_are_nobodys_fault() -> None:
     assert "all ranks in this log" in report.findings[0].seen
 
 
-def test_ranks_that_are_a_part_of_the_group_tell_nothing_of_the_others() -> None:
-    lines = [line for rank in (3, 6, 7) for line in (caught(rank, 7), torch_2_4(rank, 7, 9, 6))]
-    assert not rows(report_of(*lines), "hangs")
-
-
 def test_a_rank_that_others_have_passed_is_behind() -> None:
     """It waits in a number that they completed: what it called there was another operation."""
     report = report_of(caught(0, 122), torch_2_5(0, 122, 127, 121), caught(1, 126), torch_2_5(1, 126, 128, 125))
@@ -118,12 +113,6 @@ def test_a_rank_that_others_have_passed_is_behind() -> None:
 def test_versions_that_name_no_group_tell_who_says_nothing() -> None:
     report = report_of(*(caught(rank, 7) for rank in (0, 1, 3)))
     assert [row["ranks"] for row in rows(report, "hangs")] == [("rank 2",)]
-
-
-def test_one_rank_alone_tells_nothing_of_others() -> None:
-    report = report_of(caught(5, 7), torch_2_4(5, 7, 9, 6))
-    assert ids(report) == ["collective-timed-out"]
-    assert not rows(report, "hangs")
 
 
 def test_sends_between_two_name_nobody() -> None:

@@ -8,7 +8,7 @@ from gpubench.formats.text.explain import _total
 from gpubench.model.results.fallback import TransportRow
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.nccl_logs import Job
-from tests.measure.explain.test_report import ids, report_of, rows, via
+from tests.measure.explain.test_report import ids, report_of, via
 
 NODE = Job(ranks=4, per_node=4, via=lambda source, destination, received: None)
 """Four ranks of one node without a connection between two of them."""
@@ -21,23 +21,11 @@ def with_multicast(job: Job, ranks: int) -> list[str]:
     ]
 
 
-def test_multicast_memory_connects_the_ranks_of_a_node() -> None:
-    report = report_of(*with_multicast(NODE, 4))
-    assert (report.verdict, ids(report)) == (Verdict.PASS, [])
-    (row,) = rows(report, "transports")
-    assert (row["scope"], row["transport"], row["pairs"], row["host_staged"]) == ("node", "NVLS", 4, False)
-
-
 def test_multicast_memory_connects_no_rank_that_does_not_say_so_and_no_two_nodes() -> None:
     assert ids(report_of(*with_multicast(NODE, 3))) == ["ranks-missing"]
     assert ids(report_of(*with_multicast(NODE, 3), NODE.log(3))) == ["ranks-silent"]
     two_nodes = replace(NODE, per_node=2)
     assert ids(report_of(*with_multicast(two_nodes, 4))) == ["ranks-silent"]
-
-
-def test_multicast_memory_beside_other_connections_adds_none() -> None:
-    job = replace(NODE, via=via(inside="P2P/CUMEM", across="P2P/CUMEM"))
-    assert {row["transport"] for row in rows(report_of(*with_multicast(job, 4)), "transports")} == {"P2P/CUMEM"}
 
 
 @pytest.mark.parametrize(
@@ -104,17 +92,6 @@ def test_adapters_of_two_fabrics_are_the_likely_reason_of_error_12(devices: str)
     finding = report_of(*job.logs(), error).findings[0]
     assert finding.id == "rdma-retry-exceeded"
     assert ("InfiniBand and RoCE" in finding.cause) is ("RoCE" in devices)
-
-
-def test_a_failed_call_is_named_by_the_last_warning_before_it() -> None:
-    head = NODE.head(0)
-    lines = (
-        f"{head.replace('INFO', 'WARN')}Something odd happened\n",
-        f"{head}graph/topo.cc:113 -> 3\n",
-        f"{head.replace('INFO', 'WARN')}A later one\n",
-    )
-    finding = report_of(*NODE.logs(), *lines).findings[0]
-    assert (finding.id, finding.seen) == ("nccl-call-failed", "Something odd happened (graph/topo.cc:113 -> 3)")
 
 
 @pytest.mark.parametrize("per_node", [1, 2])

@@ -43,26 +43,6 @@ def one(found: Report) -> Finding:
     return finding
 
 
-def test_one_nccl_for_all_is_well() -> None:
-    users = (NCCL4PY, TORCH, LibraryUser(name=LOADER, purpose="what the loader serves", loads={NCCL_LIB: WHEEL}))
-    found = report(host(files=(PIP,), users=users))
-    assert (found.verdict, found.findings) == (Verdict.PASS, ())
-    row = rows(found)[NCCL_LIB]
-    assert (row.version, row.path, row.package) == ("2.28.9", WHEEL, "nvidia-nccl-cu13 2.28.9")
-    assert row.used_by == [
-        "nccl4py 0.6.0 (gpubench --backend nccl)",
-        "torch 2.11.0 (torch.distributed)",
-        "other programs (what the loader serves)",
-    ]
-
-
-def test_hosts_without_nccl_do_not_pass() -> None:
-    assert report(host()).verdict is Verdict.SKIP
-    users = (NCCL4PY, TORCH)
-    assert report(host(files=(PIP,), users=users), host("node1")).verdict is Verdict.SKIP
-    assert report(host(files=(PIP,), users=users), host("node1", files=(PIP,), users=users)).verdict is Verdict.PASS
-
-
 def test_what_was_looked_for_and_is_not_there_has_a_row() -> None:
     found = rows(report(host(modules=(KernelModule(name="gdrdrv", loaded=False),))))
     absent = {name for name, row in found.items() if row.found is False}
@@ -79,11 +59,6 @@ def test_two_nccls_of_one_environment_that_differ_warn_even_if_one_is_left_to_ot
     assert finding.seen == "NCCL 2.28.9 for nccl4py 0.6.0, torch 2.11.0; 2.28.3 for other programs"
     assert finding.subjects == (WHEEL, SYSTEM)
     assert finding.next_command == f"gpubench allreduce --nccl-library {SYSTEM}"
-
-
-def test_two_files_of_one_version_do_not_differ() -> None:
-    same = LibraryFile(library=NCCL_LIB, path=SYSTEM, version="2.28.9")
-    assert report(host(files=(PIP, same), users=(NCCL4PY,))).findings == ()
 
 
 def test_an_nccl_that_is_linked_into_torch_counts() -> None:

@@ -19,7 +19,7 @@ from gpubench.measure.p2p.copies import RankBench
 from gpubench.measure.p2p.request import CopyMachine, Method, P2pRequest
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import IdleWindow
-from gpubench.model.facts.snapshot import PairFacts, Snapshot
+from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
 from gpubench.model.paths.topology import Topology
@@ -181,19 +181,6 @@ def test_every_ordered_pair_of_a_node_is_measured_verified_and_judged(ranks: int
     assert issuers == {True, False}
 
 
-def test_the_source_writes_and_the_destination_reads() -> None:
-    for series, end in ((WRITE, 0), (READ, 1)):
-        fabric = Fabric()
-        run(fabric, request(2, series), machine(2, 2))
-        assert {(by, pair) for by, pair, _, _ in fabric.copied} == {(pair[end], pair) for pair in ((0, 1), (1, 0))}
-
-
-def test_pairs_of_a_round_copy_at_the_same_time() -> None:
-    """Each copy waits for one of another pair: one after the other they would wait for ever."""
-    outcome = run(Fabric(meeting=threading.Barrier(2)), request(4, WRITE), machine(4, 4))
-    assert outcome.report.verdict is Verdict.PASS
-
-
 def test_between_nodes_nccl_sends_and_is_not_compared_with_nvlink() -> None:
     wiring = machine(4, 2)
     outcome = run(Fabric(), request(4, WRITE, READ, SENT), wiring, via="NET/Socket/0")
@@ -229,17 +216,6 @@ def test_between_nodes_the_path_is_known_by_the_word_of_nccl(via: str, staged: b
     assert set(outcome.findings) == found
 
 
-def test_a_slow_pair_between_nodes_is_named_alone() -> None:
-    outcome = run(Fabric(slow={(3, 0): 0.4}), request(4, WRITE, SENT), machine(4, 2))
-    assert outcome.report.verdict is Verdict.FAIL
-    assert outcome.row((3, 0), SENT).verdict == "FAIL"
-    assert outcome.row((0, 3), SENT).verdict == "PASS"
-    subject = outcome.findings["p2p-slow"]
-    assert "rank 3" in subject
-    assert "rank 0" in subject
-    assert "rank 1" not in subject
-
-
 @pytest.mark.parametrize("pair", [(1, 2), (0, 1)])
 def test_wrong_data_fail_on_a_node_and_between_nodes(pair: Pair) -> None:
     series = SENT if pair == (1, 2) else WRITE
@@ -260,13 +236,6 @@ def test_data_are_not_looked_at_without_check() -> None:
     outcome = run(Fabric(wrong={(0, 1)}), request(4, WRITE, check=False), machine(4, 4))
     assert outcome.report.verdict is Verdict.PASS
     assert {row.verified for row in outcome.rows} == {"no"}
-
-
-def test_sizes_that_are_no_multiple_of_a_word() -> None:
-    odd = replace(WRITE, size_bytes=1001)
-    outcome = run(Fabric(wrong={(1, 0)}), request(2, odd), machine(2, 2))
-    assert "1 wrong elements" in str(outcome.row((1, 0), odd).note)
-    assert outcome.row((0, 1), odd).verdict is None
 
 
 def test_a_pair_whose_memory_cannot_be_opened_is_an_error_and_the_rest_is_measured() -> None:
@@ -323,14 +292,6 @@ def test_bytes_that_nvlink_did_not_carry_are_staged() -> None:
     assert outcome.findings["host-staged"] == "ranks 0 → 1"
 
 
-def test_chosen_pairs_only() -> None:
-    outcome = run(Fabric(), request(4, WRITE, SENT, pairs=((2, 0), (2, 3))), machine(4, 2))
-    assert [(row.source, row.destination, row.scope) for row in outcome.rows] == [
-        ("2", "3", "ipc"),
-        ("2", "0", "network"),
-    ]
-
-
 def test_a_way_that_no_pair_takes_is_not_measured() -> None:
     outcome = run(Fabric(), request(4, WRITE, SENT, pairs=((2, 3),)), machine(4, 2))
     assert {row.scope for row in outcome.rows} == {"ipc"}
@@ -342,31 +303,12 @@ def on(machine: CopyMachine, node: Snapshot) -> CopyMachine:
     return replace(machine, wiring=replace(machine.wiring, nodes={0: Topology(node)}))
 
 
-def test_gpus_that_the_driver_keeps_apart_are_skipped_with_its_reason() -> None:
-    wired = machine(2, 2)
-    node = wired.nodes[0].snapshot
-    refused = tuple(replace(pair, cuda=False, read="CNS", write="CNS") for pair in node.pairs)
-    assert refused
-    outcome = run(Fabric(), request(2, WRITE), on(wired, replace(node, pairs=refused)))
-    assert {row.verdict for row in outcome.rows} == {"SKIP"}
-    assert "no peer access: chipset not supported" in str(outcome.rows[0].note)
-    unasked = tuple(PairFacts(source=pair.source, destination=pair.destination, read="CNS") for pair in node.pairs)
-    assert not on(wired, replace(node, pairs=unasked)).can_reach((0, 1))
-    assert on(wired, replace(node, pairs=())).can_reach((0, 1))
-
-
 def test_gpus_that_the_driver_did_not_describe_are_measured_and_not_judged() -> None:
     wired = machine(2, 2)
     blind = on(wired, replace(wired.nodes[0].snapshot, gpus=(), pairs=()))
     outcome = run(Fabric(), request(2, WRITE), blind)
     assert {(row.path_class, row.limit_gb_s, row.verdict) for row in outcome.rows} == {("?", None, "SKIP")}
     assert "nothing described these GPUs" in str(outcome.rows[0].note)
-
-
-def test_memory_is_freed_only_after_every_rank_has_let_go_of_it() -> None:
-    fabric = Fabric()
-    run(fabric, request(3, WRITE), machine(3, 3))
-    assert [what for what, _ in fabric.events] == ["release"] * 3 + ["close"] * 3
 
 
 def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> None:

@@ -19,7 +19,7 @@ from gpubench.measure.p2p.request import (
 )
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import IdleWindow
-from gpubench.model.facts.snapshot import PairFacts, PcieLink, Snapshot
+from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.paths import p2p
 from gpubench.model.paths.p2p import Cell, Pair
 from gpubench.model.paths.topology import Topology
@@ -30,7 +30,7 @@ from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.conditions.test_together import collapsing
-from tests.fakes.copies import DIRECT_GB_S, DIRECT_SECONDS, Broken, FakeCopies
+from tests.fakes.copies import Broken, FakeCopies
 
 SIZE = 2**16
 Edit = Callable[[Snapshot], Snapshot]
@@ -179,29 +179,6 @@ def refused(status: str, pairs: set[Pair]) -> Edit:
     return edit
 
 
-def test_counters_and_checked_data_prove_that_a_path_is_direct() -> None:
-    report = measured(FakeCopies(4))
-    (row,) = fallback(report)
-    assert (row.conclusion, row.confidence, row.verdict, len(row.pairs)) == ("direct", "proven", "PASS", 12)
-    assert (row.cause, row.limit_gb_s) == (None, 450)
-    seen = evidence(report)
-    assert seen.measurement_seen == "NVLink counters moved by 100% of what was copied"
-    assert seen.correctness_seen == "the destination compared what arrived, and it was right"
-    assert (seen.capability, seen.selection, seen.path_class, seen.host_staged) == ("present", "absent", "NV18", False)
-    assert report.findings == ()
-
-
-def test_the_bandwidth_of_a_path_is_what_was_written_with_peer_access() -> None:
-    (row,) = fallback(measured(FakeCopies(4, counts=False)))
-    assert row.bandwidth_gb_s == pytest.approx(SIZE / (DIRECT_SECONDS + SIZE / (DIRECT_GB_S * 1e9)) / 1e9)
-
-
-def test_without_counters_a_bandwidth_above_that_of_host_memory_shows_it() -> None:
-    seen = evidence(measured(FakeCopies(4, counts=False)))
-    assert "more than host memory could carry (63 at most)" in seen.measurement_seen
-    assert (seen.measurement, seen.conclusion) == ("present", "direct")
-
-
 def test_pcie_counters_that_stand_still_show_a_direct_path_where_none_count_nvlink() -> None:
     class OnlyPcie(FakeCopies):
         def read(self, gpu: int) -> LinkBytes:
@@ -210,15 +187,6 @@ def test_pcie_counters_that_stand_still_show_a_direct_path_where_none_count_nvli
     seen = evidence(measured(OnlyPcie(4)))
     assert seen.measurement_seen == "PCIe counters stood still while it was copied"
     assert (seen.measurement, seen.conclusion) == ("present", "direct")
-
-
-def test_without_either_the_gain_over_peer_access_off_does() -> None:
-    def without_pcie(node: Snapshot) -> Snapshot:
-        return replace(node, gpus=tuple(replace(gpu, pcie=PcieLink()) for gpu in node.gpus))
-
-    seen = evidence(measured(FakeCopies(4, counts=False), without_pcie))
-    assert seen.measurement_seen == "10.2 times as fast as with peer access off"
-    assert seen.conclusion == "direct"
 
 
 def test_data_that_nobody_checked_prove_nothing() -> None:

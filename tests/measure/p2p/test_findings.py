@@ -107,13 +107,6 @@ def test_wrong_data_with_host_memory_alone_are_a_finding_too() -> None:
     assert finding.seen == "wrong data arrived"
 
 
-def test_copies_of_many_pairs_and_with_host_memory_are_not_passed_over() -> None:
-    others = [("ring write", Cell(seconds=(1.0,), wrong=3)), ("to GPU, pinned", Cell(error="launch failed"))]
-    wrong, failed = findings_of([matrix({})], GPUS, (), others)
-    assert (wrong.id, wrong.severity, wrong.subjects) == ("wrong-data", Verdict.FAIL, ("ring write",))
-    assert (failed.id, failed.severity, failed.subjects) == ("copy-failed", Verdict.ERROR, ("to GPU, pinned",))
-
-
 @pytest.mark.parametrize(("pairs", "rest"), [(4, ""), (5, " and 1 more")])
 def test_four_pairs_are_named_in_words_and_the_rest_counted(pairs: int, rest: str) -> None:
     broken = dict.fromkeys(PAIRS[:pairs], Cell(error="a"))

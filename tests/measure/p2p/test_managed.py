@@ -1,7 +1,5 @@
 """Managed memory: every pass from where the pages belong, data that are checked, and what a driver does instead."""
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +20,10 @@ from gpubench.measure.p2p.request import (
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.model.paths.p2p import Series
 from gpubench.model.results.report import PairRow, Report
-from gpubench.model.terms.operation import Direction, Engine, ManagedSupport, ManagedWay
+from gpubench.model.terms.operation import Direction, Engine, ManagedSupport
 from gpubench.model.terms.verdict import Origin, Verdict
-from tests.fakes.copies import DIRECT_GB_S, HOST_GB_S, FakeCopies
-from tests.fakes.managed import FAULTS_SHARE, KERNEL_SHARE, PREFETCH_SHARE, Driver, FakeManaged
+from tests.fakes.copies import FakeCopies
+from tests.fakes.managed import Driver, FakeManaged
 from tests.measure.p2p.test_one_process import Recorder, machine_of, of
 
 SIZE = 2**20
@@ -63,36 +61,6 @@ def gb_s(rows: list[PairRow], engine: str, source: str, destination: str) -> flo
 
 def ids(report: Report) -> dict[str, Verdict]:
     return {finding.id: finding.severity for finding in report.findings}
-
-
-def test_every_way_is_measured_from_where_the_pages_belong() -> None:
-    report, rows, managed = run()
-    assert ids(report) == {}
-    assert gb_s(rows, "prefetch", "host", "GPU1") == pytest.approx(HOST_GB_S * PREFETCH_SHARE)
-    assert gb_s(rows, "prefetch", "GPU1", "host") == pytest.approx(HOST_GB_S * PREFETCH_SHARE)
-    assert gb_s(rows, "faults", "host", "GPU0") == pytest.approx(HOST_GB_S * FAULTS_SHARE)
-    assert gb_s(rows, "in place", "GPU0", "host") == pytest.approx(HOST_GB_S * KERNEL_SHARE)
-    assert gb_s(rows, "prefetch", "GPU0", "GPU1") == pytest.approx(DIRECT_GB_S * PREFETCH_SHARE)
-    assert gb_s(rows, "faults", "GPU1", "GPU0") == pytest.approx(DIRECT_GB_S * FAULTS_SHARE)
-    assert gb_s(rows, "in place", "GPU0", "GPU1") == pytest.approx(DIRECT_GB_S * KERNEL_SHARE)
-    assert managed.allocated == [SIZE]
-    assert not managed.stays
-    counted = Counter((row.engine, row.source == "host" or row.destination == "host") for row in rows)
-    assert counted[("faults", True)] == 2
-    assert counted[("faults", False)] == 2
-    assert counted[("sm", True)] == 4
-
-
-def test_data_are_checked_where_they_arrive_and_the_way_is_counted() -> None:
-    _, rows, _ = run()
-    managed = [row for row in rows if row.engine in ("prefetch", "faults", "in place")]
-    assert {row.verified for row in managed} == {"last"}
-    assert {(row.verdict, row.note) for row in managed} == {(None, "managed memory")}
-    (between,) = of(rows, engine="prefetch", source="GPU0", destination="GPU1")
-    assert (between.nvlink_bytes, between.host_staged, between.path_class) == (SIZE, False, "NV18")
-    (from_host,) = of(rows, engine="in place", source="host", destination="GPU0")
-    assert (from_host.nvlink_bytes, from_host.host_staged) == (0, None)
-    assert from_host.pcie_bytes == pytest.approx(SIZE, rel=0.1)
 
 
 def test_wrong_data_are_the_gravest_finding() -> None:
@@ -161,16 +129,6 @@ def test_memory_that_does_not_fit_is_refused_before_anything_is_taken() -> None:
     with pytest.raises(CouldNotMeasureError, match="more than a quarter"):
         CopyBench(request(managed), copies, copies, managed=managed)
     assert copies.taken == 0
-
-
-def test_without_the_host_only_pairs_are_measured() -> None:
-    copies = FakeCopies(2)
-    asked = replace(request(FakeManaged(copies)), host_bytes=None)
-    assert {copy.way for copy in asked.managed_copies(2)} == {
-        ManagedWay.PREFETCH,
-        ManagedWay.FAULTS,
-        ManagedWay.IN_PLACE,
-    }
 
 
 def test_a_recording_gives_the_same_rows(tmp_path: Path) -> None:

@@ -20,22 +20,17 @@ from gpubench.measure.p2p.request import (
 from gpubench.measure.p2p.run import SECTIONS, P2pRun
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.paths import p2p
-from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Series
+from gpubench.model.paths.p2p import Carried, Cell
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.copies import CopyJudge
-from gpubench.model.results.report import Matrix, Metadata, PairRow, Report, Table
-from gpubench.model.terms.operation import CopyPattern, Direction, Engine, HostMemory, pairs_of
+from gpubench.model.results.report import Metadata, PairRow, Report, Table
+from gpubench.model.terms.operation import CopyPattern, HostMemory, pairs_of
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes import copies as fake_copies
 from tests.fakes.copies import (
-    DIRECT_GB_S,
-    DIRECT_SECONDS,
-    PCIE_RECEIVED,
-    PCIE_SENT,
-    STAGED_GB_S,
     Broken,
     FakeCopies,
     Pair,
@@ -129,29 +124,6 @@ def test_a_healthy_machine_passes_and_every_copy_is_verified() -> None:
     assert set(report.sections) == set(SECTIONS) - {PairRow.section, "findings"}
 
 
-def test_figures_and_proof_of_the_path() -> None:
-    _, rows, _ = run(FakeCopies(4), request(4))
-    (on,) = of(rows, source="GPU0", destination="GPU1", peer="on", engine="ce", direction="write", size_bytes=SIZE)
-    seconds = DIRECT_SECONDS + SIZE / (DIRECT_GB_S * 1e9)
-    assert on.bandwidth_gb_s == pytest.approx(SIZE / seconds / 1e9)
-    assert on.latency_us == pytest.approx(seconds * 1e6)
-    assert on.limit_gb_s == 450
-    assert on.limit_percent == pytest.approx(100 * SIZE / seconds / 1e9 / 450)
-    assert (on.nvlink_bytes, on.host_staged, on.path_class) == (2 * SIZE, False, "NV18")
-    (off,) = of(rows, source="GPU0", destination="GPU1", peer="off", size_bytes=SIZE)
-    assert off.bandwidth_gb_s is not None
-    assert off.bandwidth_gb_s < STAGED_GB_S
-    assert (off.nvlink_bytes, off.host_staged) == (0, True)
-    assert off.pcie_bytes == pytest.approx(2 * SIZE * PCIE_SENT, abs=1)
-    assert on.pcie_bytes == 0
-    for source, destination, headers in (("host", "GPU1", PCIE_RECEIVED), ("GPU1", "host", PCIE_SENT)):
-        for row in of(rows, source=source, destination=destination):
-            assert row.pcie_bytes == pytest.approx(2 * SIZE * headers, abs=1)
-    (both,) = of(rows, source="GPU0", destination="GPU1", direction="both")
-    assert both.limit_gb_s == 900
-    assert both.bandwidth_gb_s == pytest.approx(2 * SIZE / seconds / 1e9)
-
-
 def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
     """As where a hypervisor shows two of 18 NVLinks: the copies were made, and go where nobody says links are."""
     copies = FakeCopies(2)
@@ -174,14 +146,6 @@ def test_copies_faster_than_their_links_are_an_error_of_the_facts() -> None:
     assert report.verdict is Verdict.ERROR
 
 
-def test_peer_access_is_off_until_everything_without_it_is_measured() -> None:
-    copies = FakeCopies(2)
-    _, rows, _ = run(copies, request(2))
-    peers = [row.peer for row in rows]
-    assert peers == sorted(peers, key=lambda peer: (peer is not None, peer == "on"))
-    assert copies.enabled == {(0, 1), (1, 0)}
-
-
 def test_wrong_data_fails_however_fast_it_is() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(wrong={(2, 1)})), request(4))
     assert report.verdict is Verdict.FAIL
@@ -194,55 +158,10 @@ def test_wrong_data_fails_however_fast_it_is() -> None:
     }
 
 
-def test_a_staged_pair_is_proven_by_the_counters() -> None:
-    report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)})), request(4))
-    (row,) = of(rows, source="GPU0", destination="GPU3", peer="on", engine="ce", direction="read")
-    assert (row.host_staged, row.nvlink_bytes, row.verdict) == (True, 0, Verdict.FAIL)
-    finding = found(report)["host-staged"]
-    assert finding.subject == "GPU0 → GPU3"
-    assert finding.cause == (
-        "the driver grants peer access, but 0% of the bytes went over NVLink, whose counters moved for other pairs; "
-        "they went over PCIe"
-    )
-    assert finding.severity is Verdict.FAIL
-    assert report.verdict is Verdict.FAIL
-    assert "p2p-slow" not in found(report)
-
-
-def test_without_counters_the_same_bandwidth_and_latency_tell() -> None:
-    report, rows, _ = run(FakeCopies(4, Broken(staged={(0, 3)}), counts=False), request(4))
-    assert found(report)["host-staged"].subject == "GPU0 → GPU3"
-    assert "as without peer access" in found(report)["host-staged"].cause
-    assert {row.host_staged for row in of(rows, peer="on")} == {None}
-
-
 def test_a_zero_says_nothing_where_the_counter_never_moved() -> None:
     everything = {(a, b) for a in range(2) for b in range(2) if a != b}
     _, rows, _ = run(FakeCopies(2, Broken(staged=everything)), request(2))
     assert {row.host_staged for row in of(rows, peer="on")} == {None}
-
-
-def test_a_bad_gpu_is_named_and_not_its_pairs() -> None:
-    slow = {(a, b): 0.5 for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
-    report, _, _ = run(FakeCopies(4, Broken(slow=slow)), request(4))
-    finding = found(report)["p2p-slow"]
-    assert finding.subject == "GPU2 (0000:02:00.0)"
-    assert "both ways" in finding.seen
-    assert finding.seen.count("ce write:") == 1
-    assert report.verdict is Verdict.FAIL
-
-
-def test_a_bad_pair_is_named() -> None:
-    report, rows, _ = run(FakeCopies(4, Broken(slow={(1, 2): 0.5})), request(4))
-    assert found(report)["p2p-slow"].subject == "GPU1 (0000:01:00.0) → GPU2 (0000:02:00.0)"
-    written = of(rows, engine="ce", direction="write", peer="on", size_bytes=SIZE)
-    assert [(row.source, row.destination) for row in written if row.verdict is not Verdict.PASS] == [("GPU1", "GPU2")]
-
-
-def test_what_is_slow_everywhere_is_seen_beside_the_profile() -> None:
-    slow = {(a, b): 0.5 for a in range(2) for b in range(2) if a != b}
-    report, _, _ = run(FakeCopies(2, Broken(slow=slow)), request(2), profile="hgx-h200-2")
-    assert "profile hgx-h200-2" in found(report)["p2p-slow"].seen
 
 
 def test_a_failing_pair_is_an_error_and_the_rest_is_measured() -> None:
@@ -261,17 +180,6 @@ def test_peer_access_that_says_yes_and_then_fails_is_an_error() -> None:
     report, rows, _ = run(FakeCopies(4, Broken(refused={(0, 1)})), request(4))
     assert found(report)["copy-failed"].seen == "cudaErrorPeerAccessUnsupported"
     assert {row.verdict for row in of(rows, source="GPU0", destination="GPU1", peer="on")} == {Verdict.ERROR}
-
-
-def test_pairs_without_peer_access_are_skipped_and_staged_ones_measured() -> None:
-    report, rows, _ = run(FakeCopies(4, Broken(unreachable={(0, 1), (1, 0)})), request(4))
-    skipped = of(rows, source="GPU0", destination="GPU1", peer="on")
-    assert {row.verdict for row in skipped} == {Verdict.SKIP}
-    assert all("no peer access" in str(row.note) for row in skipped)
-    assert of(rows, source="GPU0", destination="GPU1", peer="off")[0].bandwidth_gb_s
-    assert found(report)["host-staged"].subjects == ("GPU0 → GPU1", "GPU1 → GPU0")
-    assert found(report)["host-staged"].cause == ("the driver grants peer access, but CUDA refuses it to this process")
-    assert report.verdict is Verdict.FAIL
 
 
 def test_a_gpu_without_memory_costs_its_own_pairs() -> None:
@@ -314,45 +222,12 @@ def test_peer_access_that_does_not_pay_is_said() -> None:
     assert any(line.startswith("p2p-slower-than-staging: GPU0 → GPU1: ") for line in slow_pair.consequences)
 
 
-def test_patterns_stand_beside_the_sum_of_their_parts() -> None:
-    report, _, _ = run(FakeCopies(4), request(4))
-    table = report.sections["patterns"]
-    assert isinstance(table, Table)
-    rows = [row.to_record() for row in table.rows()]
-    assert len(rows) == 2 * len(CopyPattern)
-    ring = next(row for row in rows if row["pattern"] == "ring" and row["direction"] == "write")
-    assert ring["pairs"] == 4
-    assert ring["total_gb_s"] == pytest.approx(ring["parts_gb_s"])
-    assert ring["share_percent"] == pytest.approx(100)
-    assert {row["wrong"] for row in rows} == {0}
-
-
 def test_a_pattern_that_arrives_wrong_is_counted() -> None:
     report, _, _ = run(FakeCopies(4, Broken(wrong={(2, 0)})), request(4))
     table = report.sections["patterns"]
     assert isinstance(table, Table)
     wrong = {row.to_record()["pattern"] for row in table.rows() if row.to_record()["wrong"]}
     assert wrong == {"all_to_one", "bisection", "all_to_all"}
-
-
-def test_matrices_and_ratios_are_sections() -> None:
-    report, _, _ = run(FakeCopies(4), request(4))
-    matrices, ratios = report.sections["matrices"], report.sections["ratios"]
-    assert isinstance(matrices, Matrix)
-    assert isinstance(ratios, Matrix)
-    assert list(matrices.cells) == [
-        "ce write peer off 64K",
-        "ce write peer off latency",
-        "ce write 64K",
-        "ce read 64K",
-        "ce both 64K",
-        "sm write 64K",
-        "ce write latency",
-    ]
-    assert set(matrices.cells["ce write 64K"]["GPU0"]) == {"GPU1", "GPU2", "GPU3"}
-    assert ratios.cells["GPU0"]["GPU1"] == pytest.approx(
-        matrices.cells["ce write 64K"]["GPU0"]["GPU1"] / matrices.cells["ce write peer off 64K"]["GPU0"]["GPU1"]
-    )
 
 
 def test_host_memory_both_kinds_both_ways() -> None:
@@ -436,10 +311,3 @@ def test_patterns(pattern: CopyPattern, pairs: tuple[Pair, ...]) -> None:
     assert pairs_of(pattern, 4) == pairs
     assert len(pairs_of(CopyPattern.ALL_TO_ALL, 4)) == 12
     assert pairs_of(CopyPattern.RING, 1) == ()
-
-
-def test_the_default_is_what_the_peers_measure() -> None:
-    series = default_series(SIZE)
-    assert [each.peer for each in series] == sorted(each.peer for each in series)
-    assert Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=LATENCY_BYTES) in series
-    assert not [each for each in default_series(SIZE, sm=False) if each.engine is Engine.SM]

@@ -49,34 +49,7 @@ class _Users:
         return GpuUse(utilization_percent=percent)
 
 
-def test_rates_are_bytes_over_the_time_between_readings() -> None:
-    (gpu,) = Clocked(nvlink_sent=371.0, pcie_received=59.0).window().look([0])
-    assert gpu.rates.nvlink_sent == pytest.approx(371.0)
-    assert gpu.rates.pcie_received == pytest.approx(59.0)
-    assert (gpu.rates.nvlink_received, gpu.rates.pcie_sent) == (None, None)
-
-
-def test_a_pcie_counter_that_began_again_is_no_less() -> None:
-    (gpu,) = Clocked(pcie_received=59.0, pcie_before=2**32 - 1000).window().look([0])
-    assert gpu.rates.pcie_received == pytest.approx(59.0)
-
-
-def test_what_the_job_did_itself_is_forgotten_and_what_others_do_stays() -> None:
-    own = Clocked(percents=[100, 80, 0])
-    assert own.window().look([0])[0].use.utilization_percent == 0
-    assert own.seconds == pytest.approx(0.22)
-    others = Clocked(percents=[100])
-    assert others.window().look([0])[0].use.utilization_percent == 100
-    assert 2.0 <= others.seconds < 2.2
-
-
 def test_a_gpu_that_nobody_uses_takes_20_ms() -> None:
     idle = Clocked()
     assert idle.window().look([0, 1]) == (IdleGpu(rates=LinkRates(), use=GpuUse(utilization_percent=0)),) * 2
     assert idle.seconds == pytest.approx(0.02)
-
-
-def test_links_alone_may_be_known() -> None:
-    clocked = Clocked(nvlink_sent=0.0)
-    (gpu,) = IdleWindow(clocked, clock=clocked.clock, wait=clocked.wait).look([0])
-    assert gpu == IdleGpu(rates=LinkRates(nvlink_sent=0.0))

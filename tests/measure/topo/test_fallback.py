@@ -49,12 +49,6 @@ def over_pcie(path: str) -> Snapshot:
     return replace(h200s(2), gpus=gpus, pairs=tuple(pairs), nvswitches=())
 
 
-def test_what_is_possible_is_not_called_direct() -> None:
-    (row,) = rows(looked_at(h200s(), facts()))
-    assert (row.conclusion, row.verdict, row.confidence, row.count) == ("direct possible", "PASS", "weak", 12)
-    assert (row.cause, row.how) == (None, "NV18; peer access possible")
-
-
 @pytest.mark.parametrize("environment", [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_LEVEL": "LOC"}])
 def test_a_variable_that_keeps_nccl_off_nvlinks_is_named(environment: dict[str, str]) -> None:
     report = looked_at(h200s(), facts(environment))
@@ -114,13 +108,6 @@ def test_how_far_nccl_goes(path: str, environment: dict[str, str], cause: str | 
     assert row.verdict == {None: "PASS", "nccl-default-level": "SKIP", "nccl-p2p-disabled": "FAIL"}[cause]
 
 
-def test_ranks_of_one_host_that_do_not_share_memory() -> None:
-    report = looked_at(h200s(), facts(), facts(rank=1, shm_device=8))
-    (row,) = rows(report)
-    assert (row.conclusion, row.cause) == ("direct impossible", "shm-not-shared")
-    assert [finding.id for finding in report.findings] == ["shm-not-shared"]
-
-
 def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     node = h200s(2)
     refused = tuple(replace(pair, cuda=False, read="NS", write="NS") for pair in node.pairs)
@@ -133,18 +120,6 @@ def test_what_the_driver_refuses_comes_with_its_cure() -> None:
     assert "NVSwitches are active, but the driver refuses" in str(row.cause_seen)
     assert "nvidia-fabricmanager" in str(row.advice)
     assert [finding.id for finding in report.findings] == ["peer-access-refused"]
-
-
-def test_nothing_known_is_nothing_fine() -> None:
-    (row,) = rows(looked_at(replace(h200s(2), pairs=()), facts()))
-    assert (row.conclusion, row.verdict) == ("unknown", "WARN")
-
-
-def test_pairs_of_several_kinds_of_nodes_are_named_with_their_node() -> None:
-    nodes = [Topology(each) for name in ("hgx-h200-2", "hgx-h100-8") for each in snapshots(parse_machine(f"{name}*2"))]
-    found = rows(examine(nodes))
-    assert sum(row.count for row in found) == 2 + 56
-    assert all(pair.count("node") == 2 for row in found for pair in row.pairs)
 
 
 TEXT = """\tGPU0\tGPU1\tGPU2
@@ -170,10 +145,3 @@ def test_two_gpus_on_a_processor_that_nobody_names_may_be_on_amd() -> None:
     on_intel = replace(node, machine=replace(node.machine, cpu="GenuineIntel family 6"))
     (row,) = rows(looked_at(on_intel))
     assert (row.conclusion, row.cause) == ("direct impossible", "nccl-default-level")
-
-
-def test_a_topology_file_may_leave_nvlinks_out_and_says_nothing_of_policy() -> None:
-    node = replace(over_pcie("SYS"), pairs=())
-    places = [PciPlace(host_bridge=f"cpu{n}", numa_node=n) for n in range(2)]
-    gpus = tuple(replace(gpu, place=place) for gpu, place in zip(node.gpus, places, strict=True))
-    assert {row.conclusion for row in rows(looked_at(replace(node, gpus=gpus)))} == {"unknown"}

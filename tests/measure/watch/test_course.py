@@ -65,16 +65,6 @@ def test_one_interval_is_no_alarm_and_passes_nothing() -> None:
     assert watched([job(NVLINK, NVLINK)] * 3 + [job(STAGED, STAGED)] + [job(NVLINK, NVLINK)]).verdict is Verdict.PASS
 
 
-def test_an_alarm_that_lasts_fails_whatever_else_the_job_does() -> None:
-    report = watched([job(NVLINK, NVLINK)] * 8 + [job(STAGED, STAGED)] * 2 + [job(STILL, STILL)] * 5)
-    assert report.verdict is Verdict.FAIL
-    (finding,) = report.findings
-    assert (finding.id, finding.severity) == ("host-staged", Verdict.FAIL)
-    assert "PCIe 66.0 out and 58.0 in" in finding.seen
-    assert {row.way: row.seconds for row in rows(report)} == {"staged": 2, "direct": 8, "idle": 5}
-    assert rows(report)[0].way == "staged"
-
-
 @pytest.mark.parametrize(
     ("ways", "nics", "expected"),
     [
@@ -120,11 +110,6 @@ def test_the_cause_is_in_a_file_of_nccl_s() -> None:
         "nccl-p2p-disabled",
         "gpubench p2p && grep -nE 'NCCL_P2P_DISABLE' /etc/nccl.conf. Remove NCCL_P2P_DISABLE from /etc/nccl.conf.",
     )
-
-
-def test_the_cause_is_in_the_machine() -> None:
-    report = watched([job(STAGED, STAGED)] * 2, "gpu1:fabric=in_progress")
-    assert rows(report)[0].cause == "fabric-not-ready"
 
 
 def test_of_another_user_s_process_the_cause_cannot_be_read() -> None:

@@ -128,40 +128,6 @@ def test_a_pair_that_no_nvlink_joins_is_not_called_staged() -> None:
     assert ways(job(STAGED, STAGED), unknown) == [Way.NOT_TOLD]
 
 
-def bridged(one: str, other: str) -> bool:
-    """GPU0 and GPU1, and GPU2 and GPU3, by bridges."""
-    return {one[6], other[6]} in ({"0", "1"}, {"2", "3"})
-
-
-def test_of_gpus_that_bridges_join_in_pairs_pcie_may_be_the_direct_way() -> None:
-    # All four exchange, and NVLinks carry nothing: two groups of a GPU of each pair do so by PCIe peer-to-peer.
-    assert ways(job(STAGED, STAGED, STAGED, STAGED), bridged) == [Way.NOT_TOLD]
-    # A ring: NVLink within the pairs, PCIe peer-to-peer between them.
-    ring = [(40.0, 0.0, 0.1, 40.0), (0.0, 40.0, 40.0, 0.1)] * 2
-    assert ways(job(*ring), bridged) == [Way.UNKNOWN]
-    # The third of three has no NVLink to the others: PCIe is all it has.
-    third = job((40.0, 40.0, 30.0, 0.1), (40.0, 40.0, 0.1, 30.0), (0.0, 0.0, 30.0, 30.0))
-    assert ways(third, bridged) == [Way.UNKNOWN]
-    assert ways(third) == [Way.STAGED]
-    # One process copies from GPU1 to GPU2.
-    copies = [gpu(0, STILL, 7), gpu(1, (0.0, 0.0, 41.5, 0.1), 7), gpu(2, (0.0, 0.0, 2.4, 41.0), 7), gpu(3, STILL, 7)]
-    assert ways(node(copies, [task(7, communicators=False)]), bridged) == [Way.NOT_TOLD]
-    # Within a pair an NVLink is there to be used, whatever the other pair does.
-    assert ways(job(STAGED, STAGED, STILL, STILL), bridged) == [Way.STAGED]
-    assert ways(job(STAGED, STAGED), bridged) == [Way.STAGED]
-    loopback = nic("lo", 4.2, rdma=False)
-    assert ways(job(STAGED, STAGED, STAGED, STAGED, nics=[loopback]), bridged) == [Way.SOCKETS]
-
-
-def test_nccl_goes_by_way_of_a_third_gpu_before_it_takes_pcie() -> None:
-    def in_a_square(one: str, other: str) -> bool:
-        return abs(int(one[6]) - int(other[6])) in (1, 3)
-
-    assert ways(job(STAGED, STAGED, STAGED, STAGED), in_a_square) == [Way.STAGED]
-    across = [gpu(0, (0.0, 0.0, 41.5, 0.1), 7), gpu(1, STILL, 7), gpu(2, (0.0, 0.0, 2.4, 41.0), 7), gpu(3, STILL, 7)]
-    assert ways(node(across, [task(7, communicators=False)]), in_a_square) == [Way.NOT_TOLD]
-
-
 def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
     """A job of NCCL that waits, and two servers on its GPUs that copy in and out."""
     idle = [task(100, KEY), task(101, KEY)]
@@ -187,14 +153,6 @@ def test_copies_of_a_process_beside_a_job_are_not_the_job_s() -> None:
     # A GPU that runs something may run it for another process.
     still = [gpu(0, STILL, 100, utilization_percent=0), gpu(1, STILL, 101, 8), gpu(2, STILL, 102)]
     assert ways(node(still, [*idle, task(102, KEY), task(8)])) == [Way.IDLE]
-
-
-def test_one_process_with_several_gpus_is_staged_where_what_leaves_one_enters_another() -> None:
-    one_way = [gpu(0, (0.0, 0.0, 41.5, 0.1), 7), gpu(1, (0.0, 0.0, 2.4, 41.0), 7)]
-    assert ways(node(one_way, [task(7, communicators=False)])) == [Way.STAGED]
-    both = [gpu(0, BOTH, 7), gpu(1, BOTH, 7)]
-    assert ways(node(both, [task(7, communicators=False)])) == [Way.UNKNOWN]
-    assert ways(node(both, [task(7, communicators=True)])) == [Way.STAGED]
 
 
 def test_who_may_not_be_looked_at_is_unknown() -> None:
@@ -243,14 +201,6 @@ def test_sockets_on_one_host_and_beside_rdma_ports_that_are_up() -> None:
     assert ways(job(BOTH, nics=[loopback], communicators=False)) == [Way.NOT_TOLD]
     # Files come one way.
     assert ways(job(IN, IN, nics=[nic("eth0", 0.01, 3.0, rdma=False), rdma])) == [Way.LOADING]
-
-
-def test_what_leaves_by_rdma_is_not_staged_between_gpus_of_a_node() -> None:
-    nics = [nic(f"mlx5_{n}", 32.0) for n in (0, 1)]
-    (found,) = observe(job(STAGED, STAGED, nics=nics), by_nvlink)
-    assert found.way is Way.NOT_TOLD
-    assert "RDMA carries the traffic" in found.meaning
-    assert ways(job(NVLINK, NVLINK, nics=nics)) == [Way.DIRECT]
 
 
 def test_a_rail_that_carries_less_than_its_siblings_is_named() -> None:

@@ -24,11 +24,6 @@ def test_0xaa_is_healthy() -> None:
     assert describe_health(0xAA) == "healthy"
 
 
-def test_zero_says_nothing() -> None:
-    assert decode_health(0) == NOT_TOLD
-    assert describe_health(0) == "not reported"
-
-
 @pytest.mark.parametrize(
     ("mask", "name", "holds"),
     [
@@ -72,10 +67,6 @@ def test_a_wrong_configuration_says_which(number: int, text: str) -> None:
 
 def test_an_unknown_configuration_is_still_wrong() -> None:
     assert describe_health(0xF00) == "incorrect configuration"
-
-
-def test_several_conditions_stand_side_by_side() -> None:
-    assert describe_health(0xA9 | 2 << 14) == "degraded bandwidth, fabric manager disconnected"
 
 
 @given(st.integers(0, 2**16 - 1))

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.snapshot import GpuFacts, HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, bus_id
+from gpubench.model.facts.snapshot import HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, bus_id
 from gpubench.model.terms.verdict import Origin
 
 
@@ -39,11 +39,6 @@ def test_every_spelling_of_an_address_is_the_same(
 @given(st.text(max_size=16) | st.from_regex(r"[0-9A-F:. ]{0,16}", fullmatch=True))
 def test_reading_a_bus_id_twice_changes_nothing(text: str) -> None:
     assert bus_id(bus_id(text)) == bus_id(text)
-
-
-def test_devices_have_their_names_in_matrices() -> None:
-    assert GpuFacts(index=3).device == "GPU3"
-    assert NicFacts(name="mlx5_0:2", kind=NicKind.INFINIBAND).device == "mlx5_0:2"
 
 
 @pytest.mark.parametrize(

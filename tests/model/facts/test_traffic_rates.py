@@ -28,11 +28,6 @@ def test_bytes_over_seconds_are_a_rate() -> None:
     assert one.unknown == {}
 
 
-def test_a_rate_of_the_driver_s_comes_before_counters() -> None:
-    found = rates(node(0, gpu(0)), node(1, gpu(5 * GB, nvlink_sent_gb_s=7.0, nvlink_received_gb_s=6.0)))
-    assert (found.gpus[0].nvlink_sent, found.gpus[0].nvlink_received) == (7.0, 6.0)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -47,17 +42,6 @@ def test_a_counter_that_tells_nothing_is_unknown(before: int | None, after: int 
     assert one.nvlink_sent is None
     assert reason in one.unknown["nvlink_sent"]
     assert one.nvlink_received == 0.0
-
-
-def test_a_gpu_that_was_not_there_before_has_no_rates() -> None:
-    (one,) = rates(node(0), node(1, gpu(5 * GB))).gpus
-    assert (one.nvlink_sent, one.pcie_sent) == (None, None)
-    assert set(one.unknown) == {"nvlink_sent", "nvlink_received", "pcie_sent", "pcie_received"}
-
-
-def test_what_the_reader_said_of_a_field_is_kept() -> None:
-    (one,) = rates(node(0, gpu(None)), node(1, gpu(None, unknown={"nvlink_sent": "Not Supported"}))).gpus
-    assert one.unknown["nvlink_sent"] == "Not Supported"
 
 
 def test_a_lost_gpu_is_unknown_in_everything() -> None:
@@ -91,11 +75,6 @@ def test_a_counter_that_went_back_by_too_much_was_reset() -> None:
     (one,) = rates(node(0, nics=(nic(500 * GB),)), node(1, nics=(nic(0),))).nics
     assert one.sent is None
     assert "reset" in one.unknown["sent"]
-
-
-def test_no_time_is_no_rate() -> None:
-    (one,) = rates(node(1, nics=(nic(0),)), node(1, nics=(nic(GB),))).nics
-    assert one.sent is None
 
 
 def test_errors_grow_by_what_two_readings_have() -> None:

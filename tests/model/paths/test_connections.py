@@ -105,19 +105,6 @@ def test_transports_without_end_become_one_unknown() -> None:
     assert sets.empty.with_channel(max(codes)).logged[0].transport.host_staged is None
 
 
-def test_the_ends_of_a_connection_are_joined_by_channel() -> None:
-    edges = [
-        Edge(0, 1, LoggedChannels(DIRECT, 0b111)),
-        Edge(0, 1, LoggedChannels(DIRECT, 0b011, received=True)),
-        Edge(0, 1, LoggedChannels(STAGED, 0b1000, received=True)),
-    ]
-    assert [(path.sent, path.received, path.channels, path.host_staged) for path in join(edges)] == [
-        (DIRECT, DIRECT, 2, False),
-        (DIRECT, None, 1, False),
-        (None, STAGED, 1, True),
-    ]
-
-
 def test_a_route_is_named_after_both_ends_where_they_differ() -> None:
     assert Route(DIRECT, STAGED, 1, False).name == "NET/IB/0/GDRDMA, received NET/IB/0"
     assert Route(DIRECT, DIRECT, 1, False).name == "NET/IB/0/GDRDMA"
@@ -131,9 +118,3 @@ def test_unknown_at_one_end_is_unknown_unless_the_other_is_staged() -> None:
     assert Route(unknown, None, 1, False).host_staged is None
     assert Route(unknown, STAGED, 1, False).host_staged is True
     assert Route(P2P, None, 1, False).host_staged is False
-
-
-def test_networks_by_name() -> None:
-    assert parse_transport("NET/AWS Libfabric/1/GDRDMA").network == "AWS Libfabric"
-    assert parse_transport("COLLNET/SHARP/0").network == "SHARP"
-    assert P2P.network is None

@@ -4,15 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, NicKind, NvLink, NvlinkPeer, PcieLink
+from gpubench.model.facts.snapshot import GpuFacts, NvLink, NvlinkPeer, PcieLink
 from gpubench.model.paths.topology import (
     NVLINK_GB_S,
     PCIE_GENERATION_OF_GT_S,
     active_links,
     leads_to_switches,
-    loaded_link,
     nvlink_gb_s,
-    pcie_ceiling_gb_s,
     pcie_gb_s,
     pcie_text,
 )
@@ -44,22 +42,6 @@ def test_transfer_rates_name_generations() -> None:
     assert PCIE_GENERATION_OF_GT_S == {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
-def test_only_a_gpu_that_may_rest_counts_with_the_generation_it_rises_to() -> None:
-    low, lower = (PcieLink(generation=each, width=16, max_generation=5, max_width=16) for each in (3, 1))
-
-    def reached(link: PcieLink, *, idle: bool | None, state: int | None = None) -> float | None:
-        return pcie_ceiling_gb_s(loaded_link(GpuFacts(index=0, pcie=link, idle=idle, performance_state=state)))
-
-    assert {reached(low, idle=idle) for idle in (True, None)} == {pcie_gb_s(5, 16)}
-    assert reached(low, idle=False) == pcie_gb_s(3, 16)
-    assert reached(lower, idle=False) == reached(lower, idle=False, state=8) == pcie_gb_s(5, 16)
-    assert reached(lower, idle=False, state=0) == pcie_gb_s(1, 16)
-    low = lower
-    assert pcie_ceiling_gb_s(loaded_link(NicFacts(name="a", kind=NicKind.ROCE, pcie=low))) == pcie_gb_s(1, 16)
-    assert pcie_ceiling_gb_s(low) == pcie_gb_s(1, 16)
-    assert loaded_link(GpuFacts(index=0, pcie=PcieLink(generation=4))).generation == 4
-
-
 @pytest.mark.parametrize(
     ("peers", "switched"),
     [
@@ -89,16 +71,6 @@ def test_active_links_are_counted_where_all_states_are_known(links: Any, count: 
     assert active_links(GpuFacts(index=0, nvlinks=held)) == count
 
 
-def test_lost_lanes_stay_lost() -> None:
-    assert pcie_ceiling_gb_s(PcieLink(generation=4, width=4, max_generation=4, max_width=16)) == pcie_gb_s(4, 4)
-
-
-def test_what_is_said_of_a_link_has_to_do() -> None:
-    assert pcie_ceiling_gb_s(PcieLink(generation=3, width=8)) == pcie_gb_s(3, 8)
-    assert pcie_ceiling_gb_s(PcieLink(max_generation=3, max_width=8)) == pcie_gb_s(3, 8)
-    assert pcie_ceiling_gb_s(PcieLink()) is None
-
-
 @pytest.mark.parametrize(
     ("version", "raw_gb_s", "usable"),
     [
@@ -124,10 +96,6 @@ def test_without_a_line_rate_the_version_tells_or_nothing_does(version: str, usa
     assert nvlink_gb_s(NvLink(number=0, version=version)) == usable
     assert nvlink_gb_s(NvLink(number=0, version=version, raw_gb_s=0.0)) == usable
     assert nvlink_gb_s(NvLink(number=0)) is None
-
-
-def test_the_line_rate_outvotes_the_version() -> None:
-    assert nvlink_gb_s(NvLink(number=0, version="4.0", raw_gb_s=53.125)) == 50.0
 
 
 def test_a_line_rate_that_fits_nothing_leaves_it_to_the_version() -> None:

@@ -17,8 +17,6 @@ from gpubench.model.paths.p2p import (
 )
 from gpubench.model.terms.operation import Direction, Engine
 
-STEADY = Cell(seconds=(1.0, 1.0, 1.0))
-
 
 def matrix(gpus: int, slow: dict[Pair, float]) -> dict[Pair, float]:
     return {(a, b): 400.0 * slow.get((a, b), 1.0) for a in range(gpus) for b in range(gpus) if a != b}
@@ -47,11 +45,6 @@ def test_what_is_usual_lies_among_the_figures(figures: list[float]) -> None:
     assert min(figures) <= usual(figures) <= max(figures)
 
 
-def test_one_bad_gpu_of_four_does_not_spoil_what_is_usual() -> None:
-    bad = {(a, b): 0.5 for a in range(4) for b in range(4) if a != b and 1 in (a, b)}
-    assert usual(list(matrix(4, bad).values())) == 400
-
-
 @pytest.mark.parametrize("gpus", [3, 4, 8])
 @pytest.mark.parametrize("role", ["both ways", "sending", "receiving"])
 def test_a_bad_gpu_colours_a_row_or_a_column_or_both(gpus: int, role: str) -> None:
@@ -64,37 +57,6 @@ def test_a_bad_gpu_colours_a_row_or_a_column_or_both(gpus: int, role: str) -> No
     }
     (oddity,) = odd_ones(matrix(gpus, slow), gpus)
     assert (oddity.role, oddity.gpus, oddity.figure, oddity.usual) == (role, (bad,), 200, 400)
-
-
-def test_a_bad_link_is_one_cell() -> None:
-    assert [(each.role, each.gpus) for each in odd_ones(matrix(8, {(3, 5): 0.1}), 8)] == [("pair", (3, 5))]
-    assert odd_ones(matrix(8, {}), 8) == ()
-    assert odd_ones({(0, 1): 5.0}, 2) == ()
-    assert odd_ones(matrix(8, {(3, 5): 0.9}), 8) == ()
-    assert [each.gpus for each in odd_ones({(0, 1): 5.0, (1, 0): 1.0}, 2)] == [(1, 0)]
-
-
-def test_a_pair_is_odd_among_those_that_are_wired_alike() -> None:
-    """A mesh has pairs with one NVLink, with two, and without: none of these is slow for that."""
-    paths = {pair: ("NV1", "NV2", "SYS")[(pair[0] + pair[1]) % 3] for pair in matrix(8, {})}
-    speeds = {"NV1": 0.5, "NV2": 1.0, "SYS": 0.2}
-    healthy = matrix(8, {pair: speeds[path] for pair, path in paths.items()})
-    assert odd_ones(healthy, 8, paths) == ()
-    chosen = next(pair for pair, path in paths.items() if path == "NV2")
-    (found,) = odd_ones({**healthy, chosen: 100.0}, 8, paths)
-    assert (found.role, found.gpus, found.figure, found.usual) == ("pair", chosen, 100.0, 400.0)
-    bad = {pair: figure / 2 if 3 in pair else figure for pair, figure in healthy.items()}
-    assert [(each.role, each.gpus) for each in odd_ones(bad, 8, paths)] == [("both ways", (3,))]
-
-
-def test_half_a_row_is_no_row() -> None:
-    half = odd_ones(matrix(5, {(0, 1): 0.5, (0, 2): 0.5}), 5)
-    assert [(each.role, each.gpus, each.figure, each.usual) for each in half] == [
-        ("pair", (0, 1), 200, 400),
-        ("pair", (0, 2), 200, 400),
-    ]
-    most = odd_ones(matrix(5, {(0, 1): 0.5, (0, 2): 0.5, (0, 3): 0.5}), 5)
-    assert [(each.role, each.gpus) for each in most] == [("sending", (0,))]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
@@ -161,7 +123,3 @@ def test_a_copy_that_is_measured_again_keeps_its_samples_and_its_wrong_data(
 ) -> None:
     again = Cell((1.0, 2.0), before).extended(Cell((3.0,), later, Carried(nvlink_bytes=7)))
     assert again == Cell((1.0, 2.0, 3.0), together, Carried(nvlink_bytes=7))
-
-
-def test_a_copy_that_breaks_when_it_is_measured_again_is_broken() -> None:
-    assert Cell((1.0,), 0).extended(Cell(error="gone")) == Cell(error="gone")

@@ -34,7 +34,6 @@ from gpubench.model.paths.topology import (
     pcie_ceiling_gb_s,
     pcie_gb_s,
     pcie_path_class,
-    rounded,
 )
 from gpubench.model.terms.verdict import Origin
 
@@ -126,73 +125,11 @@ def test_path_classes_are_those_of_the_legend(one: PciPlace, other: PciPlace, pa
     assert pcie_path_class(other, one, 2) == path
 
 
-def test_with_one_numa_node_another_bridge_is_on_it() -> None:
-    unknown = (place("a", numa=None), place("b", numa=None))
-    assert pcie_path_class(*unknown, 1) == "NODE"
-    assert pcie_path_class(*unknown, 0) is None
-    assert pcie_path_class(*unknown, 2) is None
-
-
 def test_functions_of_one_card_are_neighbours_wherever_they_are() -> None:
     card, other = nic("a", bus_id="0000:05:00.0"), nic("b", bus_id="0000:05:00.0")
     assert node([], [card, other]).path(card, other) == "PIX"
     nowhere = (nic("a", bus_id=None), nic("b", bus_id=None))
     assert node([], nowhere).path(*nowhere) == "?"
-
-
-def test_a_device_and_itself_is_x() -> None:
-    one = gpu(0, nvlinks=links(2))
-    assert node([one]).path(one, one) == "X"
-    assert node([one]).matrix == {"GPU0": {"GPU0": "X"}}
-
-
-def test_a_stated_path_wins_over_links_and_tree() -> None:
-    one, other = gpu(0, nvlinks=links(18), place=place()), gpu(1, nvlinks=links(18), place=place())
-    stated = [PairFacts(source="GPU0", destination="GPU1", path="NV4", pcie_path="SYS")]
-    topology = node([one, other], pairs=stated)
-    assert topology.path(one, other) == "NV4"
-    assert topology.nvlinks(one, other) == 4
-    assert topology.pcie_path(one, other) == "SYS"
-    assert topology.path(other, one) == "NV18"
-    without = node([one, other], pairs=[PairFacts(source="GPU0", destination="GPU1", path="PXB")])
-    assert without.path(one, other) == "PXB"
-    assert without.nvlinks(one, other) == 0
-    assert without.pcie_path(one, other) == "PXB"
-
-
-def test_nvml_s_ancestor_wins_over_the_tree() -> None:
-    one, other = gpu(0, nvlinks=(), place=place("a", "s1")), gpu(1, nvlinks=(), place=place("a", "s1"))
-    assert node([one, other]).path(one, other) == "PIX"
-    told = [PairFacts(source="GPU0", destination="GPU1", pcie_path="PHB")]
-    assert node([one, other], pairs=told).path(one, other) == "PHB"
-
-
-def test_direct_links_stand_beside_a_switch() -> None:
-    other = gpu(1)
-    one = gpu(0, nvlinks=(*links(12), *links(2, other)))
-    other = replace(other, nvlinks=(*links(12), *links(2, one)))
-    third = gpu(2, nvlinks=links(12))
-    topology = node([one, other, third])
-    assert topology.path(one, other) == "NV2"
-    assert topology.path(one, third) == "NV12"
-    assert topology.path(third, other) == "NV12"
-
-
-def test_the_fewer_links_to_the_switch_count() -> None:
-    one, other = gpu(0, nvlinks=links(18)), gpu(1, nvlinks=links(18, down=6))
-    assert node([one, other]).path(one, other) == node([one, other]).path(other, one) == "NV12"
-
-
-def test_links_that_are_down_or_not_told_lead_nowhere() -> None:
-    other = gpu(1, nvlinks=())
-    down = gpu(0, nvlinks=links(4, other, down=4), place=place())
-    assert node([down, replace(other, place=place())]).path(down, replace(other, place=place())) == "PHB"
-    silent = gpu(0, nvlinks=tuple(replace(link, active=None) for link in links(4, other)))
-    assert node([silent, other]).nvlinks(silent, other) is None
-    told, *rest = silent.nvlinks or ()
-    partly = replace(silent, nvlinks=(replace(told, active=True), *rest))
-    assert node([partly, other]).nvlinks(partly, other) is None
-    assert node([partly, other]).limit(partly, other).gb_s is None
 
 
 @pytest.mark.parametrize(
@@ -242,14 +179,6 @@ def test_where_nvlinks_are_unknown_pcie_is_no_limit() -> None:
     assert stated.limit(one, other).gb_s == pcie_gb_s(4, 16)
 
 
-def test_nvlinks_limit_a_pair_by_those_between() -> None:
-    one, other = gpu(0, nvlinks=links(18)), gpu(1, nvlinks=links(18, down=6))
-    limit = node([one, other]).limit(one, other)
-    assert (limit.gb_s, limit.note) == (300.0, "12 NVLinks × 25")
-    total = node([one, other]).nvlink_total(one)
-    assert (total.gb_s, total.note) == (450.0, "18 NVLinks × 25")
-
-
 def test_nvlinks_without_a_speed_have_no_limit() -> None:
     nameless = tuple(replace(link, version=None, raw_gb_s=None) for link in links(4))
     one, other = gpu(0, nvlinks=nameless), gpu(1, nvlinks=nameless)
@@ -279,65 +208,11 @@ def test_no_total_without_active_links(facts: dict[str, Any], note: str) -> None
     assert (total.gb_s, total.note) == (None, note)
 
 
-def test_an_idle_gpu_is_limited_by_what_it_rises_to() -> None:
-    idle = PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    one, other = gpu(0, pcie=idle, nvlinks=(), place=place()), gpu(1, pcie=idle, nvlinks=(), place=place())
-    limit = node([one, other]).limit(one, other)
-    assert limit.gb_s == pcie_gb_s(5, 16)
-    assert limit.note == "PCIe 5 x16 at GPU0"
-
-
-def test_lost_lanes_limit() -> None:
-    narrow = PcieLink(generation=4, width=8, max_generation=4, max_width=16)
-    one, other = gpu(0, nvlinks=(), place=place()), gpu(1, pcie=narrow, nvlinks=(), place=place())
-    assert node([one, other]).limit(one, other).gb_s == pcie_gb_s(4, 8)
-    assert node([one, other]).limit(one, other).note == "PCIe 4 x8 at GPU1"
-    assert node([one, other]).pcie_total(other).gb_s == pcie_gb_s(4, 8)
-
-
-def test_a_narrow_uplink_limits_what_leaves_its_switch() -> None:
-    uplink = PciSwitch(bus_id="s1", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16))
-    one, other = (gpu(index, nvlinks=(), place=place("a", "s1")) for index in range(2))
-    outside = gpu(2, nvlinks=(), place=place("b", numa=1))
-    topology = node([one, other, outside], switches=[uplink])
-    assert topology.limit(one, other).gb_s == pcie_gb_s(4, 16)
-    assert topology.limit(one, outside).gb_s == topology.limit(outside, one).gb_s == pcie_gb_s(4, 8)
-    assert topology.limit(one, outside).note == "PCIe 4 x8 at the uplink of switch s1"
-    assert topology.pcie_total(one).gb_s == pcie_gb_s(4, 8)
-    assert topology.pcie_total(outside).gb_s == pcie_gb_s(4, 16)
-
-
 def test_an_uplink_that_is_not_known_is_said_to_be_so() -> None:
     one, other = gpu(0, nvlinks=(), place=place("a", "s1")), gpu(1, nvlinks=(), place=place("a"))
     limit = node([one, other]).limit(one, other)
     assert limit.gb_s == pcie_gb_s(4, 16)
     assert limit.note == "PCIe 4 x16 at GPU0; the uplink of switch s1 is not known"
-
-
-def test_a_gpu_s_own_link_has_to_be_known() -> None:
-    known = gpu(0, nvlinks=(), place=place())
-    hidden = gpu(1, nvlinks=(), place=place(), pcie=PcieLink())
-    reason = gpu(2, nvlinks=(), place=place(), pcie=PcieLink(), unknown={"pcie": "Not Supported"})
-    topology = node([known, hidden, reason])
-    assert topology.limit(known, hidden).note == "the PCIe link of GPU1 is not known"
-    assert topology.limit(hidden, known).gb_s is None
-    assert topology.limit(known, reason).note == topology.pcie_total(reason).note == "Not Supported"
-
-
-def test_the_port_of_a_nic_limits() -> None:
-    one = gpu(0, nvlinks=(), pcie=GEN5_X16, place=place())
-    fast, slow = nic("fast", rate_gbit_s=800.0, place=place()), nic("slow", rate_gbit_s=200.0, place=place())
-    silent, named = nic("silent", rate_gbit_s=None), nic("named", rate_gbit_s=None, unknown={"rate_gbit_s": "down"})
-    topology = node([one], [fast, slow, silent, named])
-    assert topology.limit(one, slow).gb_s == 25.0
-    assert topology.limit(slow, one).note == "slow at 200 Gb/s"
-    assert topology.limit(one, fast).gb_s == pcie_gb_s(5, 16)
-    assert topology.limit(fast, slow).gb_s == 25.0
-    assert (topology.limit(one, silent).gb_s, topology.limit(one, silent).note) == (
-        None,
-        "the rate of silent is not known",
-    )
-    assert topology.limit(one, named).note == "down"
 
 
 @pytest.mark.parametrize(
@@ -475,23 +350,6 @@ def test_software_rdma_has_no_gpudirect() -> None:
 def test_plain_ethernet_has_no_gpudirect() -> None:
     card = nic(kind=NicKind.ETHERNET)
     assert node([], [card], gpudirect=GpuDirectFacts(peermem=True)).gpudirect(card)[0] is False
-
-
-def test_the_fingerprint_is_of_the_machine_and_not_of_the_moment() -> None:
-    one, other = gpu(0, name="H100", nvlinks=links(18)), gpu(1, name="H100", nvlinks=links(18))
-    before = node([one, other]).fingerprint()
-    assert len(before) == 12
-    assert set(before) <= set("0123456789abcdef")
-    busy = replace(one, uuid="GPU-1", memory_used_bytes=7, pcie=GEN5_X16, throttle_reasons=("hw_slowdown",))
-    assert node([busy, other]).fingerprint() == before
-    assert node([replace(one, name="H200"), other]).fingerprint() != before
-    assert node([replace(one, nvlinks=links(18, down=1)), other]).fingerprint() != before
-    assert node([one, other], [nic()]).fingerprint() != node([one, other], [nic(rate_gbit_s=200.0)]).fingerprint()
-
-
-def test_figures_are_rounded_to_three_decimals() -> None:
-    assert rounded(pcie_gb_s(4, 16)) == 31.508
-    assert rounded(None) is None
 
 
 BRIDGES = ("pci0000:00", "pci0000:40", "pci0001:00")

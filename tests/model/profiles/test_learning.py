@@ -25,14 +25,6 @@ def samples(*values: float) -> list[LearningSample]:
     return [LearningSample(KEY, value, f"GPU{number}", "a.json") for number, value in enumerate(values)]
 
 
-def test_an_outlier_is_shown_and_not_used() -> None:
-    found = learn(samples(395.0, 395.1, 394.9, 395.2, 200.0), "ours")
-    assert [each.value for each in found.outliers] == [200.0]
-    (expected,) = found.expected
-    assert expected.value == 395.1
-    assert expected.note == "the median of 4 values of 1 result, 394.9 to 395.2"
-
-
 @given(st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=30))
 def test_half_of_all_values_at_least_are_never_outliers(values: list[float]) -> None:
     kept, odd = split_outliers(samples(*values))
@@ -158,18 +150,6 @@ def test_a_copy_without_peer_access_is_another_quantity() -> None:
     assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
 
 
-def test_a_check_has_rows_and_pairs_to_learn_from() -> None:
-    told = FileCircumstances(tool="", models=("NVIDIA H200",))
-    both = ResultFile(
-        name="a.json",
-        kind="made",
-        circumstances=told,
-        rows=(row(2**28, 1357.0, 346.0),),
-        pairs=(pair(HEALTHY, 0, 1, 395.0),),
-    )
-    assert [each.key.quantity for each in samples_of(both)] == ["allreduce.busbw_gb_s", "p2p.write_gb_s"]
-
-
 def quantities(*rows: PairRow | CollectiveRow) -> list[tuple[str, float, str | None]]:
     """The quantity, value and path of every sample of a result with these rows."""
     found = samples_of(
@@ -199,33 +179,9 @@ def test_a_row_is_learned_of_gpus_out_of_place_and_of_equal_nodes(changes: dict[
     assert bool(quantities(row(2**28, 1357.0, 346.0, **changes))) == is_learned
 
 
-def test_a_row_of_several_nodes_is_learned_by_the_gpus_of_one() -> None:
-    rows = (row(2**28, 1357.0, 346.0, nodes=2),)
-    circumstances = FileCircumstances(tool="")
-    (found,) = samples_of(ResultFile(name="a.json", kind="made", circumstances=circumstances, rows=rows))
-    assert (found.key.gpus, found.key.nodes) == (4, 2)
-
-
-def test_small_rows_have_a_time_and_large_ones_a_bandwidth() -> None:
-    small, large = quantities(row(2**26 - 4, 99.0, 300.0), row(2**26, 100.0, 301.0))
-    assert small == ("allreduce.time_us", 99.0, None)
-    assert large == ("allreduce.busbw_gb_s", 301.0, None)
-
-
 def test_a_copy_between_gpus_counts_from_the_size_on_that_pairs_are_judged_by() -> None:
     assert quantities(pair(HEALTHY, 0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES)) == [("p2p.write_gb_s", 395.0, None)]
     assert quantities(pair(HEALTHY, 0, 1, 395.0, size_bytes=JUDGED_FROM_BYTES - 1)) == []
-
-
-def test_pairs_of_several_path_classes_are_kept_apart() -> None:
-    assert quantities(pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 0, 2, 394.0)) == [
-        ("p2p.write_gb_s", 395.0, None),
-        ("p2p.write_gb_s", 394.0, None),
-    ]
-    assert quantities(pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 0, 2, 25.0, path_class="PHB")) == [
-        ("p2p.write_gb_s", 395.0, "NV18"),
-        ("p2p.write_gb_s", 25.0, "PHB"),
-    ]
 
 
 def test_copies_to_and_from_pinned_memory_of_the_host() -> None:

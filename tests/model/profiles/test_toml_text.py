@@ -19,10 +19,6 @@ def test_text_is_read_back_and_does_nothing(text: str) -> None:
     assert tomllib.loads(document) == {"title": text, "x": [{f"key {text}": text}]}
 
 
-def test_half_a_character_is_replaced() -> None:
-    assert toml_text({"title": "a\ud800"}) == 'title = "a\ufffd"\n'
-
-
 @pytest.mark.parametrize("character", ["\x7f", "\u202e", "\U000e0041"])
 def test_what_cannot_be_printed_is_escaped(character: str) -> None:
     assert toml_text({"title": character}) == f'title = "\\U{ord(character):08x}"\n'

@@ -11,10 +11,8 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import refused_above_limit, times_limit
 from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.registry import read_results
-from tests.fakes.measured_rows import pair, row
-from tests.fakes.planted import simulated
+from tests.fakes.measured_rows import row
 
-(NODE,) = simulated("hgx-h100-8").nodes
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -40,13 +38,6 @@ def test_a_figure_is_above_its_limit_beyond_what_measuring_errs(
     assert times_limit(found) == (None if times is None else pytest.approx(times))
     verdict = refused_above_limit(found).verdict
     assert verdict == (Verdict.PASS if times is None else Verdict.ERROR)
-
-
-def test_copies_have_limits_too_and_managed_memory_none() -> None:
-    assert times_limit(pair(NODE, 0, 1, 1800.0)) == 4
-    assert times_limit(pair(NODE, 0, 1, 395.0)) is None
-    assert times_limit(pair(NODE, 0, 1, None)) is None
-    assert times_limit(pair(NODE, 0, 1, 1800.0, engine="in place")) is None
 
 
 def test_wrong_data_stay_wrong_and_the_row_says_why_its_figure_counts_for_nothing() -> None:

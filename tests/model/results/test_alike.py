@@ -67,12 +67,6 @@ def test_what_is_written_in_short_is_read_in_full(nodes: list[list[str]]) -> Non
     assert [*unfolded] == json.loads(json.dumps([each.to_record() for each in rows]))
 
 
-def test_short_sections_and_rows_of_no_single_node_are_written_out() -> None:
-    assert folded([row("node0", "GPU0", "PASS")] * (LEAST_ROWS - 1)) is None
-    apart = [row(f"node{number % 2}", "GPU0", "PASS") for number in range(LEAST_ROWS)]
-    assert folded(apart) is None, "the rows of a node stand apart, and their order would be lost"
-
-
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], tuple[Path, Path]]:
     """The JSON of a run on many nodes, and its CSV of pairs, which has every row."""

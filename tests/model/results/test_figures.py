@@ -83,13 +83,6 @@ def test_a_gate_passes_no_path_that_nobody_saw(conclusion: Conclusion) -> None:
         assert (told.verdict, exit_code_of(asked, told)) == ((Verdict.SKIP, 3) if open_ else (Verdict.PASS, 0))
 
 
-def test_what_was_not_checked_is_known_beside_what_was() -> None:
-    figures = SpeedFigures()
-    figures.add(JUDGED)
-    figures.add(replace(ROW, wrong=None))
-    assert (figures.checked, figures.unchecked) == (True, True)
-
-
 def test_a_pair_that_was_not_measured_has_no_data_to_check() -> None:
     figures = SpeedFigures()
     figures.add(JUDGED)

@@ -10,20 +10,12 @@ from hypothesis import strategies as st
 
 from gpubench.model.results.history import DatedName, ResultHead
 from gpubench.model.results.report import Metadata
-from gpubench.model.terms.units import DroppedSize
 from tests.formats.sample import METADATA
 
 
 def head(metadata: Metadata = METADATA, **options: Any) -> ResultHead:
     changed = replace(metadata, options=dict(metadata.options) | options)
     return ResultHead.of(json.loads(json.dumps(changed.to_record())), "x.json", "PASS", complete=True)
-
-
-def test_a_name_says_when_what_and_where() -> None:
-    assert str(DatedName.of(METADATA)) == "2026-11-20T080000Z-allreduce-n1.json"
-    assert str(DatedName.of(METADATA, 2)) == "2026-11-20T080000Z-allreduce-n1~2.json"
-    assert DatedName.of(replace(METADATA, hosts=("n1", "n2", "n1", "n3"))).host == "n1+2"
-    assert DatedName.of(replace(METADATA, started_at="2026-11-20T09:30:00+01:30")).stamp == "2026-11-20T080000Z"
 
 
 @given(st.text(min_size=1), st.integers(1, 999), st.integers(0, 3))
@@ -38,19 +30,6 @@ def test_a_name_is_read_as_it_was_written_whatever_a_host_is_called(host: str, n
 @pytest.mark.parametrize("text", ["base.json", ".2026-11-20T080000Z-allreduce-n1.json.x", "2026-11-20.json", ""])
 def test_other_names_say_nothing(text: str) -> None:
     assert DatedName.parse(text) is None
-
-
-def test_names_sort_by_time_and_number() -> None:
-    first, second, tenth = (DatedName.of(METADATA, number) for number in (1, 2, 10))
-    later = DatedName.of(replace(METADATA, started_at="2026-11-20T08:00:01+00:00", subject="allgather"))
-    assert sorted([later, tenth, second, first]) == [first, second, tenth, later]
-
-
-def test_how_it_is_judged_makes_no_other_kind() -> None:
-    assert head().kind == head(strict=True, evidence="off", seed=7).kind
-    assert head().kind == head(replace(METADATA, dropped_sizes=()), sizes=[1024, 2**30, 2**33]).kind
-    fewer = replace(METADATA, dropped_sizes=(*METADATA.dropped_sizes, DroppedSize(2**30, "no memory")))
-    assert head().kind == head(fewer, sizes=[1024]).kind
 
 
 @pytest.mark.parametrize(

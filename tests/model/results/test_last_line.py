@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from gpubench.cli.app import app
 from gpubench.conditions.registry import CONDITIONS
-from gpubench.model.results.ending import LAST, LATER, MOST_CHARACTERS, SOON, last_line, part
+from gpubench.model.results.ending import LAST, MOST_CHARACTERS, last_line, part
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Report
 from gpubench.model.results.sentence import sentence
@@ -14,18 +14,6 @@ from tests.cli.test_every_fault import COMMANDS, MACHINES
 from tests.fakes.last_line import is_well_formed
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 from tests.model.results.test_sentence import METADATA, SLOW
-
-
-def test_what_is_important_stays() -> None:
-    parts = [part("a" * 60), part("b" * 60, importance=LATER), part("c" * 60, "c", importance=SOON), part("d" * 20)]
-    assert last_line(Verdict.FAIL, "simulated", parts, ["Try: gpubench topo"]) == (
-        f"FAIL (simulated): {'a' * 60}, c, {'d' * 20}. Try: gpubench topo"
-    )
-
-
-def test_a_command_is_whole_or_not_there() -> None:
-    for most, line in ((90, f"FAIL: {'a' * 60}. See it"), (80, f"FAIL: {'a' * 60}. Try: {'x' * 80}")):
-        assert last_line(Verdict.FAIL, "measured", [part("a" * 60)], [f"Try: {'x' * most}", "See it"]) == line
 
 
 def test_a_first_part_that_is_too_long_ends_after_a_word() -> None:

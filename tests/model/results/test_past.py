@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 
 from gpubench.model.results.history import LEAST_RESULTS, PastFigures, PastResult, ResultHead, why_unfit
 from gpubench.model.results.report import CollectiveRow, Metadata
-from gpubench.model.terms.verdict import Verdict
 from tests.formats.sample import METADATA, PAIR, ROW
 
 OWN_METADATA = replace(METADATA, run_id="now", started_at="2026-12-01T08:00:00+00:00")
@@ -39,17 +38,6 @@ def of_times(times: Iterable[float], **changes: Any) -> PastFigures:
     return PastFigures.of(results, OWN, "results/")
 
 
-def level(times: Sequence[float]) -> float | None:
-    found = of_times(times).time_of(timed(1.0))
-    return None if found is None else found.time_us
-
-
-def test_the_level_is_the_median_of_the_fastest_half() -> None:
-    assert level([10.0, 10.2, 10.4, 10.6, 30.0]) == 10.2
-    assert level([10.0, 10.1, 10.2, 10.3, 10.4, 10.5, 10.6]) == 10.2
-    assert level([1.0, 10.0, 10.1, 10.1, 10.2]) == 10.0
-
-
 def test_few_results_expect_nothing() -> None:
     few = of_times([10.0] * (LEAST_RESULTS - 1))
     assert few.time_of(ROW) is None
@@ -72,20 +60,6 @@ def test_a_slow_decline_is_held_against_the_better_days() -> None:
     assert found.time_us is not None
     assert declining[-1] > 1.4 * found.time_us
     assert found.deviation < 0.01, "what declines steadily is no noise"
-
-
-def test_noise_of_a_row_is_at_least_that_of_rows_beside_it() -> None:
-    chance = random.Random(1)
-    results = []
-    for day in range(8):
-        noisy = [timed(10 * chance.uniform(0.9, 1.1), size_bytes=size) for size in (2048, 4096, 8192)]
-        results.append(PastResult(head(on_day(day)), [timed(10.0), *noisy, timed(10.0, size_bytes=2**30)]))
-    found = PastFigures.of(results, OWN, "results/")
-    alone, far = found.time_of(ROW), found.time_of(replace(ROW, size_bytes=2**30))
-    assert alone is not None
-    assert far is not None
-    assert alone.deviation > 0.02
-    assert far.deviation == 0
 
 
 @pytest.mark.parametrize(("noise", "runs"), [(0.01, 5), (0.05, 8), (0.2, 5)])
@@ -256,10 +230,6 @@ def test_a_lost_link_is_held_against_the_days_before() -> None:
     assert found.note == (
         "this machine's past: 6 results of results/; since 5 of them links or NICs came or went (another topology)"
     )
-
-
-def test_a_warned_run_counts_with_its_good_rows() -> None:
-    assert why_unfit(head(verdict=Verdict.WARN), OWN) is None
 
 
 def test_reasons_are_counted_with_the_newest_example() -> None:

@@ -3,9 +3,7 @@
 import pytest
 
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
-from gpubench.model.terms.operation import DataType, NumberKind
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
-from gpubench.model.terms.statistics import RankTimes
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, overall
 
@@ -35,18 +33,6 @@ def test_the_columns_are_the_documented_ones_in_order() -> None:
 def test_the_worst_verdict_decides(verdicts: list[Verdict], whole: Verdict, code: int) -> None:
     assert overall(verdicts) is whole
     assert exit_code(whole) == code
-
-
-def test_rank_times_name_the_slowest() -> None:
-    times = RankTimes.of([2.0, 5.0, 2.0, 3.0])
-    assert times == RankTimes(mean_seconds=3.0, fastest_seconds=2.0, slowest_seconds=5.0, slowest_rank=1)
-
-
-def test_types_know_their_width_and_kind() -> None:
-    assert [dtype.size_bytes for dtype in DataType] == [1, 1, 4, 8, 2, 2, 4, 8]
-    assert DataType.UINT8.kind is NumberKind.UNSIGNED
-    assert DataType.INT64.kind is NumberKind.SIGNED
-    assert DataType.BFLOAT16.kind is NumberKind.FLOAT
 
 
 def test_metadata_and_reports_travel_as_plain_data() -> None:

@@ -56,14 +56,6 @@ def test_what_was_not_judged_says_so() -> None:
     assert unjudged.endswith("data not checked, speed not judged: no profile, no past results")
 
 
-def test_a_finding_without_a_figure_is_told_itself() -> None:
-    finding = replace(CHANNELS, id="gpu-lost", subject="GPU3", seen="GPU is\nlost", consequences=())
-    other = replace(finding, subject="GPU4")
-    assert said(report(Verdict.FAIL, finding, other)) == (
-        "FAIL: node3 GPU3: GPU is lost, and 1 more finding. Try: unset NCCL_MAX_NCHANNELS"
-    )
-
-
 def test_wrong_data_come_first() -> None:
     wrong = replace(CHANNELS, id="wrong-data", subject="rank 1", seen="2 wrong elements", consequences=())
     assert said(report(Verdict.FAIL, CHANNELS, wrong), SLOW).startswith("FAIL: rank 1 on node3: 2 wrong elements")

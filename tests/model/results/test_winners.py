@@ -106,19 +106,6 @@ def test_chance_alone_is_seldom_called_a_loss() -> None:
     assert sum(bool(each.beyond_noise) for each in rows) <= 0.02 * len(rows)
 
 
-def test_small_sizes_that_vary_make_large_ones_no_less_sure() -> None:
-    """Drifts of four H200s, in percent, at five sizes far from each other, in both placements."""
-    drifts = {2**10: (15.0, -3.7), 2**16: (7.4, -13.2), 2**20: (4.9, 2.2), 2**24: (-0.5, 0.4), 2**28: (0.0, 0.0)}
-    rows = [
-        row(size, setting, 100 + percent * (setting == AGAIN), placement=placement)
-        for size, both in drifts.items()
-        for placement, percent in zip(("out_of_place", "in_place"), both, strict=True)
-        for setting in (None, "tree", AGAIN)
-    ]
-    noise = {each.size_bytes: each.noise_percent or 0.0 for each in winners(rows)}
-    assert noise[2**28] < 0.2 * noise[2**10]
-
-
 def test_what_is_wrong_or_not_as_asked_wins_nothing() -> None:
     rows = [
         row(1024, None, 10.0),
@@ -133,40 +120,12 @@ def test_what_is_wrong_or_not_as_asked_wins_nothing() -> None:
     assert (found.noise_percent, found.beyond_noise) == (None, None), "one pair of times says nothing"
 
 
-def test_the_drift_of_the_own_choice_is_that_of_its_second_time() -> None:
-    (found,) = winners([row(1024, None, 10.0), row(1024, "tree", 9.0), row(1024, AGAIN, 11.0)])
-    assert found.own_drift_percent == pytest.approx(10)
-    assert winners([row(1024, None, 10.0), row(1024, "tree", 9.0)])[0].own_drift_percent is None
-
-
-def test_the_own_choice_that_is_one_of_the_settings_is_no_way_of_its_own() -> None:
-    def taking(setting: str | None, time_us: float) -> CollectiveRow:
-        return replace(row(1024, setting, time_us), algorithm="RING", protocol="LL")
-
-    (found,) = winners([taking(None, 9.0), taking("ring/ll", 10.0), row(1024, "ring/simple", 11.0), taking(AGAIN, 9.0)])
-    assert (found.fastest, found.candidates) == ("ring/ll", 2)
-    assert (found.own_algorithm, found.own_protocol) == ("RING", "LL")
-    assert (found.time_us, found.own_time_us, found.loss_percent) == (9.0, 9.0, 0.0), "three times of one way"
-
-
 def test_backends_are_in_the_names_where_there_are_several() -> None:
     rows = [row(1024, None, 10.0, backend="nccl"), row(1024, None, 30.0, backend="host")]
     (found,) = winners([*rows, row(1024, AGAIN, 10.0, backend="nccl")])
     assert (found.fastest, found.backend, found.setting, found.loss_percent) == ("nccl", "nccl", None, 0.0)
     (found,) = winners([replace(rows[0], time_us=60.0), rows[1]])
     assert (found.fastest, found.backend, found.loss_percent) == ("host", "host", 100.0)
-
-
-def test_types_reductions_and_placements_are_apart() -> None:
-    rows = [
-        replace(each, dtype=dtype, op=op, placement=placement)
-        for dtype in ("float32", "int8")
-        for op in ("sum", "max")
-        for placement in ("out_of_place", "in_place")
-        for each in (row(1024, None, 10.0), row(1024, "ring", 9.0), row(1024, AGAIN, 10.0))
-    ]
-    assert len(winners(rows)) == 8
-    assert winners([each for each in rows if each.setting is None]) == []
 
 
 def test_intervals_are_noise_too() -> None:
@@ -215,28 +174,8 @@ def test_jobs_that_differ_as_much_as_the_same_one_does_seldom_have_a_winner() ->
     assert false <= 0.04 * sweeps
 
 
-def test_the_time_of_a_setting_is_the_mean_of_its_two_jobs_and_a_clear_winner_is_one() -> None:
-    times = {None: (10.0, 10.2), JOBS[0]: (12.0, 12.1), JOBS[1]: (7.0, 7.1)}
-    found = winners(jobs(lambda name, second, _size: times[name][second]))
-    assert {each.fastest for each in found} == {JOBS[1]}
-    assert {each.candidates for each in found} == {3}
-    for each in found:
-        assert each.time_us == pytest.approx(7.05)
-        assert each.own_time_us == pytest.approx(10.1)
-        assert each.beyond_noise
-        assert each.own_drift_percent == pytest.approx(2.0)
-
-
 def test_a_setting_that_took_what_nccl_takes_by_itself_is_still_another_way() -> None:
     rows = jobs(lambda name, _second, _size: 10.0 if name is None else 8.0)
     heard = [replace(each, algorithm="RING", protocol="LL") for each in rows]
     assert {each.candidates for each in winners(heard)} == {3}
     assert {each.time_us for each in winners(heard)} == {8.0}
-
-
-def test_registered_memory_is_another_way_where_nccl_takes_the_same_algorithm() -> None:
-    """All-gather of 128 MiB on four H200s: NCCL took ring/simple each time, and nccl-tests gains as much by `-R 1`."""
-    times = ((None, 346.7), ("register=user", 314.8), (AGAIN, 348.7))
-    (found,) = winners([row(2**27, name, time, algorithm="RING", protocol="SIMPLE") for name, time in times])
-    assert (found.fastest, found.time_us) == ("register=user", 314.8)
-    assert found.own_time_us == pytest.approx(347.7)

@@ -1,14 +1,11 @@
 """Ranks that share a GPU, and hosts as NCCL counts them."""
 
-from dataclasses import replace
-
 import pytest
 
 from gpubench.model.terms.ranks import (
     HOSTS_ARE_SPLIT,
     RANKS_SHARE_A_GPU,
     RankIdentity,
-    by_device,
     hosts_of_nccl,
     ranks_per_gpu,
     why_not_judged,
@@ -45,8 +42,3 @@ def test_ranks_are_counted_by_gpu_and_by_ncclss_host(
     ranks: list[RankIdentity], per_gpu: int | None, hosts: int, why: str
 ) -> None:
     assert (ranks_per_gpu(ranks), hosts_of_nccl(ranks), why_not_judged(ranks)) == (per_gpu, hosts, why)
-
-
-def test_the_ranks_of_each_gpu_stand_together() -> None:
-    ranks = [rank(0, "GPU-a"), rank(1, "GPU-b"), rank(2, "GPU-a"), replace(rank(3, "GPU-a"), gpu_uuid=None)]
-    assert [[each.rank for each in members] for members in by_device(ranks)] == [[0, 2], [1]]

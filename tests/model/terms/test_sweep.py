@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import (
     MOST_SIZES,
-    DroppedSize,
-    describe_dropped,
-    format_size,
     parse_sizes,
     split_by_memory,
 )
@@ -61,12 +58,6 @@ def test_what_is_no_sweep_is_refused_by_name(text: str, seen: str) -> None:
     assert seen in str(caught.value)
 
 
-def test_a_reversed_range_is_offered_the_right_way_round() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_sizes("4G:1K:4")
-    assert caught.value.next_step == "--sizes 1K:4G:4"
-
-
 @given(st.integers(1, 2**40), st.integers(1, 2**40), st.integers(2, 16))
 def test_a_range_is_a_geometric_walk_that_stays_inside(first: int, last: int, factor: int) -> None:
     text = f"{first}:{last}:{factor}"
@@ -92,12 +83,6 @@ def test_memory_splits_sizes_without_losing_any(sizes: list[int], buffers: int, 
     assert sorted([*fitting, *(each.size_bytes for each in dropped)]) == sorted(sizes)
     assert all(size * buffers <= free for size in fitting)
     assert all(each.size_bytes * buffers > free for each in dropped)
-
-
-def test_dropped_sizes_are_named_once_a_reason() -> None:
-    dropped = [DroppedSize(8, "too small"), DroppedSize(2**33, "too large"), DroppedSize(16, "too small")]
-    assert describe_dropped(dropped) == ["8, 16: too small", "8G: too large"]
-    assert format_size(2**33) == "8G"
 
 
 def test_ranges_end_with_their_last_size_and_the_most_sizes_are_taken() -> None:

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, permutations
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,10 +10,8 @@ from gpubench.model.facts.snapshot import (
     Fabric,
     GpuDirectFacts,
     GpuFacts,
-    HostFacts,
     NicFacts,
     NicKind,
-    NumaNode,
     NvLink,
     NvlinkPeer,
     PairFacts,
@@ -30,9 +28,7 @@ from gpubench.model.results.report import Record
 from gpubench.model.results.topo import (
     RankRow,
     gpu_rows,
-    gpu_rows_of,
     kind_rows,
-    limits,
     link_rows,
     nic_rows,
     node_rows,
@@ -58,17 +54,6 @@ def cluster(machine: str, *faults: str) -> list[Topology]:
     return [Topology(each) for each in snapshots(parse_machine(machine), [parse_fault(fault) for fault in faults])]
 
 
-def test_a_row_a_gpu() -> None:
-    rows = list(gpu_rows(Topology(HEALTHY)))
-    assert [row.gpu for row in rows] == [f"GPU{index}" for index in range(8)]
-    first = rows[0]
-    assert (first.nvlinks_active, first.nvlinks, first.nvlink_gb_s_per_link, first.nvlink_gb_s) == (18, 18, 25.0, 450.0)
-    assert (first.nvlink_peers, first.nvlink_errors, first.nvlink_version) == (["NVSwitch"], 0, "4.0")
-    assert (first.fabric_state, first.fabric_clique, first.fabric_health) == ("completed", 0, "healthy")
-    assert (first.pcie_gb_s, first.remapped_rows_pending, first.users) == (63.015, False, [])
-    assert (first.driver, first.cuda, first.origin) == (HEALTHY.driver.version, HEALTHY.driver.cuda, "simulated")
-
-
 def test_what_is_not_known_of_a_gpu_is_none_and_not_zero() -> None:
     (row,) = gpu_rows(node(GpuFacts(index=4, unknown={"ecc": "Not Supported"})))
     assert (row.nvlinks, row.nvlinks_active, row.nvlink_version) == (None, None, None)
@@ -76,18 +61,6 @@ def test_what_is_not_known_of_a_gpu_is_none_and_not_zero() -> None:
     assert (row.fabric_state, row.fabric_health, row.remapped_rows_correctable, row.users) == (None, None, None, None)
     assert row.nvlink_errors is None
     assert row.unknown == {"ecc": "Not Supported"}
-
-
-def test_links_down_are_counted_and_lead_nowhere() -> None:
-    links = tuple(
-        NvLink(number=number, active=number < 2, version="4.0", peer=NvlinkPeer.SWITCH, errors={"replay": number})
-        for number in range(4)
-    )
-    (row,) = gpu_rows(node(GpuFacts(index=0, nvlinks=links)))
-    assert (row.nvlinks_active, row.nvlinks, row.nvlink_errors) == (2, 4, 6)
-    dead = tuple(replace(link, active=False) for link in links)
-    (row,) = gpu_rows(node(GpuFacts(index=0, nvlinks=dead)))
-    assert (row.nvlinks_active, row.nvlink_peers, row.nvlink_version) == (0, [], None)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +92,6 @@ def test_who_uses_a_gpu() -> None:
     assert row.fabric_health == "not reported"
 
 
-def test_a_row_a_nic_with_the_gpus_near_it() -> None:
-    rows = list(nic_rows(Topology(HEALTHY)))
-    assert [row.nic for row in rows] == [nic.name for nic in HEALTHY.nics]
-    first = rows[0]
-    assert (first.nearest_gpus, first.nearest_path) == (["GPU0"], "PIX")
-    assert (first.rate_gbit_s, first.rate_gb_s, first.gpudirect_rdma) == (400.0, 50.0, True)
-    assert first.gpudirect_rdma_reason == "nvidia-peermem is loaded"
-    (bare,) = nic_rows(node(nics=(NicFacts(name="eth0", kind=NicKind.ETHERNET),)))
-    assert (bare.nearest_gpus, bare.nearest_path, bare.rate_gb_s, bare.gpudirect_rdma) == ([], None, None, False)
-
-
 def test_a_row_a_node_in_the_order_of_the_job() -> None:
     nodes = cluster("hgx-h100-8*4", "node2.gpu5:ecc=off")
     rows = list(node_rows(nodes, group(nodes)))
@@ -141,25 +103,6 @@ def test_a_row_a_node_in_the_order_of_the_job() -> None:
     broken = node(failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
     (row,) = node_rows([broken], group([broken]))
     assert row.failures == ["nvml: no answer"]
-
-
-def test_a_row_an_ordered_pair() -> None:
-    topology = Topology(HEALTHY)
-    rows = list(pair_rows(topology))
-    names = [device.device for device in topology.devices]
-    assert [(row.source, row.destination) for row in rows] == list(permutations(names, 2))
-    by_names = {(row.source, row.destination): row for row in rows}
-    linked = by_names["GPU0", "GPU1"]
-    assert (linked.path_class, linked.limit_gb_s, linked.note) == ("NV18", 450.0, "direct possible; 18 NVLinks × 25")
-    near = by_names["GPU0", HEALTHY.nics[0].name]
-    assert (near.path_class, near.limit_gb_s) == ("PIX", 50.0)
-    assert near.note == "GPUDirect RDMA possible: nvidia-peermem is loaded; mlx5_0 at 400 Gb/s"
-    assert by_names[HEALTHY.nics[0].name, "GPU0"].note == near.note
-    among = by_names[HEALTHY.nics[0].name, HEALTHY.nics[1].name]
-    assert among.note == "mlx5_0 at 400 Gb/s"
-    assert among.bandwidth_gb_s is None
-    assert (linked.source_bus_id, linked.destination_bus_id) == tuple(gpu.bus_id for gpu in HEALTHY.gpus[:2])
-    assert (linked.source_node, linked.destination_node, linked.origin) == ("node0", "node0", "simulated")
 
 
 @pytest.mark.parametrize(
@@ -191,13 +134,6 @@ def test_the_devices_of_many_nodes_are_those_of_each(make: Callable[[Topology], 
     assert list(chain.from_iterable(rows_by_node(nodes, make))) == [row for each in nodes for row in make(each)]
 
 
-def test_the_gpus_of_many_nodes_are_those_of_each() -> None:
-    nodes = cluster("hgx-h100-8*9", "node3.gpu2:nvlink=12", "node4.nic1:state=down", "node6.gpu0:lost=yes")
-    found = gpu_rows_of(nodes)
-    assert found == [row for each in nodes for row in gpu_rows(each)]
-    assert len({row.uuid for row in found}) == len(found)
-
-
 @pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-h100-4"])
 def test_a_pair_says_where_nccl_ends_gpudirect(machine: str) -> None:
     (topology,) = cluster(machine)
@@ -224,27 +160,6 @@ def test_a_nic_s_pair_says_what_gpudirect_makes_of_it(facts: GpuDirectFacts, not
     assert len(list(pair_rows(topology))) == 2
 
 
-def test_peer_access_is_of_ordered_pairs_of_gpus() -> None:
-    cells = peer_access(cluster("hgx-h100-8", "gpu3:p2p=CNS")[0])
-    assert cells["GPU0"]["GPU1"] == {"cuda": True, "nvml": "OK", "reason": "possible"}
-    assert cells["GPU3"]["GPU0"] == {"cuda": False, "nvml": "CNS", "reason": "chipset not supported"}
-    assert all(name not in row and len(row) == 7 for name, row in cells.items())
-
-
-def test_limits_are_of_gpus_towards_everything() -> None:
-    cells = limits(Topology(HEALTHY))
-    assert list(cells) == [gpu.device for gpu in HEALTHY.gpus]
-    row = cells["GPU2"]
-    assert list(row) == [
-        *(gpu.device for gpu in HEALTHY.gpus if gpu.index != 2),
-        *(nic.device for nic in HEALTHY.nics),
-        "nvlink",
-        "pcie",
-        "network",
-    ]
-    assert (row["GPU0"], row["mlx5_0"], row["nvlink"], row["pcie"]) == (450.0, 50.0, 450.0, 63.015)
-
-
 def test_a_row_a_kind_by_its_first_node() -> None:
     nodes = cluster("hgx-h100-8*4", "node0.gpu5:nvlink=9")
     (row,) = kind_rows(nodes, group(nodes))
@@ -253,13 +168,6 @@ def test_a_row_a_kind_by_its_first_node() -> None:
     assert row.limits["GPU5"]["nvlink"] == 450.0
     assert row.peer_access == peer_access(nodes[1])
     assert (row.limits["GPU5"]["network"], row.network_gb_s) == (50.0, 400.0), "one NIC a GPU, eight a node"
-
-
-def test_a_node_sends_no_more_than_the_nics_near_its_gpus() -> None:
-    (node,) = cluster("hgx-h100-8", "node0.nic3:rate=200")
-    (row,) = kind_rows([node], group([node]))
-    assert (row.limits["GPU2"]["network"], row.limits["GPU3"]["network"]) == (50.0, 25.0)
-    assert row.network_gb_s == 375.0
 
 
 def test_a_row_a_rank() -> None:
@@ -275,52 +183,6 @@ def placed(index: int, bridge: str, *switches: str, numa: int | None = 0, **fact
     return GpuFacts(index=index, bus_id=f"0000:0{index}:00.0", name="L40S", pcie=GEN4_X16, place=place, **facts)
 
 
-def test_the_tree_is_drawn_from_the_outside_in() -> None:
-    nic = NicFacts(
-        name="mlx5_0",
-        kind=NicKind.ROCE,
-        bus_id="0000:23:00.0",
-        rate_gbit_s=200.0,
-        place=PciPlace(host_bridge="a", switches=("s1",), numa_node=0),
-    )
-    narrow = PciSwitch(bus_id="s1", link=PcieLink(generation=4, width=8, max_generation=4, max_width=16))
-    topology = node(
-        placed(0, "a", "s1", "s2"),
-        placed(1, "a"),
-        placed(2, "b", numa=1),
-        placed(3, "c", numa=None),
-        GpuFacts(index=4),
-        nics=(nic,),
-        switches=(narrow,),
-        machine=HostFacts(numa_nodes=(NumaNode(number=0, cpus="0-7"), NumaNode(number=1))),
-    )
-    assert [(row.depth, row.element, row.what, row.link, row.gb_s) for row in tree_rows(topology)] == [
-        (0, "NUMA node 0", "CPUs 0-7", None, None),
-        (1, "a", "host bridge", None, None),
-        (2, "GPU1", "0000:01:00.0 L40S", "4 x16", 31.508),
-        (2, "s1", "PCIe switch", "4 x8 of 4 x16", 15.754),
-        (3, "mlx5_0", "0000:23:00.0 roce 200 Gb/s", None, None),
-        (3, "s2", "PCIe switch", None, None),
-        (4, "GPU0", "0000:00:00.0 L40S", "4 x16", 31.508),
-        (0, "NUMA node 1", "", None, None),
-        (1, "b", "host bridge", None, None),
-        (2, "GPU2", "0000:02:00.0 L40S", "4 x16", 31.508),
-        (0, "NUMA node unknown", "", None, None),
-        (1, "c", "host bridge", None, None),
-        (2, "GPU3", "0000:03:00.0 L40S", "4 x16", 31.508),
-    ]
-    assert {row.node for row in tree_rows(topology)} == {"n1"}
-
-
-def test_a_tree_shows_what_a_file_gives_as_the_most() -> None:
-    most = PcieLink(max_generation=4, max_width=16)
-    nic = NicFacts(name="mlx5_0", kind=NicKind.ROCE, pcie=most, place=PciPlace(host_bridge="a", switches=("s1", "s2")))
-    switches = (PciSwitch(bus_id="s1", link=most), PciSwitch(bus_id="s2", link=PcieLink(max_width=16)))
-    rows = {row.element: (row.link, row.gb_s) for row in tree_rows(node(nics=(nic,), switches=switches))}
-    assert rows["mlx5_0"] == rows["s1"] == ("at most 4 x16", 31.508)
-    assert rows["s2"] == (None, None)
-
-
 def test_a_tree_shows_a_generation_that_does_not_rise() -> None:
     low = PcieLink(generation=1, width=16, max_generation=4, max_width=16)
     gpus = [
@@ -331,10 +193,6 @@ def test_a_tree_shows_a_generation_that_does_not_rise() -> None:
     topology = node(*gpus, nics=(nic,), switches=(PciSwitch(bus_id="s1", link=low),))
     rates = {row.element: row.gb_s for row in tree_rows(topology)}
     assert [rates[name] for name in ("GPU0", "GPU1", "GPU2", "mlx5_0", "s1")] == [31.508, 31.508, 4.0, 4.0, 4.0]
-
-
-def test_there_is_no_tree_of_what_has_no_place() -> None:
-    assert list(tree_rows(node(GpuFacts(index=0)))) == []
 
 
 @pytest.mark.parametrize("machine", ["hgx-h100-8", "hgx-a100-8", "hgx-h200-4", "rtx-4090-2"])
