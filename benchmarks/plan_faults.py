@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.plan_validation import FOLDER, Cell, StoredCurves, cells, overlap_of
-from gpubench.jobs.fault_costs import fault_cases
-from gpubench.jobs.planned_machine import PlannedMachine
-from gpubench.measure.plan.events import ContentionTable
-from gpubench.measure.plan.program import CollectiveTimesFound
-from gpubench.measure.plan.report import fault_costs
-from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import load
+from gpubench.training.cluster import PlannedMachine
+from gpubench.training.events import ContentionTable
+from gpubench.training.fault_costs import fault_cases
+from gpubench.training.program import CollectiveTimesFound
+from gpubench.training.report import fault_costs
+from gpubench.training.step import StepPrediction, predict
 
 FAULT = "link0-1:staged=yes"
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.errors import GpubenchError
-from gpubench.jobs.plan import job_of, microbatches_of
-from gpubench.jobs.planned_machine import CurveFinder, machine_of
-from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan.program import StepJob
-from gpubench.measure.plan.report import tokens_per_second
-from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.terms.units import grouped
-from gpubench.model.workload import ParallelLayout, Recompute, TransformerModel
+from gpubench.training.cluster import CurveFinder, machine_of
+from gpubench.training.job import job_of, microbatches_of
+from gpubench.training.options import TrainingPlan
+from gpubench.training.program import StepJob
+from gpubench.training.report import tokens_per_second
+from gpubench.training.step import StepPrediction, predict
+from gpubench.training.workload import ParallelLayout, Recompute, TransformerModel
 
 PUBLISHED = Path(__file__).parent / "plan_published.toml"
 _SETS = {

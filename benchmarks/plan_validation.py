@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.models import MODELS
-from gpubench.jobs.planned_machine import read_all
-from gpubench.measure.plan.events import ContentionTable, MeasuredContention
-from gpubench.measure.plan.program import (
+from gpubench.readers.registry import read_results
+from gpubench.training.cluster import read_all
+from gpubench.training.events import ContentionTable, MeasuredContention
+from gpubench.training.program import (
     CollectiveCurve,
     CollectiveTimesFound,
     CommunicatorRanks,
@@ -35,9 +36,8 @@ from gpubench.measure.plan.program import (
     StepSettings,
     curve_of,
 )
-from gpubench.measure.plan.step import StepPrediction, predict
-from gpubench.model.workload import BlockKind, Sharding, TransformerModel, parse_layout
-from gpubench.readers.registry import read_results
+from gpubench.training.step import StepPrediction, predict
+from gpubench.training.workload import BlockKind, Sharding, TransformerModel, parse_layout
 
 HELD_OUT = ("gpt-1.3B",)
 FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "h200x2"

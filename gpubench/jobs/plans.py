@@ -1,7 +1,7 @@
 """The plans of the commands: what each can be asked, one dataclass from the command line to its ranks.
 
 Those of the collectives are in `gpubench.jobs.collective.plan`, that of training steps in
-`gpubench.jobs.planned_machine`. Every plan has the `presentation` that its command adds when all else is checked.
+`gpubench.training.cluster`. Every plan has the `presentation` that its command adds when all else is checked.
 """
 
 import os

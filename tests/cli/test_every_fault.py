@@ -6,8 +6,8 @@ from typer.testing import CliRunner
 from gpubench.cli.app import app
 from gpubench.errors import GpubenchError
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey
-from tests.cli.test_plan_faults import SUBJECTS, value_of
 from tests.fakes.last_line import is_well_formed
+from tests.training.test_plan_faults import SUBJECTS, value_of
 
 COMMANDS = {
     "topo": (),

@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from gpubench.backends.compute import time_blocks
-from gpubench.model.workload import Sharding, TransformerModel
+from gpubench.training.computation import time_blocks
+from gpubench.training.workload import Sharding, TransformerModel
 from tests.gpu.machine import has_gpu
 
 pytestmark = [pytest.mark.gpu, has_gpu]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gpubench.cli.options import PresentationOptions
 from gpubench.cli.signature import HelpPage, app_of
 from gpubench.errors import UsageError, exclusive
-from gpubench.jobs.training import TrainingPlan
+from gpubench.training.options import TrainingPlan
 
 HELP = HelpPage(
     (
@@ -39,7 +39,7 @@ from what two H200s showed. docs/plan.md derives every formula and compares pred
 
 
 def _run(plan: TrainingPlan, shown: PresentationOptions) -> int:
-    from gpubench.jobs import plan as job
+    from gpubench.training import job
 
     _check(plan)
     return job.run(replace(plan, presentation=shown.parse(job.SECTIONS)), sys.argv[1:])

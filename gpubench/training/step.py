@@ -32,10 +32,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, field, replace
 
-from gpubench.measure.plan.events import GpuTimes, StreamTask, simulate
-from gpubench.measure.plan.program import BlockWriter, ComputeTimes, StepJob, StepProgram
-from gpubench.model.workload import Operation, ParameterTensor, Sharding, layers_of_stages
 from gpubench.records import dataclass
+from gpubench.training.events import GpuTimes, StreamTask, simulate
+from gpubench.training.program import BlockWriter, ComputeTimes, StepJob, StepProgram
+from gpubench.training.workload import Operation, ParameterTensor, Sharding, layers_of_stages
 
 
 def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:

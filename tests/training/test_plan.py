@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpubench.jobs.planned_machine import SIZES, measured_now
-from gpubench.measure.plan.report import SECTIONS
+from gpubench.training.cluster import SIZES, measured_now
+from gpubench.training.report import SECTIONS
 from tests.cli.running import ROOT, gpubench, without_gpus
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"

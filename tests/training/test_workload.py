@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.model.workload import (
+from gpubench.training.workload import (
     ParallelLayout,
     TransformerModel,
     misfit,

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from gpubench.jobs.planned_machine import PlannedMachine
-from gpubench.measure.plan.events import ContentionTable
-from gpubench.measure.plan.program import (
+from gpubench.model.terms.verdict import Origin
+from gpubench.profiles import load
+from gpubench.training.cluster import PlannedMachine
+from gpubench.training.events import ContentionTable
+from gpubench.training.program import (
     CollectiveCurve,
     CollectiveTimesFound,
     CommunicatorRanks,
@@ -14,9 +16,7 @@ from gpubench.measure.plan.program import (
     StepSettings,
     curve_of,
 )
-from gpubench.model.terms.verdict import Origin
-from gpubench.model.workload import BlockKind, TransformerModel, parse_layout
-from gpubench.profiles import load
+from gpubench.training.workload import BlockKind, TransformerModel, parse_layout
 
 SIZES = tuple(2**power for power in range(8, 34))
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from gpubench.errors import UsageError
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
-from gpubench.jobs.planned_machine import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all
-from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan import program, report
-from gpubench.measure.plan.events import USUAL_CONTENTION, ContentionTable
-from gpubench.measure.plan.report import SECTIONS as SECTIONS
-from gpubench.measure.plan.step import StepPrediction, compute_of_step, predict
-from gpubench.model import workload
 from gpubench.model.terms.units import format_memory
-from gpubench.readers.workload import USUAL_SEQUENCE, parse_parameters, read_model
+from gpubench.training import program, report, workload
+from gpubench.training.cluster import CurveFinder, FoundResults, PlannedMachine, machine_of, measured_now, read_all
+from gpubench.training.events import USUAL_CONTENTION, ContentionTable
+from gpubench.training.options import TrainingPlan
+from gpubench.training.report import SECTIONS as SECTIONS
+from gpubench.training.step import StepPrediction, compute_of_step, predict
+from gpubench.training.workload_file import USUAL_SEQUENCE, parse_parameters, read_model
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata
@@ -30,7 +29,7 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
 
     Raises CouldNotMeasureError: there is no PyTorch with a GPU, or its memory is too small.
     """
-    from gpubench.backends.compute import spread_of, time_blocks
+    from gpubench.training.computation import spread_of, time_blocks
 
     blocks = time_blocks(model)
     layers = model.layers + model.head_flops() / sum(each.flops for each in model.operations(0))
@@ -114,7 +113,7 @@ def _outcome(
     notes: list[str],
     announce: Callable[[str, float], None],
 ) -> report.PlanOutcome:
-    from gpubench.jobs.fault_costs import fault_cases
+    from gpubench.training.fault_costs import fault_cases
 
     if plan.measure and machine.is_here:
         announce("measuring computation on a GPU", _SECONDS_TO_COMPUTE)

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.model.workload import BlockKind, Recompute, TransformerModel
 from gpubench.readers.documents import Wanted, check_text, load_json, read_text
+from gpubench.training.workload import BlockKind, Recompute, TransformerModel
 
 _EXPERT_WIDTH = "moe_intermediate_size"
 _KEYS: Mapping[str, tuple[str, ...]] = {

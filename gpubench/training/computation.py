@@ -10,8 +10,8 @@ from typing import Any
 
 from gpubench.backends.torch.distributed import first_line, import_fully_shard, import_torch
 from gpubench.errors import CouldNotMeasureError
-from gpubench.model.workload import BlockKind, Sharding, TransformerModel
 from gpubench.records import dataclass
+from gpubench.training.workload import BlockKind, Sharding, TransformerModel
 
 _BLOCKS = 2
 _BLOCK_SETTLE_SECONDS = 1.5

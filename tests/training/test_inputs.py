@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.events import ContentionTable, MeasuredContention
-from gpubench.measure.plan.program import (
+from gpubench.profiles import all_profiles
+from gpubench.training.events import ContentionTable, MeasuredContention
+from gpubench.training.program import (
     CollectiveTimesFound,
     CommunicatorRanks,
     CurvePoint,
@@ -15,10 +16,9 @@ from gpubench.measure.plan.program import (
     rates_of,
     times_of_sheet,
 )
-from gpubench.measure.plan.step import fill_buckets
-from gpubench.model.workload import TransformerModel
-from gpubench.profiles import all_profiles
-from tests.measure.plan.jobs import LinearFabric
+from gpubench.training.step import fill_buckets
+from gpubench.training.workload import TransformerModel
+from tests.training.jobs import LinearFabric
 
 MEGABYTE = 2**20
 

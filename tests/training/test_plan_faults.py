@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.jobs.fault_costs import fault_cases
-from gpubench.jobs.planned_machine import PlannedMachine
-from gpubench.measure.plan.program import CommunicatorRanks
-from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import FAULT_KEYS, FaultKey, Subject, ValueKind
 from gpubench.model.profiles.profile import NicKindOfMachine
 from gpubench.readers.registry import read_results
 from gpubench.simulated.machine import OF_DOMAINS
+from gpubench.training.cluster import PlannedMachine
+from gpubench.training.fault_costs import fault_cases
+from gpubench.training.program import CommunicatorRanks
+from gpubench.training.report import FaultCase
 from tests.cli.running import ROOT, gpubench, without_gpus
-from tests.measure.plan.jobs import planned_machine
+from tests.training.jobs import planned_machine
 
 RECORDED = ROOT / "tests" / "plan" / "h200x2"
 GPT = "layers = 16\nhidden = 2048\nheads = 16\nsequence = 2048\nbatch = 4\nbiases = true\n"

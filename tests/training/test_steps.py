@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.events import ContentionTable, MeasuredContention, simulate
-from gpubench.measure.plan.program import SMALLEST_COPY_SECONDS, StepJob, StepSettings
-from gpubench.measure.plan.report import exposed_rows
-from gpubench.measure.plan.step import compute_of_step, predict, rhythm, step_tasks
-from gpubench.model.workload import Recompute, Sharding, layers_of_stages, parse_layout
-from tests.measure.plan.jobs import gpt, job, mlp
+from gpubench.training.events import ContentionTable, MeasuredContention, simulate
+from gpubench.training.program import SMALLEST_COPY_SECONDS, StepJob, StepSettings
+from gpubench.training.report import exposed_rows
+from gpubench.training.step import compute_of_step, predict, rhythm, step_tasks
+from gpubench.training.workload import Recompute, Sharding, layers_of_stages, parse_layout
+from tests.training.jobs import gpt, job, mlp
 
 STEP = 0.024
 MEGABYTE = 2**20

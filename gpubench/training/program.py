@@ -26,10 +26,10 @@ from statistics import median
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.measure.plan.events import ContentionTable, StreamTask
-from gpubench.model import workload
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
 from gpubench.records import dataclass
+from gpubench.training import workload
+from gpubench.training.events import ContentionTable, StreamTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

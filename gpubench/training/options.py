@@ -11,7 +11,7 @@ from gpubench.jobs import options
 from gpubench.records import dataclass
 
 if TYPE_CHECKING:
-    from gpubench.model.workload import Recompute
+    from gpubench.training.workload import Recompute
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)
 
@@ -25,7 +25,7 @@ def _parse_step(text: str) -> float:
 
 
 def _parse_recompute(text: str) -> "Recompute":
-    from gpubench.model.workload import Recompute
+    from gpubench.training.workload import Recompute
 
     return options.one_of("--recompute", Recompute)(text)
 

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs.training import TrainingPlan
-from gpubench.measure.plan import program
-from gpubench.measure.plan.events import MeasuredContention
 from gpubench.model.profiles.fault import Fault
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, made_of
@@ -24,6 +21,9 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import read_stored
 from gpubench.records import dataclass
+from gpubench.training import program
+from gpubench.training.events import MeasuredContention
+from gpubench.training.options import TrainingPlan
 
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Profile

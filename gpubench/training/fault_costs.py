@@ -7,9 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from gpubench.errors import GpubenchError, UsageError
-from gpubench.jobs.planned_machine import PlannedMachine
-from gpubench.measure.plan.program import CommunicatorRanks, FaultSeconds
-from gpubench.measure.plan.report import FaultCase
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.profiles.fault import Fault, Subject, parse_fault, parse_faults
 from gpubench.model.profiles.profile import Profile
@@ -19,6 +16,9 @@ from gpubench.readers.results.gpubench_json import read_stored
 from gpubench.simulated.links import STAGING, nic_gb_s, node_links
 from gpubench.simulated.machine import OF_DOMAINS, SimulatedMachine, check_nodes
 from gpubench.simulated.settings import nccl_links
+from gpubench.training.cluster import PlannedMachine
+from gpubench.training.program import CommunicatorRanks, FaultSeconds
+from gpubench.training.report import FaultCase
 
 ASKED, USUAL = "asked for", "usual"
 _SLOW_RAIL = 0.5

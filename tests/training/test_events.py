@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.measure.plan.events import Contention, GpuTimes, StreamTask, _Simulation, simulate
+from gpubench.training.events import Contention, GpuTimes, StreamTask, _Simulation, simulate
 
 GRADIENTS = "gradients"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.readers.workload import parse_parameters, read_model
+from gpubench.training.workload_file import parse_parameters, read_model
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,10 +5,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from gpubench.backends.compute import spread_of, time_blocks
 from gpubench.backends.torch import distributed
 from gpubench.errors import CouldNotMeasureError
-from gpubench.model.workload import TransformerModel
+from gpubench.training.computation import spread_of, time_blocks
+from gpubench.training.workload import TransformerModel
 
 MODEL = TransformerModel(name="gpt", layers=4, hidden=64, heads=4, sequence=32, batch=2)
 

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.measure.plan.program import FaultSeconds
-from gpubench.measure.plan.step import StepPrediction, predict
 from gpubench.model.results.ending import LATER, SOON, last_line, part
 from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.records import dataclass
+from gpubench.training.program import FaultSeconds
+from gpubench.training.step import StepPrediction, predict
 
 
 def tokens_per_second(prediction: StepPrediction) -> float:

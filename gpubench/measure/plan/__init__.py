@@ -1,1 +1,0 @@
-"""What a fabric makes of a training step: an event simulation of streams, from curves of time over size."""
