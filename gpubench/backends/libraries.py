@@ -6,14 +6,14 @@ import mmap
 import os
 import re
 import socket
-import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from gpubench.backends.mpi import group
 from gpubench.backends.nccl.library import NcclLibrary
@@ -27,77 +27,6 @@ from gpubench.machine.stage import MPI4PY, NCCL4PY, SEARCH, VERSION
 from gpubench.model.facts import process
 from gpubench.model.terms.operation import nccl_version
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.records import dataclass
-
-_IDENT = b"\x7fELF\x02\x01"
-_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
-_PROGRAM = struct.Struct("<IIQQQQQQ")
-_ENTRY = struct.Struct("<qQ")
-_LOAD, _DYNAMIC = 1, 2
-_NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH = 1, 5, 10, 15, 29
-_MOST_PROGRAMS, _MOST_DYNAMIC_BYTES, _MOST_STRINGS_BYTES = 256, 2**20, 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class SharedObject:
-    """Names that the loader has to find, and folders for that: `rpath` before LD_LIBRARY_PATH, `runpath` after it."""
-
-    needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
-    runpath: tuple[str, ...] = ()
-
-    def needs(self, prefix: str) -> str | None:
-        """The first needed name that begins so."""
-        return next((name for name in self.needed if name.startswith(prefix)), None)
-
-
-def read_shared_object(path: Path) -> SharedObject:
-    """The dynamic section of a file; an empty one of a file that is none, or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return _read(file, path.resolve().parent)
-    except (OSError, struct.error, ValueError):
-        return SharedObject()
-
-
-def _read(file: BinaryIO, origin: Path) -> SharedObject:
-    head = file.read(_HEADER.size)
-    if not head.startswith(_IDENT):
-        return SharedObject()
-    fields = _HEADER.unpack(head)
-    offset, count = fields[4], min(fields[9], _MOST_PROGRAMS)
-    file.seek(offset)
-    programs = [_PROGRAM.unpack(file.read(_PROGRAM.size)) for _ in range(count)]
-    dynamic = next((each for each in programs if each[0] == _DYNAMIC), None)
-    if dynamic is None:
-        return SharedObject()
-    file.seek(dynamic[2])
-    data = file.read(min(dynamic[5], _MOST_DYNAMIC_BYTES))
-    entries = list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
-    values = dict(entries)
-    file.seek(_offset_of(programs, values.get(_STRINGS, 0)))
-    strings = file.read(min(values.get(_STRINGS_SIZE, 0), _MOST_STRINGS_BYTES))
-
-    def text(at: int) -> str:
-        return strings[at : strings.index(b"\0", at)].decode(errors="replace")
-
-    def folders(tag: int) -> tuple[str, ...]:
-        found = text(values[tag]).split(":") if tag in values else []
-        return tuple(
-            folder.replace("$ORIGIN", str(origin)).replace("${ORIGIN}", str(origin)) for folder in found if folder
-        )
-
-    needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
-    runpath = folders(_RUNPATH)
-    return SharedObject(needed, () if runpath else folders(_RPATH), runpath)
-
-
-def _offset_of(programs: Sequence[tuple[int, ...]], address: int) -> int:
-    for kind, _, offset, virtual, _, size, *_ in programs:
-        if kind == _LOAD and virtual <= address < virtual + size:
-            return int(address - virtual + offset)
-    raise ValueError(f"no segment holds {address:#x}")
-
 
 _FILES = {
     process.NCCL_LIB: "libnccl.so.2",
@@ -118,7 +47,23 @@ _MODULES = ("nvidia_peermem", "gdrdrv", "nvidia_fs", "efa_nv_peermem")
 _COMPONENT = "mca_pml_ucx.so"
 _COMPONENT_FOLDERS = ("openmpi", "openmpi/lib/openmpi3", "openmpi/lib/openmpi", "../lib/openmpi")
 
-Finder = Callable[[str, SharedObject], str | None]
+_LINKS = re.compile(r"\s*(\S+) => (/.+) \(0x[0-9a-f]+\)|\s*(\S+) => not found")
+_SECONDS_FOR_LDD = 20
+
+
+def linked_files(path: Path) -> dict[str, str | None]:
+    """Return the file that the dynamic loader finds for each library that a shared object links; None if it finds none.
+
+    Libraries that those link are among them. No code of the shared object runs. Empty if it is none, or without ldd.
+    """
+    try:
+        answer = subprocess.run(
+            ["ldd", path], capture_output=True, text=True, errors="replace", timeout=_SECONDS_FOR_LDD, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found = filter(None, map(_LINKS.fullmatch, answer.stdout.splitlines()))
+    return {link[1] or link[3]: link[2] and os.path.realpath(link[2]) for link in found}
 
 
 def _library_of(name: str) -> str | None:
@@ -155,18 +100,7 @@ def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
     return process.LibraryUser(name=process.LOADER, purpose=purpose, loads=loads)
 
 
-def finder(search_path: str, root: Path) -> Finder:
-    """A search as the dynamic loader makes it for what a shared object needs."""
-
-    def find(name: str, needing: SharedObject) -> str | None:
-        places = (*needing.rpath, *search_path.split(":"), *needing.runpath)
-        here = next((f"{folder}/{name}" for folder in places if folder and exists(Path(folder) / name)), None)
-        return str(Path(here).resolve()) if here else find_libraries([name], {}, "", root)[name]
-
-    return find
-
-
-def torch_user(find: Finder) -> process.LibraryUser | None:
+def torch_user() -> process.LibraryUser | None:
     """PyTorch and the libraries that its own need, by its files; None where there is none."""
     folder = _torch_folder()
     if folder is None:
@@ -180,12 +114,12 @@ def torch_user(find: Finder) -> process.LibraryUser | None:
         path = folder / "lib" / part
         if not exists(path):
             continue
-        own = read_shared_object(path)
-        for name in own.needed:
+        linked = linked_files(path)
+        for name, file in linked.items():
             library = process.MPI_LIB if name.startswith("libmpi.so") else _library_of(name)
-            if library is not None and (taken := find(name, own)) is not None:
-                loads.setdefault(library, printable(taken))
-        if part == "libtorch_cuda.so" and own.needed and own.needs("libnccl") is None:
+            if library is not None and file is not None:
+                loads.setdefault(library, printable(file))
+        if part == "libtorch_cuda.so" and linked and not any(name.startswith("libnccl") for name in linked):
             inside[process.NCCL_LIB] = _linked_version(path)
     words = ", ".join(f"{name.upper()} {release}" for name, release in built.items())
     return process.LibraryUser(
@@ -209,15 +143,13 @@ def _linked_version(path: Path) -> str:
         return ""
 
 
-def mpi_component(library: Path, find: Finder) -> tuple[str, str] | None:
-    """The UCX that an MPI library goes over: 'what needs it' and the file; None where it does not."""
+def mpi_component(library: Path) -> tuple[str, str] | None:
+    """Return the part of an MPI library that links UCX, by its file name, and the UCX; None if no part does."""
     candidates = [library, *(library.parent / folder / _COMPONENT for folder in _COMPONENT_FOLDERS)]
-    for each in filter(exists, candidates):
-        own = read_shared_object(each)
-        name = own.needs("libucp.so")
-        path = None if name is None else find(name, own)
-        if path is not None:
-            return each.name, path
+    for candidate in filter(exists, candidates):
+        for name, file in linked_files(candidate).items():
+            if name.startswith("libucp.so") and file is not None:
+                return candidate.name, file
     return None
 
 
@@ -266,10 +198,9 @@ Answer = Mapping[str, Any]
 def found(root: Path, environment: Mapping[str, str]) -> Answer:
     """What files say."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
-    find = finder(search_path, root)
     return {
         "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
-        "users": [*filter(None, (_cupy_user(), torch_user(find))), _loader_user(search_path, root)],
+        "users": [*filter(None, (_cupy_user(), torch_user())), _loader_user(search_path, root)],
         "modules": kernel_modules(root),
     }
 
@@ -305,7 +236,7 @@ def _nccl4py_user() -> Answer:
     return {"user": user}
 
 
-def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
+def _mpi4py_user() -> Answer:
     """mpi4py and the MPI that it loads, which is not started."""
     package = _package_of("mpi4py")
     if package is None:
@@ -329,8 +260,7 @@ def _mpi4py_user(environment: Mapping[str, str], root: Path) -> Answer:
     }
     loads = {names[name]: path for name, path in maps.items() if name in names}
     library = ctypes.CDLL(loads[process.MPI_LIB]) if process.MPI_LIB in loads else None
-    find = finder(environment.get("LD_LIBRARY_PATH", ""), root)
-    through = mpi_component(Path(loads[process.MPI_LIB]), find) if process.MPI_LIB in loads else None
+    through = mpi_component(Path(loads[process.MPI_LIB])) if process.MPI_LIB in loads else None
     user = replace(
         user,
         loads={**loads, **({process.UCX_LIB: printable(through[1])} if through else {})},
@@ -447,7 +377,7 @@ def main(arguments: Sequence[str]) -> int:
     elif task == NCCL4PY:
         answer = _nccl4py_user()
     elif task == MPI4PY:
-        answer = _mpi4py_user(os.environ, root)
+        answer = _mpi4py_user()
     else:
         answer = version_of(*rest)
     sys.stdout.write("\n" + json.dumps(to_plain(answer)) + "\n")

@@ -1,58 +1,39 @@
 """Libraries as files say: what a shared object needs, where that is found, and what wheels brought."""
 
 import os
-import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpubench.backends import libraries
-from gpubench.backends.libraries import SharedObject, read_shared_object, version_of
+from gpubench.backends.libraries import linked_files, version_of
 from gpubench.model.facts.process import LOADER, MPI_LIB, NCCL_LIB, NVSHMEM_LIB, UCX_LIB, LibraryFile
 from tests.fakes.shared_objects import shared_object, torch, wheel
 
 
-def test_what_a_shared_object_needs_and_where(tmp_path: Path) -> None:
+def test_links_are_found_as_the_loader_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RPATH comes before LD_LIBRARY_PATH, which comes before RUNPATH."""
+    for folder in ("own", "users"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "libnccl.so.2").write_bytes(shared_object("libc.so.6"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "users"))
     path = tmp_path / "libx.so"
-    path.write_bytes(shared_object("libnccl.so.2", "libc.so.6", rpath="$ORIGIN/../nccl/lib:/opt"))
-    found = read_shared_object(path)
-    assert found == SharedObject(("libnccl.so.2", "libc.so.6"), (f"{tmp_path}/../nccl/lib", "/opt"))
-    assert found.needs("libnccl") == "libnccl.so.2"
-    assert found.needs("libmpi") is None
+    path.write_bytes(shared_object("libnccl.so.2", "libmissing.so.1", rpath="$ORIGIN/own"))
+    found = linked_files(path)
+    assert (found["libnccl.so.2"], found["libmissing.so.1"]) == (f"{tmp_path}/own/libnccl.so.2", None)
+    path.write_bytes(shared_object("libnccl.so.2", runpath="$ORIGIN/own"))
+    assert linked_files(path)["libnccl.so.2"] == f"{tmp_path}/users/libnccl.so.2"
 
 
-def test_runpath_puts_rpath_out_of_force(tmp_path: Path) -> None:
-    path = tmp_path / "libx.so"
-    path.write_bytes(shared_object("liba.so", rpath="/one", runpath="/two"))
-    assert read_shared_object(path) == SharedObject(("liba.so",), (), ("/two",))
-
-
-def test_a_real_library_is_read() -> None:
-    loaded = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
-    assert read_shared_object(Path(loaded)).needs("libc.so") is not None
-
-
-@given(st.binary(max_size=400))
-def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
-    path = Path("/dev/shm") / f"gpubench-elf-{os.getpid()}"
-    try:
-        for content in (data, shared_object("a")[: len(data)] + data, b"\x7fELF\x02\x01" + data):
-            path.write_bytes(content)
-            assert isinstance(read_shared_object(path), SharedObject)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def test_what_is_no_shared_object_needs_nothing(tmp_path: Path) -> None:
-    assert read_shared_object(tmp_path / "missing") == SharedObject()
-    (tmp_path / "text").write_text("#!/bin/sh\n")
-    assert read_shared_object(tmp_path / "text") == SharedObject()
-    whole = bytearray(shared_object("liba.so"))
-    struct.pack_into("<Q", whole, 64 + 16, 2**60)  # a segment at an address that holds no strings
-    (tmp_path / "odd").write_bytes(whole)
-    assert read_shared_object(tmp_path / "odd") == SharedObject()
+def test_what_is_no_shared_object_links_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert linked_files(tmp_path / "missing") == {}
+    text = tmp_path / "text"
+    text.write_text("#!/bin/sh\n")
+    assert linked_files(text) == {}
+    text.write_bytes(b"\x7fELF\x02\x01" + bytes(range(256)))
+    assert linked_files(text) == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert linked_files(text) == {}, "there is no ldd"
 
 
 def test_wheels_tell_what_they_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,52 +58,43 @@ def test_torch_is_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.Mo
         libtorch_nvshmem=shared_object("libnvshmem_host.so.3", rpath=where),
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = libraries.torch_user(libraries.finder("/elsewhere", tmp_path))
+    user = libraries.torch_user()
     assert user is not None
     assert (user.label, user.path, user.note) == ("torch 2.11.0+cu130", str(folder), "built for CUDA 13.0")
     assert user.loads == {NCCL_LIB: str(nccl), NVSHMEM_LIB: str(shmem)}
     assert user.inside == {}
 
 
-def test_ld_library_path_comes_before_runpath_and_after_rpath(tmp_path: Path) -> None:
-    for folder in ("own", "users"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "libnccl.so.2").touch()
-    find = libraries.finder(str(tmp_path / "users"), tmp_path)
-    own = str(tmp_path / "own")
-    assert find("libnccl.so.2", SharedObject((), (own,), ())) == f"{own}/libnccl.so.2"
-    assert find("libnccl.so.2", SharedObject((), (), (own,))) == f"{tmp_path}/users/libnccl.so.2"
-    assert find("libnccl.so.9", SharedObject((), (own,), ())) is None
-
-
 def test_an_nccl_that_is_linked_into_torch_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = shared_object("libc.so.6") + b"....NCCL version 2.21.5+cuda12.4\0...."
     torch(tmp_path, libtorch_cuda=content)
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = libraries.torch_user(libraries.finder("", tmp_path))
+    user = libraries.torch_user()
     assert user is not None
     assert (user.loads, user.inside) == ({}, {NCCL_LIB: "2.21.5"})
 
 
 def test_a_torch_for_cpus_and_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch(tmp_path, version="2.11.0+cpu", cuda=None, libtorch_cpu=shared_object("libmpi.so.40"))
+    folder = torch(
+        tmp_path, version="2.11.0+cpu", cuda=None, libtorch_cpu=shared_object("libmpi.so.40", rpath="$ORIGIN")
+    )
+    (folder / "lib/libmpi.so.40").write_bytes(shared_object("libc.so.6"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    user = libraries.torch_user(lambda name, _needing: f"/opt/{name}")
+    user = libraries.torch_user()
     assert user is not None
-    assert (user.note, user.loads) == ("built for CPUs alone", {MPI_LIB: "/opt/libmpi.so.40"})
+    assert (user.note, user.loads) == ("built for CPUs alone", {MPI_LIB: f"{folder}/lib/libmpi.so.40"})
     monkeypatch.setattr(libraries, "find_spec", lambda _name: None)
-    assert libraries.torch_user(libraries.finder("", tmp_path)) is None
+    assert libraries.torch_user() is None
 
 
 def test_open_mpi_goes_over_ucx_by_a_component_of_its_own(tmp_path: Path) -> None:
     library = tmp_path / "libmpi.so.40"
-    library.write_bytes(shared_object("libopen-pal.so.40"))
-    find = libraries.finder(str(tmp_path), tmp_path)
-    assert libraries.mpi_component(library, find) is None
+    library.write_bytes(shared_object("libc.so.6"))
+    assert libraries.mpi_component(library) is None
     (tmp_path / "openmpi").mkdir()
-    (tmp_path / "openmpi" / "mca_pml_ucx.so").write_bytes(shared_object("libucp.so.0"))
-    (tmp_path / "libucp.so.0").touch()
-    assert libraries.mpi_component(library, find) == ("mca_pml_ucx.so", f"{tmp_path}/libucp.so.0")
+    (tmp_path / "openmpi" / "mca_pml_ucx.so").write_bytes(shared_object("libucp.so.0", rpath="$ORIGIN/.."))
+    (tmp_path / "libucp.so.0").write_bytes(shared_object("libc.so.6"))
+    assert libraries.mpi_component(library) == ("mca_pml_ucx.so", f"{tmp_path}/libucp.so.0")
 
 
 def test_kernel_modules_with_their_versions(tmp_path: Path) -> None:
