@@ -204,15 +204,26 @@ def test_a_proof_that_is_passed_on_from_another_address_is_worth_nothing(job: Jo
         assert len(job.first(stranger, job.addresses[-1]).ask([1], 60)) == 1
 
 
-def test_whoever_connects_and_is_silent_delays_nobody(job: Job) -> None:
-    """Nor does one who sends a byte now and then, from more connections than may authenticate at a time."""
+def test_whoever_connects_and_is_silent_delays_nobody(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From more connections than may authenticate at a time."""
+    monkeypatch.setattr(connections, "_MOST_UNAUTHENTICATED", 8)
     address = job.addresses[-1]
     assert not isinstance(address, str)
     with ExitStack() as stack:
-        for _ in range(3 * connections._MOST_UNAUTHENTICATED):
-            stack.enter_context(strangers.line_to(address)).sendall(b"\0")
+        for _ in range(30):
+            stack.enter_context(strangers.line_to(address))
         assert len(job.first(address).ask([1], 60)) == 1
-        assert len(job.second._unauthenticated) <= connections._MOST_UNAUTHENTICATED
+        assert len(job.second._unauthenticated) <= 8
+
+
+def test_whoever_begins_with_other_bytes_than_the_knock_is_hung_up_on_at_once(job: Job) -> None:
+    address = job.addresses[-1]
+    assert not isinstance(address, str)
+    with strangers.line_to(address) as line:
+        line.settimeout(60)
+        line.sendall(bytes(200))
+        with suppress(ConnectionResetError):
+            assert line.recv(1) == b""
 
 
 @pytest.mark.parametrize("where", ["tcp", "unix"])
