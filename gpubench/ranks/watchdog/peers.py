@@ -171,12 +171,13 @@ def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Conne
     The key covers both addresses: a proof that somebody passes on from another address is worth nothing. Raises
     OSError, EOFError, AssertionError or AuthenticationError.
     """
+    knock = _knock(secret)
     if line.family == socket.AF_INET and dialed:
-        line.sendall(_knock(secret))
-    elif line.family == socket.AF_INET:
-        line.recv(_KNOCK_BYTES, socket.MSG_WAITALL)  # whatever it is: the proof follows
-    elif _is_stranger(line, b""):
-        raise PermissionError("another user")
+        line.sendall(knock)
+    elif _is_stranger(line, knock) or (
+        line.family == socket.AF_INET and line.recv(_KNOCK_BYTES, socket.MSG_WAITALL) != knock
+    ):
+        raise PermissionError("a stranger")
     connection = Connection(os.dup(line.fileno()))
     if secret:
         ends = [line.getsockname(), line.getpeername()]

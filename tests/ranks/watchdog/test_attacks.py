@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
@@ -165,43 +165,51 @@ def test_before_ranks_have_a_secret_nobody_can_order_an_end() -> None:
 
 
 @contextmanager
-def passing_on(target: Address, change: Callable[[bytes], bytes]) -> Iterator[Address]:
-    """The address of a stranger who passes on all that he gets, both ways, to a watchdog, after he changed it."""
+def passing_on(target: tuple[str, int]) -> Iterator[Address]:
+    """The address of a stranger who passes on all that he gets to a watchdog, and all that it answers."""
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                sink.sendall(change(data))
+                sink.sendall(data)
         for line in (source, sink):
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
 
-    def serve() -> None:
+    def serve(line: socket.socket) -> None:
+        with line, socket.create_connection(target) as onward:
+            back = threading.Thread(target=pump, args=(onward, line))
+            back.start()
+            pump(line, onward)
+            back.join()
+
+    def accept() -> None:
         with suppress(OSError):
             while True:
-                line, _ = listener.accept()
-                onward = socket.socket()
-                onward.connect(target)
-                for pair in ((line, onward), (onward, line)):
-                    threading.Thread(target=pump, args=pair, daemon=True).start()
+                threads.append(threading.Thread(target=serve, args=(listener.accept()[0],)))
+                threads[-1].start()
 
     with loopback() as listener:
-        threading.Thread(target=serve, daemon=True).start()
+        threads = [threading.Thread(target=accept)]
+        threads[0].start()
         yield listener.getsockname()
         listener.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_proof_that_is_passed_on_from_another_address_is_worth_nothing(job: Job) -> None:
     """As where a stranger listens at an address that every host has, such as docker0's."""
-    with passing_on(job.addresses[-1], lambda data: data) as stranger:
+    target = job.addresses[-1]
+    assert not isinstance(target, str)
+    with passing_on(target) as stranger:
         asker = job.first(stranger)
         assert asker.ask([1], 0.2) == []
         asker.reached.add(1)
         asker.order_end()
         assert not job.second.ordered_to_end
         assert job.second.reached == set()
-        assert len(job.first(stranger, job.addresses[-1]).ask([1], 60)) == 1
+        assert len(job.first(stranger, target).ask([1], 60)) == 1
 
 
 def test_whoever_connects_and_is_silent_delays_nobody(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
