@@ -27,7 +27,7 @@ _IFF_UP = 0x1
 _LOCAL_TO_A_HOST = ("127.", "169.254.", "0.")
 _MOST_ADDRESSES = 6
 _MOST_NAME_BYTES = 100
-_BACKLOG = {socket.AF_UNIX: 16, socket.AF_INET: 1024}
+_BACKLOG: dict[int, int] = {socket.AF_UNIX: 16, socket.AF_INET: 1024}
 """Connections that wait to be accepted. On Unix sockets the next ones wait in turn; over TCP they try again a second
 later, so a flood should find room."""
 
