@@ -2,32 +2,31 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpubench import errors
-from gpubench.backends.mpi import group as mpi
 from gpubench.backends.timing import copy_seconds
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.measured import HOST_MEMORY_SLOW
-from gpubench.formats.presenter import Presenter, rank_style
-from gpubench.jobs import sources
+from gpubench.jobs import runner, sources
 from gpubench.jobs.library import run_child
 from gpubench.jobs.machines import Machines, check_any_gpu
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import NullListener, ReportCollector, check_writable, presenting
+from gpubench.jobs.outputs import NullListener, ReportCollector
 from gpubench.jobs.plans import CheckPlan, Depth
-from gpubench.jobs.rank import AgreedError, agree, own_identity
+from gpubench.jobs.rank import AgreedError, agree
+from gpubench.jobs.runner import Command, Place
 from gpubench.machine import recorded
 from gpubench.machine.children import module_command
 from gpubench.machine.probe import probe, watch_errors
 from gpubench.measure.check import health
 from gpubench.measure.check.health import SECTIONS as SECTIONS
-from gpubench.model.facts.environment import launched_by
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
@@ -363,17 +362,13 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
     return matches
 
 
-def deliver(
-    plan: CheckPlan,
-    arguments: Sequence[str],
-    machines: Machines,
-    matches: Sequence[ProfileMatch | None],
-    measurements: Measurements,
-    presenter: Presenter,
-) -> int:
-    """Record where asked, then judge the GPUs that processes were given, and present; the exit code."""
+def _judged(
+    place: Place, machines: Machines, matches: Sequence[ProfileMatch | None], measurements: Measurements
+) -> Report:
+    """Record where asked, then judge the GPUs that processes were given."""
     from gpubench.model.results.result_file import MODELS
 
+    plan: CheckPlan = place.plan
     if plan.recording.record is not None:
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         with recorded.recording_samples(plan.recording.record, FILE) as write:
@@ -392,7 +387,7 @@ def deliver(
     if plan.brief:
         report = _with_machines(report, facts)
     metadata = metadata_of(
-        arguments,
+        place.arguments,
         NAME,
         machines=machines,
         matched=matches[0],
@@ -406,9 +401,8 @@ def deliver(
             MODELS: sorted({gpu.name for node in nodes for gpu in node.gpus if gpu.name}),
         },
     )
-    presenter.begin(metadata, ())
-    presenter.end(report)
-    return presenter.exit_code
+    place.presenter.begin(metadata, ())
+    return report
 
 
 def _with_machines(report: Report, facts: Facts) -> Report:
@@ -445,7 +439,7 @@ class RankMeasurer:
     """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
 
     why_alone = ""
-    group: mpi.MpiGroup
+    group: Group
     progress: RankProgress
     identity: RankIdentity
     nodes: Sequence[Topology]
@@ -493,69 +487,53 @@ def _measurements(collector: ReportCollector) -> Measurements:
     )
 
 
-class CheckRankJob:
-    """One rank's part in checking a cluster: the first rank of every node measures it, the first of all judges."""
+@contextmanager
+def _open(place: Place) -> Iterator[Machines]:
+    """The machines of the source, or those of all ranks, on every rank."""
+    plan: CheckPlan = place.plan
+    if place.rank is None:
+        place.presenter.waiting("reading this machine", SECONDS_TO_READ)
+        sources.say_what_is_ignored(plan.source, place.presenter)
+        yield plan.source.machines()
+        return
+    group, identity = place.rank.group, place.rank.identity
+    agree(group, lambda: _check_options(plan, group.size))
+    # The first rank of a node reads it, before any rank puts something on its GPUs.
+    reads = identity.local_rank == 0
+    own = agree(group, lambda: [probe(plan.facts_timeout_s, os.environ)] if reads else [], place=str(identity))
+    yield group.broadcast(sources.gathered(group, own, sources.own_process(identity)))
 
-    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: CheckPlan, arguments: Sequence[str]) -> None:
-        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
-        self.identity, _ = own_identity(group)
 
-    def _check_options(self) -> None:
-        if self._plan.ranks_per_gpu > 1:
-            raise errors.shared_gpu_under_launcher(self._plan.ranks_per_gpu, self._group.size)
+def _check_options(plan: CheckPlan, ranks: int) -> None:
+    if plan.ranks_per_gpu > 1:
+        raise errors.shared_gpu_under_launcher(plan.ranks_per_gpu, ranks)
 
-    def run(self, channel: str | None) -> int:  # noqa: ARG002 - check never launches itself
-        """Read, measure, gather, judge, and return the exit code. Raises AgreedError, known to every rank."""
-        group, plan, shown = self._group, self._plan, self._plan.presentation
-        agree(group, self._check_options)
-        agree(group, lambda: check_writable(shown.outputs, plan.recording.record) if group.rank == 0 else None)
-        # The first rank of a node reads it, before any rank puts something on its GPUs.
-        seconds, is_first = plan.facts_timeout_s, self.identity.local_rank == 0
-        place = str(self.identity)
-        own = agree(group, lambda: [probe(seconds, os.environ)] if is_first else [], place=place)
-        machines = group.broadcast(sources.gathered(group, own, sources.own_process(self.identity)))
-        matches = agree(group, lambda: _matches_of(plan, machines))
+
+def _measure(place: Place, machines: Machines) -> Report | None:
+    plan, rank = place.plan, place.rank
+    watches = place.is_here and plan.depth not in (Depth.QUICK, Depth.BRIEF)
+    if rank is None:
+        matches = _matches_of(plan, machines)
+        measurements = _measured(plan, machines.visible(), place.presenter.waiting if place.is_here else None)
+        before = machines.snapshots
+    else:
+        matches = agree(rank.group, lambda: _matches_of(plan, machines))
         nodes = machines.visible().nodes
-        by = RankMeasurer(group, self._progress, self.identity, nodes, plan)
-        measurements = measured(plan.depth, nodes, by)
-        if plan.depth not in (Depth.QUICK, Depth.BRIEF):
-            before = machines.snapshots[self.identity.node]
-            watched = group.gather([watch_errors(before, seconds, os.environ)] if is_first else [])
-            machines = machines.with_snapshots([each for node in watched for each in node])
-        code = None
-        if group.rank == 0:
-            presenter = Presenter(shown, rank_style(shown), progress=False)
-            code = deliver(plan, self._arguments, machines, matches, measurements, presenter)
-        return group.broadcast(code)
+        measurements = measured(plan.depth, nodes, RankMeasurer(rank.group, rank.progress, rank.identity, nodes, plan))
+        before = [machines.snapshots[rank.identity.node]] if rank.identity.local_rank == 0 else []
+    if watches:
+        own = [watch_errors(node, plan.facts_timeout_s, os.environ) for node in before]
+        every = [own] if rank is None else rank.group.gather(own)
+        machines = machines.with_snapshots([node for found in every for node in found])
+    return _judged(place, machines, matches, measurements) if place.is_first else None
+
+
+COMMAND = Command(NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check, alone or as one rank; the exit code. Raises GpubenchError: nothing checked, or output not written."""
-    launch = launched_by(os.environ)
-    sources.refuse_under_launcher(NAME, plan.source, launch)
-    if launch is None or launch.size == 1:
-        return run_alone(plan, arguments)
-    from gpubench.jobs import rank
-
-    defaults = plan.presentation.job_defaults
-    return rank.run(
-        lambda group, progress: CheckRankJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
-    )
-
-
-def run_alone(plan: CheckPlan, arguments: Sequence[str]) -> int:
-    """Check the machines of the plan's source; the exit code. Raises GpubenchError."""
-    is_here = plan.source.text is None
-    with presenting(plan.presentation, plan.recording.record, progress=is_here) as presenter:
-        presenter.waiting("reading this machine", SECONDS_TO_READ)
-        sources.say_what_is_ignored(plan.source, presenter)
-        machines = plan.source.machines()
-        matches = _matches_of(plan, machines)
-        measurements = _measured(plan, machines.visible(), presenter.waiting if is_here else None)
-        if plan.source.text is None and plan.depth not in (Depth.QUICK, Depth.BRIEF):
-            watched = [watch_errors(each, plan.facts_timeout_s, os.environ) for each in machines.snapshots]
-            machines = machines.with_snapshots(watched)
-        return deliver(plan, arguments, machines, matches, measurements, presenter)
+    return runner.run(COMMAND, plan, arguments)
 
 
 def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:

@@ -79,7 +79,7 @@ def _try_folder(path: Path) -> None:
 class NullListener:
     """The listener of every rank but the first: the first rank hands on the rows of all."""
 
-    def begin(self, metadata: "Metadata") -> None:
+    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:
         """Nothing."""
 
     def progress(self, done: int, total: int, label: str) -> None:
@@ -101,7 +101,7 @@ class ReportCollector(NullListener):
         self.collectives: list[CollectiveRow] = []
         self.report: Report | None = None
 
-    def begin(self, metadata: "Metadata") -> None:
+    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:  # noqa: ARG002
         """Keep the metadata."""
         self.metadata = metadata
 

@@ -168,9 +168,10 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
     launch, collective = launched_by(os.environ), plan.of_collective
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
-        from gpubench.jobs.collective import simulated
+        from gpubench.jobs import runner
+        from gpubench.jobs.collective.simulated import OVERLAP_SIMULATION
 
-        return simulated.run_simulated_overlap(collective, plan.asked, collective.source, arguments)
+        return runner.run_alone(OVERLAP_SIMULATION, collective, arguments)
     if launch is None:
         from gpubench.jobs.collective import job
 

@@ -1,7 +1,6 @@
 """Measure copies between GPUs: of this process, between ranks, simulated, or replayed."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -15,14 +14,13 @@ from gpubench.backends.mpi import group as mpi
 from gpubench.backends.nccl.debug_log import NcclLog
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.formats.delivery import delivering
-from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+from gpubench.jobs import runner
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import metadata_of
-from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
-from gpubench.jobs.rank import agree, open_gpu, own_identity, usable_driver
-from gpubench.jobs.sources import Here, Replayed, Simulated, Simulation, gathered, own_process, refuse_under_launcher
+from gpubench.jobs.rank import agree, open_gpu, usable_driver
+from gpubench.jobs.runner import Command, Place, RankPlace
+from gpubench.jobs.sources import Replayed, Simulated, Simulation, gathered, own_process
 from gpubench.machine import recorded
 from gpubench.machine.environment import nccl_settings
 from gpubench.machine.nvml import NvmlCounters
@@ -53,12 +51,10 @@ from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
 from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.environment import launched_by
-from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COPIES
-from gpubench.model.results.ending import exit_code_of
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, PairRow, Report
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engine, ManagedSupport
 from gpubench.model.terms.ranks import Phase, RankIdentity
@@ -67,7 +63,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
-from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.records import dataclass
 from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
@@ -310,95 +305,64 @@ def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Mach
     return replace(machines, nodes=[by_host[host] for host in found.hosts], environment=found.environment)
 
 
-class P2pRanksJob:
-    """One rank's part in measuring copies between all of them."""
-
-    def __init__(self, group: mpi.MpiGroup, progress: RankProgress, plan: P2pPlan, arguments: Sequence[str]) -> None:
-        self._group = group
-        self._progress = progress
-        self._plan = plan
-        self._arguments = arguments
-        self._log: NcclLog | None = None
-        self.identity, self._node_by_rank = own_identity(group)
-        self._ranks_on_node = self._node_by_rank.count(self.identity.node)
-
-    def run(self, channel: str | None) -> int:  # noqa: ARG002 - p2p never launches itself
-        """Measure with the others, show it on the first rank; the exit code. Raises AgreedError."""
-        from gpubench.jobs.compare import bandwidth_of, past_of
-
-        group, plan = self._group, self._plan
-        pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
-        presenter = agree(group, self._presenter)
-        driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(self.identity))
-        # Before any rank has a context: `gathered` makes sure of that.
-        use = NvmlUse()
-        # The first rank of a node reads it before any rank puts something on its GPUs.
-        snapshots = agree(group, self._own_snapshots, place=str(self.identity))
-        read = gathered(group, snapshots, own_process(self.identity))
-        self._progress.enter(Phase.OPENING)
-        device, self.identity = open_gpu(group, self.identity, self._ranks_on_node, driver)
-        identities = group.gather(self.identity)
-        self._progress.name_ranks(identities)
-        # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
-        machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
-        machine = replace(
-            machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
-            profile_asked_for=plan.profile is not None,
-            expected_gpus=plan.expected_gpus,
+@contextmanager
+def _of_rank(rank: RankPlace) -> Iterator[CopySetup]:
+    """The copies of this rank with those of the others. Raises AgreedError."""
+    group, plan, progress = rank.group, rank.plan, rank.progress
+    pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
+    driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(rank.identity))
+    # Before any rank has a context: `gathered` makes sure of that.
+    use = NvmlUse()
+    # The first rank of a node reads it before any rank puts something on its GPUs.
+    reads, ranks_on_node = rank.identity.local_rank == 0, rank.node_by_rank.count(rank.identity.node)
+    snapshots = agree(group, lambda: plan.source.machines().snapshots if reads else [], place=str(rank.identity))
+    read = gathered(group, snapshots, own_process(rank.identity))
+    progress.enter(Phase.OPENING)
+    device, rank.identity = open_gpu(group, rank.identity, ranks_on_node, driver)
+    identities = group.gather(rank.identity)
+    progress.name_ranks(identities)
+    # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
+    machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
+    machine = replace(
+        machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
+        profile_asked_for=plan.profile is not None,
+        expected_gpus=plan.expected_gpus,
+    )
+    with ExitStack() as stack:
+        request = request_for_ranks(plan, pairs, machine)
+        copies, log = _copies_of_rank(rank, device, request, stack)
+        counters = NvmlCounters([machine.gpus[group.rank].bus_id])
+        pids = {identity.pid for identity in identities if identity.node == rank.identity.node}
+        window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
+        bench = RankBench(request, group, copies, counters, log, progress, window)
+        yield CopySetup(
+            plan=plan,
+            machines=machines,
+            machine=machine,
+            request=request,
+            bench=bench,
+            libraries={**copies.libraries(), "MPI": mpi.library_version()},
+            ranks=identities,
         )
-        with ExitStack() as stack:
-            request = request_for_ranks(plan, pairs, machine)
-            copies = self._copies(device, request, stack)
-            counters = NvmlCounters([machine.gpus[group.rank].bus_id])
-            pids = {each.pid for each in identities if each.node == self.identity.node}
-            window = IdleWindow(counters, use.of([machine.gpus[group.rank].bus_id], pids))
-            bench = RankBench(request, group, copies, counters, self._log, self._progress, window)
-            setup = CopySetup(
-                plan=plan,
-                machines=machines,
-                machine=machine,
-                request=request,
-                bench=bench,
-                libraries={**copies.libraries(), "MPI": mpi.library_version()},
-                ranks=identities,
-            )
-            metadata = setup.metadata(self._arguments)
-            listener = presenter or NullListener()
-            if presenter is not None:
-                presenter.begin(metadata, PAIR_COLUMNS)
-            # Every rank judges, and measures again what is near a threshold: all have to know the same.
-            own = past_of(plan.presentation.history, metadata) if group.rank == 0 else None
-            past = bandwidth_of(*group.broadcast((own,)))
-            with setup.recorded_bench(metadata) if presenter is not None else nullcontext(bench) as recorded:
-                report = P2pRun(request, recorded, machine, listener, past=past).run()
-            bench.close()
-            counters.close()
-            use.close()
-        self._progress.enter(Phase.OUTPUT)
-        listener.end(report)
-        code = listener.exit_code if isinstance(listener, Presenter) else exit_code_of(metadata, report)
-        return group.broadcast(code)
+        bench.close()
+        counters.close()
+        use.close()
 
-    def _presenter(self) -> Presenter | None:
-        if self._group.rank != 0:
-            return None
-        shown = self._plan.presentation
-        check_writable(shown.outputs, self._plan.recording.record)
-        return Presenter(shown, rank_style(shown), progress=shown.show_progress, is_rank=True)
 
-    def _own_snapshots(self) -> list[Snapshot]:
-        return self._plan.source.machines().snapshots if self.identity.local_rank == 0 else []
-
-    def _copies(self, device: CudaDevice, request: P2pRequest, stack: ExitStack) -> CudaRankCopies:
-        group, place = self._group, str(self.identity)
-        network = None
-        if any(series.network for series in request.series):
-            library = agree(group, NcclLibrary, place=place)
-            self._log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), self._ranks_on_node))
-            self._progress.enter(Phase.CONNECTING, "by NCCL")
-            network = Network(group, library)
-            self._progress.answer_watchdog(network.trouble, network.abort)
-        return agree(group, lambda: CudaRankCopies(device, network), place=place)
+def _copies_of_rank(
+    rank: RankPlace, device: CudaDevice, request: P2pRequest, stack: ExitStack
+) -> tuple[CudaRankCopies, NcclLog | None]:
+    """Copies on a node, and by NCCL between nodes, with NCCL's log."""
+    group, place = rank.group, str(rank.identity)
+    network, log = None, None
+    if any(series.network for series in request.series):
+        library = agree(group, NcclLibrary, place=place)
+        ranks_on_node = rank.node_by_rank.count(rank.identity.node)
+        log = stack.enter_context(NcclLog(library, nccl_settings(os.environ), ranks_on_node))
+        rank.progress.enter(Phase.CONNECTING, "by NCCL")
+        network = Network(group, library)
+        rank.progress.answer_watchdog(network.trouble, network.abort)
+    return agree(group, lambda: CudaRankCopies(device, network), place=place), log
 
 
 def _with_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
@@ -409,48 +373,53 @@ _SECONDS_TO_READ = 3.0  # What facts and contexts take on a few GPUs: an estimat
 _SECONDS_A_CELL = 0.07  # What a cell of a matrix takes on H200: warm-up, three samples of 10 ms, filling and checking
 
 
+@contextmanager
+def _open(place: Place) -> Iterator[CopySetup]:
+    plan: P2pPlan = place.plan
+    if place.rank is not None:
+        with _of_rank(place.rank) as setup:
+            yield setup
+        return
+    place.presenter.waiting("reading this machine", _SECONDS_TO_READ)
+    if isinstance(plan.source, Replayed):
+        yield replayed(plan, plan.source)
+    elif isinstance(plan.source, Simulated):
+        yield _simulated(plan, plan.source)
+    else:
+        with _own_gpus(plan) as setup:
+            yield setup
+
+
+def _measure(place: Place, setup: CopySetup) -> Report:
+    from gpubench.jobs.compare import bandwidth_of, past_of
+
+    plan, machine, metadata = setup.plan, setup.machine, setup.metadata(place.arguments)
+    past = past_of(plan.presentation.history, metadata) if place.is_first else None
+    if place.rank is not None:
+        # Every rank judges, and measures again what is near a threshold: all have to know the same.
+        (past,) = place.rank.group.broadcast((past,))
+    look_again = _looking_again(plan) if place.is_here and place.rank is None else None
+    with setup.recorded_bench(metadata) if place.is_first else nullcontext(setup.bench) as bench:
+        place.listener.begin(metadata, PAIR_COLUMNS)
+        if look_again is not None:
+            cells = setup.request.steps(len(machine.gpus))
+            place.presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
+        return P2pRun(setup.request, bench, machine, place.listener, look_again, bandwidth_of(past)).run()
+
+
+COMMAND = Command(P2P_NAME, _open, _measure, shows_progress=True)
+
+
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     """Copy, alone or as one rank; the exit code. Raises GpubenchError: nothing measured, or output not written."""
-    launch, source = launched_by(os.environ), plan.source
-    if launch is None or launch.size == 1:
-        return run_alone(plan, arguments)
-    refuse_under_launcher(P2P_NAME, source, launch)
-    if plan.memory is MemoryKind.MANAGED:
+    launch = launched_by(os.environ)
+    if plan.memory is MemoryKind.MANAGED and launch is not None and launch.size > 1:
         raise UsageError(
             f"p2p --memory managed under {launch.launcher}",
             expected="one process: managed memory belongs to one",
             next_step="gpubench p2p --memory managed without the launcher",
         )
-    from gpubench.jobs import rank
-
-    defaults = plan.presentation.job_defaults
-    return rank.run(
-        lambda group, progress: P2pRanksJob(group, progress, plan, arguments), launch, plan.timeout_s, defaults
-    )
-
-
-def run_alone(plan: P2pPlan, arguments: Sequence[str]) -> int:
-    """Measure this host's or a simulated one's GPUs, or replay; the exit code. Raises GpubenchError."""
-    from gpubench.jobs.compare import bandwidth_of, past_of
-
-    shown = plan.presentation
-    check_writable(shown.outputs, plan.recording.record)
-    is_here = isinstance(plan.source, Here)
-    shows_progress = shown.show_progress and is_here
-    presenter = Presenter(shown, terminal_style(shown, sys.stdout), progress=shows_progress)
-    with delivering(presenter), _opened(plan, presenter) as setup:
-        metadata = setup.metadata(arguments)
-        with setup.recorded_bench(metadata) as bench:
-            presenter.begin(metadata, PAIR_COLUMNS)
-            if shows_progress:
-                cells = setup.request.steps(len(setup.machine.gpus))
-                presenter.waiting(f"{cells} copies to time", cells * _SECONDS_A_CELL)
-            look_again = _looking_again(plan) if is_here else None
-            past = bandwidth_of(past_of(shown.history, metadata))
-            run = P2pRun(setup.request, bench, setup.machine, presenter, look_again, past)
-            report = run.run()
-        presenter.end(report)
-    return presenter.exit_code
+    return runner.run(COMMAND, plan, arguments)
 
 
 def measured(
@@ -466,24 +435,15 @@ def measured(
     return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run()
 
 
-@contextmanager
-def _opened(plan: P2pPlan, presenter: Presenter) -> Iterator[CopySetup]:
-    presenter.waiting("reading this machine", _SECONDS_TO_READ)
-    if isinstance(plan.source, Replayed):
-        yield replayed(plan, plan.source)
-    elif isinstance(plan.source, Simulated):
-        simulation, machines = plan.source.simulation, plan.source.machines()
-        _check_first_node(simulation, machines.nodes[0])
-        first = replace(machines, nodes=machines.nodes[:1])
-        simulation.note_effects(COPIES)
-        copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
-        managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
-        yield _setup(
-            replace(plan, check=plan.check and copies.corrupts), first, copies, NoCounters(), {}, managed=managed
-        )
-    else:
-        with _own_gpus(plan) as setup:
-            yield setup
+def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
+    simulation, machines = source.simulation, source.machines()
+    _check_first_node(simulation, machines.nodes[0])
+    first = replace(machines, nodes=machines.nodes[:1])
+    simulation.note_effects(COPIES)
+    copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
+    managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
+    plan = replace(plan, check=plan.check and copies.corrupts)
+    return _setup(plan, first, copies, NoCounters(), {}, managed=managed)
 
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:

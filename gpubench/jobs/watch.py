@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gpubench.errors import UsageError, advising, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
-from gpubench.jobs import sources
+from gpubench.jobs import runner, sources
 from gpubench.jobs.metadata import recorded_settings
-from gpubench.jobs.outputs import check_writable, presenting
 from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
+from gpubench.jobs.runner import Command, Place, RankPlace
 from gpubench.machine import recorded
 from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.report import SECTIONS as SECTIONS
 from gpubench.measure.watch.report import Interval, Intervals, Limits, jobs_now, traffic_rows
-from gpubench.model.facts.environment import LaunchedBy, launched_by
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import NodeReading, TaskFacts
 from gpubench.model.results.report import Row
@@ -298,7 +297,7 @@ def watch(
     *,
     readers: "Sequence[TrafficReader] | None" = None,
     read_all: "ReadAll | None" = None,
-) -> "tuple[Report, Metadata]":
+) -> "Report":
     """Watch `readers` here, or what `read_all` has of all ranks; rows are handed on as they come."""
     from gpubench.measure.watch.report import Course, report_on
     from gpubench.model.results.watch import TrafficRow
@@ -316,7 +315,7 @@ def watch(
         loop = WatchLoop(plan, pace, Intervals(course, keep), limits, origin, screen, presenter.row)
         loop.run(read_all)
     missing = "" if plan.selection.is_all or course.jobs else plan.selection.text
-    return report_on(course, origin, missing=missing), metadata
+    return report_on(course, origin, missing=missing)
 
 
 def _reading(
@@ -378,98 +377,89 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
 _SPARE_SECONDS = 10.0  # A node may come so much later than an interval: its driver has a deadline of its own
 
 
-def run_ranks(plan: WatchPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
-    """Be one of the ranks; the exit code, the same on all of them."""
-    from gpubench.jobs import rank
+@contextmanager
+def _open(place: Place) -> "Iterator[tuple[Machines | None, _OwnNode]]":
+    """The machines, of a job on its first rank, and there what this rank reads of its node."""
+    plan: WatchPlan = place.plan
+    if place.rank is None:
+        sources.say_what_is_ignored(plan.source, place.presenter)
+        machines = plan.source.machines()
+        _check_watchable(plan, machines)
+        yield machines, _OwnNode(None)
+        return
+    with ExitStack() as stack:
+        yield _open_in_ranks(place.rank, stack)
 
-    timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
-    defaults = plan.presentation.job_defaults
-    return rank.run(lambda group, progress: WatchRankJob(group, progress, plan, arguments), launch, timeout_s, defaults)
+
+def _open_in_ranks(rank: RankPlace, stack: ExitStack) -> "tuple[Machines | None, _OwnNode]":
+    from gpubench.jobs.rank import agree
+    from gpubench.machine.probe import probe
+
+    group, plan, seconds = rank.group, rank.plan, max(rank.plan.timeout_s, sources.SECONDS_TO_READ_A_NODE)
+    reads = rank.identity.local_rank == 0
+    snapshots = agree(group, lambda: [probe(seconds, os.environ)] if reads else [], place=str(rank.identity))
+    machines = sources.gathered(group, snapshots, sources.own_process(rank.identity))
+    agree(group, lambda: None if machines is None else _check_watchable(plan, machines))
+    most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
+    rank.plan = plan.with_interval_of(group.broadcast(most))
+    return machines, _own_node(rank.plan, snapshots, stack)
 
 
-class WatchRankJob:
-    """One rank's part in a watch."""
+def _own_node(plan: WatchPlan, snapshots: "Sequence[Snapshot]", stack: ExitStack) -> "_OwnNode":
+    from gpubench.measure.watch.report import NodeWatch, joined_by
+    from gpubench.model.paths.topology import Topology
 
-    def __init__(
-        self, group: "mpi.MpiGroup", progress: "RankProgress", plan: WatchPlan, arguments: Sequence[str]
-    ) -> None:
-        from gpubench.jobs.rank import own_identity
+    if not snapshots:
+        return _OwnNode(None)
+    reader = reader_here(plan, snapshots[0].host)
+    watch = NodeWatch(reader, joined_by(Topology(snapshots[0])), plan.selection)
+    stack.callback(watch.close)
+    return _OwnNode(watch)
 
-        self._group, self._progress, self._plan, self._arguments = group, progress, plan, arguments
-        self.identity, _ = own_identity(group)
 
-    def run(self, channel: str | None) -> int:  # noqa: ARG002 - a watch never launches itself
-        """Read, hand on, show; the exit code. Raises AgreedError: a rank cannot do its part, and all know it."""
-        from gpubench.jobs.rank import agree
+def _measure(place: Place, opened: "tuple[Machines | None, _OwnNode]") -> "Report | None":
+    (machines, node), rank = opened, place.rank
+    if machines is None:  # on ranks but the first
+        if rank is not None:
+            _follow(rank, node)
+        return None
+    if rank is not None:
+        return _watch_ranks(rank, machines, node)
+    is_terminal = not place.is_launched and sys.stdout.isatty()
+    with shown(place.plan, machines, is_terminal=is_terminal) as (screen, wait):
+        plan, pace, readers = _paced(place.plan, machines, wait, is_terminal=is_terminal)
+        return watch(plan, place.arguments, machines, pace, screen, place.presenter, readers=readers)
 
-        group, plan = self._group, self._plan
-        outputs = plan.presentation.outputs
-        agree(group, lambda: check_writable(outputs, plan.recording.record) if group.rank == 0 else None)
-        snapshots = agree(group, self._own_snapshots, place=str(self.identity))
-        machines = sources.gathered(group, snapshots, sources.own_process(self.identity))
-        agree(group, lambda: None if machines is None else self._check(machines))
-        most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
-        self._plan = plan.with_interval_of(group.broadcast(most))
-        with ExitStack() as stack:
-            node = self._node(snapshots, stack)
-            code = self._show(machines, node) if machines is not None else self._follow(node)
-        return group.broadcast(code if machines is not None else None)
 
-    def _check(self, machines: "Machines") -> None:
+def _watch_ranks(rank: RankPlace, machines: "Machines", node: "_OwnNode") -> "Report":
+    from gpubench.formats.presenter import chosen_width
+    from gpubench.formats.text.watch import NoScreen, PlainScreen
 
-        _check_watchable(self._plan, machines)
+    looks = rank.plan.presentation
+    readings = _ReadingsOfRanks(rank.group, rank.progress, node, machines)
+    screen = PlainScreen(chosen_width(looks)) if looks.format is TABLE else NoScreen()
+    pace, read_all = RealPace(sleep), readings.read_all
+    report = watch(rank.plan, rank.arguments, machines, pace, screen, rank.presenter, read_all=read_all)
+    if not readings.ended:
+        readings.read_all(last=True)  # Ctrl-C reached this rank, and the others wait for its word
+    return report
 
-    def _own_snapshots(self) -> "list[Snapshot]":
-        from gpubench.machine.probe import probe
 
-        if self.identity.local_rank != 0:
-            return []
-        return [probe(max(self._plan.timeout_s, sources.SECONDS_TO_READ_A_NODE), os.environ)]
-
-    def _node(self, snapshots: "Sequence[Snapshot]", stack: ExitStack) -> "_OwnNode":
-        from gpubench.measure.watch.report import NodeWatch, joined_by
-        from gpubench.model.paths.topology import Topology
-
-        if not snapshots:
-            return _OwnNode(None)
-        reader = reader_here(self._plan, snapshots[0].host)
-        watch = NodeWatch(reader, joined_by(Topology(snapshots[0])), self._plan.selection)
-        stack.callback(watch.close)
-        return _OwnNode(watch)
-
-    def _show(self, machines: "Machines", node: "_OwnNode") -> int:
-        from gpubench.formats.presenter import Presenter, chosen_width, rank_style
-        from gpubench.formats.text.watch import NoScreen, PlainScreen
-
-        shown = self._plan.presentation
-        presenter = Presenter(shown, rank_style(shown), progress=False)
-        readings = _ReadingsOfRanks(self._group, self._progress, node, machines)
-        screen = PlainScreen(chosen_width(shown)) if shown.format is TABLE else NoScreen()
-        pace = RealPace(sleep)
-        report, metadata = watch(
-            self._plan, self._arguments, machines, pace, screen, presenter, read_all=readings.read_all
-        )
-        if not readings.ended:
-            readings.read_all(last=True)  # Ctrl-C reached this rank, and the others wait for its word
-        self._progress.enter(Phase.OUTPUT)
-        presenter.end(report)
-        return shown.exit_code(metadata, report)
-
-    def _follow(self, node: "_OwnNode") -> int:
-        """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
-        self._progress.enter(Phase.OPERATION)
-        pace = RealPace(sleep)
-        next_moment = pace.now()
-        while True:
-            reading = node.read()
-            self._group.meet()
-            last: bool = self._group.broadcast(None)
-            self._group.collect(reading)
-            self._progress.completed()
-            if last:
-                return 0
-            next_moment = max(next_moment + self._plan.interval_s, pace.now())
-            pace.wait_until(next_moment)
+def _follow(rank: RankPlace, node: "_OwnNode") -> None:
+    """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
+    rank.progress.enter(Phase.OPERATION)
+    pace = RealPace(sleep)
+    next_moment = pace.now()
+    while True:
+        reading = node.read()
+        rank.group.meet()
+        last: bool = rank.group.broadcast(None)
+        rank.group.collect(reading)
+        rank.progress.completed()
+        if last:
+            return
+        next_moment = max(next_moment + rank.plan.interval_s, pace.now())
+        pace.wait_until(next_moment)
 
 
 class _OwnNode:
@@ -500,23 +490,13 @@ class _ReadingsOfRanks:
         return [replace(each, host=host) for each, host in zip(found, self._hosts, strict=True)]
 
 
+COMMAND = Command(NAME, _open, _measure)
+
+
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     """Watch, alone or as one rank; the exit code. Raises GpubenchError."""
-    launch = launched_by(os.environ)
-    if launch is not None and launch.size > 1:
-        sources.refuse_under_launcher(NAME, plan.source, launch)
-
-        return run_ranks(plan, arguments, launch)
-    is_terminal = launch is None and sys.stdout.isatty()
-    with presenting(plan.presentation, plan.recording.record, is_rank=launch is not None) as presenter:
-        sources.say_what_is_ignored(plan.source, presenter)
-        machines = plan.source.machines()
-        _check_watchable(plan, machines)
-        with shown(plan, machines, is_terminal=is_terminal) as (screen, wait):
-            plan, pace, readers = _paced(plan, machines, wait, is_terminal=is_terminal)
-            report, _ = watch(plan, arguments, machines, pace, screen, presenter, readers=readers)
-        presenter.end(report)
-        return presenter.exit_code
+    timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
+    return runner.run(COMMAND, plan, arguments, timeout_s)
 
 
 def _paced(

@@ -75,8 +75,9 @@ def node_per_rank() -> int:
     from gpubench.backends.mpi import group as mpi
     from gpubench.cli.commands.p2p import checked
     from gpubench.jobs import rank
-    from gpubench.jobs.p2p import P2pRanksJob
+    from gpubench.jobs.p2p import COMMAND
     from gpubench.jobs.plans import P2pPlan
+    from gpubench.jobs.runner import CommandRankJob
     from gpubench.model.facts.environment import launched_by
     from tests.cli.running import planned
 
@@ -85,7 +86,9 @@ def node_per_rank() -> int:
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank % DRIVER.visible), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)
     options = planned(P2pPlan, checked, {"sizes": "1001,16M", "format_name": "csv"})
-    return rank.run(lambda group, watch: P2pRanksJob(group, watch, options, []), launch, options.timeout_s, {})
+    return rank.run(
+        lambda group, watch: CommandRankJob(COMMAND, options, [], group, watch), launch, options.timeout_s, {}
+    )
 
 
 if __name__ == "__main__":

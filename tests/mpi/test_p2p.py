@@ -16,9 +16,10 @@ import pytest
 from gpubench.backends.cuda import GpuIdentity
 from gpubench.cli.commands.p2p import checked
 from gpubench.jobs import p2p as p2p_ranks
-from gpubench.jobs.p2p import P2pRanksJob, request_for_ranks
+from gpubench.jobs.p2p import COMMAND, request_for_ranks
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.rank import AgreedError, identify
+from gpubench.jobs.runner import CommandRankJob
 from gpubench.machine.nvml import Driver
 from gpubench.measure.p2p.request import CopyMachine, machine_of_ranks
 from gpubench.model.facts.process import GpuProcess, RankFacts
@@ -141,7 +142,7 @@ class Cluster:
 
         def body(group: ThreadGroup) -> int:
             progress = cast("RankProgress", self.progress[group.rank])
-            return P2pRanksJob(cast("MpiGroup", group), progress, asked, ["p2p"]).run(None)
+            return CommandRankJob(COMMAND, asked, ["p2p"], cast("MpiGroup", group), progress).run(None)
 
         codes = run_ranks(self.size, body)
         assert len(set(codes)) == 1

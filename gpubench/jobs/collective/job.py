@@ -20,7 +20,7 @@ from gpubench.formats.delivery import announced, delivering
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
-from gpubench.jobs.sources import Replayed, Simulated, refuse_under_launcher
+from gpubench.jobs.sources import Here, Replayed, refuse_under_launcher
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import PLAN_VARIABLE, launched_by
@@ -388,14 +388,12 @@ def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """The exit code. Raises GpubenchError: nothing measured, a broken measurement, or an unwritable output."""
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
-    if isinstance(source, Replayed):
+    if not isinstance(source, Here):
+        from gpubench.jobs import runner
         from gpubench.jobs.collective import simulated
 
-        return simulated.run_replayed(plan, source, arguments)
-    if isinstance(source, Simulated):
-        from gpubench.jobs.collective import simulated
-
-        return simulated.run_simulated(plan, source, arguments)
+        command = simulated.REPLAY if isinstance(source, Replayed) else simulated.SIMULATION
+        return runner.run_alone(command, plan, arguments)
     if launch is None:
         return launch_ranks(plan, arguments)
     if plan.processes:

@@ -23,8 +23,9 @@ from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.collective.simulated_settings import SimulatedSettings, simulated_settings
 from gpubench.jobs.collective.simulated_split import SimulatedGroup, report_on_groups, simulated_groups
 from gpubench.jobs.machines import Machines, check_drivers
-from gpubench.jobs.outputs import ReportCollector, presenting
-from gpubench.jobs.sources import Replayed, Simulated, Simulation, say_what_is_ignored
+from gpubench.jobs.outputs import ReportCollector
+from gpubench.jobs.runner import Command, Place
+from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data
@@ -34,6 +35,7 @@ from gpubench.measure.collective.recording import (
     SIMULATED_BACKEND,
     RecordedCollective,
     RecordedRow,
+    RecordedRows,
     RecordingLine,
     RowWriter,
     Write,
@@ -58,7 +60,6 @@ from gpubench.model.profiles.fault import COLLECTIVES
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.overlap import OverlapAsked
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
@@ -235,19 +236,24 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     )
 
 
-def run_simulated(plan: CollectivePlan, source: Simulated, arguments: Sequence[str]) -> int:
-    """Present the model's figures; the exit code. Raises as `modelled`."""
-    found = modelled(plan, source)
+@contextmanager
+def _open_model(place: Place) -> Iterator[ModelledCollective]:
+    yield modelled(place.plan, place.plan.source)
+
+
+def _measure_model(place: Place, found: ModelledCollective) -> Report:
+    plan, presenter = place.plan, place.presenter
     made: list[Sequence[float]] = []
-    with presenting(plan.presentation, plan.recording.record) as presenter:
-        say_what_is_ignored(source, presenter)
-        topology = Topology(found.nodes[0]).fingerprint()
-        presenter.begin(collective_metadata(found.described, plan.collective, arguments, topology=topology))
-        report = found.report(presenter, plan, made.append)
-        if plan.recording.record is not None:
-            _record(plan.recording.record, found, made)
-        presenter.end(report)
-    return presenter.exit_code
+    say_what_is_ignored(plan.source, presenter)
+    topology = Topology(found.nodes[0]).fingerprint()
+    presenter.begin(collective_metadata(found.described, plan.collective, place.arguments, topology=topology))
+    report = found.report(presenter, plan, made.append)
+    if plan.recording.record is not None:
+        _record(plan.recording.record, found, made)
+    return report
+
+
+SIMULATION = Command("", _open_model, _measure_model)
 
 
 def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
@@ -296,37 +302,43 @@ def identities_of(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity
     ]
 
 
-def run_replayed(plan: CollectivePlan, source: Replayed, arguments: Sequence[str]) -> int:
-    """Show what was recorded; the exit code. Raises GpubenchError: no such recording, or an unwritable output."""
-    collective = plan.collective
-    with presenting(plan.presentation) as presenter:
-        machines = source.machines()
-        lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
-        found, rows = read_recorded(lines, collective, source.text)
-        evidence = found.options.evidence
-        if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
-            evidence = plan.evidence
-        found = replace(
-            found, options=replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence)
-        )
-        circumstances = _circumstances(found, machines, source.text)
-        topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
-        metadata = collective_metadata(found, collective, arguments, topology=topology, replayed=source.text)
-        presenter.begin(metadata)
+@contextmanager
+def _open_recording(place: Place) -> Iterator[tuple[RecordedCollective, RecordedRows, Machines]]:
+    """The run that was recorded, as strict and with as much evidence as then or as asked for."""
+    plan: CollectivePlan = place.plan
+    source, collective = place.plan.source, plan.collective
+    machines = source.machines()
+    lines = recorded.read_samples(source.directory, file_of(collective.name), collective.name)
+    found, rows = read_recorded(lines, collective, source.text)
+    evidence = found.options.evidence
+    if plan.evidence is EvidenceUse.SHOWN and evidence is not EvidenceUse.OFF:
+        evidence = plan.evidence
+    options = replace(found.options, strict=found.options.strict or plan.strict, evidence=evidence)
+    yield replace(found, options=options), rows, machines
 
-        def speed_judge(ranks: Sequence[RankIdentity]) -> SpeedJudge:
-            if found.model is None:
-                return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
-            machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
-            per_node = len(found.ranks) // len(found.hosts)
-            nodes = list(circumstances.nodes.values())
-            return judge_of_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
 
-        report = replay(found, rows, collective, circumstances, presenter, speed_judge)
-        working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
-        report = with_gpu_count(with_machine(report, machines.nodes, plan), working, plan)
-        presenter.end(report)
-    return presenter.exit_code
+def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machines]) -> Report:
+    (found, rows, machines), plan = opened, place.plan
+    collective, source = plan.collective, plan.source.text
+    circumstances = _circumstances(found, machines, source)
+    topology = None if found.model is None else circumstances.wiring.nodes[0].fingerprint()
+    metadata = collective_metadata(found, collective, place.arguments, topology=topology, replayed=source)
+    place.presenter.begin(metadata)
+
+    def speed_judge(ranks: Sequence[RankIdentity]) -> SpeedJudge:
+        if found.model is None:
+            return speed_judge_of(collective, ranks, found.libraries.get("NCCL"), plan.profile)(circumstances)
+        machine = SimulatedMachine(load(found.model.profile["name"]), len(found.hosts))
+        per_node = len(found.ranks) // len(found.hosts)
+        nodes = list(circumstances.nodes.values())
+        return judge_of_model(collective, CollectiveTimes(machine), nodes, per_node, machine.profile)
+
+    report = replay(found, rows, collective, circumstances, place.presenter, speed_judge)
+    working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
+    return with_gpu_count(with_machine(report, machines.nodes, plan), working, plan)
+
+
+REPLAY = Command("", _open_recording, _replay)
 
 
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
@@ -346,35 +358,31 @@ def _circumstances(found: RecordedCollective, machines: Machines, source: str) -
     return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)
 
 
-def run_simulated_overlap(
-    plan: CollectivePlan, asked: OverlapAsked, source: Simulated, arguments: Sequence[str]
-) -> int:
-    """Present the model's figures; the exit code. Raises as `jobs.collective.simulated.modelled`."""
-    found = modelled(plan, source)
-    request, simulation = replace(found.request, check=False), source.simulation
+def _measure_overlap(place: Place, found: ModelledCollective) -> Report:
+    plan, presenter, asked = place.plan, place.presenter, place.plan.overlap
+    request, simulation = replace(found.request, check=False), plan.source.simulation
     model = OverlapModel(simulation.machine, simulation.faults, simulation.seed, found.per_node)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, len(found.identities), len(found.nodes))
-    with presenting(plan.presentation) as presenter:
-        say_what_is_ignored(source, presenter)
-        topology = Topology(found.nodes[0]).fingerprint()
-        presenter.begin(
-            overlap_metadata(found.described, plan.collective, asked, arguments, topology=topology),
-            OverlapRow.columns(),
+    say_what_is_ignored(plan.source, presenter)
+    topology = Topology(found.nodes[0]).fingerprint()
+    metadata = overlap_metadata(found.described, plan.collective, asked, place.arguments, topology=topology)
+    presenter.begin(metadata, OverlapRow.columns())
+    undisturbed = ReportCollector()
+    report = found.report(undisturbed, plan, lambda _seconds: None)
+    rows: list[OverlapRow] = []
+    every_case = tuple(cases(request, len(found.identities)))
+    for case in overlap_cases(every_case, plan.collective.name, asked):
+        sample = model.step(
+            case.collective,
+            case.size_bytes,
+            case.ctas,
+            case.partner,
+            gemm_side=asked.gemm_side,
+            count=asked.partner_count,
         )
-        undisturbed = ReportCollector()
-        report = found.report(undisturbed, plan, lambda _seconds: None)
-        rows: list[OverlapRow] = []
-        every_case = tuple(cases(request, len(found.identities)))
-        for case in overlap_cases(every_case, plan.collective.name, asked):
-            sample = model.step(
-                case.collective,
-                case.size_bytes,
-                case.ctas,
-                case.partner,
-                gemm_side=asked.gemm_side,
-                count=asked.partner_count,
-            )
-            rows.append(row_of(case, job, sample))
-            presenter.row(rows[-1])
-        presenter.end(with_rows(report, undisturbed.collectives, rows))
-    return presenter.exit_code
+        rows.append(row_of(case, job, sample))
+        presenter.row(rows[-1])
+    return with_rows(report, undisturbed.collectives, rows)
+
+
+OVERLAP_SIMULATION = Command("", _open_model, _measure_overlap)

@@ -1,0 +1,172 @@
+"""Run a command: on this machine, a simulated or a recorded one in this process, or as one rank of a job.
+
+A command has two functions. `open` prepares what is measured, and `measure` returns the report. All else is here.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from gpubench.errors import DONE
+from gpubench.formats.delivery import delivering
+from gpubench.jobs.outputs import NullListener, check_writable
+from gpubench.jobs.sources import Here, refuse_under_launcher
+from gpubench.model.facts.environment import LaunchedBy, launched_by
+from gpubench.model.terms.ranks import Phase
+
+if TYPE_CHECKING:
+    from gpubench.backends.mpi.group import MpiGroup
+    from gpubench.formats.presenter import Presenter
+    from gpubench.model.results.report import Report
+    from gpubench.model.terms.ranks import RankIdentity
+    from gpubench.ranks.watchdog.rank import RankProgress
+
+Opened = TypeVar("Opened")
+
+
+class Place:
+    """Where a command runs: alone in this process, or as one rank of a job, which has a group and progress."""
+
+    def __init__(self, plan: Any, arguments: Sequence[str], *, shows_progress: bool, is_launched: bool) -> None:
+        self.plan, self.arguments = plan, arguments
+        self._shows_progress, self.is_launched = shows_progress, is_launched
+
+    rank: "RankPlace | None" = None
+    is_first = True
+
+    @property
+    def is_here(self) -> bool:
+        """True if this machine is measured, and not a simulated or recorded one."""
+        return isinstance(self.plan.source, Here)
+
+    @cached_property
+    def presenter(self) -> "Presenter":
+        """What shows the report, made on first use: its import takes as long as to start reading a machine."""
+        from gpubench.formats.presenter import Presenter, rank_style, terminal_style
+
+        shown = self.plan.presentation
+        style = rank_style(shown) if self.is_launched else terminal_style(shown, sys.stdout)
+        progress = self._shows_progress and shown.show_progress and self.is_here
+        return Presenter(shown, style, progress=progress, is_rank=self.is_launched)
+
+    @property
+    def listener(self) -> "Presenter | NullListener":
+        """What gets the rows: the presenter, or on other ranks than the first nobody."""
+        return self.presenter if self.is_first else NullListener()
+
+    def check_writable(self) -> None:
+        """Raise UsageError if an output cannot be written."""
+        check_writable(self.plan.presentation.outputs, self.plan.recording.record)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were delivered."""
+        return self.presenter.rows if self._has_presenter else 0
+
+    @property
+    def code_so_far(self) -> int:
+        """The exit code if the reader of stdout is gone."""
+        return self.presenter.code_so_far if self._has_presenter else DONE
+
+    @property
+    def kept_in(self) -> str:
+        """The file that `gpubench report` shows, or empty."""
+        return self.presenter.kept_in if self._has_presenter else ""
+
+    def cut_short(self) -> None:
+        """Mark what was written as incomplete, unless the report was delivered."""
+        if self._has_presenter:
+            self.presenter.cut_short()
+
+    @property
+    def _has_presenter(self) -> bool:
+        return "presenter" in vars(self)
+
+
+class RankPlace(Place):
+    """One rank of a job. The first one shows the report."""
+
+    def __init__(
+        self, plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress", *, shows_progress: bool
+    ) -> None:
+        from gpubench.jobs.rank import own_identity
+
+        super().__init__(plan, arguments, shows_progress=shows_progress, is_launched=True)
+        self.group, self.progress, self.rank = group, progress, self
+        self.identity, self.node_by_rank = own_identity(group)
+        self.is_first = group.rank == 0
+
+
+class Command(NamedTuple, Generic[Opened]):
+    """The functions of a command. `measure` returns None on ranks that do not know the report.
+
+    Some commands show a simulated or recorded machine under a launcher too.
+    """
+
+    name: str
+    open: Callable[[Place], AbstractContextManager[Opened]]
+    measure: Callable[[Place, Opened], "Report | None"]
+    shows_progress: bool = False
+    any_source_in_ranks: bool = False
+
+
+def run(command: Command[Any], plan: Any, arguments: Sequence[str], timeout_s: float | None = None) -> int:
+    """Run a command; return the exit code. Without progress for `timeout_s` a job of ranks ends.
+
+    Raises GpubenchError: nothing can be measured, or an output cannot be written.
+    """
+    launch = launched_by(os.environ)
+    if launch is None or launch.size == 1:
+        return run_alone(command, plan, arguments, launch)
+    if not command.any_source_in_ranks:
+        refuse_under_launcher(command.name, plan.source, launch)
+    from gpubench.jobs import rank
+
+    def make_job(group: "MpiGroup", progress: "RankProgress") -> CommandRankJob:
+        return CommandRankJob(command, plan, arguments, group, progress)
+
+    return rank.run(make_job, launch, timeout_s or plan.timeout_s, plan.presentation.job_defaults)
+
+
+def run_alone(command: Command[Any], plan: Any, arguments: Sequence[str], launch: LaunchedBy | None = None) -> int:
+    """Run a command in this process, which may be the only rank of a launcher; return the exit code."""
+    place = Place(plan, arguments, shows_progress=command.shows_progress, is_launched=launch is not None)
+    place.check_writable()
+    with delivering(place), command.open(place) as opened:
+        report = command.measure(place, opened)
+        if report is not None:
+            place.presenter.end(report)
+        return place.presenter.exit_code
+
+
+class CommandRankJob:
+    """A command as one rank of a job runs it."""
+
+    def __init__(
+        self, command: Command[Any], plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress"
+    ) -> None:
+        self._command = command
+        self.place = RankPlace(plan, arguments, group, progress, shows_progress=command.shows_progress)
+
+    @property
+    def identity(self) -> "RankIdentity":
+        """The rank, with its GPU once it has one."""
+        return self.place.identity
+
+    def run(self, channel: str | None) -> int:  # noqa: ARG002 - these commands do not launch themselves
+        """Measure with the other ranks, show it on the first; return the exit code. Raises AgreedError on all."""
+        from gpubench.jobs.rank import agree
+
+        place = self.place
+        agree(place.group, place.check_writable if place.is_first else lambda: None)
+        with self._command.open(place) as opened:
+            report = self._command.measure(place, opened)
+        place.progress.enter(Phase.OUTPUT)
+        code = None
+        if place.is_first and report is not None:
+            place.presenter.end(report)
+            code = place.presenter.exit_code
+        return place.group.broadcast(code)
