@@ -1,1 +1,1 @@
-"""Every check on machines and on what was measured of them."""
+"""Judges machines by every check, from their facts and measurements."""

@@ -1,4 +1,4 @@
-"""Health of machines: every check judged, findings folded under their root cause, and one verdict per node and GPU."""
+"""Judges the health of machines: runs every check, folds findings under root causes, and rates each node and GPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,14 +44,14 @@ JUDGED_BY_CHECKS = frozenset(
     for each in CONDITIONS
     if each.check and each.id != WRONG_DATA and (each.check in _OF_FACTS or not each.effects)
 )
-"""Findings of the commands that checks make themselves, from rows and facts."""
+"""Findings of other commands that checks derive again from rows and facts."""
 
 
 _OF_PATHS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
 
 
 def of_p2p(document: Mapping[str, Any]) -> Measurements:
-    """The pairs of a `gpubench p2p`, what is known of their paths, and what it found out beside their speed."""
+    """Return the pairs of a `gpubench p2p` report, the evidence on their paths, and its findings other than speed."""
     return Measurements(
         pairs=_rows(document, report.PairRow),
         evidence=_rows(document, report.EvidenceRow),
@@ -63,7 +63,9 @@ def of_p2p(document: Mapping[str, Any]) -> Measurements:
 
 
 def of_collective(document: Mapping[str, Any]) -> Measurements:
-    """The rows of a collective and its ranks, and what it found out of paths; wrong elements stand in the rows."""
+    """Return the rows and ranks of a collective's report, and its findings on paths. Rows already count wrong
+    elements.
+    """
     return Measurements(
         collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
@@ -72,7 +74,7 @@ def of_collective(document: Mapping[str, Any]) -> Measurements:
 
 
 def of_node(measured: Measurements, host: str) -> Measurements:
-    """The measurements of one of several nodes, by the name that the node has among them."""
+    """Return the measurements of one of several nodes, under the node's name among them."""
     return replace(
         measured,
         pairs=tuple(replace(row, source_node=host, destination_node=host) for row in measured.pairs),
@@ -90,7 +92,7 @@ def of_node(measured: Measurements, host: str) -> Measurements:
 
 
 def together(parts: Sequence[Measurements]) -> Measurements:
-    """Several measurements as one."""
+    """Merge several measurements."""
     return Measurements(
         pairs=tuple(row for part in parts for row in part.pairs),
         collectives=tuple(row for part in parts for row in part.collectives),
@@ -105,7 +107,7 @@ def together(parts: Sequence[Measurements]) -> Measurements:
 
 
 def accounted(measured: Measurements) -> Measurements:
-    """The measurements, in which whatever has neither rows nor a reason why could not be measured."""
+    """Mark everything that has neither rows nor a reason as "could not be measured"."""
     ends = [{row.source, row.destination} for row in measured.pairs]
     there = {
         Need.PEER_COPIES: any(HOST not in each for each in ends) and bool(measured.evidence),
@@ -118,7 +120,7 @@ def accounted(measured: Measurements) -> Measurements:
 
 
 def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
-    """The measurements of several nodes, by host: what some of them lack is missing there, and what all lack in all."""
+    """Merge measurements of several nodes by host. Name what some nodes lack per node, and what all lack once."""
     failed_on = [
         FailedOnNode(node=host, need=need, reason=reason)
         for host, part in parts.items()
@@ -140,24 +142,26 @@ def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
 
 
 def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings of a command that no check makes from its rows."""
+    """Return the findings that no check derives from rows."""
     return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
 
 
 def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings of a collective without wrong data, which stand in its rows."""
+    """Drop findings on wrong data, which the rows already show."""
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
 
 def without_paths(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings of a simulated collective without those on paths, which its copies show too."""
+    """Drop findings on paths from a simulated collective, because its copies show them too."""
     return tuple(each for each in findings if each.id not in _OF_PATHS)
 
 
 def findings_of_copies(
     findings: Sequence[Finding], fallback: Sequence[report.FallbackRow], evidence: Sequence[report.EvidenceRow]
 ) -> tuple[Finding, ...]:
-    """The findings of a p2p that checks do not make; those on paths may stand below their causes there."""
+    """Return the findings of p2p that checks do not derive themselves. Checks may fold those on paths under their
+    causes.
+    """
     ends = {f"{row.source} → {row.destination}": row for row in evidence}
     others = (each for each in findings_beside_speed(findings) if each.id not in _OF_PATHS)
     of_paths = (
@@ -185,11 +189,11 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
 
 
 _DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
-_OF_SILENCE = ("driver", "measured")  # Checks that say who did not answer
+_OF_SILENCE = ("driver", "measured")  # Checks that report who did not answer
 SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
 
-_MOST_TREES = 4  # Nodes whose PCI tree a report holds, and those with findings: many are alike
-_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job: what explains them says on which node it is
+_MOST_TREES = 4  # PCI trees in one report, nodes with findings first: most nodes are alike
+_OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job, whose causes name the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,7 @@ class _Outcome:
 
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
-    """The report of `gpubench check`: all checks judge always."""
+    """Build the report of `gpubench check`."""
     facts = replace(facts, measurements=_with_judged_copies(facts))
     outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
@@ -237,7 +241,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
 
 
 def _with_judged_copies(facts: Facts) -> Measurements:
-    """The measurements with copies judged as `gpubench p2p` does, on each node: a recording may have been edited."""
+    """Judge the copies of each node again as `gpubench p2p` does, because a recording may have been edited."""
     measured = facts.measurements
     rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
     profiles = chain(facts.profiles, repeat(None))
@@ -317,7 +321,7 @@ def _is_judged(facts: Facts, check: Check) -> bool:
 
 
 def _copies_of(facts: Facts, check: Check) -> list[report.PairRow]:
-    """The rows with a verdict that a check of bandwidths judges: between GPUs, or with pinned host memory."""
+    """Return the judged rows that belong to a bandwidth check: between GPUs, or to and from pinned host memory."""
     if check.name not in ("p2p_bandwidth", "host_bandwidth"):
         return []
     with_host = check.name == "host_bandwidth"
@@ -360,7 +364,7 @@ def _verdict_rows(facts: Facts, findings: Sequence[Finding]) -> Iterator[report.
 
 
 def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """The devices of a node: scope, name in rows, and the names that findings have for it."""
+    """Yield each device of a node with its scope, its name in rows, and the names that findings use for it."""
     circumstances = facts.circumstances
     for gpu in node.gpus:
         name = circumstances.named(number, gpu)
@@ -382,10 +386,10 @@ def _subjects(facts: Facts, number: int, node: Topology) -> Iterator[tuple[str, 
 
 
 def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Verdict, tuple[str, str]]]:
-    """The links of a node whose own figures do not pass, by name: how they fare, and the GPUs at both ends.
+    """Return the links of a node that do not pass, by name, each with its verdict and the GPUs at both ends.
 
-    What makes several links slow is told of the GPU that they have in common. A link of which no figure was judged is
-    no PASS either.
+    If several slow links share a GPU, a finding names the GPU. A link without a judged measurement does not pass
+    either.
     """
     named, host = facts.circumstances.named, node.snapshot.host
     by_bus_id = {gpu.bus_id: gpu for gpu in node.gpus}

@@ -1,4 +1,4 @@
-"""Facts and measurements that a check needs and did not get, each with the reason and, where there is one, its cure."""
+"""Finds facts and measurements that a check needs and did not get, with the reason and a cure if there is one."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -18,7 +18,9 @@ from gpubench.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RefusedFact:
-    """A kind of unreadable fact of a `scope` (None: all): the words, the likely reason, the cure."""
+    """How to describe a fact that could not be read: words, likely reason and cure. `scope` None matches every
+    device.
+    """
 
     words: tuple[str, ...]
     likely: str
@@ -96,11 +98,11 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
         Cure.of("nvidia-smi -q -i GPU", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
     ),
 )
-"""The first match counts; the last two match everything else."""
+"""The first match counts. The last two match every other reason."""
 
 
 def _refused_fact(scope: str, reason: str) -> RefusedFact:
-    """The kind of a fact of a gpu, pair or nic that could not be read for this reason."""
+    """Return the description of a GPU, pair or NIC fact that could not be read for this reason."""
     return next(
         each
         for each in REFUSED_FACTS
@@ -109,12 +111,14 @@ def _refused_fact(scope: str, reason: str) -> RefusedFact:
 
 
 NOT_LOOKED_AT = "not-looked-at"
-_AN_ERROR = ("gpu", "pair", "nic")  # Driver and kernel know these: an unreadable fact is a fault
+_AN_ERROR = ("gpu", "pair", "nic")  # The driver and the kernel know these facts, so an unreadable one is a fault
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A device, pair, node or process, and why some of its facts are unknown; `facts` is None if it does not exist."""
+    """A device, pair, node or process with its unknown facts and their reasons. `facts` is None if it does not
+    exist.
+    """
 
     name: str
     facts: object | None
@@ -123,7 +127,7 @@ class _Subject:
 
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
-    """A finding for each device with an unreadable fact of the check, or one that siblings have."""
+    """Yield a finding for each device with an unreadable fact of the check, or one that only its siblings have."""
     wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
@@ -133,7 +137,7 @@ def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
 def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterator[Finding]:
     for number, node in run.nodes.items():
         if node.snapshot.kernel.wsl:
-            continue  # Windows hides them: the checks that need them are not looked at
+            continue  # Windows hides these facts, so skip the checks that need them
         errors = {each.error for each in node.snapshot.failures}
         for scope, names in wanted.items():
             subjects = list(_subjects(scope, run, number, node))
@@ -151,17 +155,17 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
 
 _NVLINKS = "nvlinks.active"
 _READ_WITH = {"memory_used_bytes": ("memory_bytes",), "idle": ("throttle_reasons",)}
-"""Facts that are read together with another fact, which has the reason if they are unreadable."""
+"""Facts read together with another fact. If they are unreadable, the other fact has the reason."""
 
 
 def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: Topology) -> Iterator[Finding]:
-    """Facts without a value and a reason that siblings have, and pairs missing although NVML answered."""
+    """Find facts without value or reason that siblings have, and pairs that are missing although NVML answered."""
     answered = scope == "pair" and any(gpu.uuid for gpu in node.gpus) and not node.snapshot.failures
     for name in names:
         parts = name.split("|")
         readable = {_kind(each) for each in subjects if each.facts is not None and _tells_any(each.facts, parts)}
         if parts == [_NVLINKS] and any(pair.nvlink == "OK" for pair in node.snapshot.pairs):
-            readable |= {_kind(each) for each in subjects}  # the driver says that copies can take them
+            readable |= {_kind(each) for each in subjects}  # the driver reports that the GPU supports copies
         for subject in subjects:
             if subject.facts is None:
                 absent = answered
@@ -187,7 +191,7 @@ def _gaps(scope: str, names: Sequence[str], subjects: Sequence[_Subject], node: 
 
 
 def _kind(subject: _Subject) -> tuple[object, ...]:
-    """Siblings have equal kinds: GPUs by model, NICs also by state; all pairs are siblings."""
+    """Siblings have equal kinds: GPUs of one model, NICs of one state. All pairs are siblings."""
     match subject.facts:
         case GpuFacts(name=name):
             return (name,)
@@ -236,11 +240,11 @@ FACT_NAMES = {
     "hardware_counters": "hardware counters of the port",
     "libraries": "loaded libraries",
 }
-"""The facts that checks read, as people call them."""
+"""Names of the facts in messages."""
 
 
 def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collection[str] = ()) -> str:
-    """Why a check without findings is not a PASS: missing facts or measurements; '' if none."""
+    """Return why a check without findings is no PASS (facts or measurements are missing), or '' if it is one."""
     lack = check.lack(facts)
     if lack:
         return lack
@@ -326,7 +330,7 @@ def _tells(facts: Any, name: str) -> bool:
 
 
 def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
-    """Why the rows of a check do not prove that everything is healthy: not measured, not verified, not timed."""
+    """Return why the rows of a check prove nothing: not measured, not verified, or not timed."""
     measured, run = facts.measurements, facts.circumstances
     rows = measured.collectives
     nodes = {number: node for number, node in enumerate(facts.nodes) if node.snapshot.host not in in_error}
@@ -350,7 +354,7 @@ def _absent_rows(check: Check, facts: Facts, in_error: Collection[str]) -> str:
 
 
 def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """Pairs without a measurement, or with one that is not judged because another job uses a GPU of the pair."""
+    """Yield pairs without a measurement, and pairs not judged because another job uses one of the GPUs."""
     staged = run.measurements.staged
     rows = {pair for pair, row in peer_rows(run.measurements, node).items() if row.verdict is not None}
     for (source, one), (destination, other) in permutations(enumerate(node.gpus), 2):
@@ -360,7 +364,7 @@ def _unjudged_pairs(run: Circumstances, number: int, node: Topology) -> Iterator
 
 
 def _unjudged_host_copies(run: Circumstances, number: int, node: Topology) -> Iterator[str]:
-    """GPUs without judged copies both from and to host memory."""
+    """Yield GPUs without judged copies in both directions between GPU and host memory."""
     ways = ({gpu.device for gpu, _ in host_rows(run.measurements, node, to_gpu=way)} for way in (True, False))
     both = set.intersection(*ways)
     return (run.named(number, gpu) for gpu in node.gpus if gpu.lost is None and gpu.device not in both)
@@ -376,7 +380,7 @@ def _reasons(unknown: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str
 
 
 def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> bool:
-    """True if devices of this kind do not have a fact; False if another GPU of the model on the node has it."""
+    """True if no device of this kind has the fact. False if another GPU of the model on the node has it."""
     if not reason.startswith(NOT_THERE):
         return False
     if not isinstance(subject.facts, GpuFacts):
@@ -387,7 +391,7 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
 
 
 def _findings(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """One finding for all unreadable facts of a device; the first reason's cure stands for all."""
+    """Yield one finding for all unreadable facts of a device, with the cure for the first reason."""
     if reasons:
         refused = _refused_fact(scope, next(iter(reasons.values())))
         yield Finding(

@@ -1,1 +1,1 @@
-"""A job explained from NCCL's log."""
+"""Explains a job from NCCL logs, Flight Recorder dumps and RAS answers."""

@@ -1,4 +1,4 @@
-"""Who hangs: the ranks that keep the others of a group waiting, from dumps of Flight Recorder and answers of RAS."""
+"""Finds the ranks that keep a job waiting, from Flight Recorder dumps, RAS answers and lines of PyTorch's watchdog."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,16 +12,16 @@ from gpubench.model.terms.units import counted
 from gpubench.records import dataclass
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
-"""Operations whose sizes may differ between ranks, by their beginnings."""
+"""Prefixes of operations whose sizes may differ between ranks."""
 
 _ALL_RANKS = "0"
-"""PyTorch's name of the group of all ranks."""
+"""PyTorch's name for the group of all ranks."""
 
 _NOT_NAMED = "operation"
-"""The watchdog tells numbers of operations that it does not name."""
+"""Stands for an operation of which the watchdog gives only a number."""
 
 _OF_ALL = (_NOT_NAMED, "all", "_all", "barrier", "reduce_scatter", "_reduce_scatter", "reducescatter")
-"""Operations that end nowhere before every rank has joined, by their beginnings."""
+"""Prefixes of operations that end on no rank before every rank has joined."""
 
 _MOST_NAMED = 8
 _SLOW_SECONDS = 1.0
@@ -31,13 +31,13 @@ _FEWEST_BEFORE = 2
 _NS = 1e9
 
 Calls = Mapping[int, Mapping[int, RecordedCall]]
-"""By rank and sequence number."""
+"""Recorded calls by rank, then by sequence number."""
 
 
 def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> tuple[Hang, ...]:
-    """The collectives that did not end, root causes first.
+    """Return the collectives that did not end, root causes first.
 
-    Ranks that wait in another group are named only where nothing else keeps the others waiting.
+    A rank that waits in another group is named only if nothing else keeps the others waiting.
     """
     answers: dict[str, list[RasCommunicator]] = {}
     for answer in ras:
@@ -50,7 +50,7 @@ def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> t
 
 
 def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
-    """Who hangs by dumps and answers of RAS; without dumps also by what PyTorch printed."""
+    """Return the hangs in dumps and RAS answers. Without dumps, also use what PyTorch's watchdog printed."""
     sizes = [each.size for each in facts.communicators if each.size]
     printed = () if facts.records else _printed(facts.watchdogs, max(sizes, default=None))
     missed = [
@@ -72,7 +72,7 @@ def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
 
 
 def _now(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
-    """Where the first rank to blame is that py-spy looked at."""
+    """Return the innermost frame of the first suspect that py-spy inspected."""
     process = None if hang.process is None else hang.process[1]
     ranks = [name.partition(" (")[0] for name in hang.ranks]
     for each in stacks:
@@ -83,7 +83,9 @@ def _now(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
 
 
 def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
-    """Who hangs by lines of PyTorch's watchdog, each of which tells of its own rank; others may be in another log."""
+    """Find hangs in lines of PyTorch's watchdog. Each line reports only its own rank, and other ranks may log
+    elsewhere.
+    """
     for hang in sorted(_in_records(records), key=lambda each: each.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:
             yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
@@ -98,14 +100,14 @@ def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
 _SYMMETRIC = ("allreduce", "allgather", "reducescatter")
 _FEWEST_OPERATIONS = 20
 _LAST_SHARE, _TIMES_THEIR_TURN = 0.5, 3
-"""Of the operations in which a rank comes last; of two ranks each comes last in half of them by chance."""
+"""A rank is a straggler if it comes last in this share of operations, and this many times as often as by chance."""
 
 _WAITED_SHARE, _WAITED_US = 0.2, 20.0
-"""What the middle rank waits, of the time of all operations, and in one operation, for it to matter."""
+"""A straggler matters if the median rank waits this share of the total time and this many µs per operation."""
 
 
 def _always_last(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
-    """The rank of a communicator for which the others wait again and again: its kernels are the shortest."""
+    """Find the rank that the others keep waiting for. Its kernels are the shortest, because it arrives last."""
     by_communicator: dict[str, list[InspectedOperation]] = {}
     for each in operations:
         if each.collective in _SYMMETRIC and len(each.times) == each.ranks > 1:
@@ -141,7 +143,7 @@ def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
     have_dumps = {record.rank for record in records}
     listed = {name: ranks for record in records for name, ranks in record.groups.items()}
     for number, (group, calls) in enumerate(by_group.items()):
-        # The group of all ranks has at least those of which there are dumps, and all numbers between them.
+        # The group of all ranks has at least the ranks that left a dump, and all numbers between them.
         every = range(max(have_dumps) + 1) if number == 0 and group == _ALL_RANKS else sorted(calls)
         members = listed.get(group, tuple(every))
         hang = _in_group(group, members, calls, have_dumps, by_group)
@@ -154,7 +156,7 @@ def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
 
 
 def _lost_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
-    """The ranks below the last one that left no dump, where the others wait in no collective: they may have died."""
+    """Find ranks without a dump if the others wait in no collective: the missing ranks may have died."""
     have = {record.rank for record in records}
     lost = [rank for rank in range(max(have, default=0)) if rank not in have]
     if lost and len(have) > 1 and any(call.group == _ALL_RANKS for record in records for call in record.calls):
@@ -182,7 +184,8 @@ def _in_group(
     ended = {
         at for own in calls.values() for at, call in own.items() if call.done and call.operation.startswith(_OF_ALL)
     }
-    # A call that ended on another rank was joined by all, if none can end before that, as a broadcast's root does.
+    # If an operation that needs all ranks ended on one rank, every rank joined it. A broadcast can end on its root
+    # earlier.
     first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
@@ -214,14 +217,14 @@ def _in_group(
         return hang(HangReason.NO_DUMP, lost, "")
     if not absent:
         others = _elsewhere(group, by_group) if len(there) == 1 else {}
-        # Of a group that is not listed, those who wait in that of all ranks are hardly members.
+        # If no dump lists the group's members, ranks that wait in the group of all ranks probably do not belong to it.
         others = {rank: call for rank, call in others.items() if call.group != _ALL_RANKS}
         theirs = "; ".join(f"{_described(call)} of group {call.group}" for call in others.values())
         return hang(
             *((HangReason.ELSEWHERE, sorted(others)) if others else (HangReason.TOGETHER, sorted(waiting))), theirs
         )
     others = _elsewhere(group, by_group)
-    # Of some that wait in another group and some that wait nowhere, these keep the others.
+    # Blame ranks that wait nowhere before ranks that wait in another group.
     absent = [rank for rank in absent if rank not in others] or absent
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
@@ -236,9 +239,9 @@ def _calls_of(named: Mapping[int, RecordedCall]) -> str:
 
 
 def _first_other(calls: Calls, waited: int) -> int:
-    """The number of the first call in which ranks called different operations, else of the one that they wait in.
+    """Return the number of the first call in which ranks called different operations, or `waited` if there is none.
 
-    A gather, a scatter or a broadcast may end on some ranks though others called something else.
+    A gather, a scatter or a broadcast may end on some ranks although other ranks called something else.
     """
     numbers = sorted({at for own in calls.values() for at in own if at < waited})
     for at in numbers:
@@ -249,7 +252,7 @@ def _first_other(calls: Calls, waited: int) -> int:
 
 
 def _elsewhere(group: str, by_group: Mapping[str, Calls]) -> dict[int, RecordedCall]:
-    """What ranks wait for in other groups."""
+    """Return the calls in other groups that ranks wait in."""
     return {
         rank: call
         for name, calls in by_group.items()
@@ -265,7 +268,7 @@ def _signature(call: RecordedCall) -> tuple[object, ...]:
 
 
 def _most(there: Mapping[int, RecordedCall]) -> RecordedCall:
-    """The call that most ranks made."""
+    """Return the call that most ranks made."""
     named = [call for call in there.values() if call.operation != _NOT_NAMED] or [*there.values()]
     most, _ = Counter(map(_signature, named)).most_common(1)[0]
     return next(call for call in named if _signature(call) == most)
@@ -278,9 +281,9 @@ def _difference(call: RecordedCall, shown: RecordedCall) -> HangReason | None:
 
 
 def _reason(calls: Calls, rank: int, first: int, shown: RecordedCall) -> HangReason:
-    """How the call of a rank differs.
+    """Return how a rank's call differs from the others'.
 
-    It is the order where either makes the other's call next, or where this call followed the others' one before.
+    The reason is a different order if either side makes the other's call next, or made it just before.
     """
     call = calls[rank][first]
     others_next = [each for at in calls.values() if (each := at.get(first + 1)) is not None]
@@ -313,10 +316,10 @@ def _since(there: Mapping[int, RecordedCall], waiting: Mapping[int, int], first:
 
 
 def _slowest(group: str, calls: Calls) -> Hang | None:
-    """The rank that comes much later than the others to the last collectives again and again.
+    """Find the rank that repeatedly reaches the last collectives much later than the others.
 
-    Once is no sign of a slow rank: a checkpoint or a look at the data looks the same. Clocks of ranks differ, so what
-    a rank is late by is held against its most punctual call.
+    A single delay is no sign of a slow rank, because a checkpoint looks the same. Clocks differ between ranks, so
+    compare each delay with the rank's most punctual call.
     """
     common = sorted(set.intersection(*(set(each) for each in calls.values())))
     if len(calls) < _FEWEST_BEFORE or len(common) <= _FEWEST_BEFORE:
@@ -346,10 +349,10 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
 
 
 def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
-    """Ranks of a communicator that are missing, left, or launched fewer operations than the others.
+    """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
 
-    Of several answers the last two count, and ranks that are the same in both: who moves keeps nobody waiting. A rank
-    that is behind or left is sure only then.
+    Compare the last two answers: a rank that moved between them keeps nobody waiting. Only then is a rank that is
+    behind or has left certain.
     """
     communicator = answers[-1]
     before = {each.rank: each for each in answers[-2].ranks} if len(answers) > 1 else None
@@ -366,7 +369,7 @@ def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         *found(HangReason.DEAD, [each for each in still if each.dead]),
         *found(HangReason.SILENT, [each for each in still if each.silent and not each.dead]),
     ]
-    # Where a rank is gone others fail, leave, and stop wherever they are.
+    # After a rank dies, the others fail, leave, and stop at arbitrary operations.
     left = [
         *found(HangReason.ERROR, [each for each in still if each.error and not each.left]),
         *found(HangReason.LEFT, [each for each in still if each.left]),
@@ -382,7 +385,7 @@ def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
 
 
 def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
-    """The problems that an answer reports, if its lines about ranks are missing or name only the others."""
+    """Report the problems in the summary of an answer if its lines about ranks are missing or name only other ranks."""
     if communicator.remarks:
         others = [f"{_named(each)} has status {each.status}" for each in communicator.ranks if each.status]
         theirs = "; ".join((*communicator.remarks, *others))
@@ -391,12 +394,12 @@ def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
 
 
 def _is_same(now: RasRank, before: RasRank | None) -> bool:
-    """True if a rank has not moved; one that is silent is dead after a minute."""
+    """True if a rank did not move between two answers. A silent rank counts as dead after a minute."""
     return before == now or (before is not None and before.silent and now.silent)
 
 
 class RasCourse:
-    """What RAS answered one time after the other, of one job or of several in turn, and who hangs at the end."""
+    """Collects RAS answers over time, from one or several jobs, and finds the hangs at the end."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[RasCommunicator, ...]] = {}
@@ -406,7 +409,7 @@ class RasCourse:
         self.asked = 0
 
     def add(self, answer: Sequence[RasCommunicator] | None, now: float) -> None:
-        """Add an answer, at a time in seconds since 1970; None where those that listen did not answer."""
+        """Add an answer that came `now` seconds after 1970, or None if a listening process did not answer."""
         self.asked += 1
         self._silent = self._silent + 1 if answer is None else 0
         for each in answer or ():
@@ -431,16 +434,16 @@ class RasCourse:
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
-        """The last of each."""
+        """The latest state of each communicator."""
         return tuple(each[-1] for each in self._answers.values())
 
     @property
     def is_judged(self) -> bool:
-        """True if a job was seen to launch operations."""
+        """True if at least one job launched operations."""
         return any(each.moved for each in self._jobs)
 
     def hangs(self) -> tuple[Hang, ...]:
-        """Who keeps others waiting, in two answers at least; then jobs that launch nothing."""
+        """Return ranks that keep others waiting in at least two answers, then jobs that launch nothing."""
         last_two = [each for answers in self._answers.values() if len(answers) > 1 for each in answers]
         found = [self._dated(each) for each in hangs_of((), last_two) if each.is_sure]
         hanging = {each.group for each in found}
@@ -481,7 +484,7 @@ class RasCourse:
 
 @dataclass(slots=True)
 class _Job:
-    """Communicators that one answer had together, when their numbers last changed, and the time of the last answer."""
+    """Communicators that came in one answer, with the time of that answer and of the last change of their counts."""
 
     counts: Mapping[str, Sequence[Mapping[str, int]]]
     since: float
@@ -494,15 +497,15 @@ def _utc(seconds: float) -> str:
 
 
 _OTHERS = -1
-"""The ranks of an answer that it does not name, together."""
+"""Key for all ranks that an answer does not name."""
 
 _MOST_OPERATIONS = 3
 
 
 def _behind(communicator: RasCommunicator, still: set[int], *, is_sure: bool) -> Iterator[Hang]:
-    """The ranks that launched least of everything that ranks launched differently: others may run ahead of each other.
+    """Find the ranks with the lowest count of every operation whose counts differ.
 
-    Where one launched less of one and more of another, it called something else.
+    Ranks may run ahead of each other. A rank with fewer of one operation and more of another called something else.
     """
     named = {each.rank: each for each in communicator.ranks if not each.left}
     least: dict[str, set[int]] = {}

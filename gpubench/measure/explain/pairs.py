@@ -1,4 +1,4 @@
-"""Pairs of ranks in a job's log: the verdict on each (direct, host-staged or unknown), and a summary of all."""
+"""Judges the path between each pair of ranks in a job's log as direct, host-staged or unknown, and counts them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
@@ -27,17 +27,17 @@ _ABOUT_THE_JOB = (
     nccl_log.RemarkKind.SOCKET_INTERFACES,
     nccl_log.RemarkKind.NETWORK_PLUGIN,
 )
-"""Of these every process has its own, and what they say is asked of the job as a whole."""
+"""Every process logs these lines for itself, but they describe the whole job."""
 
 _NoteOfHosts = tuple[nccl_log.Note, frozenset[str] | None]
-"""A line about GPUs and the hosts that log it; None where another program says it and no host is known."""
+"""A line about GPUs with the hosts that log it, or None if another program printed it without a host."""
 
 _Alike = tuple[nccl_log.PairRoutes, int | None, int | None]
-"""The routes of pairs on different hosts that are judged alike, and the kinds of their ranks."""
+"""Key of pairs on different hosts that get the same verdict: their routes, and the kinds of both ranks."""
 
 
 class Scope(StrEnum):
-    """True if two ranks run on one machine."""
+    """Where the two ranks of a pair run."""
 
     INSIDE = "node"
     ACROSS = "network"
@@ -46,7 +46,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgedRoute:
-    """A route with its verdict and, where it goes through host memory, what explains that."""
+    """A route with its verdict and, if it is host-staged, the explanation."""
 
     route: Route
     family: str
@@ -56,13 +56,13 @@ class JudgedRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPair:
-    """The judged routes of a pair of ranks. Pairs that are judged alike share one object, so identity is its key."""
+    """The judged routes of a pair of ranks. Pairs with the same verdicts share one object, so identity is its key."""
 
     routes: tuple[JudgedRoute, ...]
 
 
 class PairGroup(NamedTuple):
-    """Destinations of one source that are judged alike."""
+    """Destinations of one source that share one verdict."""
 
     destinations: list[int]
     scope: Scope
@@ -70,7 +70,7 @@ class PairGroup(NamedTuple):
 
 
 class PairJudge:
-    """Judges pairs of ranks; those alike once, for a job of a thousand ranks has a million."""
+    """Judges pairs of ranks. A job of 1,000 ranks has a million pairs, so each kind of pair is judged once."""
 
     def __init__(self, facts: nccl_log.LogFacts) -> None:
         self._facts = facts
@@ -90,7 +90,7 @@ class PairJudge:
         self._explanations: dict[Staged, Explanation] = {}
 
     def groups(self, communicator: nccl_log.Communicator) -> Iterator[tuple[int, list[PairGroup]]]:
-        """All pairs of a communicator: every source in order, with its destinations, those alike together."""
+        """Yield each source rank of a communicator with its destinations, grouped by verdict."""
         members = {member.rank: member for member in communicator.members}
         kinds = self._kinds(communicator.members)
         near = _near_ranks(communicator.members)
@@ -100,7 +100,8 @@ class PairJudge:
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
-                # Of two ranks on one host the judgement may depend on their GPUs; a kind is no rank, but negative.
+                # On one host the verdict may depend on the two GPUs, so use the rank itself as key. Kinds are negative
+                # numbers.
                 is_beside = dst in on_machine or dst in on_node
                 groups.setdefault((dst if is_beside else kinds.get(dst), pair), []).append(dst)
             yield (
@@ -125,7 +126,9 @@ class PairJudge:
         destination: nccl_log.Member | None,
         known: dict[_Alike, JudgedPair],
     ) -> PairGroup:
-        """The group of these destinations, judged as known; on one host pairs are alike only if nothing is staged."""
+        """Judge a group of destinations, or reuse a known verdict. On one host, reuse it only if nothing is
+        host-staged.
+        """
         pair = alike[0]
         if not any(route.host_staged for route in pair.routes):
             if _is_inside(source, destination) and any(map(_is_of_network, pair.routes)):
@@ -139,7 +142,9 @@ class PairJudge:
         return PairGroup(destinations, Scope.INSIDE if of_switch else _scope(source, destination), known[alike])
 
     def _kinds(self, members: Iterable[nccl_log.Member]) -> dict[int, int]:
-        """A negative number for every rank: the same where judgements of paths to other machines are the same."""
+        """Map each rank to a negative number. Ranks with equal numbers get equal verdicts on paths to other
+        machines.
+        """
         numbers: dict[object, int] = {}
         kinds = {}
         for member in members:
@@ -171,7 +176,9 @@ class PairJudge:
     def _kept_off_peers(
         self, pair: nccl_log.PairRoutes, source: nccl_log.Member | None, destination: nccl_log.Member | None
     ) -> Explanation | None:
-        """What has NCCL take a network between GPUs of one machine, if that is a variable and not its choice."""
+        """Return the variable that makes NCCL use a network between GPUs of one machine, if a variable is the
+        reason.
+        """
         if not _is_inside(source, destination):
             return None
         found = explain(NCCL_SETTINGS.conditions, self._staging_evidence(pair, source, destination))
@@ -220,7 +227,8 @@ class PairJudge:
             indices = str(one.nvml_index), str(other.nvml_index)
             for key in (indices, indices[::-1], ()):
                 yield from self._on(one.host, self._device_notes.get(key, ()))
-            # NCCL does not print the driver's refusal of pairs whose path is SYS: it would not use them anyway.
+            # NCCL does not log that the driver refuses peer access of pairs with path SYS, because it would not use it
+            # anyway.
             refused = [self._refused.get((one.host, index)) for index in indices]
             if path in (None, "SYS") and None not in refused:
                 yield from filter(None, refused)
@@ -233,7 +241,7 @@ class PairJudge:
 
 
 def _scope(one: nccl_log.Member | None, other: nccl_log.Member | None) -> Scope:
-    """True if two ranks are on one machine; a rank that is connected with itself talks to a switch (CollNet)."""
+    """Tell whether two ranks share a machine. A rank connected with itself talks to a network switch (CollNet)."""
     if one is None or other is None:
         return Scope.UNKNOWN
     return Scope.INSIDE if one.node == other.node and one is not other else Scope.ACROSS
@@ -248,10 +256,10 @@ def _is_of_network(route: Route) -> bool:
 
 
 def _anywhere(staged: Staged) -> Explanation | None:
-    """What explains a network between two ranks of which one has no log.
+    """Explain a network between two ranks of which one has no log.
 
-    Inside a machine only a variable has NCCL take a network. Where one is set, that and what explains it between
-    machines hold whichever it is; where none is, the two are on different machines.
+    Inside a machine only a variable makes NCCL use a network. If one is set, it counts together with what explains a
+    network between machines. If none is set, the two ranks are on different machines.
     """
     inside = explain(NCCL_SETTINGS.conditions, replace(staged, one_node=True, same_machine=True))
     across = explain(CAUSES, staged)
@@ -303,7 +311,7 @@ def _ranks_with_peers(communicator: nccl_log.Communicator) -> frozenset[int]:
 
 
 def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int], Set[int]]]:
-    """The ranks on the machine and on the node of each rank; those of one machine share one set."""
+    """Return for each rank the ranks on its machine and on its node. Ranks of one machine share one set."""
     machines: dict[str, set[int]] = {}
     nodes: dict[str, set[int]] = {}
     for member in members:
@@ -316,7 +324,7 @@ def _tellers(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[nccl_log.Note]] = {}
     everybody = [member.process for each in facts.communicators for member in each.members]
-    # What a process logs itself comes last, and counts.
+    # A process's own log line comes last, so that it overrides the command line.
     for setting in sorted(facts.settings, key=lambda each: not each.by_command):
         for process in everybody if setting.by_command else setting.processes:
             settings.setdefault(process, []).append((setting.name, setting.value))
@@ -351,7 +359,7 @@ def _device_notes(remarks: Iterable[nccl_log.Remark]) -> Mapping[object, list[_N
 
 
 def _is_one_ended(route: Route) -> bool:
-    """True if the line of one end of a network connection is missing: both ends log one."""
+    """True if only one end of a network connection logged its line."""
     return route.transport.kind is TransportKind.NET and None in (route.sent, route.received)
 
 
@@ -360,20 +368,19 @@ _MOST_EXAMPLES = 8
 
 @dataclass(slots=True, eq=False)
 class Examples:
-    """A number of pairs, and the first of them."""
+    """The number of pairs, and the first few of them."""
 
     count: int = 0
     first: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, src: int, destinations: Sequence[int]) -> None:
-        """Count pairs."""
         self.count += len(destinations)
         self.first += [(src, dst) for dst in destinations[: max(_MOST_EXAMPLES - len(self.first), 0)]]
 
 
 @dataclass(slots=True)
 class StagedPaths:
-    """Paths through host memory with one explanation: how many, the hosts, and pairs by communicator."""
+    """Host-staged paths with one explanation: their number, hosts, and pairs by communicator."""
 
     verdict: Verdict
     paths: int = 0
@@ -385,9 +392,10 @@ class StagedPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One communicator: its pairs by transport, those of unknown transports by name, those with a line of one end only.
+    """One communicator: pairs by transport, pairs of unknown transports by name, and connections with one logged
+    end.
 
-    `unconnected_ranks` log no connection of their own although collectives are connected.
+    `unconnected_ranks` logged no connection although the communicator ran collectives.
     """
 
     communicator: nccl_log.Communicator
@@ -400,14 +408,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """All communicators, and the explanations of staging, first causes first."""
+    """All communicators, and the explanations of host-staged paths, root causes first."""
 
     parts: Sequence[Part]
     staged: Mapping[Explanation, StagedPaths]
 
 
 def summarise(facts: nccl_log.LogFacts, judge: PairJudge) -> JobSummary:
-    """Count all pairs once."""
+    """Judge and count all pairs of all communicators."""
     staged: dict[Explanation, StagedPaths] = {}
     parts = [
         _PairCounts(number, communicator, staged).counted(judge)
@@ -507,7 +515,7 @@ def _transport_row(
 
 
 def _unconnected_ranks(communicator: nccl_log.Communicator) -> tuple[int, ...]:
-    """Ranks without a line of their own where there are collectives: in rings and trees every rank sends."""
+    """Return ranks that logged no connection in a communicator with collectives: every rank of a ring or tree sends."""
     by_rank = communicator.connections.by_rank
     has_collectives = any(
         not logged.peer_to_peer

@@ -1,4 +1,4 @@
-"""Report on a job from NCCL's log: every path, the causes of staging, failures, and gaps in the log."""
+"""Builds the report on a job from NCCL's log: every path, causes of staging, failures, and gaps in the log."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,10 @@ from gpubench.readers.registry import OtherText
 
 
 def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
-    """The findings on what ended the job: special reasons, else the first of the general ones, with the rest below.
+    """Return the findings on what ended the job: specific reasons, or else the first general one, with the rest
+    below it.
 
-    A complaint is of one condition, the first whose it is.
+    A log line counts for the first condition that matches it.
     """
     special, general = list[Finding](), list[Finding]()
     for condition in sorted(CONDITIONS, key=lambda each: each.general):
@@ -44,13 +45,13 @@ def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
         return ()
     lines = tuple(f"{each.id}: {each.seen}" for each in others)
     worst = min((each.severity for each in (*special, *general)), key=gravity)
-    # What is a doubt by itself is the reason where the job failed of nothing else that is known.
+    # A WARN becomes the reason for the failure if the job failed for no other known reason.
     return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])
 
 
 _DIRECT = "RDMA into GPU memory (GDRDMA)"
 _ASKED_FOR = ("NCCL_IB_HCA",)
-"""Variables of no use where there is no RDMA device."""
+"""Variables that have an effect only with an RDMA device."""
 
 
 def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
@@ -76,7 +77,7 @@ def _too_far_note(notes: Mapping[RemarkKind, Sequence[Note]]) -> Note | None:
 
 
 def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -> str:
-    """The sign of RDMA devices in the log; empty without one."""
+    """Return the line that shows an RDMA device exists, or '' without one."""
     if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
         return devices[0].text
     return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
@@ -119,9 +120,9 @@ _WITH_CONNECTIONS = ("RING", "TREE", "COLLNET_DIRECT", "COLLNET_CHAIN", "PAT")
 def findings_of(
     facts: LogFacts, summary: JobSummary, logs: Sequence[str], others: Sequence[OtherText] = ()
 ) -> tuple[Finding, ...]:
-    """The findings: what ended the job, host-staged paths (root causes first), then unknown parts.
+    """Return the findings: what ended the job, host-staged paths (root causes first), then unknown parts.
 
-    A failed job need not have all connections. `others` are files without NCCL lines that something else wrote.
+    The log of a failed job may lack connections. `others` are files without NCCL lines, written by other programs.
     """
     failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
@@ -222,7 +223,7 @@ def _not_known(
 
 
 def _of_others(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
-    """The finding for texts without NCCL lines that another command reads, or none."""
+    """Report texts without NCCL lines, with the command that can read them."""
     first = others[0]
     return _error(
         NO_CONNECTIONS,
@@ -331,7 +332,7 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
 
 
 def _connects_at_once(versions: Sequence[str]) -> bool:
-    """True for NCCL before 2.22, which connects ranks whether or not they communicate."""
+    """True for NCCL before 2.22, which connects all ranks when it creates a communicator."""
     numbers = [tuple(map(int, found.groups())) for each in versions if (found := _RELEASE.match(each))]
     return bool(numbers) and max(numbers) < _LAZY_SINCE
 
@@ -391,7 +392,7 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 
 
 def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
-    """What dumps leave open: sends and receives that did not end, which are not judged, and dumps without a call."""
+    """Report dumps without a collective, and sends and receives that did not end, which are not judged."""
     waiting = [f"rank {each.rank}" for each in facts.records if each.unfinished_sends]
     if waiting:
         yield _doubt(
@@ -422,7 +423,6 @@ def _doubt(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 
 
 def name_of(communicator: Communicator) -> str:
-    """A communicator's name in findings."""
     if communicator.id is None:
         named = fallback.either(communicator.candidates)
         return f"communicator {named}" if named else "a communicator without a name"
@@ -447,7 +447,7 @@ SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs"
 
 
 def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = ()) -> Report:
-    """The report on a job; `logs` are the names of the files that were read, `others` those of other programs."""
+    """Build the report on a job. `logs` names the files that were read, `others` the files of other programs."""
     facts = replace(facts, hangs=hangs_in(facts))
     judge = PairJudge(facts)
     summary = summarise(facts, judge)

@@ -1,1 +1,1 @@
-"""The traffic of jobs that run already: readings in, the way that their bytes take out."""
+"""Watches the traffic of running jobs and names the path that their bytes take."""

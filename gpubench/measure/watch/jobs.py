@@ -1,4 +1,4 @@
-"""Running jobs: the GPUs of each by its processes, the choice of watched jobs, and why one of them is host-staged."""
+"""Groups processes into running jobs, selects the watched jobs, and explains why a job is host-staged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -19,12 +19,12 @@ from gpubench.model.terms.verdict import Cure
 from gpubench.records import dataclass
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
-"""Programs that have a context on every GPU and no job of their own."""
+"""Programs that open a context on every GPU without being a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """Processes that belong together, and their GPUs; `exchanges`: whether these send each other data."""
+    """Processes of one job and their GPUs. `exchanges` tells whether they send each other data."""
 
     name: str
     gpus: tuple[GpuRates, ...]
@@ -36,22 +36,26 @@ class RunningJob:
 
     @property
     def devices(self) -> str:
-        """Its GPUs in a sentence: 'GPU0-3'."""
+        """The GPUs of the job as text, for example 'GPU0-3'."""
         return f"GPU{spans(sorted(gpu.index for gpu in self.gpus))}"
 
     @property
     def by_nccl(self) -> bool:
-        """True where a process of it has an NCCL communicator."""
+        """True if a process of the job has an NCCL communicator."""
         return any(task.communicators for task in self.tasks)
 
     @property
     def one_process(self) -> bool:
-        """True where one process has all its GPUs."""
+        """True if one process uses all GPUs of the job."""
         return len(self.tasks) == 1
 
 
 def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
-    """The jobs on a node; a shared GPU is the larger job's; nobody's GPUs, as in containers, are one job's."""
+    """Return the jobs on a node.
+
+    A GPU that several jobs share counts for the largest one. GPUs without visible processes, as in containers, count as
+    one job.
+    """
     tasks = {task.pid: task for task in rates.tasks}
     hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
     groups = groups_of(tasks.values())
@@ -124,7 +128,7 @@ def _is_closed(task: TaskFacts) -> bool:
 
 
 def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> RunningJob:
-    """Processes that may not be read and that nothing joins: one job, or several."""
+    """Return one job for all processes that cannot be read. They may belong to several jobs."""
     if len(tasks) == 1:
         return _job(tasks, gpus)
     name = f"{len(tasks)} processes that cannot be read"
@@ -132,7 +136,7 @@ def _unread_job(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> Running
 
 
 def groups_of(tasks: Iterable[TaskFacts]) -> list[tuple[int, ...]]:
-    """Pids by what makes them one job."""
+    """Group process ids by job."""
     members: dict[int, set[int]] = {}
     by_key: dict[str, set[int]] = {}
     for task in tasks:
@@ -169,29 +173,28 @@ def _exchanges(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> tuple[bo
     return (None, unread[0] or "what NCCL does in its processes was not looked at") if unread else (False, "")
 
 
-_SHORT_ID = 12  # Digits of a container's id, as runtimes shorten it
+_SHORT_ID = 12  # Digits of a shortened container id, as container runtimes print it
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedJobs:
-    """The jobs to watch, all without a name; `job` is Slurm's number, or the beginning of a container's id."""
+    """Selects the jobs to watch. `job` is a Slurm job id or the start of a container id, and None selects all."""
 
     pids: tuple[int, ...] = ()
     job: str | None = None
 
     @property
     def is_all(self) -> bool:
-        """True where everything is watched."""
         return not self.pids and self.job is None
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The selection as text."""
         named = [f"--pid {pid}" for pid in self.pids] + ([f"--job {self.job}"] if self.job is not None else [])
         return " ".join(named)
 
     def of(self, reading: NodeReading) -> NodeReading:
-        """The reading with the GPUs and processes of these jobs, and all NICs and lost GPUs."""
+        """Return a reading with only the GPUs and processes of these jobs, and with all NICs and lost GPUs."""
         if self.is_all:
             return reading
         tasks = {task.pid: task for task in reading.tasks}
@@ -219,12 +222,12 @@ class WatchedJobs:
         if task.slurm_job == self.job:
             return True
         if self.job.isdecimal() and len(self.job) < _SHORT_ID:
-            return False  # Slurm's number, with which a container's id may begin by chance
+            return False  # a Slurm job id, which may equal the start of a container id by chance
         return (task.container or "").rpartition(" ")[2].startswith(self.job[:_SHORT_ID].lower())
 
 
 _TRANSPORTS = {Way.STAGED: parse_transport("SHM/direct/direct"), Way.SOCKETS: parse_transport("NET/Socket/0")}
-"""What NCCL calls the ways that it takes then."""
+"""NCCL's names for these paths."""
 
 _WITHOUT_NCCL = Explanation(
     UNKNOWN.id,
@@ -236,11 +239,13 @@ _WITHOUT_NCCL = Explanation(
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
-Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Senders and receivers through host memory; empty: all may
+Ends = tuple[
+    tuple[str, ...], tuple[str, ...]
+]  # Senders and receivers of host-staged traffic. Empty if any GPU may be one
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
-    """The likeliest cause of a job's way; without evidence, or of other users' processes, none is named."""
+    """Return the most likely cause of a job's path. Name none without evidence, or if other users own the processes."""
     if way is Way.STAGED and job.one_process and not job.by_nccl:
         return _WITHOUT_NCCL
     found = first_cause(_pairs(job, way, ends), _circumstances(job, node))
@@ -255,7 +260,7 @@ def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) ->
 
 
 def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Transport]]:
-    """The ordered pairs of its GPUs, by position, between which host memory carries bytes; all, where not known."""
+    """Return the GPU pairs, by position, whose traffic passes host memory, or all pairs if unknown."""
     senders, receivers = (
         [position for position, gpu in enumerate(job.gpus) if gpu.device in side or not all(ends)] for side in ends
     )
@@ -284,7 +289,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
 
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:
-    """The process of the job on a GPU; of several the one with the most of its memory."""
+    """Return the job's process on a GPU. Of several, return the one that uses most of its memory."""
     on_gpu = {each.pid: each.memory_bytes or 0 for each in job.gpus[position].processes or ()}
     having = [task for task in job.tasks if task.pid in on_gpu]
     return max(having, key=lambda task: on_gpu[task.pid], default=None)

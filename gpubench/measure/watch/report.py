@@ -1,4 +1,4 @@
-"""Report on watched jobs: intervals from readings, the course of each job over time, rows, and findings."""
+"""Builds the report on watched jobs: intervals between readings, each job's history, rows and findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -20,20 +20,21 @@ from gpubench.ports.traffic import TrafficReader
 from gpubench.records import dataclass
 
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
-"""So many intervals in a row make an alarm of what one may show by chance, as between two phases of a job."""
+"""Consecutive intervals before a path raises an alarm. A single interval may fall between two phases of a job."""
 
-SILENT_INTERVALS = 2  # A driver that does not answer for so many in a row is worth a finding, also where it comes back
-ALARMS = tuple(STEADY_INTERVALS)  # Gravest first
+SILENT_INTERVALS = 2  # Consecutive intervals without an answer before a silent driver is reported, even if it recovers
+ALARMS = tuple(STEADY_INTERVALS)  # Most severe first
 MOST_DOUBT = 0.1
-"""Of the time on the direct way: a job passes with so much beside it that nobody knows, or that looks staged and is not
-so for long enough. One interval is always allowed, between two phases."""
+"""A job still passes if unexplained intervals, or brief ones that looked staged, take at most this share of its
+time on the direct path. One interval is always allowed, because it may fall between two phases.
+"""
 
 _QUIET = (Way.IDLE,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A job in one interval: what its links show, which way its bytes go, and what that means, in words."""
+    """A job in one interval: its signals, the path of its bytes, and a description."""
 
     job: RunningJob
     seen: Signals
@@ -42,7 +43,7 @@ class Observed:
 
 
 def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
-    """The jobs of a node over one interval."""
+    """Return the jobs of a node over one interval."""
     found = []
     for job in running_jobs(rates):
         seen = signals(job, rates.nics, joined)
@@ -52,7 +53,7 @@ def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
 
 
 def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
-    """The processes of jobs whose traffic may be staged, and of which it is not known what NCCL does in them."""
+    """Return the processes of jobs that may be host-staged and whose NCCL state is unknown."""
     suspects = (each for each in observed if each.seen.pcie in (Pcie.ACROSS, Pcie.BOTH) or each.seen.idle_gpus)
     several = (each for each in suspects if each.seen.members is not Members.ONE or each.seen.network != "quiet")
     return frozenset(task.pid for each in several for task in each.job.tasks if task.communicators is not True)
@@ -60,7 +61,7 @@ def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
 
 @dataclass(slots=True)
 class TimeOnWay:
-    """All intervals in which a job went one way; sums are GB, and how many intervals came in a row at most."""
+    """All intervals in which a job used one path: total GB, and the longest run of consecutive intervals."""
 
     way: Way
     first_seconds: float
@@ -74,11 +75,11 @@ class TimeOnWay:
 
     @property
     def is_steady(self) -> bool:
-        """True where that is enough for an alarm."""
+        """True if the path was used long enough to raise an alarm."""
         return self.most_in_a_row >= STEADY_INTERVALS.get(self.way, 1)
 
     def add(self, observed: Observed, seconds: float) -> None:
-        """One interval more."""
+        """Add an interval."""
         self.seconds += seconds
         self.intervals += 1
         self.in_a_row += 1
@@ -91,13 +92,13 @@ class TimeOnWay:
                 self.known_seconds[name] = self.known_seconds.get(name, 0.0) + seconds
 
     def rate(self, name: str) -> float | None:
-        """The mean rate of one kind, GB/s; None where it was never known."""
+        """Return the mean rate of one kind in GB/s, or None if it was never known."""
         return self.moved[name] / self.known_seconds[name] if self.known_seconds.get(name) else None
 
 
 @dataclass(slots=True)
 class JobCourse:
-    """A job on a node from its first interval on."""
+    """The history of a job on a node since its first interval."""
 
     node: str
     name: str
@@ -106,14 +107,14 @@ class JobCourse:
     explained: Way | None = None
 
     def add(self, observed: Observed, seconds: float, now: float) -> None:
-        """One interval more, which ended `now`."""
+        """Add an interval that ended at time `now`."""
         for way, stretch in self.stretches.items():
             stretch.in_a_row = stretch.in_a_row if way is observed.way else 0
         self.stretches.setdefault(observed.way, TimeOnWay(observed.way, now)).add(observed, seconds)
 
     @property
     def main(self) -> TimeOnWay:
-        """What the job is said to do: the gravest steady alarm, else what it did longest, but for lasting doubt."""
+        """The path to report: the most severe steady alarm, or else the longest one, unless doubts lasted too long."""
         alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
         if alarm is not None:
             return alarm
@@ -131,12 +132,14 @@ class JobCourse:
 
     @property
     def verdict(self) -> Verdict:
-        """What is to be said of it: only what went directly passes."""
+        """The verdict on the job. Only direct traffic passes."""
         return verdict_of(self.main, self.explanation)
 
 
 def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
-    """The verdict on one way of a job; a staged path that somebody may want, or that has no better, is no failure."""
+    """Return the verdict on one path of a job. A staged path that may be intended, or has no alternative, does not
+    fail.
+    """
     way = stretch.way
     if way in (Way.STAGED, Way.SOCKETS) and stretch.is_steady:
         if explanation is not None and explanation.by_design:
@@ -150,7 +153,9 @@ def verdict_of(stretch: TimeOnWay, explanation: Explanation | None) -> Verdict:
 
 
 class Course:
-    """Everything seen of some nodes; `topology` finds a host's node; `lost` GPUs by host and name."""
+    """The history of all watched nodes. `topology` returns the node of a host, `lost` lists missing GPUs by host
+    and name.
+    """
 
     def __init__(self, topology: Callable[[str], Topology | None]) -> None:
         self.jobs: dict[tuple[str, str], JobCourse] = {}
@@ -162,19 +167,19 @@ class Course:
         self._joined: dict[str, Joined] = {}
 
     def observe(self, rates: NodeRates) -> tuple[Observed, ...]:
-        """The jobs of a node over one interval, before it counts."""
+        """Return the jobs of a node over one interval, without adding them to the history."""
         if rates.host not in self._joined:
             self._joined[rates.host] = joined_by(self._topology(rates.host))
         return observe(rates, self._joined[rates.host])
 
     def add(self, rates: NodeRates, observed: Sequence[Observed], now: float) -> None:
-        """Count an interval of a node, which ended `now`, in seconds since the watch began."""
+        """Add an interval of a node that ended `now` seconds after the watch began."""
         self.seconds = max(self.seconds, now)
         if rates.driver_silent is not None:
             self.silent(rates.host, rates.driver_silent)
             return
         if self._silent.get(rates.host, ("", 0))[1] < SILENT_INTERVALS:
-            self._silent.pop(rates.host, None)  # one answer that came late is no driver that hangs
+            self._silent.pop(rates.host, None)  # a single late answer does not mean that the driver hangs
         self.lost |= {(rates.host, gpu.device): gpu.lost for gpu in rates.gpus if gpu.lost is not None}
         for each in observed:
             key = rates.host, each.job.name
@@ -189,7 +194,7 @@ class Course:
 
     @property
     def silences(self) -> dict[str, str]:
-        """The nodes whose driver did not answer for several intervals in a row, or at the end, with the reason."""
+        """Return the nodes whose driver was silent for several consecutive intervals or at the end, with the reason."""
         return {host: reason for host, (reason, _) in self._silent.items()}
 
     def _explain(self, course: JobCourse, observed: Observed, host: str) -> None:
@@ -202,7 +207,7 @@ class Course:
 
 
 def joined_by(node: Topology | None) -> Joined:
-    """Whether NVLinks join two GPUs of a node, each found once."""
+    """Return a cached function that tells whether NVLinks connect two GPUs of a node."""
     gpus = {} if node is None else {gpu.bus_id: gpu for gpu in node.gpus}
     known: dict[tuple[str, str], bool | None] = {}
 
@@ -218,21 +223,21 @@ def joined_by(node: Topology | None) -> Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """All nodes over one interval, which ended `seconds` after the watch began: their rates and their jobs."""
+    """Rates and jobs of all nodes over one interval, which ended `seconds` after the watch began."""
 
     seconds: float
     nodes: tuple[tuple[NodeRates, tuple[Observed, ...]], ...]
 
 
 class NodeWatch:
-    """One node's part: reads it, and looks closely at processes whose traffic asks for it."""
+    """Reads one node, and inspects processes more closely if their traffic looks staged."""
 
     def __init__(self, reader: TrafficReader, joined: Joined, selection: WatchedJobs) -> None:
         self._reader, self._joined, self._selection = reader, joined, selection
         self._before: NodeReading | None = None
 
     def read(self) -> NodeReading | None:
-        """The node now; None where there is no more."""
+        """Read the node. Return None after the last reading of a recording."""
         reading = self._reader.read()
         if reading is None:
             return None
@@ -244,7 +249,7 @@ class NodeWatch:
         return self._selection.of(reading)
 
     def _looked_at_closely(self, reading: NodeReading) -> tuple[TaskFacts, ...] | None:
-        """The processes with what NCCL has in them, where that has to be known; None where nothing was read anew."""
+        """Return the processes with their NCCL state, or None if no process needed a closer look."""
         if self._before is None or reading.driver_silent is not None:
             return None
         if all(task.communicators for task in reading.tasks):
@@ -253,12 +258,11 @@ class NodeWatch:
         return self._reader.look_closely(pids) if pids else None
 
     def close(self) -> None:
-        """End what reads."""
         self._reader.close()
 
 
 class Intervals:
-    """Rates of all nodes between their readings, counted in the course. `keep` is handed every reading."""
+    """Computes the rates of all nodes between readings and adds them to the history. `keep` receives every reading."""
 
     def __init__(self, course: Course, keep: Callable[[NodeReading], None] = lambda _: None) -> None:
         self.course = course
@@ -267,7 +271,7 @@ class Intervals:
         self._began: dict[str, float] = {}
 
     def add(self, readings: Sequence[NodeReading]) -> Interval | None:
-        """The interval that these readings end; None for the first ones."""
+        """Return the interval that ends with these readings, or None for the first readings."""
         nodes = []
         now = 0.0
         for reading in readings:
@@ -291,7 +295,7 @@ class Intervals:
 
 
 class Limits:
-    """What the links of a node carry at most in one direction, GB/s, each looked up once; None is not known."""
+    """Cached limits of a node's links per direction, in GB/s. None if unknown."""
 
     def __init__(self, node: Topology | None) -> None:
         self._nvlink: Mapping[str | None, float | None] = {}
@@ -305,7 +309,7 @@ class Limits:
                 self._nics |= dict.fromkeys((nic.name, *nic.interfaces), rate)
 
     def of_gpu(self, gpu: GpuRates) -> tuple[float | None, float | None]:
-        """The limit of its busiest link, and how much of it that carried, in percent."""
+        """Return the limit of a GPU's busiest link in GB/s, and its utilization in percent."""
         ways = (
             (gpu.nvlink_sent, self._nvlink.get(gpu.bus_id)),
             (gpu.nvlink_received, self._nvlink.get(gpu.bus_id)),
@@ -315,7 +319,7 @@ class Limits:
         return _busiest(ways)
 
     def of_nic(self, nic: NicRates) -> tuple[float | None, float | None]:
-        """The same of a port."""
+        """Return the limit of a NIC port in GB/s, and its utilization in percent."""
         limit = self._nics.get(nic.name)
         return _busiest(((nic.sent, limit), (nic.received, limit)))
 
@@ -332,7 +336,7 @@ def _busiest(ways: Sequence[tuple[float | None, float | None]]) -> tuple[float |
 def traffic_rows(
     rates: NodeRates, observed: Sequence[Observed], limits: Limits, origin: Origin, now: float
 ) -> Iterator[TrafficRow]:
-    """The rows of one node over one interval, which ended `now`, in seconds since the watch began."""
+    """Yield the rows of one node over an interval that ended `now` seconds after the watch began."""
     jobs = {gpu.bus_id: each.job.name for each in observed for gpu in each.job.gpus}
     names = {task.pid: task.name for task in rates.tasks}
     seconds, interval = round(now, 3), round(rates.end - rates.begin, 3)
@@ -403,7 +407,7 @@ _LOOK_CLOSER = Cure.of(
 
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
-    """The report without the rows of intervals; `missing` names the watched job, if it was not found."""
+    """Build the report without the rows of intervals. `missing` names the watched job if it was not found."""
     jobs = [row for each in course.jobs.values() for row in _job_rows(each, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
     judged = [each.verdict for each in course.jobs.values()]
@@ -415,7 +419,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
 
 
 def _job_rows(course: JobCourse, origin: Origin) -> Iterator[JobRow]:
-    """What a job did, one row for each way; the first row is the way that it is judged by."""
+    """Yield one row for each path that a job used. The first row is the path that decides the verdict."""
     main = course.main
     others = sorted((each for each in course.stretches.values() if each is not main), key=lambda each: -each.seconds)
     for stretch in (main, *others):
@@ -448,7 +452,7 @@ def _row(
 
 
 def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[JobRow]:
-    """What every job does in one interval, with the cause if one was looked for."""
+    """Yield what every job does in one interval, with the cause if it is known."""
     for node_rates, observed in interval.nodes:
         for each in observed:
             of_job = course.jobs[node_rates.host, each.job.name]
@@ -460,7 +464,7 @@ def jobs_now(interval: Interval, course: Course, origin: Origin) -> Iterator[Job
 
 
 def figures(stretch: TimeOnWay) -> str:
-    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …', means over its intervals."""
+    """Describe mean rates: 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s: some GPUs send …'."""
     observed = stretch.last
     if observed is None:
         return ""
@@ -470,7 +474,7 @@ def figures(stretch: TimeOnWay) -> str:
 
 
 def _rates_in_words(stretch: TimeOnWay) -> str:
-    """'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
+    """Describe rates: 'NVLink 0.00, PCIe 27.3 out and 27.1 in GB/s'."""
     parts = [f"NVLink {_gb_s(stretch.rate('nvlink_gb_s'))}"]
     parts.append(f"PCIe {_gb_s(stretch.rate('pcie_sent_gb_s'))} out and {_gb_s(stretch.rate('pcie_received_gb_s'))} in")
     if (stretch.rate("network_gb_s") or 0.0) > QUIET_GB_S:
@@ -479,7 +483,7 @@ def _rates_in_words(stretch: TimeOnWay) -> str:
 
 
 def _findings(course: Course) -> Iterator[Finding]:
-    """One finding for all jobs and nodes with the same behaviour and reason: the first one's, with all their names."""
+    """Yield one finding for all jobs and nodes with the same path and cause, with all their names."""
     made: list[tuple[JobCourse, Finding]] = []
     direct = {each.name: each.node for each in course.jobs.values() if each.main.way is Way.DIRECT}
     for each in sorted(course.jobs.values(), key=lambda job: list(Way).index(job.main.way)):

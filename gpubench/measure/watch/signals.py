@@ -1,4 +1,4 @@
-"""Signals of a job's traffic on NVLink, PCIe and the network, and the decision table that names the path from them."""
+"""Classifies a job's traffic on NVLink, PCIe and the network, and names its path by a decision table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,31 +10,37 @@ from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRa
 from gpubench.model.results.watch import Way
 from gpubench.records import dataclass
 
-BUSY_GB_S = FOREIGN_GB_S  # So much over a PCIe link or a NIC is traffic; a job's own launches and polling stay below
-QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s; just above is too little to judge
-NVLINK_QUIET_SHARE = 0.05  # NVLinks below this part of PCIe's carry about nothing: barriers and the like
+BUSY_GB_S = FOREIGN_GB_S  # A PCIe link or NIC with this rate carries data. A job's launches and polling stay below it
+QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s. Rates just above are too low to judge
+NVLINK_QUIET_SHARE = 0.05  # NVLinks below this share of the PCIe traffic carry only barriers and the like
 BESIDE_SHARE = 0.05
-"""Of what the NVLinks of a GPU carry: what PCIe carries beside is no path to a peer up to so much. Where one of the
-seven peers of a GPU is staged it is a sixth."""
+"""PCIe traffic up to this share of a GPU's NVLink traffic is control traffic, not a staged peer. If one of seven
+peers is staged, the share is a sixth.
+"""
 
 REQUESTS_SHARE = 0.1
-"""A GPU that reads host memory asks for it: of what enters it over PCIe so much may leave it and carries no data. On
-H200s 0.06 left a GPU into which a copy engine copied; how much it is depends on the size of a request."""
+"""Read requests of a GPU leave it over PCIe without data, up to this share of what enters it. On H200s the share
+was 0.06 during copies into a GPU by a copy engine. It depends on the request size.
+"""
 
 MATCHING = 1.3
-"""What leaves GPUs for host memory on its way to others arrives there: both sums are alike. Staged copies of H200s had
-1.094 bytes sent for 1.079 received."""
+"""Staged traffic that leaves GPUs for host memory enters other GPUs, so both sums agree within this factor. Staged
+copies on H200s sent 1.094 bytes per 1.079 bytes received.
+"""
 
-UNBALANCED_SHARE = 0.3  # A rail that carries so much less or more than the median of its siblings
+UNBALANCED_SHARE = 0.3  # A rail is unbalanced if it carries this share less or more than the median of its siblings
 PCIE_MOST_GB_S = 128
-"""No PCIe link of a GPU carries more one way: PCIe 6 x16 has 121. What kernels sent cannot be more than that in the
-time that they ran; the rest was copied by the copy engines, which NCCL's kernels do not use."""
+"""No PCIe link of a GPU carries more one way: PCIe 6 x16 reaches 121 GB/s. Kernels cannot have sent more than this
+rate times their run time. Copy engines, which NCCL's kernels do not use, sent the rest.
+"""
 
 AT_WORK_PERCENT, IDLE_PERCENT = 90, 5  # GPUs that wait inside NCCL run its kernel all the time
 
 
 class Nvlinks(StrEnum):
-    """The NVLinks between the GPUs of a job: `partly` with PCIe for some, `little` too little to judge, `none`."""
+    """NVLink use between a job's GPUs: `partly` if PCIe carries some pairs, `little` if too little to judge, or
+    `none`.
+    """
 
     BUSY = "busy"
     LITTLE = "little"
@@ -45,7 +51,7 @@ class Nvlinks(StrEnum):
 
 
 class Pcie(StrEnum):
-    """The PCIe links of a job's GPUs: `across` from some to others, `beside` busy NVLinks, or alike as `nics`."""
+    """PCIe use of a job's GPUs: `across` from some GPUs to others, `beside` busy NVLinks, or equal to the `nics`."""
 
     QUIET = "quiet"
     LITTLE = "little"
@@ -59,7 +65,7 @@ class Pcie(StrEnum):
 
 
 class NetworkUse(StrEnum):
-    """The network of the node: `sockets` is the loopback, or Ethernet beside RDMA ports that are up and quiet."""
+    """Network use of the node: `sockets` is loopback, or Ethernet while RDMA ports are up and idle."""
 
     QUIET = "quiet"
     RDMA = "RDMA"
@@ -79,7 +85,7 @@ class Members(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """What is seen of a job over an interval; `doubts` say why something is unknown."""
+    """The classified traffic of a job over an interval. `doubts` lists why something is unknown."""
 
     nvlinks: Nvlinks
     pcie: Pcie
@@ -96,11 +102,11 @@ class Signals:
 
     @property
     def staged_hop(self) -> str:
-        """The host-staged hop of a job that otherwise uses NVLinks, such as 'GPU3 → GPU0'; '' if unknown."""
+        """The host-staged hop of a job that otherwise uses NVLinks, for example 'GPU3 → GPU0', or '' if unknown."""
         return " → ".join(map(", ".join, self.staged_ends)) if all(self.staged_ends) else ""
 
 
-Joined = Callable[[str, str], bool | None]  # Whether NVLinks join two GPUs, by their bus ids; None is not known
+Joined = Callable[[str, str], bool | None]  # Whether NVLinks connect two GPUs, by bus ids. None if unknown
 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
@@ -115,11 +121,11 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
         nvlinks = Nvlinks.NONE if nvlinks is Nvlinks.QUIET else nvlinks
     elif nvlinks is Nvlinks.BUSY and pcie is Pcie.ACROSS and (all(ends) or _apart(job)):
         nvlinks = Nvlinks.PARTLY
-    # What passes a NIC passes the PCIe link of its GPU too, whether or not host memory is in between.
+    # Traffic of a NIC also passes the PCIe link of its GPU, whether it is staged or not.
     if pcie is Pcie.ACROSS and (network_gb_s or 0.0) > (sent or 0.0) / 2 and network is not NetworkUse.SOCKETS:
         pcie = Pcie.BOTH
     if nvlinks in (Nvlinks.BUSY, Nvlinks.PARTLY) and job.shared_with:
-        nvlinks = Nvlinks.UNKNOWN  # whose bytes they carry
+        nvlinks = Nvlinks.UNKNOWN  # the NVLinks may carry another job's bytes
     others = _may_be_of_others(job, nvlinks)
     if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
         pcie = Pcie.BESIDE
@@ -155,7 +161,7 @@ def _nvlinks(job: RunningJob, nvlink: float | None, pcie_sent: float | None, joi
     if pairs and not any(each is not False for each in join):
         return Nvlinks.NONE
     if nvlink is None and not pairs:
-        return Nvlinks.NONE  # a GPU alone has no peer on its node, whatever its NVLinks carry
+        return Nvlinks.NONE  # a single GPU has no peer on its node, whatever its NVLinks carry
     if nvlink is None or (pairs and True not in join):
         return Nvlinks.UNKNOWN
     about_nothing = max(QUIET_GB_S, NVLINK_QUIET_SHARE * (pcie_sent or 0.0))
@@ -177,8 +183,8 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
         return Pcie.OUT
     if not any(one != other for one in out for other in into):
         return Pcie.BOTH
-    # One process without NCCL that copies to host and back on every GPU looks the same: only what leaves one GPU alone
-    # and enters another alone is surely on its way there.
+    # A process without NCCL that copies between host memory and every GPU looks the same. Traffic is certainly between
+    # GPUs only if some GPUs only send and others only receive.
     one_way = out.isdisjoint(into) or job.by_nccl or not job.one_process
     alike = _match(sum(map(_data_sent, job.gpus)), received)
     return Pcie.ACROSS if one_way and alike and not _by_copy_engines(job) else Pcie.BOTH
@@ -193,7 +199,7 @@ def _receivers(job: RunningJob) -> set[str]:
 
 
 def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
-    """True if NVLinks lead from all PCIe senders to all other receivers (NCCL's PATH_NVB before PATH_PIX)."""
+    """True if NVLinks connect every PCIe sender with every other receiver (NCCL's PATH_NVB before PATH_PIX)."""
     between = [gpu.bus_id for gpu in job.gpus] if job.by_nccl else []
     return all(
         joined(one, other) or any(joined(one, each) and joined(each, other) for each in between)
@@ -204,9 +210,9 @@ def _nvlinks_lead(job: RunningJob, joined: Joined) -> bool:
 
 
 def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
-    """'process 7 (python) uses GPU0 as well' if host-staged traffic may be another process's copies; else ''.
+    """Return 'process 7 (python) uses GPU0 as well' if another process may cause the staged traffic, or else ''.
 
-    It cannot be if GPUs that only this job uses show the same.
+    Another process is ruled out if GPUs that only this job uses show the same.
     """
     if not job.others or nvlinks not in (Nvlinks.QUIET, Nvlinks.NONE, Nvlinks.PARTLY):
         return ""
@@ -222,7 +228,7 @@ def _data_sent(gpu: GpuRates) -> float:
 
 
 def _by_copy_engines(job: RunningJob) -> bool:
-    """True if the kernels of an NCCL job ran too briefly to have sent its GPUs' PCIe traffic."""
+    """True if an NCCL job's kernels ran too briefly to have sent the PCIe traffic of its GPUs."""
     if not job.by_nccl:
         return False
     senders = [gpu for gpu in job.gpus if (gpu.pcie_sent or 0.0) >= BUSY_GB_S]
@@ -240,10 +246,10 @@ def _apart(job: RunningJob) -> bool:
 
 
 def _staged_ends(job: RunningJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The senders and receivers of PCIe traffic that equals what their NVLinks lack compared with the other GPUs.
+    """Return the senders and receivers whose PCIe traffic equals what their NVLinks lack compared with other GPUs.
 
-    All hops of a ring carry the same. A host-staged hop leaves a GPU over PCIe whose NVLinks send less, and enters one
-    whose NVLinks receive less. A GPU that does both with busy NVLinks may copy to host memory and back.
+    All hops of a ring carry the same. The source of a host-staged hop sends less over NVLinks, and its destination
+    receives less. A GPU that does both while its NVLinks are busy may copy to host memory and back.
     """
     usual = {way: max((getattr(gpu, way) or 0.0 for gpu in job.gpus), default=0.0) for way in _NVLINK_WAYS}
     moved = {gpu.bus_id: (_data_sent(gpu), gpu.pcie_received or 0.0) for gpu in job.gpus}
@@ -264,7 +270,7 @@ _NVLINK_WAYS = ("nvlink_sent", "nvlink_received")
 
 
 def _may_be_between(job: RunningJob) -> bool:
-    """True if PCIe traffic of one GPU may go to another one, in addition to the NVLink traffic."""
+    """True if PCIe traffic of one GPU may go to another GPU, in addition to the NVLink traffic."""
     least = {gpu.index: max(BUSY_GB_S, BESIDE_SHARE * _nvlink_of(gpu)) for gpu in job.gpus}
     out = [gpu.index for gpu in job.gpus if _data_sent(gpu) > least[gpu.index]]
     into = [gpu.index for gpu in job.gpus if (gpu.pcie_received or 0.0) > least[gpu.index]]
@@ -272,10 +278,11 @@ def _may_be_between(job: RunningJob) -> bool:
 
 
 def _by_nics(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
-    """True if NICs carry as much as PCIe, in both directions, and all GPUs carry equal parts of it or about none.
+    """True if NICs carry as much as PCIe in both directions, and every GPU carries an equal share or almost
+    nothing.
 
-    NCCL sends data that leaves a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs of the node
-    would put more traffic on these two than on the others.
+    NCCL sends data that leaves a node through GPUs near a NIC (PXN). A host-staged hop between two GPUs would put more
+    traffic on these two than on the others.
     """
     if network not in (NetworkUse.RDMA, NetworkUse.ETHERNET) or not all(
         _nvlink_of(gpu) >= BUSY_GB_S for gpu in job.gpus
@@ -300,7 +307,7 @@ def _match(one: float, other: float) -> bool:
 
 
 def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, float | None]:
-    """The network between processes in use (sockets only with NCCL), and the GB/s that all NICs send."""
+    """Return the network that the processes use (sockets only with NCCL), and the GB/s that all NICs send."""
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
     sent = total([nic.sent for nic in (*rdma, *others)])
@@ -336,7 +343,7 @@ def _odd_rails(nics: Sequence[NicRates]) -> tuple[str, ...]:
 
 
 def _idle_gpus(job: RunningJob, nvlink: float | None, pcie: Pcie) -> tuple[str, ...]:
-    """Idle GPUs that the others' kernels wait for, without traffic and without other jobs on them."""
+    """Return idle GPUs without traffic or other jobs, while kernels on the other GPUs wait for them."""
     if job.others or nvlink is None or nvlink > QUIET_GB_S * len(job.gpus) or pcie not in (Pcie.QUIET, Pcie.LITTLE):
         return ()
     percents = {
@@ -370,7 +377,9 @@ def _greater(one: float | None, other: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class WayRule:
-    """One line of the decision table: values of each signal, empty for any value; the first line that fits counts."""
+    """One line of the decision table: accepted values per signal, or none for any value. The first matching line
+    counts.
+    """
 
     nvlinks: tuple[Nvlinks, ...]
     pcie: tuple[Pcie, ...]
@@ -380,7 +389,7 @@ class WayRule:
     meaning: str
 
     def fits(self, seen: Signals) -> bool:
-        """True if every signal has one of the line's values."""
+        """True if the line accepts the value of every signal."""
         return (
             (not self.nvlinks or seen.nvlinks in self.nvlinks)
             and (not self.pcie or seen.pcie in self.pcie)
@@ -514,7 +523,7 @@ RULES: tuple[WayRule, ...] = (
 
 
 def decide(seen: Signals) -> tuple[Way, str]:
-    """The path of a job's traffic, and its meaning in words; unequal rails come before a direct path."""
+    """Return the path of a job's traffic and its description. Check for unbalanced rails before a direct path."""
     rule = next((rule for rule in RULES if rule.fits(seen)), _none())
     may_be_uneven = (Way.DIRECT, Way.NOT_TOLD, Way.UNKNOWN, Way.HOST_COPIES)
     if rule.way in may_be_uneven and seen.odd_rails and seen.network is NetworkUse.RDMA:
