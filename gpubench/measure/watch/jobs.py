@@ -241,7 +241,7 @@ _UNREAD = "the environment and files of its processes cannot be read: {}"
 
 Ends = tuple[
     tuple[str, ...], tuple[str, ...]
-]  # Senders and receivers of host-staged traffic. Empty if any GPU may be one
+]  # Host-staged senders and receivers. Empty: any GPU may be one
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
