@@ -1,4 +1,4 @@
-"""Child processes of gpubench: how to start a module of this package, and how a child ends with its parent."""
+"""Starts modules of this package as child processes, and ends children together with their parent."""
 
 import ctypes
 import os
@@ -7,16 +7,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_PARENT = Path(__file__).resolve().parents[2]  # The folder that the package `gpubench` is in
+_PARENT = Path(__file__).resolve().parents[2]  # The folder that contains the package `gpubench`
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of this package; -P keeps a json.py in the current directory out."""
+    """Return the command line that runs a module of this package. With -P, Python ignores a json.py in the current
+    folder.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which a child finds the package, also from a checkout that is not installed."""
+    """Return an environment in which a child finds this package, even in a checkout that is not installed."""
     found_in = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
     if found_in != _PARENT:
         return dict(environment)
@@ -25,9 +27,10 @@ def with_package(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl  # found here: after a fork, another thread may have had the lock of the loader
+# resolved before any fork, because another thread may hold the loader's lock during a fork
+_prctl = ctypes.CDLL(None).prctl
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone (`prctl(2)`, PR_SET_PDEATHSIG)."""
+    """Make the kernel kill this process when its parent ends (`prctl(2)`, PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The GPUs and peer access according to the CUDA driver, by ctypes, and single questions to NVML."""
+"""Reads GPUs and peer access from the CUDA driver with ctypes, and single values from NVML."""
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ MPS_ENABLED = 133
 in cuda.h."""
 
 _FEATURES = {"virtual_memory": 102, "gpu_direct_rdma": 116, "fabric_handles": 128, "multicast": 132}
-"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and so on: what NCCL asks before it shares memory."""
+"""CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and others. NCCL queries them before it shares memory."""
 
 
 class CudaUnavailableError(Exception):
-    """CUDA cannot be used; `absent` where there is nothing to use: no library, or no GPU that it may see."""
+    """CUDA cannot be used. `absent` is true if there is no library, or no GPU that CUDA may see."""
 
     def __init__(self, reason: str, *, absent: bool = False) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class CudaUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGpu:
-    """A GPU as CUDA counts them in this process."""
+    """A GPU under CUDA's index in this process."""
 
     index: int
     bus_id: str
@@ -43,7 +43,9 @@ class CudaGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """The GPUs that processes of this user see; `peers` by reaching and reached bus id; `absent` says why none."""
+    """The GPUs that this user's processes see. `peers` is keyed by source and destination bus id. `absent` says why
+    empty.
+    """
 
     gpus: tuple[CudaGpu, ...] = ()
     peers: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
@@ -52,12 +54,12 @@ class CudaFacts:
 
 
 def version_text(encoded: int) -> str:
-    """13000 → '13.0', as `cudaDriverGetVersion` encodes it."""
+    """Decode a version from `cudaDriverGetVersion`: 13000 → '13.0'."""
     return f"{encoded // 1000}.{encoded % 1000 // 10}"
 
 
 def load_cuda() -> Any:
-    """The CUDA driver library; CudaUnavailableError where this host has none."""
+    """Load the CUDA driver library. Raises CudaUnavailableError if this host has none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -65,7 +67,7 @@ def load_cuda() -> Any:
 
 
 def device_uuid(library: Any, index: int) -> str:
-    """The UUID 'GPU-…', or 'MIG-…' of the MIG instance that CUDA counts so. Raises CudaUnavailableError."""
+    """Return the UUID of a GPU ('GPU-…') or MIG instance ('MIG-…') by CUDA index. Raises CudaUnavailableError."""
     _check(library, "cuInit", 0)
     device = _integer(library, "cuDeviceGet", index)
     whole = _uuid(library, "cuDeviceGetUuid", device)
@@ -83,7 +85,7 @@ def _uuid(library: Any, function: str, device: int) -> UUID:
 
 
 def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
-    """The GPUs that CUDA shows and the peer access between them. Raises CudaUnavailableError."""
+    """Read the GPUs that CUDA shows, and the peer access between them. Raises CudaUnavailableError."""
     _check(library, "cuInit", 0)
     devices = [_integer(library, "cuDeviceGet", ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))]
     gpus = tuple(_read_gpu(library, index, device) for index, device in enumerate(devices))
@@ -96,13 +98,13 @@ def read_cuda(library: Any, visible_devices: str | None = None) -> CudaFacts:
 
 
 def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
-    """A device attribute by its number in cuda.h, of the GPU that CUDA counts so; None where the driver has none."""
+    """Read a device attribute by its number in cuda.h. None if the driver does not have it."""
     device = _optional(library, "cuDeviceGet", ordinal)
     return None if device is None else _optional(library, "cuDeviceGetAttribute", attribute, device)
 
 
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
-    from gpubench.model.facts.snapshot import bus_id  # it takes 15 ms to import, in which CUDA can have begun to start
+    from gpubench.model.facts.snapshot import bus_id  # importing it takes 15 ms, during which CUDA may start
 
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)
     _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
@@ -124,7 +126,7 @@ def _integer(library: Any, function: str, *arguments: object) -> int:
 
 
 def _optional(library: Any, function: str, *arguments: object) -> int | None:
-    """The integer of a call, None where it fails: an older driver does not know a newer attribute."""
+    """Call a function that returns an integer. None if it fails, because older drivers lack newer attributes."""
     try:
         return _integer(library, function, *arguments)
     except CudaUnavailableError:
@@ -151,11 +153,11 @@ DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
 GPU_IS_LOST = 15  # Error codes (`nvmlReturn_t` in nvml.h)
 _VALUE_BY_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""The member of the union that holds a field's value, by `nvmlValueType_t`."""
+"""The union member that holds a field's value, by `nvmlValueType_t`."""
 
 
 class Reply(NamedTuple):
-    """NVML's answer to a call: a value, or the reason why there is none, with its error code."""
+    """NVML's reply to a call: a value, or the reason for its absence with the error code."""
 
     value: Any
     reason: str = ""
@@ -163,7 +165,7 @@ class Reply(NamedTuple):
 
 
 class Answers:
-    """Questions about one GPU: `unknown` has reasons by fact; once it is `lost`, NVML is not asked again."""
+    """Queries NVML about one GPU. `unknown` has a reason per missing fact. After the GPU is `lost`, queries stop."""
 
     def __init__(self, library: Any, handle: object) -> None:
         self.library = library
@@ -173,7 +175,7 @@ class Answers:
 
     @classmethod
     def of_gpu(cls, library: Any, bus_id: str) -> "Answers | None":
-        """Of the GPU with a PCI bus id; None without a library, and where NVML has no such GPU."""
+        """Query the GPU with a PCI bus id. None without a library, or if NVML has no such GPU."""
         if library is None:
             return None
         try:
@@ -182,7 +184,7 @@ class Answers:
             return None
 
     def call(self, function: str, *arguments: object) -> Reply:
-        """The reply to one call; never raises for what NVML answers, or for a function that pynvml does not have."""
+        """Call an NVML function. Return its error as a reply, also if pynvml lacks the function."""
         if self.lost is not None:
             return Reply(None, self.lost, GPU_IS_LOST)
         asked = getattr(self.library, function, None)
@@ -197,11 +199,11 @@ class Answers:
             return Reply(None, str(error), code)
 
     def ask(self, fact: str, function: str, *arguments: object) -> Any:
-        """The answer to one call, None where there is none."""
+        """Return the value of one call, or None."""
         return self.ask_in_turn(fact, (function, *arguments))
 
     def ask_in_turn(self, fact: str, *questions: tuple[Any, ...]) -> Any:
-        """The first answer to several calls, each a function's name and its arguments; None where there is none."""
+        """Return the first value that one of several calls gives (each a function name with arguments), or None."""
         reason = ""
         for function, *arguments in questions:
             reply = self.call(function, *arguments)
@@ -212,7 +214,7 @@ class Answers:
         return None
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Values by field number and scope, all in one call; those that NVML does not have are left out."""
+        """Read several field values in one call, by field number and scope. Leave out those that NVML does not have."""
         asked = list(wanted)
         answered = self.call("nvmlDeviceGetFieldValues", asked).value or ()
         return {
@@ -223,10 +225,10 @@ class Answers:
 
 
 def word_of(words: Sequence[str], number: int | None) -> str | None:
-    """The word for a number of one of NVML's enumerations, which count from 0; None for a number without one."""
+    """Return the word for a number of an NVML enumeration that counts from 0, or None."""
     return words[number] if number is not None and 0 <= number < len(words) else None
 
 
 def text(answer: str | bytes | None) -> str | None:
-    """A text from NVML, which older pynvml hands out as bytes."""
+    """Return a text from NVML. Older pynvml returns bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer

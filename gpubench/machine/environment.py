@@ -1,7 +1,7 @@
-"""The libraries that this process has loaded or would load, and NCCL's settings as NCCL will see them.
+"""Finds the libraries that this process has loaded or would load, and reads NCCL's settings as NCCL sees them.
 
-In the loader's order: loaded ones, LD_LIBRARY_PATH, its cache, its folders; not the RUNPATH inside a library. Seen:
-Open MPI 5 and MPICH 5 without GPUs; neither with them, nor MVAPICH.
+The search follows the loader: loaded libraries, LD_LIBRARY_PATH, its cache, its folders. It ignores the RUNPATH of
+libraries. Tried with Open MPI 5 and MPICH 5 without GPUs. Not tried with GPUs, or with MVAPICH.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _SHARED_OBJECT = re.compile(r"[\w.+-]+\.so(?:\.[\w.]+)?", re.ASCII)
 
 
 def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The libraries whose absence changes a path, with the network plugins that NCCL_NET_PLUGIN names."""
+    """Return the libraries whose absence changes a path, including the network plugins in NCCL_NET_PLUGIN."""
     named = settings.get(_PLUGIN_SETTING)
     if not named:
         return (*_LIBRARIES, _NET_PLUGIN)
@@ -46,7 +46,7 @@ def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
 def find_libraries(
     names: Iterable[str], loaded: Mapping[str, str], search_path: str, root: Path
 ) -> dict[str, str | None]:
-    """The file that the loader would take for each name; `search_path` is LD_LIBRARY_PATH."""
+    """Return the file that the loader would use for each name. `search_path` is LD_LIBRARY_PATH."""
     cache = _cache(root)
     machine = f"{platform.machine()}-linux-gnu"
     folders = [*search_path.split(":")[:_MOST_FOLDERS], *_FOLDERS, f"/lib/{machine}", f"/usr/lib/{machine}"]
@@ -62,19 +62,19 @@ def find_libraries(
 
 
 def can_look(root: Path) -> bool:
-    """True where a folder of the loader can be seen: where none can, a library that is not found may exist."""
+    """True if a folder of the loader is visible. If none is, a library that is not found may still exist."""
     return any(exists(below(root, Path(folder))) for folder in _FOLDERS)
 
 
 def verbs_providers(root: Path, unknown: UnknownFields) -> tuple[str, ...] | None:
-    """The drivers that libibverbs is configured to load ('mlx5', 'efa'); None where it has no folder of them."""
+    """Return the drivers that libibverbs is configured to load ('mlx5', 'efa'). None without such a folder."""
     names = unknown.names("verbs_providers", root / _PROVIDERS)
     paths = [path for path in map(Path, names or ()) if path.suffix == ".driver"]
     return None if names is None else tuple(sorted(printable(path.stem) for path in paths))
 
 
 def _cache(root: Path) -> bytes:
-    """The loader's cache, of which only the texts are used: whatever its version, they are the libraries' paths."""
+    """Read the loader's cache. Only its strings are used: in every version of the format they are library paths."""
     try:
         with (root / _CACHE).open("rb") as file:
             return file.read(_MOST_CACHE_BYTES)
@@ -89,7 +89,7 @@ def _cached(cache: bytes, name: str) -> list[str]:
 
 
 def mapped_files(pattern: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """The files whose names match a pattern from their start on, each once, in the order of their addresses."""
+    """Return mapped files whose names start with a pattern, without duplicates, in address order."""
     found: dict[str, None] = {}
     for line in (text_of(maps) or "").splitlines():
         columns = line.split(maxsplit=5)
@@ -105,7 +105,7 @@ _FIELDS = ("cuda_built", "cuda_aware", "pml", "accelerator")
 
 
 class _Component(ctypes.Structure):
-    """The beginning of `mca_base_component_t`, the same in Open MPI 2 to 5 (opal/mca/mca.h)."""
+    """The start of `mca_base_component_t`, equal in Open MPI 2 to 5 (opal/mca/mca.h)."""
 
     _fields_ = (
         ("version", ctypes.c_int * 3),
@@ -118,7 +118,7 @@ class _Component(ctypes.Structure):
 
 
 def read_mpi(path: str | None) -> MpiFacts:
-    """The facts of the library at `path`, which this process has mapped; None where it has none."""
+    """Read the facts of the MPI library at `path`, which this process has mapped. Return unknown facts for None."""
     if path is None:
         return _silent("no MPI library is loaded in this process")
     try:
@@ -129,7 +129,7 @@ def read_mpi(path: str | None) -> MpiFacts:
 
 
 def read_library(library: Any) -> MpiFacts:
-    """The facts of a loaded library, or of what stands in for it."""
+    """Read the facts of a loaded MPI library."""
     if not _flag(library, "MPI_Initialized") or _flag(library, "MPI_Finalized"):
         return _silent("MPI is not running in this process", version=_version(library))
     unknown: dict[str, str] = {}
@@ -153,7 +153,7 @@ def read_library(library: Any) -> MpiFacts:
 
 
 def cuda_built(library: Any) -> bool | None:
-    """Whether Open MPI was built for memory of GPUs, by a variable that holds it before MPI is started too."""
+    """Tell whether Open MPI was built with support for GPU memory. The variable is also valid before MPI starts."""
     try:
         return bool(ctypes.c_bool.in_dll(library, "opal_built_with_cuda_support").value)
     except ValueError:
@@ -165,7 +165,7 @@ def _silent(reason: str, version: str | None = None) -> MpiFacts:
 
 
 def _flag(library: Any, function: str) -> bool:
-    """MPI_Initialized and MPI_Finalized, which may be called at any time."""
+    """Call MPI_Initialized or MPI_Finalized, which are valid at any time."""
     value = ctypes.c_int(0)
     asked = getattr(library, function, None)
     return asked is not None and asked(ctypes.byref(value)) == 0 and bool(value.value)
@@ -194,7 +194,7 @@ def _cuda_aware(library: Any) -> bool | None:
 
 
 def _component(library: Any, name: str, kind: bytes) -> str | None:
-    """The name of a chosen component, where the variable is what it is expected to be."""
+    """Return the name of a selected component, if the variable has the expected form."""
     try:
         component = _Component.in_dll(library, name)
     except ValueError:
@@ -204,14 +204,14 @@ def _component(library: Any, name: str, kind: bytes) -> str | None:
 
 DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 
-NODE_VARIABLE = "NCCL_HOSTID"  # What NCCL takes for the host of a process, instead of asking the system
+NODE_VARIABLE = "NCCL_HOSTID"  # NCCL uses its value as the host of a process instead of the host name
 _CONF_FILE = "NCCL_CONF_FILE"
 _SYSTEM_CONF = Path("/etc/nccl.conf")
 _OF_HOME = "~/.nccl.conf"
 
 
 def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None = None) -> dict[str, str]:
-    """NCCL's variables by name, from `environment` and then `files` in NCCL's order: what is set first counts."""
+    """Return NCCL's variables from `environment`, then from `files`, in NCCL's order. The first value counts."""
     found = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
     for path in configuration_files(environment) if files is None else files:
         for line in (text_of(path) or "").splitlines():
@@ -222,7 +222,7 @@ def nccl_settings(environment: Mapping[str, str], files: Sequence[Path] | None =
 
 
 def configuration_files(environment: Mapping[str, str], user: int | None = None) -> tuple[Path, ...]:
-    """The file that NCCL_CONF_FILE names, else ~/.nccl.conf of `user`; then the system's."""
+    """Return the file in NCCL_CONF_FILE, or else ~/.nccl.conf of `user`, followed by the system's file."""
     named = environment.get(_CONF_FILE)
     if named:
         return Path(named), _SYSTEM_CONF
@@ -236,7 +236,7 @@ def configuration_files(environment: Mapping[str, str], user: int | None = None)
 def read_nccl_files(
     environment: Mapping[str, str], root: Path, user: int | None = None
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The NCCL_ variables of each configuration file in NCCL's order, and why one cannot be read."""
+    """Return the NCCL_ variables of each configuration file in NCCL's order, and the reasons for unreadable files."""
     found, unknown = {}, {}
     for path in configuration_files(environment, user):
         name = _OF_HOME if path.name == ".nccl.conf" and str(path) != environment.get("NCCL_CONF_FILE") else str(path)
@@ -259,7 +259,7 @@ def read_nccl_files(
 
 
 def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """NCCL's variables as it will see them."""
+    """Merge NCCL's variables as NCCL does."""
     merged: dict[str, str] = {}
     for settings in (environment, *files.values()):
         merged = {name: value for name, value in settings.items() if name.startswith("NCCL_")} | merged
@@ -268,7 +268,7 @@ def effective(environment: Mapping[str, str], files: Mapping[str, Mapping[str, s
 
 @contextmanager
 def environment_set(variables: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Have these variables in the environment while a communicator is made: NCCL reads some anew each time."""
+    """Set these variables while a communicator is created. NCCL reads some of them again each time."""
     before = {name: environment.get(name) for name in variables}
     environment.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""The child that reads the traffic of all GPUs from NVML: a line of indices in, a line of counters out.
+"""A child process that reads the traffic of all GPUs from NVML: a line of indices in, a line of counters out.
 
-From Hopper on the driver averages rates between samples (GPM); before, there are counters. A sample of one busy H200
-takes 0.3 ms of a core, kernels up to 1.8, errors 1.0, links 0.9 (`benchmarks.nvml_costs`).
+Hopper and later GPUs report average rates between samples (GPM). Older GPUs have counters. On a busy H200 a sample
+takes 0.3 ms of a core, kernel use up to 1.8, errors 1.0, links 0.9 (`benchmarks.nvml_costs`).
 """
 
 import json
@@ -22,10 +22,10 @@ from gpubench.model.terms.units import BYTES_PER_GB
 if TYPE_CHECKING:
     from gpubench.model.facts.process import GpuProcess
 
-WINDOW_SECONDS = 0.02  # Between readings of 32-bit counters, which PCIe 6 x16 gets around in 35 ms
+WINDOW_SECONDS = 0.02  # Between two readings of 32-bit counters. PCIe 6 x16 wraps them in 35 ms
 _COUNTS_TO = 2**32
 _MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
-"""After it a PCIe 6 x16 link may have gone around them, so that much would look like little: 34 ms."""
+"""A PCIe 6 x16 link may wrap its counters after 34 ms. A later reading would show too little traffic."""
 
 _MIB = 2**20
 _KB = 1000
@@ -35,11 +35,10 @@ _GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvli
 
 _GPM_KERNELS = {"kernels": 1}  # In percent: NVML_GPM_METRIC_GRAPHICS_UTIL
 _ERROR_FIELDS = {"NVLink replay": 161, "NVLink recovery": 162, "NVLink crc_flit": 163}
-"""NVML_FI_DEV_NVLINK_ERROR_*; each is read for all links, of which the driver sums them up for scope 0xFFFFFFFF."""
+"""NVML_FI_DEV_NVLINK_ERROR_*. Scope 0xFFFFFFFF returns the sum over all links."""
 
 _SELDOM = 20
-"""Counters of errors cost as much as all else and seldom move: they are read at one of so many intervals, of one GPU
-after the other."""
+"""Error counters cost as much as all else and seldom change, so read them in one of 20 intervals, one GPU at a time."""
 
 _C2C = "it reaches host memory by NVLink-C2C, which is not counted here"
 
@@ -47,7 +46,7 @@ _TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
 
 
 class NvmlTraffic:
-    """Reads the GPUs of this host, all or those with these indices; `sleep` waits between two readings of counters."""
+    """Reads the GPUs of this host, or those with these indices. `sleep` waits between two readings of counters."""
 
     def __init__(
         self, library: Any, indices: Sequence[int] | None = None, sleep: Callable[[float], None] = time.sleep
@@ -58,7 +57,7 @@ class NvmlTraffic:
         self._count = 0
 
     def read(self) -> tuple[GpuReading, ...]:
-        """All GPUs at one moment. The first reading has no rates."""
+        """Read all GPUs at one moment. The first reading has no rates."""
         count, self._count = self._count, self._count + 1
         sampled = [gpu for gpu in self._gpus if gpu.begin_window()]
         if sampled:
@@ -71,7 +70,7 @@ class NvmlTraffic:
 
 
 class _WatchedGpu:
-    """One GPU: what was read before, and in which way its rates are to be had."""
+    """One GPU with its previous reading and the source of its rates."""
 
     def __init__(self, library: Any, index: int) -> None:
         self._library, self._index = library, index
@@ -97,7 +96,7 @@ class _WatchedGpu:
             self._gpm = _GpmSamples.of(library, handle)
 
     def begin_window(self) -> bool:
-        """Read the 32-bit counters of PCIe for the first time; False where nothing has to be read twice."""
+        """Read the 32-bit PCIe counters for the first time. False if no second reading is needed."""
         self._rates = {}
         self._why_no_window = ""
         if self._gpm is not None or self._lost is not None:
@@ -114,7 +113,7 @@ class _WatchedGpu:
         return False
 
     def end_window(self, seconds: float) -> None:
-        """Read them again, so many seconds later."""
+        """Read the PCIe counters again after `seconds`."""
         counted, before = read_link_bytes(self._answers, pcie_only=True), self._window or {}
         if seconds > _MOST_WINDOW_SECONDS:
             self._why_no_window = f"its counters of 32 bits were read {seconds * 1000:.0f} ms apart, and may go around"
@@ -125,7 +124,9 @@ class _WatchedGpu:
                 self._rates[name] = (count - earlier) % _COUNTS_TO / BYTES_PER_GB / seconds
 
     def read(self, *, seldom: bool) -> GpuReading:
-        """Everything of this GPU; counters of errors are those of before but where `seldom` is true."""
+        """Read everything of this GPU. Read error counters only if `seldom` is true, and otherwise repeat the last
+        ones.
+        """
         answers = self._answers
         if self._lost is not None:
             return GpuReading(index=self._index, bus_id=self.bus_id, lost=self._lost)
@@ -200,7 +201,7 @@ _ALL_LINKS = 0xFFFFFFFF
 
 
 class _GpmSamples:
-    """The two last samples of a GPU, between which the driver averages; `why` says why it did not."""
+    """The last two samples of a GPU, between which the driver averages. `why` says why it did not."""
 
     def __init__(self, library: Any, handle: object) -> None:
         self._library, self._handle = library, handle
@@ -212,7 +213,7 @@ class _GpmSamples:
 
     @classmethod
     def of(cls, library: Any, handle: object) -> "_GpmSamples | None":
-        """The samples of a GPU; None where it, its driver, pynvml or this user has none."""
+        """Return the samples of a GPU. None if the GPU, its driver, pynvml or this user does not support them."""
         try:
             if not library.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None
@@ -224,7 +225,9 @@ class _GpmSamples:
         return made
 
     def rates(self) -> dict[str, float]:
-        """GB/s since the sample before; with PCIe output also `kernels` in percent, to tell copies from kernels."""
+        """Return GB/s since the previous sample. Add `kernels` in percent if PCIe sent data, to tell copies from
+        kernels.
+        """
         self.why = ""
         now, before = self._taken % 2, (self._taken + 1) % 2
         try:
@@ -249,7 +252,7 @@ class _GpmSamples:
             self._asked.metrics[position].metricId = number
         self._library.nvmlGpmMetricsGet(self._asked)
         answers = zip(metrics, self._asked.metrics, strict=False)
-        # One is not a number where a sample took no time.
+        # A value is NaN if the sample took no time.
         return {name: each.value for name, each in answers if each.nvmlReturn == 0 and each.value == each.value}
 
 
@@ -257,8 +260,8 @@ NO_DRIVER = "NVML does not start: there is no driver, or it does not answer"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer every line with a reading, until there are no more lines; the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks, and reaches this process too
+    """Answer each input line with a reading until the input ends, and return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process, but the parent handles it
     library = open_library()
     if library is None:
         _answer({"silent": NO_DRIVER})

@@ -1,4 +1,4 @@
-"""The GPUs of a node according to NVML: identity, state, pairs, NVLinks, and settings of the driver."""
+"""Reads the GPUs of a node from NVML: identity, state, pairs, NVLinks, and driver settings."""
 
 import contextlib
 import ctypes
@@ -23,8 +23,8 @@ _ERRORS = {"replay": 161, "recovery": 162, "crc_flit": 163}
 _ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2}
 """Field numbers (NVML_FI_DEV_NVLINK_*) and counters (nvmlNvLinkErrorCounter_t).
 
-CRC_DATA and ECC_DATA, the counters 3 and 4, are left out: on H200 they count what the links corrected, by the hundreds
-on every healthy link."""
+Leave out CRC_DATA and ECC_DATA (counters 3 and 4): on H200 they count corrected errors, hundreds on every healthy link.
+"""
 
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _PEERS = {0: snapshot.NvlinkPeer.GPU, 1: snapshot.NvlinkPeer.CPU, 2: snapshot.NvlinkPeer.SWITCH}
@@ -32,7 +32,9 @@ _HOPPER = (9, 0)
 
 
 def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple[snapshot.NvLink, ...] | None:
-    """The links of a GPU, None where NVML does not say; `unknown` has the reasons, as `nvlinks.version`."""
+    """Return the links of a GPU, or None if NVML does not report them. `unknown` has reasons, for example
+    `nvlinks.version`.
+    """
     common = answers.fields([(_LINK_COUNT, 0), (_COMMON_SPEED, 0)])
     count = common.get((_LINK_COUNT, 0))
     if count is None:
@@ -46,7 +48,9 @@ def _read_nvlinks(answers: Answers, capability: tuple[int, int] | None) -> tuple
 
 
 def _count_by_asking(answers: Answers) -> int | None:
-    """The number of links that answer: an index past the last is invalid, any is not supported without NVLink."""
+    """Count links by querying each index. Past the last it is invalid, and without NVLink every index is not
+    supported.
+    """
     most: int = answers.library.NVML_NVLINK_MAX_LINKS
     for link in range(most):
         reply = answers.call("nvmlDeviceGetNvLinkState", link)
@@ -67,7 +71,7 @@ class _LinkReader:
     counters: dict[str, int] = field(default_factory=_ERROR_COUNTERS.copy)
 
     def read(self, link: int) -> snapshot.NvLink:
-        """One link. What an inactive one does not answer stays unknown."""
+        """Read one link. Values that an inactive link does not report stay unknown."""
         state = self._state(link)
         speed_mb_s = self.fields.get((_SPEED, link), self.common_speed_mb_s)
         version = self.fields.get((_VERSION, link))
@@ -86,7 +90,7 @@ class _LinkReader:
 
     def _state(self, link: int) -> int | None:
         by_field = self.fields.get((_STATE, link))
-        # NCCL, too, asks the field first from Hopper on and the function first before.
+        # Like NCCL, query the field first from Hopper on, and the function first before.
         if self.capability >= _HOPPER and by_field is not None:
             return by_field
         reply = self.answers.call("nvmlDeviceGetNvLinkState", link)
@@ -96,7 +100,7 @@ class _LinkReader:
         return state
 
     def _peer_bus_id(self, link: int) -> str | None:
-        """The device at the other end; a virtual machine hides it behind an address of ones."""
+        """Return the device at the other end. A virtual machine hides it behind an address of ones."""
         remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
         address = snapshot.bus_id(text(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
@@ -104,7 +108,7 @@ class _LinkReader:
         return address if address and not address.startswith("ffffffff:") else None
 
     def _errors(self, link: int) -> dict[str, int]:
-        """The counters that could be read; one that is not supported on a link is not asked for on the next."""
+        """Return the readable error counters. After one is not supported, skip it on the other links."""
         counts = {}
         for name, number in _ERRORS.items():
             count = self.fields.get((number, link))
@@ -128,7 +132,7 @@ _UNKNOWN_TO_PYNVML = "this nvidia-ml-py does not know of it"
 
 
 def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.DriverSettings:
-    """The settings, from a pynvml that is initialised; `handles` are those of the GPUs that answer, by index."""
+    """Read the driver settings from an initialized pynvml. `handles` are the answering GPUs by index."""
     unknown: dict[str, str] = {}
     return snapshot.DriverSettings(
         confidential_computing=_confidential_computing(library, unknown),
@@ -139,7 +143,7 @@ def read_settings(library: Any, handles: Mapping[int, object]) -> snapshot.Drive
 
 
 def _confidential_computing(library: Any, unknown: dict[str, str]) -> snapshot.ConfidentialComputing | None:
-    """Its settings, else its state, which older drivers know, without the mode of several GPUs."""
+    """Read the settings of confidential computing. Older drivers only report its state, without the multi-GPU mode."""
     with contextlib.suppress(AttributeError, library.NVMLError):
         form = library.c_nvmlSystemConfComputeSettings_v1_t()
         if library.nvmlSystemGetConfComputeSettings(ctypes.byref(form)) == 0:
@@ -176,7 +180,7 @@ def _bandwidth_mode(library: Any, unknown: dict[str, str]) -> str | None:
 
 
 def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dict[str, str]) -> tuple[str, ...] | None:
-    """The GPUs whose own mode is not the best one; None where no GPU has modes of its own (before Blackwell)."""
+    """Return GPUs whose own bandwidth mode is reduced. None if no GPU has modes of its own (before Blackwell)."""
     form = getattr(library, "c_nvmlNvlinkGetBwMode_v1_t", None)
     if form is None:
         unknown["nvlink_bandwidth_reduced"] = _UNKNOWN_TO_PYNVML
@@ -197,31 +201,32 @@ def _bandwidth_reduced(library: Any, handles: Mapping[int, object], unknown: dic
 
 
 MEMORY_VERSION = 0x02000028
-"""nvmlMemory_v2: it counts what the driver keeps for itself as reserved and not as used, as nvidia-smi does."""
+"""nvmlMemory_v2 counts the driver's memory as reserved instead of used, as nvidia-smi does."""
 
 _IDLE = 0x1
 _LOWEST_STATE = 15  # NVML_PSTATE_15; NVML_PSTATE_UNKNOWN is 32
 _THROTTLE_REASONS = {0x04 << position: reason for position, reason in enumerate(THROTTLE_REASONS)}
-"""nvmlClocksEventReason* in nvml.h. Left out: idle, and clocks that an application or a display asked for."""
+"""nvmlClocksEventReason* in nvml.h, without idle and without clocks that an application or display requested."""
 
-_UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, and nvmlEccCounterType_t: those since the driver was loaded
-_CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t, which are enumerations of C
+# nvmlMemoryErrorType_t, and the nvmlEccCounterType_t of errors since the driver was loaded
+_UNCORRECTED, _VOLATILE = 1, 0
+_CHIP, MULTIPROCESSORS = 0, 1  # nvmlTemperatureSensors_t and nvmlClockType_t
 _SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-_UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: what the forms before the fourth call the clique
+_UNICAST_POINTER = 0  # NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER, called the clique before version 4 of the structure
 _FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 _BITS_PER_WORD = 64
 
 _P2P_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _P2P_QUESTIONS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
-"""nvmlGpuP2PCapsIndex_t, in numbers: NVML_P2P_CAPS_INDEX_READ of nvidia-ml-py is a tuple."""
+"""nvmlGpuP2PCapsIndex_t as numbers, because NVML_P2P_CAPS_INDEX_READ is a tuple in nvidia-ml-py."""
 
 _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t; 0 is two GPUs on one board, which share that board's switch."""
+"""nvmlGpuTopologyLevel_t. Level 0 is two GPUs on one board, which share its switch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlFacts:
-    """The node as NVML describes it; a missing driver is in `driver.absent`."""
+    """The node according to NVML. `driver.absent` says why there is no driver."""
 
     driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
     settings: snapshot.DriverSettings = field(default_factory=snapshot.DriverSettings)
@@ -230,7 +235,7 @@ class NvmlFacts:
 
 
 def read_node(library: Any, cpus: int) -> NvmlFacts:
-    """Driver, GPUs and pairs, from a pynvml that is initialised; `cpus` is how many the machine can have."""
+    """Read driver, GPUs and pairs from an initialized pynvml. `cpus` is the maximum number of CPUs."""
     handles: dict[int, object] = {}
     gone: list[snapshot.GpuFacts] = []
     for index in range(library.nvmlDeviceGetCount()):
@@ -259,7 +264,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> snapshot.GpuFacts:
     )
     reasons = read_clock_reasons(answers)
     bar1 = answers.ask("bar1_bytes", "nvmlDeviceGetBAR1MemoryInfo")
-    # The arguments are evaluated in this order: `lost` and `unknown` are complete when their turn comes.
+    # Python evaluates arguments in this order, so `lost` and `unknown` are complete when they are read.
     return snapshot.GpuFacts(
         index=index,
         bus_id=snapshot.bus_id(text(pci.busId) or "") if pci is not None else None,
@@ -294,7 +299,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> snapshot.GpuFacts:
 
 
 def _limits(answers: Answers) -> snapshot.GpuLimits:
-    """NVML answers milliwatts."""
+    """Read the limits, which NVML reports in milliwatts."""
     power = answers.call("nvmlDeviceGetPowerManagementLimit").value
     default_power = answers.call("nvmlDeviceGetPowerManagementDefaultLimit").value
     return snapshot.GpuLimits(
@@ -306,7 +311,7 @@ def _limits(answers: Answers) -> snapshot.GpuLimits:
 
 
 def _slowdown_margin(answers: Answers) -> int | None:
-    """The margin that GPUs from Hopper on report (T.Limit); of older GPUs the slowdown temperature minus its own."""
+    """Return the margin to slowdown: T.Limit from Hopper on, else slowdown temperature minus temperature."""
     margin: int | None = answers.call("nvmlDeviceGetMarginTemperature").value
     if margin is not None:
         return margin
@@ -320,21 +325,21 @@ def _current(modes: list[int | None] | None) -> bool | None:
 
 
 def read_clock_reasons(answers: Answers) -> int | None:
-    """NVML's bits for the reasons of the current clocks."""
+    """Return NVML's bits for the reasons of the current clocks."""
     return answers.ask_in_turn(  # type: ignore[no-any-return]
         "throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     )
 
 
 def read_memory_errors(answers: Answers) -> int | None:
-    """Uncorrectable errors since the driver was loaded."""
+    """Return the uncorrectable memory errors since the driver was loaded."""
     return answers.ask(  # type: ignore[no-any-return]
         "memory_errors", "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE
     )
 
 
 def is_idle(reasons: int | None) -> bool | None:
-    """True where clocks are low because nothing runs."""
+    """True if clocks are low because the GPU is idle."""
     return bool(reasons & _IDLE) if reasons is not None else None
 
 
@@ -343,7 +348,7 @@ def _known_state(state: int | None) -> int | None:
 
 
 def throttle_reasons(reasons: int | None) -> tuple[str, ...] | None:
-    """The words for what lowers clocks, of NVML's bits."""
+    """Return the names of the reasons that lower the clocks."""
     return None if reasons is None else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if reasons & bit)
 
 
@@ -362,7 +367,7 @@ def _remapped_rows(answers: Answers) -> snapshot.RemappedRows | None:
 
 
 def _pcie(answers: Answers) -> snapshot.PcieLink:
-    """NVML answers 0 for what it does not know of a link."""
+    """Read the PCIe link. NVML reports 0 for unknown values."""
     return snapshot.PcieLink(
         generation=answers.ask("pcie.generation", "nvmlDeviceGetCurrPcieLinkGeneration") or None,
         width=answers.ask("pcie.width", "nvmlDeviceGetCurrPcieLinkWidth") or None,
@@ -378,7 +383,7 @@ def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
 
 
 def _fabric(answers: Answers) -> snapshot.Fabric | None:
-    """The registration with the NVLink fabric, in the newest form of the driver; status only where completed."""
+    """Read the registration with the NVLink fabric, in the driver's newest form. It has a status only if completed."""
     for structure, function in (
         ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4"),
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlDeviceGetGpuFabricInfoV"),
@@ -406,7 +411,7 @@ def _fabric(answers: Answers) -> snapshot.Fabric | None:
 
 
 def _clique(info: Any) -> int | None:
-    """The clique in which GPUs address each other's memory; None where the fourth form lists no such clique."""
+    """Return the clique whose GPUs address each other's memory. None if version 4 of the structure lists none."""
     if not hasattr(info, "cliques"):
         return int(info.cliqueId)
     listed = info.cliques[: info.numCliques]
@@ -414,7 +419,7 @@ def _clique(info: Any) -> int | None:
 
 
 def read_processes(answers: Answers) -> tuple[GpuProcess, ...] | None:
-    """The processes with a context on the GPU, each once, though it may compute, draw and run under MPS."""
+    """Return the processes with a context on the GPU, without duplicates from compute, graphics and MPS."""
     computing = answers.ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     if computing is None:
         return None

@@ -1,4 +1,4 @@
-"""The host as /proc, /sys and /dev show it: small files, names of processes, cores, free memory, GPUs, CUDA's MPS."""
+"""Reads the host from /proc, /sys and /dev: small files, processes, cores, free memory, GPUs, and CUDA's MPS."""
 
 import errno
 import os
@@ -14,16 +14,16 @@ from gpubench.errors import MPS_PERCENTAGE, SHARED_GPU_VARIABLE
 _LONGEST = 300
 _CHUNK_BYTES = 2**16
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]{1,16}|\d{1,20})", re.ASCII | re.IGNORECASE)
-"""With no more digits than the kernel's largest numbers, which have 64 bits."""
+"""At most as many digits as the kernel's 64-bit numbers have."""
 
 
 def text_of(path: Path) -> str | None:
-    """The text of a file without the white space around it; None where it cannot be read or is empty."""
+    """Return the stripped text of a file, or None if it is empty or cannot be read."""
     return UnknownFields().text("", path)
 
 
 def number_of(path: Path) -> int | None:
-    """The number a file holds, decimal or 0x...; None where it holds none."""
+    """Return the number in a file, decimal or 0x..., or None."""
     text = text_of(path) or ""
     if not _NUMBER.fullmatch(text):
         return None
@@ -31,12 +31,12 @@ def number_of(path: Path) -> int | None:
 
 
 def below(root: Path, path: Path) -> Path:
-    """The place of an absolute path below another root; a relative one is what it is for this process."""
+    """Move an absolute path below another root. A relative path stays as it is."""
     return root / str(path).lstrip("/") if path.is_absolute() else path
 
 
 def exists(path: Path) -> bool:
-    """True where this process can see something at the path: unlike Path's, this never raises."""
+    """True if this process can see the path. Unlike Path.exists, it never raises."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def exists(path: Path) -> bool:
 
 
 def is_link(path: Path) -> bool:
-    """True where it is a symbolic link, wherever it leads; this never raises either."""
+    """True for a symbolic link, wherever it leads. Never raises."""
     try:
         path.readlink()
     except (OSError, ValueError):
@@ -54,17 +54,17 @@ def is_link(path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text from a file that anyone may have written, fit to be shown: no control characters, and not too long."""
+    """Make text from an untrusted file safe to show: no control characters, limited length."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text[:_LONGEST])
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none where it cannot be read."""
+    """Return the sorted names in a folder, or [] if it cannot be read."""
     return UnknownFields().names("", folder) or []
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, in half the time that Path.read_bytes takes: thousands of small ones are read."""
+    """Read a file in half the time of Path.read_bytes: a node has thousands of small ones."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         chunks = []
@@ -76,13 +76,13 @@ def _content(path: Path) -> bytes:
 
 
 class UnknownFields:
-    """Reads facts and keeps, by the name of the fact, why one could not be had."""
+    """Reads facts, and keeps the reason for each one that cannot be read, by the name of the fact."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
     def text(self, field: str, path: Path) -> str | None:
-        """The text of a file; None, with the reason kept, where there is none."""
+        """Return the text of a file. If there is none, keep the reason and return None."""
         try:
             text = _content(path).decode(errors="replace").strip("\0 \t\r\n")
         except (OSError, ValueError) as error:
@@ -94,7 +94,7 @@ class UnknownFields:
         return text or None
 
     def names(self, field: str, folder: Path) -> list[str] | None:
-        """The names in a folder, sorted; None, with the reason kept, where it cannot be read."""
+        """Return the sorted names in a folder. If it cannot be read, keep the reason and return None."""
         try:
             return sorted(os.listdir(folder))  # noqa: PTH208 - four times as fast as iterdir, for folders of thousands
         except OSError as error:
@@ -102,7 +102,7 @@ class UnknownFields:
             return None
 
     def tail(self, field: str, path: Path, most_bytes: int) -> bytes | None:
-        """The end of a file that may be long, a log's; None, with the reason kept, where it cannot be read."""
+        """Return the end of a long file, such as a log. If it cannot be read, keep the reason and return None."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -119,32 +119,33 @@ class UnknownFields:
             os.close(file)
 
 
-FIRST_PID_NAMESPACE = "pid:[4026531836]"  # Of the host itself (PROC_PID_INIT_INO); any other is a container's
+# The host's own namespace (PROC_PID_INIT_INO). Any other belongs to a container
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _CONTAINER = re.compile(
     r"(?P<runtime>kubepods|docker|containerd|crio|libpod)[^\n]*?(?P<id>[0-9a-f]{12})[0-9a-f]{52}", re.IGNORECASE
 )
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str | None:
-    """The program of a process: the last part of its command line's first word, else what the kernel calls it."""
+    """Return the program name of a process: the last part of its command, or else the kernel's name for it."""
     folder = root / "proc" / str(pid)
     command = (text_of(folder / "cmdline") or "").partition("\0")[0].rpartition("/")[2]
     return command or (text_of(folder / "comm") or "").strip() or None
 
 
 def process_state(pid: int) -> str:
-    """The letter that the kernel has for the state of a process, `T` where it is stopped; '?' for one that is gone."""
+    """Return the kernel's letter for the state of a process, for example `T` if stopped, or '?' if it is gone."""
     fields = (text_of(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
     return fields[0] if fields else "?"
 
 
 def container_of(pid: int, root: Path = Path("/")) -> str | None:
-    """The container of a process by its control groups: 'docker 3f2a91bc04de'; None outside of any."""
+    """Return the container of a process from its control groups, for example 'docker 3f2a91bc04de', or None."""
     return container_in(text_of(root / "proc" / str(pid) / "cgroup") or "")
 
 
 def container_in(groups: str) -> str | None:
-    """The container that /proc/PID/cgroup names, by its runtime and the first twelve digits of its id."""
+    """Return the container in a /proc/PID/cgroup text: its runtime and the first twelve digits of its id."""
     found = _CONTAINER.search(groups)
     if found is None:
         return None
@@ -153,7 +154,7 @@ def container_in(groups: str) -> str | None:
 
 
 def sees_all_pids(root: Path = Path("/")) -> bool:
-    """True where this process is in the host's own PID namespace, whose pids NVML's are."""
+    """True if this process is in the host's PID namespace, whose pids NVML reports."""
     try:
         return (root / "proc/self/ns/pid").readlink().name == FIRST_PID_NAMESPACE
     except OSError:
@@ -161,22 +162,22 @@ def sees_all_pids(root: Path = Path("/")) -> bool:
 
 
 def leave_core() -> None:
-    """Let this thread, and what it starts, run on any core of the job, not only on the one that mpirun bound it to."""
+    """Let this thread and its children run on every core of the job, instead of the one that mpirun bound it to."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-SHARE = 0.8  # Of what is free; the rest is for libraries, temporaries and the page cache
+SHARE = 0.8  # Usable share of the free memory. The rest is for libraries, temporaries and the page cache
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can still be taken: the kernel's MemAvailable, within the control group's limits."""
+    """Return the free memory in bytes: the kernel's MemAvailable, within the limits of control groups."""
     available = re.search(r"^MemAvailable:\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE)
     return max(0, min([int(available[1]) * 1024 if available else 0, *_control_group_limits(root)]))
 
 
 def _control_group_limits(root: Path) -> list[int]:
-    """Room below the memory limit of this process's control group and of each group above it, versions 1 and 2."""
+    """Return the free bytes below the memory limit of each control group of this process, versions 1 and 2."""
     limits: list[int] = []
     for entry in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = entry.split(":", 2)
@@ -188,7 +189,7 @@ def _control_group_limits(root: Path) -> list[int]:
 
 
 def _walk(mount: Path, path: str, limit_file: str, usage_file: str) -> list[int]:
-    """In a container the mount shows the own group as its root, so groups that are not there are passed over."""
+    """Read the limits from a group up to the root. Skip missing groups: in a container, its own group is the root."""
     limits: list[int] = []
     group = mount / path.strip("/")
     for directory in (group, *group.parents):
@@ -207,14 +208,17 @@ _CONTROL = "control"
 _MAX_CTAS = "NCCL_MAX_CTAS"
 _CAPPED_FROM = 4
 _CTAS_OF_A_GPU = 64
-"""Of all ranks together, where a rank's share of the SMs is about NCCL's usual number of CTAs: on the 132 SMs of an
-H100 8 ranks ran with 8 each, and 4 with 16; 4 without a cap hung in an all-reduce of 128 MiB."""
+"""Total of all ranks on a GPU. NCCL then gets its usual number of CTAs from a rank's share of the SMs: on an H100
+with 132 SMs, 8 ranks ran with 8 CTAs each and 4 ranks with 16. 4 ranks without a cap hung in an all-reduce of
+128 MiB.
+"""
 
-_TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}  # An operation on one H100 shared by so many ranks (NCCL 2.32.3)
+# Time of an operation on an H100 by the number of ranks that share it (NCCL 2.32.3)
+_TURNS_MS = {2: 4.5, 4: 27.0, 8: 126.0}
 
 
 def mps_serves(environment: Mapping[str, str]) -> bool:
-    """True where a process with this environment reaches an MPS control daemon."""
+    """True if a process with this environment reaches an MPS control daemon."""
     control = Path(environment.get(PIPES) or _DEFAULT_PIPES, _CONTROL)
     try:
         kind = control.stat().st_mode
@@ -227,17 +231,17 @@ def mps_serves(environment: Mapping[str, str]) -> bool:
 
 
 def _is_heard(control: Path) -> bool:
-    """True where somebody listens on a socket, who is told nothing: it is of another type, which the kernel finds out
-    after it has found a listener (unix(7)).
+    """True if a process listens on the socket. It has another type, so the connection is refused after the kernel
+    found a listener (unix(7)), and nothing is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         return probe.connect_ex(str(control)) in (0, errno.EPROTOTYPE)
 
 
 def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, str]:
-    """The variables with which so many ranks share a GPU; `kernels_at_once` of a rank fit beside each other.
+    """Return the variables that let ranks share a GPU, with room for `kernels_at_once` kernels of a rank.
 
-    Two ranks of an H100 that compute beside a collective hung with 50 % of its SMs each, and ran with 25 %.
+    Two ranks of an H100 that computed during a collective hung with 50 % of the SMs each, and ran with 25 %.
     """
     if ranks_per_gpu == 1:
         return {}
@@ -249,7 +253,7 @@ def sharing_settings(ranks_per_gpu: int, kernels_at_once: int = 1) -> dict[str, 
 
 
 def sm_percent(environment: Mapping[str, str]) -> float:
-    """The percentage of a GPU's SMs that MPS leaves a process with this environment; 100 where nothing limits it."""
+    """Return the percentage of a GPU's SMs that MPS grants a process with this environment, 100 without a limit."""
     try:
         return min(100.0, float(environment.get(MPS_PERCENTAGE, "100")))
     except ValueError:
@@ -257,7 +261,7 @@ def sm_percent(environment: Mapping[str, str]) -> float:
 
 
 def cost_of_turns(ranks_per_gpu: int) -> str:
-    """What it costs that ranks of a GPU take turns, in words."""
+    """Describe the cost of ranks that take turns on a GPU."""
     alike = min(_TURNS_MS, key=lambda ranks: abs(ranks - ranks_per_gpu))
     least = "at least " if ranks_per_gpu > max(_TURNS_MS) else ""
     return (
@@ -268,7 +272,7 @@ def cost_of_turns(ranks_per_gpu: int) -> str:
 
 
 def gpus_of_host(root: Path = Path("/")) -> int:
-    """The GPUs that the driver of this host lists in /proc, a file system that answers though the driver hangs."""
+    """Count the GPUs that the driver lists in /proc, which answers even if the driver hangs."""
     try:
         return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
     except OSError:
@@ -285,11 +289,11 @@ _GROUPS = {
     "slurm": "slurm",
 }
 
-RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}  # Signs that a container's runtime leaves
+RUNTIMES = frozenset((*_MARKS, *_GROUPS)) - {"slurm"}  # Traces of container runtimes
 
 
 def container_hints(root: Path) -> tuple[str, ...]:
-    """Signs of a container or a job's control group, by the names of what leaves them; none is a proof."""
+    """Return the traces of a container or a job's control group. No trace is a proof."""
     found = [name for name, mark in _MARKS.items() if exists(root / mark)]
     groups = text_of(root / "proc/self/cgroup") or ""
     found += [name for name, word in _GROUPS.items() if word in groups and name not in found]
@@ -299,7 +303,9 @@ def container_hints(root: Path) -> tuple[str, ...]:
 
 
 def _root_file_system(mounts: str) -> str | None:
-    """The type of what is mounted on / last ('ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE OPTIONS')."""
+    """Return the file system type of the last mount on / ('ID PARENT DEVICE ROOT PLACE OPTIONS ... - TYPE SOURCE
+    OPTIONS').
+    """
     kind = None
     for line in mounts.splitlines():
         place, _, source = line.partition(" - ")
@@ -316,15 +322,16 @@ _FIRST_NAMESPACES = {
     "uts": "uts:[4026531838]",
     "cgroup": "cgroup:[4026531835]",
 }
-"""Those of the host itself (PROC_*_INIT_INO in the kernel's proc_ns.h)."""
+"""The host's own namespaces (PROC_*_INIT_INO in the kernel's proc_ns.h)."""
 
-_IMAGES = frozenset({"singularity"})  # Their mark is in images only; others may stay in a disk made of one
+# Their files exist only in images. Those of others may remain on a disk that was made from an image
+_IMAGES = frozenset({"singularity"})
 
 
 def container_around(root: Path) -> str | None:
-    """The runtime of the container around this process, 'container' if unnamed; '' on the host, None if unknown.
+    """Return the runtime of this process's container, 'container' if unnamed, '' on the host, None if unknown.
 
-    A control group names it for sure, a mark in the file system only where the process has namespaces of its own.
+    A control group proves it. A file proves it only if the process has its own namespaces.
     """
     hints = [each for each in container_hints(root) if each in RUNTIMES]
     groups = text_of(root / "proc/self/cgroup") or ""

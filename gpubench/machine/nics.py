@@ -1,6 +1,6 @@
-"""The NICs of a node, from sysfs: devices, RDMA ports, and the byte counters that tell of trouble.
+"""Reads the NICs of a node from sysfs: devices, RDMA ports, and counters of bytes and errors.
 
-RDMA ports were not seen on hardware: written after Documentation/ABI/stable/sysfs-class-infiniband.
+RDMA ports were not tried on hardware. The code follows Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
 import re
@@ -30,13 +30,13 @@ _HARDWARE_COUNTERS = frozenset(
         *("retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
     )
 )
-"""Of mlx5's counters (the kernel's Documentation/ABI/stable/sysfs-class-infiniband) and of EFA's."""
+"""Counters of mlx5 (the kernel's Documentation/ABI/stable/sysfs-class-infiniband) and of EFA."""
 
 _MOST_GIDS = 16
 
 
 def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
-    """Every port of every RDMA device, named as its NIC is."""
+    """Read every port of every RDMA device, with the name of its NIC."""
     folder = root / "sys/class/infiniband"
     files = _device_files(root / "sys/class/infiniband_verbs")
     return tuple(
@@ -47,13 +47,13 @@ def read_rdma_ports(root: Path) -> tuple[RdmaPort, ...]:
 
 
 def _device_files(folder: Path) -> dict[str, str]:
-    """The device file of each RDMA device: /sys/class/infiniband_verbs/uverbs0/ibdev holds the device's name."""
+    """Map RDMA devices to device files: /sys/class/infiniband_verbs/uverbs0/ibdev holds the device's name."""
     devices = {name: text_of(folder / name / "ibdev") for name in names_in(folder)}
     return {device: f"/dev/infiniband/{printable(name)}" for name, device in devices.items() if device is not None}
 
 
 def _port_folders(device: Path) -> dict[str, Path]:
-    """The folders of a device's ports by the NICs' names: mlx5_0, or mlx5_0:2 where there are several."""
+    """Return the port folders of a device by NIC name: mlx5_0, or mlx5_0:2 with several ports."""
     numbers = sorted((name for name in names_in(device / "ports") if name.isdecimal()), key=int)
     if len(numbers) < 2:
         return {device.name: device / "ports" / (numbers[0] if numbers else "1")}
@@ -61,7 +61,7 @@ def _port_folders(device: Path) -> dict[str, Path]:
 
 
 def _port_word(text: str | None) -> str | None:
-    """'4: ACTIVE' → 'active'."""
+    """Parse '4: ACTIVE' → 'active'."""
     return None if text is None else text.rpartition(":")[2].strip().lower()
 
 
@@ -84,7 +84,7 @@ def _port(folder: Path, nic: str, device_file: str | None) -> RdmaPort:
 
 
 def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: UnknownFields) -> dict[str, int] | None:
-    """Those wanted that the port has and that hold a number; None where it has no such counters at all."""
+    """Return the wanted counters that the port has. None if it has no counters."""
     names = names_in(folder)
     if not names:
         unknown.reasons[field] = f"{folder.name} is empty or cannot be read"
@@ -94,7 +94,7 @@ def _counters(field: str, folder: Path, wanted: frozenset[str], unknown: Unknown
 
 
 def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
-    """The first entries of the table that are set: the kernel answers an error for the type of one that is not."""
+    """Return the used entries at the start of the table. The kernel returns an error for the type of unused ones."""
     kinds, addresses = folder / "gid_attrs/types", folder / "gids"
     if not exists(kinds):
         unknown.reasons["gids"] = "gid_attrs/types is not there"
@@ -109,7 +109,7 @@ def _gids(folder: Path, unknown: UnknownFields) -> tuple[Gid, ...] | None:
 
 
 def _address(text: str | None) -> str | None:
-    """Of which sort a GID is; None for one that is not set, or is none."""
+    """Return the kind of a GID's address. None if it is unset or invalid."""
     try:
         address = IPv6Address(text or "")
     except AddressValueError:
@@ -125,7 +125,7 @@ _AMAZON = 0x1D0F
 _EFA_FAMILY = 0xEFA
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec", re.ASCII)
 _SOFTWARE_NAMES = ("siw", "rxe")
-_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)  # Mbit/s that drivers and older kernels say for an unknown speed
+_NO_SPEED = (-1, 0, 0xFFFF, 0xFFFFFFFF)  # Mbit/s that drivers and older kernels report for an unknown speed
 _MODELS = {
     "MT4115": "ConnectX-4",
     "MT4117": "ConnectX-4 Lx",
@@ -145,7 +145,7 @@ _MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class _Interface:
-    """A network interface with a device behind it; `port` counts from 0 on the device."""
+    """A network interface of a device. `port` counts from 0."""
 
     name: str
     folder: Path
@@ -154,7 +154,7 @@ class _Interface:
 
 
 def read_nics(root: Path) -> tuple[NicFacts, ...]:
-    """Every port of every RDMA device, with its interfaces, then the interfaces that no RDMA device has."""
+    """Read every port of every RDMA device with its interfaces, then the other interfaces."""
     interfaces = _interfaces(root / "sys/class/net")
     folder = root / "sys/class/infiniband"
     rdma = [nic for name in names_in(folder) for nic in _rdma_ports(folder / name, interfaces)]
@@ -163,7 +163,7 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
 
 
 def nic_devices(root: Path) -> tuple[Path, ...]:
-    """The sysfs paths that lead to the devices of the NICs."""
+    """Return the sysfs paths of the NICs' devices."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
     return (*(rdma / name for name in names_in(rdma)), *(each.folder / "device" for each in _interfaces(net)))
 
@@ -184,7 +184,7 @@ def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicF
     own = [each for each in interfaces if each.address is not None and each.address == hardware.bus_id]
     ports = _port_folders(device)
     for name, port in ports.items():
-        # InfiniBand counts ports from 1, the network from 0.
+        # InfiniBand numbers ports from 1, the network from 0.
         of_port = own if len(ports) == 1 else [each for each in own if each.port == int(port.name) - 1]
         yield _rdma_port(device, port, replace(hardware, name=name), of_port)
 
@@ -195,12 +195,12 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
     rate_text = unknown.text("rate_gbit_s", port / "rate")
     rate = _RATE.match(rate_text or "")
     if state == "down":
-        # A port without a link still prints a rate, which is none that it had or will have.
+        # A port without a link prints a meaningless rate.
         unknown.reasons["rate_gbit_s"], rate = "the port is down", None
     elif rate_text is not None and rate is None:
         unknown.reasons["rate_gbit_s"] = f"rate is {rate_text!r}"
     is_infiniband = unknown.text("kind", port / "link_layer") == "InfiniBand"
-    # EFA's link layer does not tell it; what is RDMA and not InfiniBand runs over Ethernet.
+    # EFA's link layer does not identify it. All other RDMA that is not InfiniBand runs over Ethernet.
     kind = NicKind.EFA if hardware.kind is NicKind.EFA else NicKind.INFINIBAND if is_infiniband else NicKind.ROCE
     return replace(
         hardware,
@@ -216,9 +216,9 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
 
 
 def _physical_port(device: Path, interfaces: Sequence[_Interface]) -> str | None:
-    """The adapter's GUID and the name of its port: equal for devices that reach one port through slots of their own.
+    """Return the adapter's GUID and port name. Devices that share a port through different slots have the same.
 
-    NCCL compares the same GUID to find ports of one adapter (src/transport/net_ib). None where either is not told.
+    NCCL compares the GUID to find ports of one adapter (src/transport/net_ib). None if either is unknown.
     """
     port = text_of(interfaces[0].folder / "phys_port_name") if interfaces else None
     adapter = text_of(device / "sys_image_guid") if port else None
@@ -245,7 +245,7 @@ def _ethernet(interface: _Interface) -> NicFacts:
 
 
 def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
-    """The facts of the device behind a NIC; an emulated one may hang below the interface it runs over."""
+    """Read the device behind a NIC. An emulated device may be below its interface."""
     folder = None if name.startswith(_SOFTWARE_NAMES) else pci_folder(device)
     if folder is None:
         model = SOFTWARE_RDMA if name and (exists(device.parent) or name.startswith(_SOFTWARE_NAMES)) else None
@@ -266,7 +266,7 @@ def _hardware(device: Path, *, hca_type: str | None, name: str) -> NicFacts:
     )
 
 
-_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count words of four bytes
+_WORD_BYTES = 4  # port_xmit_data and port_rcv_data count 4-byte words
 _FULL_32 = 2**32 - 1
 _FULL = "the counter has 32 bits, and is full"
 _ERRORS = ("port_rcv_errors", "port_xmit_discards", "link_downed", "symbol_error")
@@ -274,7 +274,7 @@ _SELDOM = 10
 
 
 class NicCounters:
-    """Reads every port of every NIC, and the loopback. Interfaces of RDMA devices are left out: their ports count."""
+    """Reads every NIC port and the loopback. RDMA devices are counted by port, not by interface."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         infiniband, net = root / "sys/class/infiniband", root / "sys/class/net"
@@ -294,7 +294,7 @@ class NicCounters:
         self._errors: dict[str, dict[str, int]] = {}
 
     def read(self) -> tuple[NicReading, ...]:
-        """All of them at one moment; errors, each a question to the NIC's firmware, at one of ten."""
+        """Read all ports at one moment. Read errors, each a query to the NIC's firmware, in one of ten readings."""
         seldom = self._count % _SELDOM == 0
         self._count += 1
         ports = [self._port(name, folder, seldom=seldom) for name, folder in self._ports.items()]
@@ -347,7 +347,7 @@ def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _InterfaceFiles:
-    """The files of an interface of the kernel's, each named once: they are read at every interval."""
+    """The file names of an interface, built once because every interval reads them."""
 
     name: str
     sent: Path

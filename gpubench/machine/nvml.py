@@ -1,4 +1,4 @@
-"""NVML by pynvml, imported here alone: the driver, its visible GPUs, and the byte counters of links."""
+"""Imports pynvml, the only module that does: the driver, its visible GPUs, and byte counters of links."""
 
 import ctypes
 import os
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from gpubench.machine.gpus import NvmlFacts
 
 _FILE = "libnvidia-ml.so.1"
-_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"  # As pynvml says it, whose import takes 20 ms
+# pynvml's message. Importing pynvml would take 20 ms
+_NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver: `gpus` in all, `visible` to CUDA; `cuda` is 13000 for 13.0; `absent` says why none."""
+    """The NVIDIA driver: all `gpus`, those `visible` to CUDA, and `cuda` as 13000 for 13.0. `absent` says why it is
+    missing.
+    """
 
     version: str = ""
     cuda: int = 0
@@ -32,7 +35,7 @@ class Driver:
     absent: str = ""
 
     def hidden_gpus(self, root: Path = Path("/")) -> str:
-        """The reason why GPUs below `root`/dev cannot be used; empty where there are none, or they can."""
+        """Return why GPUs in `root`/dev cannot be used, or '' if there are none or they can."""
         if self.visible:
             return ""
         if self.gpus:
@@ -41,7 +44,7 @@ class Driver:
 
 
 def read_driver(environment: Mapping[str, str]) -> Driver:
-    """The driver, and the GPUs that a process with this environment may use; never raises for a missing driver."""
+    """Read the driver and the GPUs that a process with this environment may use. Never raises for a missing driver."""
     if not _is_installed():
         return Driver(absent=_NOT_FOUND)
     import pynvml
@@ -75,7 +78,7 @@ def _is_installed() -> bool:
 
 
 def read_nvml() -> "NvmlFacts":
-    """Driver, GPUs and pairs. Raises CouldNotMeasureError where a driver does not answer, or not this library."""
+    """Read driver, GPUs and pairs. Raises CouldNotMeasureError if the driver does not answer this library."""
     import pynvml
 
     from gpubench.machine.gpus import NvmlFacts, read_node
@@ -89,7 +92,7 @@ def read_nvml() -> "NvmlFacts":
             return NvmlFacts(driver=DriverFacts(absent=reason))
         raise CouldNotMeasureError(reason) from error
     try:
-        # Affinity masks are indexed by CPU number, and processors that are off have numbers too.
+        # Affinity masks are indexed by CPU number, and offline CPUs have numbers too.
         return read_node(pynvml, cpus=os.sysconf("SC_NPROCESSORS_CONF"))
     except pynvml.NVMLError as error:
         raise CouldNotMeasureError(f"NVML does not answer ({error})") from error
@@ -98,7 +101,7 @@ def read_nvml() -> "NvmlFacts":
 
 
 def open_library() -> Any | None:
-    """The initialised library, for repeated readings that end with its `nvmlShutdown`; None without a driver."""
+    """Return an initialized library for repeated readings. The caller calls `nvmlShutdown`. None without a driver."""
     if not _is_installed():
         return None
     import pynvml
@@ -111,7 +114,7 @@ def open_library() -> Any | None:
 
 
 def visible_count(gpus: int, setting: str | None) -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves: CUDA reads it up to the first entry it does not know."""
+    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves. CUDA stops at the first unknown entry."""
     if setting is None:
         return gpus
     names = (entry.strip() for entry in setting.split(","))
@@ -120,16 +123,16 @@ def visible_count(gpus: int, setting: str | None) -> int:
 
 
 _SENT = 138
-_RECEIVED = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload in KiB, without what the protocol adds
+_RECEIVED = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: KiB of payload without protocol overhead
 _PCIE_SENT = 197
-_PCIE_RECEIVED = 198  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, headers included
+_PCIE_RECEIVED = 198  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: 32 bits, including headers
 _ALL_LINKS = 0xFFFFFFFF
 _NO_SCOPE = 0
 _KIB = 1024
 
 
 def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: bool = False) -> LinkBytes:
-    """The counters of one GPU, all or those of one kind of link, which costs less."""
+    """Read the counters of one GPU. Reading only one kind of link costs less."""
     nvlink = [] if pcie_only else [(each, _ALL_LINKS) for each in (_SENT, _RECEIVED)]
     pcie = [] if nvlink_only else [(each, _NO_SCOPE) for each in (_PCIE_SENT, _PCIE_RECEIVED)]
     values = answers.fields(nvlink + pcie)
@@ -139,10 +142,10 @@ def read_link_bytes(answers: Answers, *, nvlink_only: bool = False, pcie_only: b
 
 
 class NvmlCounters:
-    """Counters of the GPUs with these PCI bus ids, in their order, from the time that the driver was loaded.
+    """Link counters of the GPUs with these PCI bus ids since the driver was loaded.
 
-    On H200 copies moved NVLink's by what was copied ± 4 KiB, copies through host memory PCIe's by 1.08 to 1.09 of it,
-    copies over NVLink PCIe's by 0.03 MiB: judge copies of megabytes only.
+    On H200, NVLink counters moved by the copied bytes ± 4 KiB, PCIe counters by 1.08 to 1.09 of host-staged bytes and
+    by 0.03 MiB during NVLink copies. Judge only copies of megabytes.
     """
 
     def __init__(self, bus_ids: Sequence[str]) -> None:
@@ -150,14 +153,14 @@ class NvmlCounters:
         self._gpus = [Answers.of_gpu(self._library, each) for each in bus_ids]
 
     def read(self, gpu: int) -> LinkBytes:
-        """The counters of the GPU at that position; a reading takes half a millisecond."""
+        """Read the counters of the GPU at a position, in half a millisecond."""
         answers = self._gpus[gpu]
         if answers is None:
             return LinkBytes()
         return read_link_bytes(answers)
 
     def close(self) -> None:
-        """Shut NVML down; nothing is counted from then on."""
+        """Shut NVML down."""
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library, self._gpus = None, [None] * len(self._gpus)

@@ -1,7 +1,7 @@
-"""The PCI tree of a node, from sysfs: devices, links, access control, address translation, counted errors.
+"""Reads the PCI tree of a node from sysfs: devices, links, access control, address translation, error counters.
 
-After Linux' pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. ACS, ATS and AER were not seen on
-hardware; only root may read them.
+The code follows Linux's pci_regs.h and Documentation/ABI/testing/sysfs-bus-pci-devices-aer. ACS, ATS and AER were not
+tried on hardware. Only root may read them.
 """
 
 import os
@@ -16,7 +16,7 @@ from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 from gpubench.records import dataclass
 
-# Domains have more than four digits under Intel VMD (10000:e1:00.0) and Hyper-V counts them up from odd numbers.
+# Intel VMD has domains of more than four digits (10000:e1:00.0). Hyper-V counts them up from odd numbers.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
@@ -24,19 +24,19 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _GPU_CLASSES = (0x0300, 0x0302)
 _NVSWITCH_CLASS = 0x0680
 _NVIDIA = 0x10DE
-_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines); 63 and 255: a device that has dropped off
+_UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines). 63 and 255: the device has dropped off
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevices:
-    """The folders of the NVIDIA devices of a host, in the order of their addresses."""
+    """The folders of a host's NVIDIA devices in address order."""
 
     gpus: tuple[Path, ...] = ()
     nvswitches: tuple[Path, ...] = ()
 
 
 def find_nvidia_devices(root: Path) -> PciDevices:
-    """The GPUs and NVSwitches on the PCI bus, with or without a driver: one file is read for every other device."""
+    """Find the GPUs and NVSwitches on the PCI bus, with or without a driver."""
     folder = root / "sys/bus/pci/devices"
     gpus: list[Path] = []
     nvswitches: list[Path] = []
@@ -49,19 +49,19 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 
 
 def pci_address(device: Path) -> str | None:
-    """The bus id of the PCI device that a sysfs path leads to or through: a virtio interface lies below one."""
+    """Return the bus id of the PCI device in a sysfs path. A virtio interface is below one."""
     ports = _ports_of(device)
     return snapshot.bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
-    """The folder of that PCI device."""
+    """Return the folder of the PCI device in a sysfs path."""
     ports = _ports_of(device)
     return ports[-1] if ports else None
 
 
 def place_of(device: Path) -> snapshot.PciPlace:
-    """The place in the PCI tree of the device that a sysfs path leads to; a PCIe switch shows as two bridges."""
+    """Return a device's place in the PCI tree. A PCIe switch appears as two bridges."""
     ports = _ports_of(device)
     if not ports:
         return snapshot.PciPlace()
@@ -77,7 +77,7 @@ def place_of(device: Path) -> snapshot.PciPlace:
 
 
 def link_of(device: Path) -> snapshot.PcieLink:
-    """The link of a device towards the CPU as it is trained, and at most, as this end of it has them."""
+    """Return the current and maximum link of a device towards the CPU, as the device reports them."""
     return snapshot.PcieLink(
         generation=_generation(device / "current_link_speed"),
         width=_width(device / "current_link_width"),
@@ -87,7 +87,7 @@ def link_of(device: Path) -> snapshot.PcieLink:
 
 
 def trained_link(device: Path) -> snapshot.PcieLink:
-    """The link of a PCI device towards the CPU: neither end can make it better than the other one allows."""
+    """Return the link of a PCI device towards the CPU. Each maximum is the lower one of both ends."""
     ports = _ports_of(device)
     link = link_of(ports[-1] if ports else device)
     if len(ports) < 2:
@@ -101,7 +101,7 @@ def trained_link(device: Path) -> snapshot.PcieLink:
 
 
 def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
-    """The PCIe switches above some devices, each once, in the order of their bus ids."""
+    """Return the PCIe switches above these devices, without duplicates, by bus id."""
     ports = {snapshot.bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
     return tuple(
         snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port))
@@ -110,7 +110,7 @@ def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
 
 
 def driver_of(device: Path) -> str | None:
-    """The name of the kernel driver that has the device."""
+    """Return the name of the device's kernel driver."""
     try:
         return (device / "driver").readlink().name
     except OSError:
@@ -118,7 +118,7 @@ def driver_of(device: Path) -> str | None:
 
 
 def _ports_of(device: Path) -> list[Path]:
-    """The folders of the bridges above a PCI device, from the CPU on, and its own; empty where there is none."""
+    """Return the folders of the bridges above a PCI device, from the CPU on, and its own. Empty if there is none."""
     return list(_ports_on(os.path.realpath(device)))
 
 
@@ -135,7 +135,7 @@ def _ports_on(path: str) -> tuple[Path, ...]:
 
 
 def _best(own: int | None, above: int | None, now: int | None) -> int | None:
-    """The smaller of two maxima, unless it is below what is: a hypervisor's made-up port tells less than it does."""
+    """Return the lower maximum, unless it is below the current value, as with a hypervisor's virtual port."""
     smaller = min((each for each in (own, above) if each is not None), default=None)
     return own if now is not None and smaller is not None and smaller < now else smaller
 
@@ -163,7 +163,7 @@ _WORD_BYTES = 4
 
 
 def read_access_control(device: Path, unknown: UnknownFields) -> snapshot.AccessControl | None:
-    """The port's ACS registers; None, with the reason kept, where they cannot be read."""
+    """Read a port's ACS registers. If they cannot be read, keep the reason and return None."""
     registers = _capability(device, _ACS, ACCESS_CONTROL, unknown)
     if registers is None:
         return None if ACCESS_CONTROL in unknown.reasons else snapshot.AccessControl()
@@ -171,7 +171,7 @@ def read_access_control(device: Path, unknown: UnknownFields) -> snapshot.Access
 
 
 def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | None:
-    """True where the device asks the IOMMU for addresses (ATS), which lets a switch send directly despite ACS."""
+    """True if the device translates addresses with the IOMMU (ATS): then a switch forwards directly despite ACS."""
     registers = _capability(device, _ATS, ADDRESS_TRANSLATION, unknown)
     if registers is None:
         return None if ADDRESS_TRANSLATION in unknown.reasons else False
@@ -179,7 +179,7 @@ def _read_address_translation(device: Path, unknown: UnknownFields) -> bool | No
 
 
 def _capability(device: Path, identity: int, field: str, unknown: UnknownFields) -> int | None:
-    """The word behind a capability's header, else None with the reason; few words are read, as each costs."""
+    """Return the word after a capability's header, or None with the reason. Each word that is read costs time."""
     try:
         file = os.open(device / "config", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -236,7 +236,7 @@ _MOST_DIGITS = 19
 
 
 def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | None:
-    """The counters of a device; None, with the reason kept as `errors`, where it has none that can be read."""
+    """Read a device's error counters. If they cannot be read, keep the reason as `errors` and return None."""
     totals: dict[str, int] = {}
     named: dict[str, int] = {}
     for severity in _SEVERITIES:
@@ -247,7 +247,7 @@ def read_errors(device: Path, unknown: UnknownFields) -> snapshot.PcieErrors | N
         if total is None:
             unknown.reasons.setdefault("errors", reader.reasons.get("errors") or f"aer_dev_{severity} has no total")
             if severity == _SEVERITIES[0] and text is None:
-                # The kernel makes all three files or none.
+                # The kernel creates all three files or none.
                 return None
             continue
         totals[severity] = total
@@ -276,7 +276,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 def read_pci_devices(
     gpus: Iterable[Path], nics: Iterable[Path], minors: Mapping[str, int]
 ) -> tuple[snapshot.PciDevice, ...]:
-    """All PCI devices on the paths of GPUs and NICs, by bus id; `minors` numbers the GPUs' device files."""
+    """Return all PCI devices on the paths of GPUs and NICs by bus id. `minors` numbers the GPUs' device files."""
     found: dict[str, snapshot.PciDevice] = {}
     for kind, devices in ((snapshot.PciKind.GPU, gpus), (snapshot.PciKind.NIC, nics)):
         for device in devices:
@@ -290,7 +290,7 @@ def read_pci_devices(
 
 
 def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapshot.PciKind]]:
-    """The bridges above a device, from the CPU on, and the device itself. Behind the root port they come in pairs."""
+    """Yield the bridges above a device, from the CPU on, and the device. Below the root port, bridges come in pairs."""
     ports = _ports_of(device)
     for position, folder in enumerate(ports[:-1]):
         inner = snapshot.PciKind.UPSTREAM_PORT if position % 2 else snapshot.PciKind.DOWNSTREAM_PORT
@@ -332,7 +332,7 @@ def _identity(folder: Path, unknown: UnknownFields) -> str | None:
 
 
 def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
-    """The group, by the link that every user may read; a device that no IOMMU serves has none."""
+    """Return the IOMMU group from a link that every user may read. Without an IOMMU there is none."""
     try:
         name = (folder / "iommu_group").readlink().name
     except OSError as error:
@@ -345,7 +345,9 @@ def _iommu_group(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
-    """From the line of BAR 1 in `resource`: its first and last address, and flags; zeros where it has no place."""
+    """Return the size of BAR 1 from its line in `resource`: first address, last address and flags, or zeros if
+    unassigned.
+    """
     lines = (unknown.text("bar1_bytes", folder / "resource") or "").split("\n")
     match = _ADDRESSES.fullmatch(lines[_BAR1].strip()) if len(lines) > _BAR1 else None
     first, last = (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
@@ -356,7 +358,9 @@ def _bar1(folder: Path, unknown: UnknownFields) -> int | None:
 
 
 def _bar1_most(folder: Path, unknown: UnknownFields) -> int | None:
-    """Bit n of resource1_resize stands for 2^n MiB; only a device with resizable BARs has the file (Linux 6.1)."""
+    """Return the largest size of BAR 1. Bit n of resource1_resize means 2^n MiB. Only resizable BARs have it (Linux
+    6.1).
+    """
     text = unknown.text("bar1_most_bytes", folder / "resource1_resize")
     if text is None:
         return None

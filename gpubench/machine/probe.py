@@ -1,4 +1,4 @@
-"""Probes of this node: each source is a child process with a deadline."""
+"""Reads this node through child processes, one per source, each with a deadline."""
 
 import contextlib
 import json
@@ -42,15 +42,15 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.records import dataclass
 
-_SECONDS_TO_END = 1.0  # For a child that answered or was killed; one inside a driver's call may never end
-_SECONDS_TO_EXIT = 10.0  # For a child whose output has ended: its exit status is the only explanation
+_SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
+_SECONDS_TO_EXIT = 10.0  # Wait for the exit status of a child whose output ended, because it is the only explanation
 _CHUNK_BYTES = 2**16
-_LEAST_WAIT_S = 1.0  # A driver that hangs leaves its caller asleep. A host that is overloaded leaves it waiting.
+_LEAST_WAIT_S = 1.0  # A hung driver leaves its caller asleep. An overloaded host leaves it waiting for a CPU.
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A child's answer, or why there is none."""
+    """A child's answer, or the reason why there is none."""
 
     document: dict[str, Any] | None = None
     error: str = ""
@@ -60,13 +60,13 @@ class StageResult:
 def run_stages(
     commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], timeout_s: float
 ) -> dict[str, StageResult]:
-    """The results of all commands, by name. None is left running, save one that even SIGKILL does not reach."""
+    """Run all commands and return their results by name. Leave no child behind, unless even SIGKILL does not end it."""
     with Stages(commands, environment) as stages:
         return stages.results(timeout_s)
 
 
 class Stages:
-    """Children that run while something else is done here; usable as a context, which ends those that still do."""
+    """Children that run in the background. As a context manager it ends those that are left."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._children = {name: _Child(command, environment) for name, command in commands.items()}
@@ -79,7 +79,7 @@ class Stages:
             child.end()
 
     def results(self, timeout_s: float) -> dict[str, StageResult]:
-        """Their answers so far and within the time from now on, by name."""
+        """Return the answers that arrived or arrive within `timeout_s`, by name."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for child in self._children.values():
@@ -91,18 +91,18 @@ class Stages:
                     if key.data.read():
                         selector.unregister(key.fileobj)
                 if left <= 0:
-                    break  # with what lay there, though this process may have come late to it
+                    break  # keep what was already written, although this process may read it late
         return {name: child.result(timeout_s) for name, child in self._children.items()}
 
 
 def seconds_without_cpu(pid: int, root: Path = Path("/")) -> float:
-    """Seconds for which a process was ready to run and had no CPU; 0 if the kernel does not count them."""
+    """Return the seconds that a process was runnable without a CPU, 0 if the kernel does not count them."""
     words = (text_of(root / f"proc/{pid}/schedstat") or "").split()
     return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
 
 class _Child:
-    """A process, and what it has written so far; a line of JSON is its answer, whether or not it ends."""
+    """A child process and its output so far. A line of JSON is its answer, whether or not it exits."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.output: IO[bytes] | None = None
@@ -126,7 +126,7 @@ class _Child:
             self._start_error = str(error)
 
     def read(self) -> bool:
-        """Take what there is to read; true once there will be nothing more of interest."""
+        """Read the available output. True if nothing more of interest will come."""
         assert self.output is not None
         chunk = os.read(self.output.fileno(), _CHUNK_BYTES)
         self._written += chunk
@@ -178,7 +178,7 @@ class _Child:
 
 
 NVML_ALONE = ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced")
-"""Of the driver's settings, those that no file tells."""
+"""Driver settings that are in no file."""
 
 UNLISTED = "on the PCI bus, but the driver does not list it"
 _NVIDIA_DRIVER = "nvidia"
@@ -191,7 +191,7 @@ def merge(
     cuda: CudaFacts | None,
     failures: Sequence[ProbeFailure] = (),
 ) -> Snapshot:
-    """The snapshot of a node. None is a source that gave nothing, of which `failures` says why."""
+    """Merge the sources into the snapshot of a node. None is a source without an answer. `failures` has the reasons."""
     kernel = sysfs or SysfsFacts()
     listed = _gpus(kernel, nvml)
     unseen = _why_unseen(len(listed), cuda)
@@ -206,7 +206,7 @@ def merge(
         source=f"gpubench {__version__}",
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=kernel.machine,
-        # The kernel names the version of a driver that does not answer, and alone knows which module it is.
+        # The kernel knows the version of a driver that does not answer, and which module it is.
         driver=replace(
             driver,
             version=driver.version or kernel.driver.version,
@@ -248,7 +248,7 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
     nameless = [gpu for gpu in nvml.gpus if gpu.bus_id is None]
     names: dict[int, str | None] = {}
     if nameless and len(nameless) == len(unlisted):
-        # NVML counts GPUs in the order of their bus ids, also those that it lost before it could name them.
+        # NVML numbers GPUs by bus id, including those that were lost before it could name them.
         names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
         unlisted = []
     gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
@@ -258,10 +258,10 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
 
 
 def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> bool:
-    """True where a GPU that the driver does not list belongs to another virtual machine or container, and is not lost.
+    """True if an unlisted GPU belongs to another virtual machine or container. False if it is lost.
 
-    A virtual machine's has another driver. A container sees every GPU on the bus but has device files for its own only,
-    whereas a GPU that was lost has left its device file behind.
+    A GPU of a virtual machine has another driver. A container sees every GPU on the bus but has device files only for
+    its own. A lost GPU leaves its device file behind.
     """
     driver = kernel.gpu_drivers.get(gpu.bus_id or "")
     return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
@@ -287,7 +287,9 @@ def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
 
 
 def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
-    """Why CUDA shows fewer GPUs than the driver's `gpus`; '' where nothing asked for it. Of MIG it shows one."""
+    """Return why CUDA shows fewer GPUs than the driver, or '' if no setting explains it. CUDA shows one MIG
+    instance.
+    """
     if cuda is None or cuda.visible_devices is None:
         return ""
     named = visible_count(gpus, cuda.visible_devices)
@@ -336,7 +338,7 @@ def _why_not_in_cuda(cuda: CudaFacts | None, failures: Sequence[ProbeFailure]) -
 
 
 def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFacts | None) -> tuple[ProbeFailure, ...]:
-    """No CUDA is a failure where the driver has GPUs, unless CUDA_VISIBLE_DEVICES asked for it."""
+    """Report a failure if the driver has GPUs and CUDA none, unless CUDA_VISIBLE_DEVICES hides them."""
     if cuda is None or cuda.absent is None or _why_unseen(len(gpus), cuda) == HIDDEN:
         return ()
     if nvml is None or nvml.driver.absent is not None or not gpus:
@@ -344,7 +346,7 @@ def _cuda_failure(gpus: Sequence[GpuFacts], nvml: NvmlFacts | None, cuda: CudaFa
     return (ProbeFailure(stage="cuda", error=cuda.absent),)
 
 
-COUNTING = (SYSFS, NVML)  # The stages that know what devices have counted
+COUNTING = (SYSFS, NVML)  # The stages that read error counters of devices
 T = TypeVar("T")
 
 
@@ -354,9 +356,9 @@ def probe(
     root: Path = Path("/"),
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
-    """This node, read in at most about `timeout_s`; what did not answer in time is in the snapshot's `failures`.
+    """Read this node within about `timeout_s`. Sources that do not answer are listed in `failures`.
 
-    `stages` are the children's command lines by name; `root` is where sysfs and procfs are found.
+    `stages` are the children's command lines by name. `root` is where sysfs and procfs are found.
     """
     return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
 
@@ -368,7 +370,7 @@ def watch_errors(
     root: Path = Path("/"),
     stages: Mapping[str, Sequence[str]] | None = None,
 ) -> Snapshot:
-    """The snapshot with the errors that devices have counted since, by the kernel and NVML alone."""
+    """Read the error counters again through the kernel and NVML, and return the snapshot with the new errors."""
     asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
     results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
     after = _put_together({CUDA: StageResult(error="not asked"), **results})
@@ -378,18 +380,18 @@ def watch_errors(
 
 
 class Probe(Stages):
-    """A probe that runs while something else is done here: it begins when this is made."""
+    """A probe that runs in the background and starts on construction."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(stages or stage_commands(), _of_whole_gpus(environment))
 
     def snapshot(self, timeout_s: float) -> Snapshot:
-        """This node; what has not answered, and does not within the time from now on, is in its `failures`."""
+        """Return this node. Sources that do not answer within `timeout_s` are listed in `failures`."""
         return _put_together(self.results(timeout_s))
 
 
 def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of children without MPS's share of a GPU, which would show fewer multiprocessors."""
+    """Return an environment without MPS's share of a GPU, which would hide multiprocessors."""
     return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
 
 
@@ -402,7 +404,7 @@ def _put_together(results: Mapping[str, StageResult]) -> Snapshot:
 
 
 def stage_commands(root: Path = Path("/")) -> dict[str, list[str]]:
-    """The command lines of the three children."""
+    """Return the command lines of the three children."""
     return {each: module_command(stage.__name__, each, str(root)) for each in (SYSFS, NVML, CUDA)}
 
 

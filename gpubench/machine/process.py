@@ -1,4 +1,4 @@
-"""The facts of this process: rights, container, limits, CPU time, debuggers, and user files that decide about NCCL."""
+"""Reads this process: rights, container, limits, CPU time, debuggers, and user files that change NCCL's behavior."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ _CAPABILITIES = {
     23: "SYS_NICE",
     24: "SYS_RESOURCE",
 }
-"""Numbers of linux/capability.h: those that memory sharing, RDMA and configuration spaces ask for."""
+"""Capability numbers of linux/capability.h that memory sharing, RDMA and configuration spaces need."""
 
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]{1,16})$", re.ASCII | re.MULTILINE)
 _MEMORY_NODES = re.compile(r"^Mems_allowed_list:\s*([\d,-]{1,300})$", re.ASCII | re.MULTILINE)
@@ -54,12 +54,11 @@ _TOOLS = {
     "AddressSanitizer": re.compile(r"lib(clang_rt\.)?[at]san"),
     "Valgrind": re.compile(r"vgpreload_"),
 }
-"""By the file names of what each loads into the process that it looks at. libcupti alone is none: PyTorch loads it
-without asking it for anything."""
+"""Tools by the library that they load into a process. libcupti alone is no sign: PyTorch always loads it."""
 
 
 def capabilities(status: str, unknown: host.UnknownFields) -> tuple[str, ...] | None:
-    """Those in force, of the ones that count here, from the text of /proc/self/status."""
+    """Return the relevant capabilities in force, from the text of /proc/self/status."""
     match = _EFFECTIVE.search(status)
     if match is None:
         unknown.reasons["capabilities"] = "/proc/self/status has no CapEff"
@@ -69,7 +68,7 @@ def capabilities(status: str, unknown: host.UnknownFields) -> tuple[str, ...] | 
 
 
 def memory_nodes(status: str, unknown: host.UnknownFields) -> str | None:
-    """The memory nodes that this process may take memory from, as a list of ranges."""
+    """Return the memory nodes that this process may use, as a list of ranges."""
     match = _MEMORY_NODES.search(status)
     if match is None:
         unknown.reasons["memory_nodes"] = "/proc/self/status has no Mems_allowed_list"
@@ -78,14 +77,14 @@ def memory_nodes(status: str, unknown: host.UnknownFields) -> str | None:
 
 
 def denied(paths: Iterable[str], root: Path) -> tuple[str, ...]:
-    """The device files that this process may not read and write, by access(2), which opens none."""
+    """Return the device files that this process may not read and write, by access(2), which does not open them."""
     return tuple(
         path for path in paths if not os.access(root / path.removeprefix("/"), os.R_OK | os.W_OK, effective_ids=True)
     )
 
 
 def tracer(status: str, root: Path) -> str | None:
-    """The process that traces this one ('4711 (gdb)'), from the text of /proc/self/status; None for none."""
+    """Return the process that traces this one ('4711 (gdb)'), from the text of /proc/self/status, or None."""
     match = _TRACER.search(status)
     if match is None:
         return None
@@ -94,7 +93,7 @@ def tracer(status: str, root: Path) -> str | None:
 
 
 def tools(root: Path) -> dict[str, str]:
-    """The first library of each tool that is mapped here, by the tool's name."""
+    """Return each tool with its first mapped library."""
     found: dict[str, str] = {}
     lines = (host.text_of(root / "proc/self/maps") or "").splitlines()
     for path in dict.fromkeys(line.partition("/")[2].removesuffix(" (deleted)") for line in lines):
@@ -105,10 +104,10 @@ def tools(root: Path) -> dict[str, str]:
     return found
 
 
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # Call numbers of every architecture; Python may lack its own
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438  # Call numbers on every architecture. Python may not have them
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "ppc64le": 260}
 _POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred many", "weighted interleave")
-"""MPOL_* in linux/mempolicy.h, from 0 on; above them stand flags."""
+"""MPOL_* in linux/mempolicy.h, from 0. Higher bits are flags."""
 
 _MODE_BITS = 0xFF
 _MOST_NODES = 4096
@@ -118,12 +117,12 @@ _NOT_TRIED = "not tried: a seccomp filter is in force, and whose is not known"
 
 
 def may_call(seccomp: int | None, hints: Iterable[str]) -> bool:
-    """True where calls may be tried: no filter, or a container runtime's, which refuses calls and kills nobody."""
+    """True if system calls may be tried: no filter, or a container runtime's, which refuses calls without killing."""
     return seccomp != _FILTERED or not host.RUNTIMES.isdisjoint(hints)
 
 
 def pidfd_getfd(unknown: host.UnknownFields, *, allowed: bool) -> bool | None:
-    """True where pidfd_getfd passes descriptors of GPU memory, as expandable segments do; tried on this process."""
+    """True if pidfd_getfd can pass descriptors of GPU memory, as expandable segments do. Tried on this process."""
     if not allowed:
         unknown.reasons["pidfd_getfd"] = _NOT_TRIED
         return None
@@ -142,7 +141,7 @@ def pidfd_getfd(unknown: host.UnknownFields, *, allowed: bool) -> bool | None:
 
 
 def memory_policy(unknown: host.UnknownFields, *, allowed: bool) -> str | None:
-    """From which memory nodes this process takes memory: 'default', or 'bind 0-1' as numactl sets it."""
+    """Return the NUMA memory policy of this process: 'default', or for example 'bind 0-1' (set by numactl)."""
     number = _GET_MEMPOLICY.get(platform.machine())
     if not allowed or number is None:
         unknown.reasons["memory_policy"] = _NOT_TRIED if number else f"not asked on {platform.machine()}"
@@ -162,14 +161,14 @@ _LEAST_NS = 20_000_000
 
 
 class RunDelay(NamedTuple):
-    """Nanoseconds that the main thread ran, and that it was ready to run and waited for a CPU."""
+    """Nanoseconds that the main thread ran, and that it waited for a CPU."""
 
     ran_ns: int
     waited_ns: int
 
 
 def run_delay(root: Path = Path("/")) -> RunDelay | None:
-    """Both since the thread was made (sched-stats.rst of the kernel); None where the kernel keeps no count."""
+    """Read both since the start of the thread (sched-stats.rst of the kernel). None if the kernel does not count."""
     fields = (host.text_of(root / "proc/self/schedstat") or "").split()
     if len(fields) < len(RunDelay._fields) or not all(each.isdecimal() for each in fields):
         return None
@@ -177,7 +176,7 @@ def run_delay(root: Path = Path("/")) -> RunDelay | None:
 
 
 def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | None:
-    """The share of runnable time in which the thread waited for a CPU; None below 20 ms of runnable time."""
+    """Return the share of runnable time spent waiting for a CPU. None below 20 ms of runnable time."""
     if before is None or after is None:
         return None
     waited_ns = after.waited_ns - before.waited_ns
@@ -186,7 +185,7 @@ def waited_share(before: RunDelay | None, after: RunDelay | None) -> float | Non
 
 
 def cpu_quota(root: Path) -> CpuQuota | None:
-    """The least that this process's control group and those above it grant, versions 1 and 2; None for no limit."""
+    """Return the lowest CPU quota of this process's control groups, versions 1 and 2, or None without a limit."""
     found: list[CpuQuota] = []
     for entry in (host.text_of(root / "proc/self/cgroup") or "").splitlines():
         controllers, _, path = entry.partition(":")[2].partition(":")
@@ -199,7 +198,7 @@ def cpu_quota(root: Path) -> CpuQuota | None:
 
 
 def _limits(root: Path, mount: str, path: str) -> Iterator[CpuQuota]:
-    """In a container the mount shows the own group as its root, so groups that are not there are passed over."""
+    """Read the quotas from a group up to the root. Skip missing groups: in a container, its own group is the root."""
     top = root / mount
     group = top / path.strip("/")
     for folder in (group, *group.parents):
@@ -212,7 +211,7 @@ def _limits(root: Path, mount: str, path: str) -> Iterator[CpuQuota]:
 
 
 def _of_version_2(folder: Path) -> float | None:
-    """'200000 100000' is two CPUs, 'max 100000' no limit."""
+    """Parse '200000 100000' as two CPUs, and 'max 100000' as no limit."""
     fields = (host.text_of(folder / "cpu.max") or "").split()
     if not fields or not fields[0].isdecimal():
         return None
@@ -226,13 +225,13 @@ def _of_version_1(folder: Path) -> float | None:
 
 
 _SETTING = "NCCL_TOPO_FILE"
-_DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"  # Read by NCCL where nothing is set (src/graph/topo.cc)
+_DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"  # NCCL's default topology file (src/graph/topo.cc)
 _MOST_BYTES = 4 * 2**20
 _MOST_DEVICES = 4096
 
 
 def read_topology_file(settings: Mapping[str, str], root: Path) -> TopologyFile | None:
-    """The file with what is in it; None where NCCL reads none. `settings` are NCCL's, of whatever origin."""
+    """Read the topology file that NCCL would read, or None. `settings` are NCCL's variables from any source."""
     named = settings.get(_SETTING)
     path, by = (named, _SETTING) if named else (_DEFAULT, "NCCL's default")
     unknown = host.UnknownFields()
@@ -283,7 +282,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFiles:
-    """The contents of those files; `unknown` has the reasons for what is missing."""
+    """The contents of user files that NCCL reads. `unknown` has a reason per missing file."""
 
     nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     topology_file: TopologyFile | None = None
@@ -299,12 +298,12 @@ def _read_user_files(environment: Mapping[str, str], loaded: Mapping[str, str], 
 
 
 def no_answer() -> str:
-    """The reason for what was not read in time."""
+    """Return the reason for a file that was not read in time."""
     return f"no answer within {SECONDS_TO_ANSWER:g} s: a file system does not respond"
 
 
 def in_time(read: Callable[[], T]) -> T | None:
-    """What is read, by a thread; None where a file system does not answer in time."""
+    """Run `read` in a thread. None if the file system does not answer in time."""
     answer: list[T] = []
     thread = threading.Thread(target=lambda: answer.append(read()), daemon=True)
     thread.start()
@@ -325,7 +324,7 @@ def _read(environment: Mapping[str, str], loaded: Mapping[str, str], root: Path)
     )
 
 
-UNLIMITED = -1  # `memlock_bytes` of a process that may lock all memory
+UNLIMITED = -1  # `memlock_bytes` of a process without a limit
 _NAMESPACE = re.compile(r"\w+:\[(\d+)\]", re.ASCII)
 _SECCOMP = re.compile(r"^Seccomp:\s*(\d+)", re.ASCII | re.MULTILINE)
 _IMEX = "nvidia-caps-imex-channels"
@@ -340,7 +339,9 @@ _LIBRARY = re.compile(
 def read_rank_facts(
     rank: int, node: int, local_rank: int, environment: Mapping[str, str], root: Path = Path("/")
 ) -> RankFacts:
-    """The facts of this process, `environment` the allow-list; lockable memory in bytes, -1 without limit."""
+    """Read the facts of this process. `environment` is the allow-list. Lockable memory is in bytes, -1 without
+    limit.
+    """
     unknown = host.UnknownFields()
     status = host.text_of(root / "proc/self/status") or ""
     seccomp = _SECCOMP.search(status)
@@ -393,7 +394,7 @@ def read_rank_facts(
 
 
 def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
-    """The same with what may have come since: a debugger, and tools and NCCL's plugins, which CUDA and NCCL load."""
+    """Read again what may have changed: a debugger, tools, and plugins that CUDA and NCCL load."""
     plugins = {
         name: file for name, file in mapped_libraries(root / "proc/self/maps").items() if name.startswith(_PLUGIN)
     }
@@ -406,7 +407,7 @@ def read_again(facts: RankFacts, root: Path = Path("/")) -> RankFacts:
 
 
 def namespaces_in(folder: Path) -> dict[str, int]:
-    """Inode numbers by kind. What new children would get (pid_for_children) is not this process's."""
+    """Return namespace inodes by kind, without those of future children (pid_for_children)."""
     found = {}
     for name in host.names_in(folder):
         if name.endswith("_for_children"):
@@ -421,7 +422,7 @@ def namespaces_in(folder: Path) -> dict[str, int]:
 
 
 def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
-    """Device, size and free bytes of /dev/shm, None each where there is none."""
+    """Return device, size and free bytes of /dev/shm, each None if unknown."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)
     except OSError:
@@ -437,7 +438,7 @@ def _device_files(root: Path) -> tuple[str, ...]:
 
 
 def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> bool | None:
-    """True where the loaded UCX has its module for GPU memory, which it looks for beside its library."""
+    """True if the loaded UCX has its module for GPU memory next to its library."""
     if library is None:
         unknown.reasons["ucx_cuda"] = "no UCX is loaded in this process"
         return None
@@ -447,7 +448,7 @@ def _ucx_cuda(library: str | None, root: Path, unknown: host.UnknownFields) -> b
 
 
 def mapped_libraries(maps: Path) -> dict[str, str]:
-    """The files of the libraries that carry data, by name: the first of each that is mapped."""
+    """Return the first mapped file of each communication library by name."""
     found: dict[str, str] = {}
     for line in (host.text_of(maps) or "").splitlines():
         columns = line.split(maxsplit=5)

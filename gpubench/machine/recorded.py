@@ -1,6 +1,6 @@
-"""Machines on disk: a folder with a snapshot a node (`nodes/HOST.json`), the facts of every rank (`ranks.jsonl`), and
-what was found there, a file a command (`p2p.jsonl`, `libraries.jsonl`), with NCCL's log of every rank
-(`nccl/rank0.log`).
+"""Reads and writes recorded machines. A recording is a folder with one snapshot per node (`nodes/HOST.json`), the
+facts of every rank (`ranks.jsonl`), one file per command (`p2p.jsonl`, `libraries.jsonl`), and NCCL's log of
+every rank (`nccl/rank0.log`).
 """
 
 import contextlib
@@ -30,11 +30,11 @@ _REASON, _ADVICE = (
     "the recording was edited by hand, cut off, or is of a newer gpubench",
     "record it again: --record DIR",
 )
-"""Of errors in a recording that say no more than what is wrong."""
+"""Text for errors in a recording without a more specific reason."""
 
 
 def check_recordable(directory: Path) -> None:
-    """Check that a recording can be written to a folder, which is left as it was. Raises UsageError."""
+    """Check that a recording can be written to a folder, without changing it. Raises UsageError."""
     nodes = directory / _NODES
     if any(nodes.glob("*.json")):
         raise UsageError(
@@ -58,7 +58,7 @@ def check_recordable(directory: Path) -> None:
 
 
 def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
-    """Write nodes and ranks into a folder, which is made where there is none; OutputError where it cannot be."""
+    """Write nodes and ranks into a folder, creating it if needed. Raises OutputError."""
     with naming_output(directory):
         (directory / _NODES).mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
@@ -74,12 +74,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
-    """Add to a recording the libraries of every host; OutputError where they cannot be written."""
+    """Add the libraries of every host to a recording. Raises OutputError."""
     _write(directory / _LIBRARIES, "".join(map(json_line, hosts)).encode())
 
 
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
-    """The libraries of every host of a recording; UsageError where it has none, or they cannot be read."""
+    """Read the libraries of every host in a recording. Raises UsageError if it has none or they cannot be read."""
     lines = read_samples(directory, _LIBRARIES, "libraries")
     with advising(reason=_REASON, next_step=_ADVICE):
         return [_libraries_of(line, where) for line, where in lines]
@@ -92,7 +92,7 @@ def _libraries_of(line: str, where: str) -> LibrariesFacts:
 
 
 def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
-    """Add to a recording NCCL's log of every rank, for people and for `gpubench explain`; OutputError as above."""
+    """Add NCCL's log of every rank to a recording, for people and for `gpubench explain`. Raises OutputError."""
     for rank, text in enumerate(texts):
         if text:
             with naming_output(directory / _LOGS):
@@ -102,7 +102,7 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
 
 @advising(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
-    """Nodes and ranks of a recording, by host name; with `host` of that one alone. Raises UsageError."""
+    """Read nodes and ranks of a recording by host name, or only those of `host`. Raises UsageError."""
     paths = sorted(_node_files(directory), key=lambda path: _natural(path.stem))
     if not paths:
         raise UsageError(
@@ -129,7 +129,7 @@ def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snaps
 
 
 def _node_files(directory: Path) -> list[Path]:
-    """The files of nodes, none where there is no folder of them; UsageError for more than a recording has."""
+    """Return the node files, or none without their folder. Raises UsageError for too many."""
     with contextlib.suppress(OSError), os.scandir(directory / _NODES) as entries:
         names = (entry.name for entry in entries if entry.name.endswith(".json"))
         found = list(islice(names, limits.MOST_NODES + 1))
@@ -158,7 +158,7 @@ def _read_ranks(path: Path) -> Iterator[RankFacts]:
 
 @contextlib.contextmanager
 def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
-    """Add a file of raw samples to a recording; dataclasses are written at once, as lines. Raises OutputError."""
+    """Add a file of raw samples to a recording. Each record is written at once as a line. Raises OutputError."""
     path = directory / name
     with naming_output(path):
         file = path.open("xb", buffering=0)
@@ -174,7 +174,7 @@ def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object],
 
 
 def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, str]]:
-    """The whole lines of a file of raw samples, each with its place. Raises UsageError."""
+    """Read the complete lines of a sample file, each with its place. Raises UsageError."""
     path = directory / name
     if not path.exists():
         raise UsageError(
@@ -197,7 +197,7 @@ def _lines(path: Path, most_bytes: int, most_lines: int) -> Iterator[tuple[str, 
                 left -= len(line)
                 if left < 0:
                     raise _too_much(f"{path} has more than {_mib(most_bytes)}")
-                if not line.rstrip(b"\0"):  # the end, or what a power cut leaves behind it
+                if not line.rstrip(b"\0"):  # the end of the file, or the padding that a power cut left
                     return
                 if number > most_lines:
                     raise _too_much(f"{path} has more than {most_lines} lines")
@@ -229,5 +229,5 @@ def _file_name(host: str, taken: set[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """node2 before node10."""
+    """Sort key that puts node2 before node10."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name)]

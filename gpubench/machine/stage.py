@@ -1,4 +1,4 @@
-"""A child of the probe: `python -P -m gpubench.machine.stage STAGE ROOT` writes facts as a line of JSON."""
+"""A child process of the probe: `python -P -m gpubench.machine.stage STAGE ROOT` prints facts as a line of JSON."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SEARCH, NCCL4PY, MPI4PY, VERSION = "search", "nccl4py", "mpi4py", "version"  # t
 
 
 def read_stage(stage: str, root: Path, environment: Mapping[str, str]) -> "SysfsFacts | NvmlFacts | CudaFacts":
-    """The facts that a child reads; CouldNotMeasureError where the source is there and does not answer."""
+    """Read the facts of one stage. Raises CouldNotMeasureError if the source exists and does not answer."""
     if stage == SYSFS:
         from gpubench.machine.sysfs import read_sysfs
 
@@ -44,7 +44,7 @@ def _read_cuda(visible_devices: str | None) -> "CudaFacts":
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The child: facts to stdout, or one line about what went wrong to stderr. Returns the exit code."""
+    """Print facts to stdout, or an error line to stderr, and return the exit code."""
     stage, root = arguments
     leave_core()
     try:

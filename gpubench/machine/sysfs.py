@@ -1,6 +1,6 @@
-"""The node according to its kernel: machine, names, settings of kernel and NVIDIA driver, services of the fabric.
+"""Reads the node from its kernel: machine, names, kernel and NVIDIA driver settings, fabric services.
 
-IMEX and the subnet manager were not seen on hardware.
+IMEX and the subnet manager were not tried on hardware.
 """
 
 import re
@@ -21,7 +21,7 @@ _PEERMEM = (
     "sys/kernel/mm/memory_peers/nv_mem_nc/version",
     "sys/module/nvidia_peermem/version",
 )
-"""The files by which NCCL decides whether a NIC can reach GPU memory through nvidia-peermem."""
+"""NCCL checks these files to see whether a NIC can reach GPU memory through nvidia-peermem."""
 
 _EFA_PEERMEM = "sys/module/efa_nv_peermem"
 
@@ -30,11 +30,11 @@ _CHASSIS = {
     **dict.fromkeys((3, 4, 5, 6, 7, 13, 15, 16, 24, 35), "desktop"),
     **dict.fromkeys((17, 23, 25, 28, 29), "server"),
 }
-"""Kinds of chassis by the number that the firmware has for them (DMTF DSP0134, SMBIOS, 7.4.1); others tell nothing."""
+"""Chassis types by the firmware's number (DMTF DSP0134, SMBIOS, 7.4.1). Others tell nothing."""
 
 
 def read_machine(root: Path) -> snapshot.HostFacts:
-    """Processors, memory nodes, kernel and firmware names."""
+    """Read processors, memory nodes, kernel and firmware names."""
     text = host.text_of(root / "proc/cpuinfo") or ""
     models = _values_of_processors("model name", text)
     sockets = set(_values_of_processors("physical id", text))
@@ -54,7 +54,7 @@ def read_machine(root: Path) -> snapshot.HostFacts:
 
 
 def _read_kernel_driver(root: Path) -> snapshot.DriverFacts:
-    """The version of the loaded kernel module, which also a driver that no longer answers has written there."""
+    """Read the version of the loaded kernel module, which is also there if the driver no longer answers."""
     text = host.text_of(root / "proc/driver/nvidia/version")
     if text is None:
         return snapshot.DriverFacts()
@@ -65,7 +65,7 @@ def _read_kernel_driver(root: Path) -> snapshot.DriverFacts:
 
 
 def _read_gpudirect(root: Path) -> snapshot.GpuDirectFacts:
-    """The modules nvidia-peermem and efa_nv_peermem; dma-buf is a fact of CUDA's."""
+    """Read the modules nvidia-peermem and efa_nv_peermem. CUDA reports dma-buf."""
     absent = False if host.exists(root / "sys/module") else None
     return snapshot.GpuDirectFacts(
         peermem=True if any(host.exists(root / path) for path in _PEERMEM) else absent,
@@ -75,7 +75,9 @@ def _read_gpudirect(root: Path) -> snapshot.GpuDirectFacts:
 
 
 def _registered(root: Path) -> bool | None:
-    """True where nvidia-peermem holds the RDMA core; None where either is not loaded. Not seen with InfiniBand."""
+    """True if nvidia-peermem is registered with the RDMA core. None if either is not loaded. Not tried with
+    InfiniBand.
+    """
     if not host.exists(root / "sys/module/nvidia_peermem") or not host.exists(root / "sys/module/ib_core/holders"):
         return None
     users = {*host.names_in(root / "sys/module/ib_core/holders"), *host.names_in(root / "sys/module/ib_uverbs/holders")}
@@ -83,7 +85,7 @@ def _registered(root: Path) -> bool | None:
 
 
 def _values_of_processors(field: str, text: str) -> list[str]:
-    """The values of one name in /proc/cpuinfo, one a processor; nothing else of its megabytes is kept."""
+    """Return one field of /proc/cpuinfo per processor, without keeping the rest of its megabytes."""
     return re.findall(rf"^{field}[ \t]*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
 
 
@@ -95,7 +97,7 @@ def _numa_nodes(folder: Path) -> tuple[snapshot.NumaNode, ...]:
 
 
 def _virtual_machine(root: Path, flags: list[str]) -> bool | None:
-    """True where a hypervisor shows itself, None where nothing is known: only x86 has a flag for it."""
+    """True in a visible virtual machine. None if unknown, because only x86 has a flag for it."""
     if host.text_of(root / "sys/hypervisor/type"):
         return True
     return "hypervisor" in flags[0].split() if flags else None
@@ -109,7 +111,7 @@ _PCI_OPTIONS = (
     *("disable_acs_redir", "config_acs", "noaer", "nommconf", "realloc", "noats", "pcie_bus_", "resource_alignment"),
     *("nocrs", "assign-busses", "big_root_window"),
 )
-"""Of pci=, which holds several, with commas between them (the kernel's Documentation/admin-guide/kernel-parameters)."""
+"""Values of the kernel option pci=, separated by commas (Documentation/admin-guide/kernel-parameters)."""
 
 _IMEX = "nvidia-caps-imex-channels"
 _RELEASE = re.compile(r"Linux version (\S+)", re.ASCII)
@@ -117,7 +119,7 @@ _MICROSOFT = re.compile(r"microsoft", re.IGNORECASE)
 
 
 def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> snapshot.KernelSettings:
-    """The settings below `root`, with the types of the IOMMU groups of these devices."""
+    """Read kernel settings below `root`, and the IOMMU group types of these devices."""
     unknown = host.UnknownFields()
     return snapshot.KernelSettings(
         options=_options(unknown.text("options", root / "proc/cmdline")),
@@ -129,7 +131,7 @@ def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> s
 
 
 def _options(line: str | None) -> tuple[str, ...] | None:
-    """The words that count, each cut to a length that can be shown; a line can hold secrets in others."""
+    """Return the relevant kernel options, shortened. Others may contain secrets."""
     if line is None:
         return None
     found = []
@@ -143,7 +145,7 @@ def _options(line: str | None) -> tuple[str, ...] | None:
 
 
 def _wsl(root: Path, unknown: host.UnknownFields) -> bool | None:
-    """Windows' Linux names Microsoft in its release, and has the device through which it reaches the GPU."""
+    """True under WSL: the kernel release names Microsoft, and the device that reaches the GPU exists."""
     if host.exists(root / "dev/dxg"):
         return True
     release = _RELEASE.match(unknown.text("wsl", root / "proc/version") or "")
@@ -173,21 +175,22 @@ def _iommu(root: Path, groups: Iterable[int]) -> snapshot.IommuFacts:
 
 FABRIC_MANAGER, SUBNET_MANAGER, IMEX = "nv-fabricmanager", "nvlsm", "nvidia-imex"
 _PROGRAMS = (FABRIC_MANAGER, SUBNET_MANAGER, IMEX)
-_KERNELS_LENGTH = 15  # The kernel keeps so many characters of a program's name (TASK_COMM_LEN)
+_KERNELS_LENGTH = 15  # Characters of a program name that the kernel keeps (TASK_COMM_LEN)
 _LOGS = {
     FABRIC_MANAGER: ("var/log/fabricmanager.log", rb"[Ff]abric ?[Mm]anager(?: NVIDIA GPU driver interface)? version"),
     SUBNET_MANAGER: ("var/log/nvlsm.log", rb"(?:nvlsm|NVLSM|OpenSM) (?:version )?"),
     IMEX: ("var/log/nvidia-imex.log", rb"IMEX (?:Log )?[Vv]ersion"),
 }
-"""Their default log files, and the text before their version in there. The fabric manager's line about a driver
-that does not match is as users quote it; the others were not seen."""
+"""Default log files, and the text before the version in them. The fabric manager's line about a mismatched driver
+is as users quote it. The others were not tried.
+"""
 
 _LOG_BYTES = 2**16
 _MOST_PROCESSES = 10_000
 
 
 def read_services(root: Path) -> tuple[dict[str, snapshot.Service], dict[str, str]]:
-    """The programs by name, and why something of them is unknown, as `services.NAME.FIELD`. None needs root."""
+    """Return the services by name, and reasons for unknown values as `services.NAME.FIELD`. Needs no root."""
     hidden = _why_hidden(root)
     running, complete = (set[str](), False) if hidden else _running(root)
     found, unknown = {}, {}
@@ -227,8 +230,8 @@ def _running(root: Path) -> tuple[set[str], bool]:
 
 
 def _pids(root: Path) -> Iterator[str]:
-    """The processes: first those that the first process started or took over, as it does with services, then all others
-    but the kernel's own threads, of which machines with thousands of CPUs have tens of thousands.
+    """Yield processes: first children of process 1, such as services, then all others except kernel threads, of
+    which machines with thousands of CPUs have tens of thousands.
     """
     services = _children(root, "1")
     yield from services
@@ -237,7 +240,7 @@ def _pids(root: Path) -> Iterator[str]:
 
 
 def _children(root: Path, pid: str) -> list[str]:
-    """Those of a process, where the kernel was built to tell them (CONFIG_PROC_CHILDREN)."""
+    """Return the children of a process, if the kernel lists them (CONFIG_PROC_CHILDREN)."""
     return (host.text_of(root / f"proc/{pid}/task/{pid}/children") or "").split()
 
 
@@ -266,13 +269,13 @@ _PARAMETERS = frozenset(
         *("ImexChannelCount", "CreateImexChannel0", "OpenRmEnableUnsupportedGpus", "ExcludedGpus", "GpuBlacklist"),
     )
 )
-"""Of /proc/driver/nvidia/params. RmNvlinkBandwidth is a module parameter and not on that page: NVML knows the mode."""
+"""Names in /proc/driver/nvidia/params. RmNvlinkBandwidth is not on that page, but NVML knows the mode."""
 
 _REGISTRY_KEYS = (
     *("forcep2p", "rmforcep2p", "rmpciep2p", "rmp2p", "rmdisablep2p", "rmnvlink", "nvlink", "peermapping"),
     *("rmforcestaticbar1", "rmbar1", "rmpcie", "enableresizablebar", "grdma", "rmconfcompute", "rmconfidential"),
 )
-"""Beginnings of registry keys that decide how GPUs and NICs reach each other; case does not count."""
+"""Prefixes of registry keys that change how GPUs and NICs reach each other. Case does not matter."""
 
 _REGISTRY = "RegistryDwords"
 _REGISTRY_PER_DEVICE = "RegistryDwordsPerDevice"
@@ -283,7 +286,7 @@ _OPTION = re.compile(r'NVreg_(\w+)=(?:"([^"]*)"|(\S*))', re.ASCII)
 
 
 def read_driver_settings(root: Path) -> snapshot.DriverSettings:
-    """The settings below `root`; what NVML has to tell of them is left open."""
+    """Read the driver settings below `root`, without those that only NVML knows."""
     unknown = host.UnknownFields()
     lines = _lines(unknown.text("parameters", root / "proc/driver/nvidia/params"))
     if lines is None:
@@ -299,7 +302,7 @@ def read_driver_settings(root: Path) -> snapshot.DriverSettings:
 
 
 def _lines(text: str | None) -> dict[str, str] | None:
-    """'Name: value' lines, texts in quotation marks (nv_procfs_read_params of the open kernel module)."""
+    """Parse 'Name: value' lines with quoted texts (nv_procfs_read_params of the open kernel module)."""
     if text is None:
         return None
     settings = (line.partition(":") for line in text.splitlines())
@@ -324,7 +327,7 @@ def _registry_keys(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _configured(root: Path, unknown: host.UnknownFields) -> dict[str, str] | None:
-    """Options in modprobe's files; of two files of one name that in the first folder counts (modprobe.d(5))."""
+    """Read options in modprobe's files. For equal file names, the first folder counts (modprobe.d(5))."""
     files: dict[str, Path] = {}
     for folder in _MODPROBE:
         for name in host.names_in(root / folder):
@@ -341,14 +344,16 @@ def _configured(root: Path, unknown: host.UnknownFields) -> dict[str, str] | Non
     return found
 
 
-SECONDS_FOR_NAMES = 2.0  # The driver locks to name a GPU in /proc: where it is wedged, the reader stays there
+SECONDS_FOR_NAMES = 2.0  # Reading a GPU's name in /proc takes the driver's lock, so a wedged driver blocks the reader
 _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SysfsFacts:
-    """The node as the kernel shows it; `gpu_drivers` and `device_files` tell a lost GPU from another's."""
+    """The node according to the kernel. `gpu_drivers` and `device_files` distinguish lost GPUs from other machines'
+    GPUs.
+    """
 
     machine: snapshot.HostFacts = field(default_factory=snapshot.HostFacts)
     driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)
@@ -366,7 +371,7 @@ class SysfsFacts:
 
 
 def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
-    """Everything that is in /sys, /proc and /dev below `root`; what is missing there is unknown."""
+    """Read /sys, /proc and /dev below `root`. Missing files are unknown facts."""
     devices = pci.find_nvidia_devices(root)
     drivers = {snapshot.bus_id(each.name): pci.driver_of(each) for each in devices.gpus}
     pages = _driver_pages(root) if devices.gpus else {}

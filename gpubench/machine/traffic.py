@@ -1,4 +1,4 @@
-"""The use of this node's GPUs and links: clocks, throttling, traffic, and the processes behind them."""
+"""Reads the use of this node's GPUs and links: clocks, throttling, traffic, and the processes behind it."""
 
 import contextlib
 import json
@@ -41,14 +41,14 @@ _ALL = "throttling, clocks and other users"
 
 
 class NvmlCondition:
-    """Reads the GPU with that PCI bus id between rows."""
+    """Reads the condition of the GPU with a PCI bus id between rows."""
 
     def __init__(self, bus_id: str) -> None:
         self._bus_id = bus_id
         self._library = open_library()
 
     def read(self) -> GpuCondition:
-        """The condition now; facts without an answer are in `unread`."""
+        """Read the condition. `unread` lists facts without an answer."""
         library = self._library
         if library is None:
             return GpuCondition(unread={_ALL: "NVML does not start"})
@@ -75,10 +75,10 @@ class NvmlCondition:
 
 
 def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
-    """The processes other than this one.
+    """Return the processes other than this one.
 
-    Inside a container NVML's pids may be the host's: where this process is not among them, one of them is it, but it is
-    unknown which one; a single one is then this process.
+    Inside a container NVML may report the host's pids. Then one of them is this process, but which one is unknown. A
+    single one is this process.
     """
     if any(each.pid == own for each in processes):
         return tuple(each for each in processes if each.pid != own)
@@ -87,18 +87,18 @@ def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
 
 _MILLIWATTS = 1000
 
-_INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage is the mean of a second on H200
+_INSTANT_POWER = (186, 0)  # NVML_FI_DEV_POWER_INSTANT. On H200 nvmlDeviceGetPowerUsage is the mean of a second
 
 
 class NvmlLoad:
-    """Reads the GPU with that PCI bus id."""
+    """Reads the load of the GPU with a PCI bus id."""
 
     def __init__(self, bus_id: str) -> None:
         self._library = open_library()
         self._answers = Answers.of_gpu(self._library, bus_id)
 
     def read(self) -> GpuLoad:
-        """Its clock, power and what holds clocks down, now."""
+        """Read clock, power and throttle reasons."""
         answers = self._answers
         if answers is None:
             return GpuLoad()
@@ -119,7 +119,7 @@ class NvmlLoad:
 
 
 class NvmlUse:
-    """Knows who had a context on the GPUs of this host before this job; in a container pids may be the host's."""
+    """Remembers who had a context on this host's GPUs before this job. In a container pids may be the host's."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -131,17 +131,17 @@ class NvmlUse:
             self._before[name] = read_processes(answers) or (), None if memory is None else int(memory.used)
 
     def of(self, bus_ids: Sequence[str], own_pids: Collection[int]) -> "OthersOnGpus":
-        """The use of GPUs with these PCI bus ids, without that of these processes."""
+        """Return the use of GPUs with these PCI bus ids by others than these processes."""
         return OthersOnGpus(self, bus_ids, own_pids)
 
     def read(self, name: str, own_pids: Collection[int]) -> GpuUse:
-        """The use of the GPU with a PCI bus id by others, while this job is idle."""
+        """Read the use of a GPU by others while this job is idle."""
         answers = Answers.of_gpu(self._library, name)
         if answers is None:
             return GpuUse()
         rates = answers.call("nvmlDeviceGetUtilizationRates").value
         before, held = self._before.get(bus_id(name), ((), None))
-        if held is not None:  # an MPI that knows CUDA may have put ranks on their GPUs already
+        if held is not None:  # a CUDA-aware MPI may have opened contexts for ranks already
             held -= sum(each.memory_bytes or 0 for each in before if each.pid in own_pids)
         return GpuUse(
             utilization_percent=None if rates is None else rates.gpu,
@@ -150,7 +150,7 @@ class NvmlUse:
         )
 
     def close(self) -> None:
-        """Shut NVML down; nothing is known of GPUs from then on."""
+        """Shut NVML down."""
         if self._library is not None:
             self._library.nvmlShutdown()
         self._library = None
@@ -186,13 +186,13 @@ class NvmlUse:
 
 
 class OthersOnGpus:
-    """`ports.GpuUsers` of some GPUs, by their position."""
+    """`ports.GpuUsers` of some GPUs by position."""
 
     def __init__(self, use: NvmlUse, bus_ids: Sequence[str], own_pids: Collection[int]) -> None:
         self._use, self._bus_ids, self._own_pids = use, bus_ids, own_pids
 
     def read(self, gpu: int) -> GpuUse:
-        """The use of the GPU at that position."""
+        """Read the use of the GPU at a position."""
         return self._use.read(self._bus_ids[gpu], self._own_pids)
 
 
@@ -202,7 +202,9 @@ _SECONDS_TO_END = 1.0
 
 
 class GpuChild:
-    """Asks a child for readings, again only once it has answered, so that a wedged one is left to itself."""
+    """Requests readings from a child process, and the next one only after it answered, so a wedged driver blocks
+    only it.
+    """
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class GpuChild:
         )
 
     def read(self) -> tuple[tuple[GpuReading, ...], str | None]:
-        """A reading of all GPUs, or why there is none; what it answers too late is passed over."""
+        """Return a reading of all GPUs, or the reason why there is none. Ignore answers that come too late."""
         if self._ended:
             return (), self._ended
         if self._asked_at is not None and self._line(0.0) is None:
@@ -243,7 +245,7 @@ class GpuChild:
         return self._ended or silent
 
     def close(self) -> None:
-        """End the child, without waiting for one that hangs in the driver."""
+        """End the child, without waiting if it hangs in the driver."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
@@ -286,7 +288,7 @@ class GpuChild:
 
 
 _NCCL, _PYTORCH_WITH_NCCL = "libnccl", "pt_nccl"
-"""The name of the library; and how PyTorch's threads are named that watch over a communicator (2.4 and later)."""
+"""The name of the library, and the prefix of PyTorch threads that watch a communicator (2.4 and later)."""
 
 _GPU_FILE = "/dev/nvidia"
 _SHARED = re.compile(r"/dev/shm/nccl-", re.ASCII)
@@ -296,9 +298,10 @@ _SLURM_GROUP = re.compile(r"job_(\d{1,12})(?:/step_(\w{1,20}))?", re.ASCII)
 _LOOPBACK = re.compile(r"127\.|localhost[.:]|::1", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*$|^pt_main|^ray::", re.ASCII)
 _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
-"""The maps of a process of PyTorch have thousands of lines: one in which NCCL had nothing is looked at less often."""
+"""The maps of a PyTorch process have thousands of lines, so processes without NCCL are inspected less often."""
 
-Settings = Callable[[Mapping[str, str]], dict[str, str]]  # Settings that change results, never the whole environment
+# Returns the settings that change results, never the whole environment
+Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +315,7 @@ class _KnownTask:
 
 
 class Tasks:
-    """Reads processes once, and closely where asked, every few seconds at most; `settings` is an allow-list."""
+    """Reads each process once, and its NCCL state every few seconds on request. `settings` is an allow-list."""
 
     def __init__(self, host: str, settings: Settings, root: Path = Path("/")) -> None:
         self._host, self._settings, self._root = host, settings, root
@@ -320,7 +323,7 @@ class Tasks:
         self._known: dict[int, _KnownTask] = {}
 
     def read(self, pids: Iterable[int]) -> tuple[TaskFacts, ...]:
-        """The processes with these numbers that are there; those that ended are forgotten."""
+        """Read the processes with these pids, and forget those that ended."""
         found: dict[int, _KnownTask] = {}
         for pid in sorted(set(pids)):
             known = self._known.get(pid)
@@ -331,7 +334,7 @@ class Tasks:
         return tuple(each.task for each in found.values())
 
     def look_closely(self, pids: Collection[int], now: float) -> bool:
-        """Read what NCCL has in these processes; true where anything was read anew."""
+        """Read the NCCL state of these processes. True if anything was read again."""
         anew = False
         for pid in pids:
             known = self._known.get(pid)
@@ -358,7 +361,7 @@ class Tasks:
         return anew
 
     def tasks(self) -> tuple[TaskFacts, ...]:
-        """As they were read last."""
+        """Return the processes as last read."""
         return tuple(each.task for each in self._known.values())
 
     def _first_look(self, pid: int, folder: Path) -> _KnownTask:
@@ -366,7 +369,7 @@ class Tasks:
         started = _started(stat)
         status = text_of(folder / "status")
         name = process_name(pid, self._root)
-        # NVML may count the host's processes, and the one with that number here uses no GPU.
+        # NVML may report pids of the host. A process with that pid here uses no GPU.
         if status is None or not (self._sees_all or _GPU_FILE in (text_of(folder / "maps") or _GPU_FILE)):
             unseen = TaskFacts(pid=pid, unread=f"process {pid} is not visible here")
             return _KnownTask(unseen, stat, started, launched=False)
@@ -391,7 +394,9 @@ class Tasks:
         return _KnownTask(task, stat, started, launched=bool(launched))
 
     def _siblings(self, parent: int) -> Iterator[str]:
-        """Processes of one Python parent, as multiprocessing and torchrun start them; a shell joins nothing."""
+        """Yield processes of one Python parent, as multiprocessing and torchrun start them. A common shell means
+        nothing.
+        """
         name = process_name(parent, self._root) if parent > 1 else None
         if name is not None and _PYTHON.search(name):
             yield f"children of {parent}"
@@ -421,7 +426,7 @@ class Tasks:
 
 
 def _started(stat: Path) -> str:
-    """When a process started, in the kernel's ticks: a number is given to another one later."""
+    """Return when a process started, in kernel ticks, because pids are reused."""
     fields = (text_of(stat) or "").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 
@@ -436,7 +441,7 @@ def _environment(folder: Path) -> dict[str, str] | None:
 
 
 def _launched(environment: Mapping[str, str], container: str | None) -> Iterator[str]:
-    """What a launcher gave this process and others; not an address in a container's own loopback."""
+    """Yield variables that a launcher gave to all its processes, without addresses in a container's own loopback."""
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     several = {name for name in sizes if environment.get(name, "").isdecimal() and int(environment[name]) > 1}
     if "WORLD_SIZE" in several and "MASTER_ADDR" in environment:
@@ -467,7 +472,7 @@ def _user_name(user: int | None) -> str:
 
 
 class NodeTraffic:
-    """Reads a node again and again: `indices` are GPUs (None: all); deadlines of the first and later answers."""
+    """Reads a node repeatedly. `indices` selects GPUs (None: all). The first answer has its own deadline."""
 
     def __init__(
         self,
@@ -488,10 +493,9 @@ class NodeTraffic:
         self._tasks = Tasks(host, settings, root)
 
     def read(self) -> NodeReading:
-        """The node now."""
         gpus, silent = self._gpus.read()
         pids = [process.pid for gpu in gpus for process in gpu.processes or ()]
-        # The driver may have taken a while, and NICs count on: their moment is after it, as is the clock's.
+        # The driver may have taken a while. Read the NICs and the clock after it, so that they belong together.
         nics, seconds = self._nics.read(), self._clock()
         return NodeReading(
             host=self._host,
@@ -503,9 +507,8 @@ class NodeTraffic:
         )
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:
-        """All processes anew, with what NCCL has in these; None where nothing was looked at again."""
+        """Read all processes again, and the NCCL state of these. None if nothing was read."""
         return self._tasks.tasks() if self._tasks.look_closely(pids, self._clock()) else None
 
     def close(self) -> None:
-        """End the child."""
         self._gpus.close()
