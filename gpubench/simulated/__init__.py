@@ -1,1 +1,1 @@
-"""Machines that do not exist: their nodes, what is broken in them, and how long collectives would take."""
+"""Simulates machines: their nodes, faults, and the times of copies and collectives."""

@@ -1,9 +1,10 @@
-"""NCCL's algorithms and protocols inside a node with NVSwitch: how much longer one takes than NCCL's own choice.
+"""Models NCCL's algorithms and protocols inside a node with NVSwitch: how much slower each is than NCCL's own
+choice.
 
-The latencies are those by which NCCL itself chooses (src/graph/tuning.cc of NCCL 2.28). The shares of bandwidth are
-NCCL's too, except for LL: on four H200s a ring with LL reached 0.44 of a ring with Simple, and a tree with LL 0.31.
-Kind: derived. docs/settings.md has the times of four H200s, which the model meets within 40 %, but for a tree with
-Simple at 16 MiB, which took twice as long.
+The latencies are those that NCCL compares (src/graph/tuning.cc of NCCL 2.28). So are the shares of bandwidth, except
+for LL: on four H200s a ring with LL reached 0.44 of a ring with Simple, and a tree with LL 0.31. Kind: derived.
+docs/settings.md has the times of four H200s. The model is within 40 % of them, except for a tree with Simple at 16 MiB,
+which took twice as long.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,20 +21,20 @@ _SHARES = {
     _RING: {"ll": 0.44, "ll128": 0.92, "simple": 1.0},
     _TREE: {"ll": 0.41, "ll128": 7 / 9, "simple": 0.92},
 }
-"""Of the bandwidth of the links; every rank of a tree passes on all data both ways."""
+"""Shares of the link bandwidth. Every rank of a tree forwards all data in both directions."""
 
 _NAMES = {ALGORITHM_VARIABLE: ALGORITHMS, PROTOCOL_VARIABLE: PROTOCOLS}
 
 
 def is_known_choice(name: str, value: str) -> bool:
-    """True if a value of NCCL_ALGO or NCCL_PROTO leaves rings, trees or protocols for all collectives."""
+    """True if a value of NCCL_ALGO or NCCL_PROTO allows rings, trees or protocols for every collective."""
     found = chosen(value, _NAMES[name])
     known = {*_SHARES} if name == ALGORITHM_VARIABLE else PROTOCOLS
     return set(found) == {""} and not known.isdisjoint(found[""])
 
 
 def leaves_nvls(variables: Mapping[str, str]) -> bool:
-    """True if NCCL may still reduce in NVSwitches, which it does with protocol Simple alone."""
+    """True if NCCL may still reduce in NVSwitches, which needs the protocol Simple."""
     needed = {ALGORITHM_VARIABLE: "nvls", PROTOCOL_VARIABLE: "simple"}
     left = {name: chosen(variables[name], _NAMES[name]).get("", ()) for name in needed if name in variables}
     return all(needed[name] in names for name, names in left.items())
@@ -42,9 +43,9 @@ def leaves_nvls(variables: Mapping[str, str]) -> bool:
 def slower_by_choice(
     variables: Mapping[str, str], collective: Collective, size_bytes: int, ranks: int, gb_s: float
 ) -> float:
-    """How many times as long as NCCL's best ring or tree its best one under these variables takes.
+    """Return how many times slower NCCL's best choice under these variables is than its best ring or tree.
 
-    `gb_s` is the busbw of the best one. Raises CouldNotMeasureError if NCCL has no such algorithm.
+    `gb_s` is the busbw of the unrestricted choice. Raises CouldNotMeasureError if NCCL has no such algorithm.
     """
     if collective.point_to_point or variables.keys().isdisjoint(_NAMES):
         return 1.0
@@ -63,7 +64,7 @@ def _times(collective: Collective, size_bytes: int, ranks: int, gb_s: float) -> 
     by_links = size_bytes * collective.busbw_factor(ranks) / (gb_s * BYTES_PER_GB)
     steps = (2 if is_all_reduce else 1) * (ranks - 1)
     for algorithm in (_RING, _TREE) if is_all_reduce else (_RING,):
-        # Between two ranks a tree is a ring.
+        # Between two ranks a tree equals a ring.
         part = (ranks - 1) / ranks if algorithm == _TREE and ranks > 2 else 1.0
         for protocol, share in _SHARES[algorithm].items():
             base = BASE_US[algorithm.upper()][protocol.upper()]

@@ -1,6 +1,6 @@
-"""Links of simulated nodes: bandwidth with faults, copies over them, managed memory, and the traffic of a job.
+"""Models the links of simulated nodes: bandwidth with faults, copies, managed memory, and the traffic of a job.
 
-A copy lasts its latency and bytes over bandwidth; shares of ways were measured on two H200s with 64 MiB.
+A copy takes its latency plus bytes over bandwidth. Shares of the bandwidth were measured on two H200s with 64 MiB.
 """
 
 import random
@@ -24,14 +24,14 @@ from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshot_of
 from gpubench.simulated.node import healthy_node
 
 _BITS_PER_BYTE = 8
-STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Keys of faults that make copies go through host memory
+STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Fault keys that make copies host-staged
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """One GPU: shares of its links' bandwidth, of that to host memory and of its clock, and its host-staged pairs.
+    """One GPU: remaining shares of its link bandwidth, host bandwidth and clock, and its host-staged pairs.
 
-    `ring_share` is that of its NVLinks which NCCL's rings find active, if NVLinks join pairs.
+    `ring_share` is the share of its NVLinks that NCCL's rings find active, if NVLinks connect pairs.
     """
 
     index: int
@@ -42,15 +42,15 @@ class GpuLinks:
     clock_share: float = 1.0
 
 
-Hop = tuple[int, int]  # Positions of two GPUs among those that are there
+Hop = tuple[int, int]  # Positions of two present GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLinks:
-    """The GPUs that are there, and GB/s of each NIC that is up: of RDMA NICs, or of the others where there is none.
+    """The present GPUs, and GB/s of each NIC that is up: RDMA NICs, or the others if there are none.
 
-    `pair_shares` are by GPU indices, of pairs with a fault between the two: their other pairs keep their bandwidth.
-    `links_left` are shares of the NVLinks of a pair, if some of a GPU's are down and NVLinks join pairs.
+    `pair_shares` has faults between two GPUs by index, which leave their other pairs alone. `links_left` has the share
+    of a pair's NVLinks that are active, if NVLinks connect pairs.
     """
 
     gpus: tuple[GpuLinks, ...]
@@ -59,20 +59,19 @@ class NodeLinks:
     links_left: Mapping[frozenset[int], float]
 
     def share(self, one: int, other: int) -> float:
-        """The share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
+        """Return the share of its bandwidth that a direct copy between two GPUs, by position, reaches."""
         ends = self.gpus[one], self.gpus[other]
         left = self.links_left.get(frozenset(end.index for end in ends), 1.0)
         return min(end.share for end in ends) * left * self.pair_share(one, other)
 
     def pair_share(self, one: int, other: int) -> float:
-        """The share that faults between the two, and not of either, leave."""
+        """Return the share that faults of the pair, not of either GPU, leave."""
         return self.pair_shares.get(frozenset((self.gpus[one].index, self.gpus[other].index)), 1.0)
 
     def slowest(self, ranks: int, hops: Iterable[Hop] = (), part: float = 1.0) -> tuple[int, float]:
-        """The one of the first `ranks` GPUs that a collective waits for, and the share of its bandwidth that is left.
+        """Return the slowest of the first `ranks` GPUs in a collective, and its remaining share of bandwidth.
 
-        The collective uses all links of each GPU, and the path between the two ends of each of `hops` for `part` of
-        its time.
+        The collective uses all links of each GPU, and the path between both ends of each hop for `part` of its time.
         """
         shares = [(gpu.share * gpu.ring_share, position) for position, gpu in enumerate(self.gpus[:ranks])]
         faulty = [hop for hop in hops if self.pair_share(*hop) < 1]
@@ -81,22 +80,22 @@ class NodeLinks:
         return position, share
 
     def staged(self, ranks: int) -> int | None:
-        """The first of the first `ranks` GPUs that reaches another through host memory; None where none does."""
+        """Return the first of the first `ranks` GPUs with a host-staged peer, or None."""
         taking_part = {gpu.index for gpu in self.gpus[:ranks]}
         return next((n for n, gpu in enumerate(self.gpus[:ranks]) if gpu.staged_with & taking_part), None)
 
     def staged_hops(self, ranks: int) -> int:
-        """The hops of a ring of the first `ranks` GPUs that go through host memory; at least 1."""
+        """Return how many hops of a ring over the first `ranks` GPUs are host-staged, at least 1."""
         ring = self.gpus[:ranks]
         return max(1, sum(ring[n - 1].index in gpu.staged_with for n, gpu in enumerate(ring)))
 
 
 def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
-    """The pairs of neighbours in NCCL's rings over the first `ranks` GPUs of a node.
+    """Return the neighbors in NCCL's rings over the first `ranks` GPUs of a node.
 
-    NCCL does not measure paths, so it does not avoid a slow one. If every path is alike (NVSwitch, PCIe), all channels
-    have one ring in order of the GPUs, as in the logs of four H200s in tests/logs; for eight GPUs this is assumed. If
-    NVLinks join pairs, the rings use all NVLinks.
+    NCCL does not measure paths, so it does not avoid a slow one. If all paths are alike (NVSwitch, PCIe), all channels
+    use one ring in GPU order, as in the logs of four H200s in tests/logs. For eight GPUs this is assumed. If NVLinks
+    connect pairs, the rings use all NVLinks.
     """
     pairs = set() if profile.nvlink is None else {frozenset(pair[:2]) for pair in profile.nvlink.pairs}
     if not pairs:
@@ -106,7 +105,7 @@ def ring_hops(profile: Profile, links: NodeLinks, ranks: int) -> list[Hop]:
 
 
 def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """The links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
+    """Return the links of a node with these faults. Raises UsageError for a GPU or NIC that the node does not have."""
     on_gpus = [fault for fault in faults if fault.subject in (Subject.GPU, Subject.LINK)]
     on_nics = [fault for fault in faults if fault.subject is Subject.NIC]
     for fault in on_gpus:
@@ -123,7 +122,7 @@ def node_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
 
 
 def _links_left(profile: Profile, faults: Iterable[Fault]) -> dict[frozenset[int], float]:
-    """The share of each pair's NVLinks that are active: a GPU's last ones are down, and lead to its last peers."""
+    """Return the active share of each pair's NVLinks. If some of a GPU's links are down, they are its last ones."""
     left: dict[frozenset[int], float] = {}
     pairs = () if profile.nvlink is None else profile.nvlink.pairs
     for fault in faults:
@@ -174,7 +173,7 @@ def _gpu_links(profile: Profile, index: int, faults: Sequence[Fault], left: Mapp
 
 
 def _have_peer_access(profile: Profile, pair: frozenset[int]) -> bool:
-    """False of GPUs that reach each other through host memory by design: a fault cannot make them."""
+    """False for GPUs that are host-staged by design, which a fault cannot change."""
     access, nvlink = profile.peer_access, profile.nvlink
     joined = nvlink is not None and (not nvlink.pairs or pair in {frozenset(each[:2]) for each in nvlink.pairs})
     return (access.status if joined or access.unlinked is None else access.unlinked) == P2P_OK
@@ -204,7 +203,7 @@ def _healthy_links(nvlink: NvlinkKind, fault: Fault) -> int:
 
 
 def _host_share(profile: Profile, fault: Fault) -> float:
-    """The share of a GPU's bandwidth to host memory; without NVLinks it is the link that `speed` slows."""
+    """Return the share of a GPU's bandwidth to host memory. Without NVLinks, `speed` slows the same link."""
     return _share(profile, fault) if profile.nvlink is None else _pcie_share(profile, fault)
 
 
@@ -216,7 +215,7 @@ def _pcie_share(profile: Profile, fault: Fault) -> float:
 
 
 def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
-    """Of those that are up; devices that share a physical port have equal parts of what it carries."""
+    """Return GB/s of the NICs that are up. Devices that share a physical port share its bandwidth equally."""
     own = {number: [fault for fault in faults if fault.index == number] for number in range(len(profile.nic))}
     up = {
         number: nic
@@ -234,7 +233,7 @@ def _nics_gb_s(profile: Profile, faults: Sequence[Fault]) -> tuple[float, ...]:
 
 
 def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -> float | None:
-    """Of its part of the port or its slot, whichever carries less; None where the machine does not tell the rate."""
+    """Return the lower of a NIC's share of its port and its slot, in GB/s. None if the profile has no rate."""
     rate, generation, width = nic.rate_gbit_s, nic.pcie_generation, nic.pcie_width
     for fault in faults:
         broken_rate = fault.get("rate")
@@ -248,16 +247,16 @@ def nic_gb_s(nic: NicKindOfMachine, faults: Sequence[Fault], sharing: int = 1) -
     return min(port, slot) if slot else port
 
 
-_SPREAD = 0.0005  # From sample to sample: pairs of four H200s differ by 0.1 %
-_ACHIEVED = 0.85  # Of a link's rate where the profile expects nothing: copies reach 80 to 92 %. Kind: derived.
+_SPREAD = 0.0005  # Spread between samples: pairs of four H200s differ by 0.1 %
+_ACHIEVED = 0.85  # Share of a link's rate if the profile has no expectation: copies reach 80 to 92 %. Kind: derived.
 _LATENCY_US, _STAGED_LATENCY_US, _HOST_LATENCY_US = 2.0, 15.0, 10.0
-"""Of one copy where the profile expects nothing: what four H200s show. Kind: derived."""
+"""Latency of one copy if the profile has no expectation, from four H200s. Kind: derived."""
 
-_PAGEABLE_SHARE = 0.37  # Of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
+_PAGEABLE_SHARE = 0.37  # Share of the pinned bandwidth: 21.6 of 55.6 and 18.9 of 55.4 GB/s on H200. Kind: derived.
 
 
 class _NoMemory:
-    """Memory without contents; `lost` says whether data from another GPU get lost on the way."""
+    """Memory without contents. `lost` tells whether data from another GPU is lost on the way."""
 
     def __init__(self, place: Place, size_bytes: int, lost: Callable[[int, Place], bool] | None) -> None:
         self.place = place
@@ -267,14 +266,12 @@ class _NoMemory:
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
         raise NotImplementedError("simulated memory holds no data")
 
-    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Nothing to fill."""
+    def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None: ...
 
-    def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Nothing to set."""
+    def fill_byte(self, size_bytes: int, value: int) -> None: ...
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:  # noqa: ARG002
-        """All elements of what is lost: the fabric drops what is written, and the destination keeps what it had."""
+        """Return all lost elements: the fabric drops the writes, and the destination keeps its old contents."""
         lost = self._lost
         if lost is None:
             raise NotImplementedError("simulated memory holds no data")
@@ -284,7 +281,7 @@ class _NoMemory:
 
 
 class SimulatedCopies:
-    """`ports.Copies` on one node of a simulated machine; `noise` is the spread from sample to sample."""
+    """`ports.Copies` on one node of a simulated machine. `noise` is the spread between samples."""
 
     def __init__(
         self, machine: SimulatedMachine, faults: Sequence[Fault], seed: int, *, noise: float = _SPREAD, node: int = 0
@@ -317,30 +314,32 @@ class SimulatedCopies:
 
     @property
     def corrupts(self) -> bool:
-        """True where a fault has data arrive wrong: only then is there anything to verify."""
+        """True if a fault corrupts data, so that there is something to verify."""
         return bool(self._corrupted)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """The answer of the simulated CUDA."""
+        """Return the answer of the simulated CUDA."""
         return self._access.get((self.gpus[source].device, self.gpus[destination].device), False)
 
     def enable(self, source: int, destination: int) -> None:
-        """Copies between the two are direct from now on."""
+        """Make copies between the two GPUs direct from now on."""
         self._enabled.add((source, destination))
         self._known = (), 0.0, random.Random()
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """Memory without a limit, and without contents."""
+        """Return memory without a limit and without contents."""
         return _NoMemory(place, size_bytes, self._is_lost if self.corrupts else None)
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """The time of the busiest link: of all streams that leave or enter a GPU by NVLink, or by PCIe, together."""
-        if streams is not self._known[0]:  # what a copy is measured with is asked for once a sample
+        """Return the time of the busiest link, over all streams that leave or enter a GPU by NVLink or by PCIe."""
+        if streams is not self._known[0]:  # computed once per sample, because each sample calls this many times
             self._known = streams, self._busiest(streams), self._noise_of(streams)
         return repeats * self._known[1] * (1 + abs(self._known[2].gauss(0.0, self._spread)))
 
     def _noise_of(self, streams: Sequence[CopyStream]) -> random.Random:
-        """A source for each kind of sample, so that a fault of one pair leaves the noise of the others as it is."""
+        """Return a random source per kind of sample, so that a fault of one pair leaves the noise of others
+        unchanged.
+        """
         ends = [(each.by, _place(each.source), _place(each.destination), each) for each in streams]
         kind = tuple((*map(self._index, places), each.engine, each.size_bytes) for *places, each in ends)
         if kind not in self._noise:
@@ -353,7 +352,7 @@ class SimulatedCopies:
     def _busiest(self, streams: Sequence[CopyStream]) -> float:
         busy: dict[tuple[object, ...], float] = defaultdict(float)
         kind = self._profile.nvlink
-        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH  # Each pair has links of its own
+        has_own_links = kind is not None and kind.to is not NvlinkPeer.SWITCH  # Each pair has its own links
         for stream in streams:
             source, destination = _place(stream.source), _place(stream.destination)
             seconds, nvlink = self._seconds(stream, source, destination), self._is_nvlink(source, destination)
@@ -364,8 +363,7 @@ class SimulatedCopies:
                 busy[place, leaves, nvlink] += seconds
         return max(busy.values())
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
     def _seconds(self, stream: CopyStream, source: Place, destination: Place) -> float:
         if isinstance(source, HostMemory) or isinstance(destination, HostMemory):
@@ -425,16 +423,17 @@ class SimulatedCopies:
 
 
 def _paths(profile: Profile) -> dict[tuple[int, int], str]:
-    """Path classes of pairs as they are without faults: a link that is down makes a path slower, and no other one."""
+    """Return the path classes of pairs without faults. A link that is down makes a path slower, but not a different
+    one.
+    """
     node = Topology(healthy_node(profile))
     return {(one.index, other.index): node.path(one, other) for one in node.gpus for other in node.gpus}
 
 
 class NoCounters:
-    """`ports.LinkCounters` where nothing counts."""
+    """`ports.LinkCounters` without counters."""
 
     def read(self, gpu: int) -> LinkBytes:  # noqa: ARG002
-        """Nothing."""
         return LinkBytes()
 
 
@@ -445,12 +444,14 @@ def _place(region: Region) -> Place:
 
 
 _TO_GPU_SHARE, _TO_HOST_SHARE, _BETWEEN_SHARE = 0.84, 0.29, 0.36
-"""Of the copy engine's bandwidth, by a prefetch: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388 between GPUs."""
+"""Share of the copy engine's bandwidth that a prefetch reaches: 46.5 and 16 of 55.3 GB/s with the host, 139 of 388
+between GPUs.
+"""
 
 _FAULTS_SHARE, _FAULTS_BETWEEN_SHARE = 0.205, 0.031
-"""Of it, by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
+"""Share of it by page faults: 11.4 of 55.3 GB/s from the host, 12.1 of 388 from another GPU."""
 
-_LOCAL_GB_S = 1000.0  # What a kernel copies within its GPU's memory: H200 1080. Derived
+_LOCAL_GB_S = 1000.0  # A kernel's copy within GPU memory: H200 1080. Derived
 
 
 class SimulatedManaged:
@@ -462,22 +463,20 @@ class SimulatedManaged:
         self._stays = False
 
     def support(self) -> Sequence[ManagedSupport]:
-        """What CUDA says of GPUs under Linux, without HMM."""
+        """Return what CUDA reports under Linux without HMM."""
         return [
             ManagedSupport(device=gpu.device, managed=True, concurrent=True, pageable=False, host_page_tables=False)
             for gpu in self._copies.gpus
         ]
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Memory without contents."""
         return self._copies.allocate(HostMemory.PINNED, size_bytes)
 
     def on(self, memory: Memory, place: Place) -> Memory:  # noqa: ARG002
-        """The same."""
         return memory
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """A share of the time of the copy engine's copy between where the pages are and where they go."""
+        """Return the time of a prefetch, a multiple of the copy engine's time between the pages' old and new place."""
         source, self._location = self._location, place
         if source == place:
             return 0.0
@@ -485,11 +484,11 @@ class SimulatedManaged:
         return self._plain(source, place, by, memory.size_bytes) / share
 
     def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:  # noqa: ARG002
-        """Pages stay from now on, or move to whoever uses them."""
+        """Make pages stay from now on, or move to the GPU that uses them."""
         self._stays = stays
 
     def seconds(self, stream: CopyStream) -> float:
-        """A kernel's pass over all pages, which come to its GPU where they may."""
+        """Return the time of a kernel's pass over all pages, which move to its GPU if they may."""
         source, by = self._location, stream.by
         if source == by:
             return stream.size_bytes / (_LOCAL_GB_S * BYTES_PER_GB)
@@ -509,8 +508,9 @@ class SimulatedManaged:
 
 
 NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE, SOCKETS_GB_S = 0.09, 0.53, 0.7, 4.3
-"""Of what links carry: data-parallel training of two H200s kept NVLinks at 9 %, staged at 0 and PCIe at 53 %; by
-sockets of one host it moved 4.3 GB/s. Of the network nothing was seen; its share is made up."""
+"""Utilization of links by a job. Data-parallel training of two H200s kept NVLinks at 9 %, or PCIe at 53 % when
+staged. Over sockets of one host it moved 4.3 GB/s. The share of the network is an assumption.
+"""
 
 _NOISE = 0.03
 _FIRST_PID = 4000
@@ -523,7 +523,7 @@ _NOTHING: Ways = (0.0, 0.0, 0.0, 0.0)
 class SimulatedTraffic:
     """Readings of a simulated node whose job began `clock()` seconds ago.
 
-    `several` is whether it has other nodes, and `links` are its links as the job's library uses them.
+    `several` tells whether the machine has other nodes. `links` are the node's links as the job's library uses them.
     """
 
     def __init__(
@@ -550,7 +550,7 @@ class SimulatedTraffic:
         self._network: dict[str, float] = {}
 
     def read(self) -> NodeReading:
-        """The node now: counters have moved by what its links carried since the reading before."""
+        """Read the node: counters moved by what its links carried since the last reading."""
         now = self._clock()
         seconds, self._before = now - self._before, now
         ways = [tuple(self._noisy(each) for each in way) for way in self._rates_by_gpu()]
@@ -567,11 +567,10 @@ class SimulatedTraffic:
         )
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """Nothing is hidden here."""
+        """Return nothing, because a simulated job hides nothing."""
         return None
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
     def _noisy(self, rate: float) -> float:
         return max(rate * self._random.gauss(1, _NOISE), 0.0)
@@ -596,7 +595,7 @@ class SimulatedTraffic:
         }
         if self._kind in by_kind:
             return [by_kind[self._kind]] * gpus
-        # What leaves the node passes the PCIe link of a GPU, by host memory or not.
+        # Data that leaves the node passes a GPU's PCIe link, whether it is staged or not.
         through = sum(map(self._network_gb_s, self._node.nics)) / max(gpus, 1) if self._several else 0.0
         ring = _ring(self._links, gpus, direct or pcie, pcie, has_nvlinks=nvlink is not None)
         return [(sent, received, out + through, into + through) for sent, received, out, into in ring]
@@ -631,7 +630,7 @@ class SimulatedTraffic:
         rails = sum(nic.rdma for nic in self._node.nics)
         for nic in self._node.nics:
             rate = self._network_gb_s(nic)
-            if self._kind == "staged":  # what one GPU hands to the next is what leaves the node, over all rails
+            if self._kind == "staged":  # each GPU forwards to the next what leaves the node over all rails
                 rate = min(rate, out_gb_s / max(len(self._node.gpus), 1) / max(rails, 1))
             moved = self._noisy(rate) * seconds if trains else 0.0
             found.append(self._nic(nic.name, moved, rdma=nic.rdma, up=nic.state))

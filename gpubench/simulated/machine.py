@@ -1,4 +1,4 @@
-"""Simulated machines: nodes of a profile's kind, with faults, as snapshots of origin `simulated`."""
+"""Builds simulated machines: nodes of a profile's kind with faults, as snapshots of origin `simulated`."""
 
 import re
 import uuid
@@ -19,13 +19,13 @@ _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"
 _NO_ANSWER = "no answer (simulated)"
 _WITHOUT_NVML = ("index", "bus_id", "name", "uuid", "cuda_index", "multiprocessors", "pcie", "place")
-"""Facts of a GPU that sysfs and CUDA tell."""
+"""Facts of a GPU that come from sysfs and CUDA."""
 
 _HEALTH_SHIFTS = range(0, 16, 2)
 
 
 def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
-    """The node with these faults, by indices of the healthy node. Raises UsageError."""
+    """Return the node with these faults, by indices of the healthy node. Raises UsageError."""
     faults = tuple(faults)
     pairs = {(pair.source, pair.destination): pair for pair in node.pairs}
     gpus, nics = list(node.gpus), list(node.nics)
@@ -57,12 +57,12 @@ def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.
 
 
 def wrong_value(fault: Fault, seen: str, expected: str) -> UsageError:
-    """A fault that this machine cannot have."""
+    """Return the error for a fault value that this machine cannot have."""
     return UsageError(f"--fault {str(fault)!r}: {seen}", expected=expected)
 
 
 def not_joined(fault: Fault) -> UsageError:
-    """A fault of the NVLinks between two GPUs that have none."""
+    """Return the error for an NVLink fault between two GPUs without NVLinks."""
     return wrong_value(fault, "no NVLink joins the two directly", "gpuJ:nvlink=N if NVSwitches join them")
 
 
@@ -179,7 +179,7 @@ _GPU_CHANGES: Mapping[str, Callable[[snapshot.GpuFacts, str, Fault], snapshot.Gp
     "replays": lambda gpu, value, _fault: replace(gpu, pcie_replays=int(value)),
     "busy": lambda gpu, value, _fault: replace(gpu, processes=(GpuProcess(pid=int(value)),), idle=False),
 }
-"""The change of a GPU by key. A GPU trained to a lower generation is not idle: idle ones do that anyway."""
+"""How each key changes a GPU. A GPU trained to a lower generation is busy, because idle GPUs lower it anyway."""
 
 
 def _nic_change(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> snapshot.NicFacts:
@@ -205,7 +205,7 @@ def _with_lost(pair: snapshot.PairFacts, gpus: list[snapshot.GpuFacts]) -> snaps
 
 
 def _without(node: snapshot.Snapshot, gpus: list[snapshot.GpuFacts], missing: set[int | None]) -> snapshot.Snapshot:
-    """The node with the GPUs that are left, counted anew; NVLinks to one that is gone are down."""
+    """Remove GPUs and renumber the others. NVLinks to a removed GPU are down."""
     gone = {gpu.bus_id for gpu in gpus if gpu.index in missing} - {None}
     present = [replace(gpu, nvlinks=_leading_nowhere(gpu.nvlinks, gone)) for gpu in gpus if gpu.index not in missing]
     numbered = [replace(gpu, index=index) for index, gpu in enumerate(present)]
@@ -259,7 +259,7 @@ def _node_change(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapsh
 
 
 def _without_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
-    """The facts of sysfs and CUDA: the driver's version stands in /proc, CUDA's does not."""
+    """Return only the facts of sysfs and CUDA. /proc has the driver's version, but not CUDA's."""
     return replace(
         node,
         driver=replace(node.driver, cuda=None),
@@ -303,13 +303,14 @@ _SILENCED: Mapping[str, Callable[[snapshot.Snapshot], snapshot.Snapshot]] = {
 MOST_NODES = 16384
 
 _MACHINE = re.compile(r"(?P<name>[^*/\s]+)(?:/(?P<gpus>\d{1,6}))?(?:\s*\*\s*(?P<nodes>\d{1,6}))?", re.ASCII)
-_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")  # Made up once, so that equal seeds give equal machines
-OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that only nodes of an NVLink domain of several nodes have
+# An arbitrary constant, so that equal seeds give equal machines
+_IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
+OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that need an NVLink domain of several nodes
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
-    """So many nodes of one kind."""
+    """A number of nodes of one kind."""
 
     profile: Profile
     nodes: int = 1
@@ -329,14 +330,14 @@ class SimulatedMachine:
 
     @property
     def domain_nodes(self) -> int:
-        """Nodes of an NVLink domain; 1 where NVLinks lead to no other node."""
+        """Nodes per NVLink domain, 1 if NVLinks connect no other node."""
         return 1 if self.profile.domain is None else min(self.nodes, self.profile.domain.nodes)
 
 
 def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
-    """A machine as `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1', 'gb200-nvl72/64*2'.
+    """Parse `NAME[/GPUS][*NODES]`: 'hgx-h200-4', 'hgx-h100-8*16', 'hgx-h100-8/1', 'gb200-nvl72/64*2'.
 
-    Raises UsageError, which names `option`, for another form, profile, or number.
+    Raises UsageError with the name of `option` for another form, profile, or number.
     """
     found = _MACHINE.fullmatch(text.strip())
     if found is None:
@@ -349,7 +350,7 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     if profile.domain is not None and gpus is not None and int(gpus) > profile.match.visible:
         profile, gpus = _part_of_rack(profile, profile.domain.nodes, int(gpus), f"{option} {text!r}"), None
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
-    # Several trays of a rack are joined by its NVLinks.
+    # NVLinks connect several trays of a rack.
     if nodes > 1 and gpus is None and profile.domain is None:
         profile = domain_of(profile.match.gpus) or profile
     if not 1 <= nodes <= MOST_NODES:
@@ -376,7 +377,7 @@ def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
 
 
 def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
-    """Raise UsageError where a fault is on a node that the machine does not have."""
+    """Raise UsageError if a fault is on a node that the machine does not have."""
     for fault in faults:
         if machine.domain_nodes == 1 and any(fault.get(key) for key in OF_DOMAINS):
             raise wrong_value(fault, f"{machine} has no NVLink domain of several nodes", "gb200-nvl72, gb300-nvl72")
@@ -389,7 +390,7 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
 def by_domains(
     machine: SimulatedMachine, faults: Sequence[Fault], *, joined: bool = True
 ) -> tuple[SimulatedMachine, list[Fault]]:
-    """The machine with each NVLink domain as one node, unless a node takes no part in its domain, or not `joined`."""
+    """Return the machine with each NVLink domain as one node, unless a node left its domain or `joined` is false."""
     size = machine.domain_nodes
     if machine.profile.domain is None:
         return machine, list(faults)
@@ -408,12 +409,12 @@ def by_domains(
 
 
 def snapshots(machine: SimulatedMachine, faults: Sequence[Fault] = (), seed: int = 0) -> list[snapshot.Snapshot]:
-    """The nodes in order; all that is alike in healthy ones is one object. Raises UsageError for an unknown part."""
+    """Return the nodes in order, which share equal parts as one object. Raises UsageError for an unknown part."""
     return _snapshots(machine, faults, seed, range(machine.nodes))
 
 
 def snapshot_of(machine: SimulatedMachine, faults: Sequence[Fault], seed: int, number: int) -> snapshot.Snapshot:
-    """One node of these. Raises UsageError like `snapshots`."""
+    """Return one node of `snapshots`. Raises UsageError likewise."""
     return _snapshots(machine, faults, seed, (number,))[0]
 
 

@@ -1,4 +1,6 @@
-"""A healthy node of a profile's kind, as NVML, CUDA, sysfs and the kernel would describe it; addresses are made up."""
+"""Builds a healthy node of a profile's kind, as NVML, CUDA, sysfs and the kernel describe it, with made-up
+addresses.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +23,7 @@ _COUNTERS: Mapping[str, int] = {"replay": 0, "recovery": 0, "crc_flit": 0}
 
 
 def healthy_node(profile: Profile) -> snapshot.Snapshot:
-    """One node of that kind with nothing wrong; the host's name, boot id and GPUs' UUIDs are for the caller to set."""
+    """Return a healthy node. The caller sets host name, boot id and GPU UUIDs."""
     tree = _PciTree(profile)
     gpus = tuple(_gpu(profile, tree, index) for index in range(profile.match.visible))
     return snapshot.Snapshot(
@@ -40,7 +42,7 @@ def healthy_node(profile: Profile) -> snapshot.Snapshot:
 
 
 class _PciTree:
-    """Hands out bus numbers: a host bridge for every switch below a CPU, and one a NUMA node for all other devices."""
+    """Assigns bus numbers: a host bridge for every switch below a CPU, and one per NUMA node for all other devices."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -64,7 +66,7 @@ class _PciTree:
         return self._placed(places[index] if places else None, index, self._profile.match.visible)
 
     def nic(self, index: int, place: str | None) -> tuple[str, snapshot.PciPlace]:
-        """Bus id and place of a NIC; on a flat bus they stand before the GPUs as far as there is room."""
+        """Return bus id and place of a NIC. On a flat bus, NICs come before the GPUs if there is room."""
         if not self._profile.node.flat_pci:
             return self._placed(place, 0, 1)
         room = _FIRST_FLAT_GPU - _FIRST_FLAT_NIC
@@ -186,7 +188,7 @@ def _nvlinks(profile: Profile, tree: _PciTree, index: int) -> tuple[snapshot.NvL
 
 
 def _gpu_bus_id(profile: Profile, index: int) -> str:
-    """A GPU's bus id, before the GPU itself is made: the tree is deterministic."""
+    """Return a GPU's bus id before the GPU is built, because the tree is deterministic."""
     tree = _PciTree(profile)
     return [tree.gpu(each)[0] for each in range(index + 1)][-1]
 
@@ -195,7 +197,7 @@ def _fabric(profile: Profile) -> snapshot.Fabric | None:
     capability = tuple(int(part) for part in profile.gpu.compute_capability.split("."))
     if profile.nvlink is None or profile.nvlink.to is not snapshot.NvlinkPeer.SWITCH or capability < _FABRIC_CAPABILITY:
         return None
-    # A virtual machine is not told the health of the fabric (seen on 4 H200, driver 580).
+    # A virtual machine does not see the fabric's health (seen on 4 H200, driver 580).
     mask = 0 if profile.node.virtual_machine else _HEALTHY_MASK
     return snapshot.Fabric(state="completed", status="success", clique=0, cluster_uuid=_NO_CLUSTER, health_mask=mask)
 
@@ -218,7 +220,7 @@ def _nic(nic: NicKindOfMachine, tree: _PciTree, number: int) -> snapshot.NicFact
 
 
 def _pair(profile: Profile, one: snapshot.GpuFacts, other: snapshot.GpuFacts) -> snapshot.PairFacts:
-    """NVML's and CUDA's answers; with NVLink the status of plain PCI access is NS, as H200 answers."""
+    """Return the answers of NVML and CUDA. With NVLink, the status of PCI access is NS, as on H200."""
     joined = profile.nvlink is not None and (
         profile.nvlink.to is snapshot.NvlinkPeer.SWITCH
         or any({one.index, other.index} == set(pair[:2]) for pair in profile.nvlink.pairs)
@@ -257,7 +259,7 @@ _LINK_LAYERS = {
 
 
 def with_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
-    """The node with its surroundings."""
+    """Add PCI devices, kernel and driver settings, and services to a node."""
     return replace(
         node,
         pci_devices=_pci_devices(node),
@@ -274,7 +276,7 @@ _TRANSLATING = snapshot.IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
 
 
 def with_faults_around(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
-    """The node with the faults of its surroundings, which it already has."""
+    """Apply faults of PCI devices, settings and services to a node that has them."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
             if not any(each.access_control for each in node.pci_devices):
@@ -316,7 +318,7 @@ def _pci_devices(node: snapshot.Snapshot) -> tuple[snapshot.PciDevice, ...]:
         return add(address, snapshot.PciKind.DOWNSTREAM_PORT, switch, link)
 
     def reach(root_port: str | None, switches: tuple[str, ...], link: snapshot.PcieLink) -> str | None:
-        """The port to which something with these above it is connected, which is made where it is not there yet."""
+        """Return the switch port below these bridges, creating it if needed."""
         if not switches:
             return root_port and add(root_port, snapshot.PciKind.ROOT_PORT, None, link)
         last = switches[-1]
@@ -363,7 +365,9 @@ def _port(nic: snapshot.NicFacts, number: int) -> snapshot.RdmaPort:
 
 
 def _driver_settings(node: snapshot.Snapshot) -> snapshot.DriverSettings:
-    """Nothing set. A node with NVSwitch has its fabric manager, of the driver's version, unless others run it."""
+    """Return default settings. A node with NVSwitch runs a fabric manager of the driver's version, unless the host
+    does.
+    """
     fabric_manager = snapshot.Service(
         running=bool(node.nvswitches), version=node.driver.version if node.nvswitches else None
     )

@@ -1,4 +1,4 @@
-"""Answers of NCCL's RAS in a simulated job: the launched all-reduces of every rank, of which some may hang."""
+"""Simulates answers of NCCL's RAS service: the launched all-reduces of every rank, some of which may hang."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from gpubench.model.profiles.fault import Fault
 
 HANG = "hang"
 _FIRST_PID = 4000
-_BEFORE, _PER_ANSWER = 6650, 500  # Operations before the first answer, and from one answer to the next
+_BEFORE, _PER_ANSWER = 6650, 500  # Operations before the first answer, and between answers
 
 
 def ras_answer(nodes: Sequence[Snapshot], faults: Iterable[Fault], number: int) -> tuple[RasCommunicator, ...]:

@@ -1,4 +1,4 @@
-"""A scan of a simulated machine: its fabric with faults, and rounds on it: a model, never a measurement."""
+"""Models a scan of a simulated machine: a fabric with faults, and rounds on it. Nothing is measured."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +19,23 @@ from gpubench.simulated.links import NodeLinks, nic_gb_s, node_links
 from gpubench.simulated.machine import SimulatedMachine, check_nodes, wrong_value
 from gpubench.simulated.times import CollectiveTimes
 
-NOISE = 0.02  # Standard deviation of a figure, for which the thresholds of a scan are shown to hold
-DIPS = 0.01  # Share of figures that something passing by lowers, by 5 to 40 %
+NOISE = 0.02  # Standard deviation of a bandwidth. benchmarks/scan_confusion.py holds the scan's thresholds against it
+DIPS = 0.01  # Share of bandwidths that a passing disturbance lowers by 5 to 40 %
 _SMALLEST_DIP, _LARGEST_DIP = 0.05, 0.4
 
-_COLLECTIVE_SPREAD = 0.003  # Of a collective of large messages, as hardware.simulated.times has it
-SET_UP_SECONDS = 0.44  # To make communicators of two ranks, one a GPU: the slowest first one of four H200 took so long
-SECONDS_OF_COPYING = 0.5  # Of a round, after its warm-up
-CONTROL_SECONDS = 0.1  # To tell all nodes of a round and hear of all; held by benchmarks/scan_control.py
-DEADLINE_SECONDS = 10.0  # After which a round is given up where somebody hangs
+_COLLECTIVE_SPREAD = 0.003  # For a collective of large messages, as in simulated.times
+SET_UP_SECONDS = 0.44  # Time to create communicators of two ranks, one per GPU, in the slowest first try on four H200s
+SECONDS_OF_COPYING = 0.5  # Per round, after its warm-up
+# Time to start a round on all nodes and to collect the replies. benchmarks/scan_control.py checks it
+CONTROL_SECONDS = 0.1
+DEADLINE_SECONDS = 10.0  # A round with a hanging node is aborted after this time
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFabric:
-    """What is wrong with a fabric. Shares are of the usual bandwidth: by cell, by leaf and rail, and of its uplinks.
+    """Faults of a fabric, as shares of the usual bandwidth: by cell, by leaf and rail, and by uplink.
 
-    `dies` and `hangs` are rounds by node, from which on; `dips` the probability that a node's figure is a dip.
+    `dies` and `hangs` give the first affected round by node. `dips` is the probability of a brief slowdown.
     """
 
     usual_gb_s: float
@@ -49,13 +50,13 @@ class SimulatedFabric:
 
 
 class SimulatedRounds:
-    """Measures rounds by the model; equal seeds give equal figures."""
+    """Measures rounds by the model. Equal seeds give equal results."""
 
     def __init__(self, fabric: scan.ScanFabric, model: SimulatedFabric, seed: int) -> None:
         self._fabric, self._model, self._seed = fabric, model, seed
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """All pairs of a round; a node that dies in it is gone, one that hangs costs the deadline."""
+        """Measure all pairs of a round. A node that dies is gone, and one that hangs costs the deadline."""
         model, source = self._model, random.Random(f"{self._seed}/round{planned.number}")
         taking_part = {node for pair in planned.pairs for node in pair}
         gone = {node: "its supervisor stopped answering" for node in taking_part if self._dead(node, planned.number)}
@@ -80,7 +81,7 @@ class SimulatedRounds:
         return scan.RoundOutcome(planned.number, planned.phase, tuple(samples), seconds, gone)
 
     def collective(self, nodes: Sequence[int]) -> tuple[float | None, str]:
-        """GB/s of a ring over all rails, as slow as its slowest rail; None, with the reason, where a node is dead."""
+        """Return GB/s of a ring over all rails, limited by the slowest. None with the reason if a node is dead."""
         model = self._model
         if {*model.dies, *model.hangs}.intersection(nodes):
             return None, "not done within the deadline"
@@ -118,14 +119,17 @@ class SimulatedRounds:
         return self._fabric.leaves[node] or ""
 
 
-NODES_PER_LEAF = 32  # Behind a leaf switch a rail: NVIDIA's DGX SuperPOD H100 reference architecture
-_LOCAL_SPREAD = 0.005  # Of copies inside a node, from node to node
+NODES_PER_LEAF = 32  # Nodes below one leaf switch per rail in NVIDIA's DGX SuperPOD H100 reference architecture
+_LOCAL_SPREAD = 0.005  # Spread of copies inside a node, from node to node
 
 
 def simulated_scan_fabric(
     machine: SimulatedMachine, leaves: Sequence[str] | None, faults: Sequence[Fault] = ()
 ) -> scan.ScanFabric:
-    """The nodes `node0` on, with a rail a GPU; `leaves` by node, else 32 nodes a leaf. Raises UsageError."""
+    """Return the nodes `node0` and up with one rail per GPU. Raises UsageError.
+
+    `leaves` names each node's leaf (default: 32 nodes per leaf).
+    """
     profile = machine.profile
     gpus, nics = profile.match.visible, len(profile.nic)
     if not gpus or not nics or nic_gb_s(profile.nic[0], ()) is None:
@@ -155,7 +159,7 @@ def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
 
 
 def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: scan.ScanFabric) -> SimulatedFabric:
-    """What these faults do between nodes. Raises UsageError for a fault on something that is not there."""
+    """Return the effect of these faults between nodes. Raises UsageError for a fault on a missing part."""
     check_nodes(machine, faults)
     names = list(dict.fromkeys(leaf for leaf in fabric.leaves if leaf is not None))
     cells: dict[scan.NodeRail, float] = {}
@@ -186,7 +190,9 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
 def simulated_local_figures(
     machine: SimulatedMachine, faults: Sequence[Fault], nodes: Sequence[int], seed: int
 ) -> Iterator[scan.LocalFigure]:
-    """Phase 0 of these nodes: copies with host memory of every GPU, between every two, and an all-reduce."""
+    """Return round 0 of these nodes: copies of every GPU with host memory and with every other GPU, and an
+    all-reduce.
+    """
     usual = list(_inside(machine.profile, ()))
     of_nodes = [each for each in faults if each.subject not in _OF_LEAVES]
     faulty = {
@@ -229,7 +235,7 @@ _OF_LEAVES = (Subject.LEAF, Subject.RAIL)
 
 
 def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
-    """What is left of every rail of a node: its NIC, its GPU's own links, and faults of the whole node."""
+    """Return the remaining share of every rail of a node, after faults of its NIC, its GPU's links, and the node."""
     whole = 1.0
     for fault in faults:
         if fault.subject is Subject.NODE:
@@ -290,5 +296,4 @@ def _of_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
 
 
 def host_names(machine: SimulatedMachine) -> tuple[str, ...]:
-    """The nodes by name."""
     return tuple(f"node{node}" for node in range(machine.nodes))

@@ -1,4 +1,4 @@
-"""NCCL variables of simulated ranks: those with a known effect, and the GPU pairs that lose peer access by them."""
+"""Models NCCL variables of simulated ranks: those with a known effect, and the GPU pairs that lose peer access."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +20,13 @@ NVLS = "NCCL_NVLS_ENABLE"
 
 
 def job_variables(environment: Mapping[str, str], nodes: int) -> list[Fault]:
-    """The NCCL variables of an environment, as one fault per node."""
+    """Return the NCCL variables of an environment as one fault per node."""
     settings = tuple((ENV, f"{name}={value}") for name, value in sorted(environment.items()))
     return [Fault(Subject.NODE, settings, number) for number in range(nodes)] if settings else []
 
 
 def variables_by_node(faults: Iterable[Fault]) -> dict[int, dict[str, str]]:
-    """The NCCL variables of nodes that have any; a later fault replaces an earlier one."""
+    """Return the NCCL variables of each node that has any. A later fault replaces an earlier one."""
     found: dict[int, dict[str, str]] = {}
     for fault in faults:
         if fault.variables:
@@ -35,19 +35,19 @@ def variables_by_node(faults: Iterable[Fault]) -> dict[int, dict[str, str]]:
 
 
 def distinct_variables(faults: Iterable[Fault]) -> list[dict[str, str]]:
-    """The sets of variables that nodes have, each once."""
+    """Return the distinct sets of variables of all nodes."""
     return [dict(each) for each in {tuple(sorted(own.items())) for own in variables_by_node(faults).values()}]
 
 
 def known_effects(profile: Profile, variables: Mapping[str, str], nodes: int = 1) -> dict[str, str]:
-    """The variables whose effect on this machine is known; the simulation ignores all others."""
+    """Return the variables with a known effect on this machine. The simulation ignores all others."""
     node, many = Topology(healthy_node(profile)), nodes > 1
     effects = {name: knows for name, knows in _EFFECTS.items() if not (many and name in PER_COMMUNICATOR)}
     return {name: value for name, value in variables.items() if name in effects and effects[name](node, value)}
 
 
 def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> None:
-    """Raise UsageError for a variable that is asked for and whose effect on this machine is not known."""
+    """Raise UsageError for a requested variable whose effect on this machine is unknown."""
     for fault in faults:
         unknown = fault.variables.keys() - known_effects(profile, fault.variables, nodes).keys()
         if unknown:
@@ -60,13 +60,15 @@ def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> No
 
 
 def _raises_no_level(node: Topology, value: str) -> bool:
-    """Peer access beyond NCCL's default level may be faster or slower than host memory, so its speed is unknown."""
+    """True if the value does not extend peer access beyond NCCL's default level, where its speed is unknown."""
     paths = {node.path(one, other) for one in node.gpus for other in node.gpus if one is not other}
     return not any(is_beyond_policy(node, path) and allows(value, path) for path in paths)
 
 
 def _is_hopper(node: Topology) -> bool:
-    """Channels, algorithms and protocols were measured on H200s; H100s have the same SMs and NVLinks."""
+    """True for Hopper. Channels, algorithms and protocols were measured on H200s, and H100s have the same SMs and
+    NVLinks.
+    """
     return all((gpu.compute_capability, bool(gpu.nvlinks)) == ("9.0", True) for gpu in node.gpus)
 
 
@@ -81,11 +83,11 @@ _EFFECTS: Mapping[str, Callable[[Topology, str], bool]] = {
     ALGORITHM_VARIABLE: lambda node, value: is_known_choice(ALGORITHM_VARIABLE, value) and _is_hopper(node),
     PROTOCOL_VARIABLE: lambda node, value: is_known_choice(PROTOCOL_VARIABLE, value) and _is_hopper(node),
 }
-"""Whether the effect of a value is known: sources are docs/evidence.md, docs/validation.md and a profile's own rows."""
+"""Whether the effect of a value is known, from docs/evidence.md, docs/validation.md and the profile's own rows."""
 
 
 def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: int) -> RankFacts:
-    """The process of a simulated rank, which may open all NICs."""
+    """Return the facts of a simulated rank's process, which may open all NICs."""
     return RankFacts(
         rank=rank,
         host=node.host,
@@ -98,7 +100,7 @@ def rank_facts(rank: int, variables: Mapping[str, str], node: Snapshot, number: 
 
 
 def channel_cap(variables: Mapping[str, str]) -> int | None:
-    """The most channels that these variables leave to NCCL, which prefers a minimum to a maximum; None without cap."""
+    """Return the maximum number of channels, or None without a cap. NCCL prefers a minimum to a maximum."""
     most = [
         nccl_settings.nccl_number(variables[name]) or 0 for name in nccl_settings.MOST_CHANNELS if name in variables
     ]
@@ -109,7 +111,7 @@ def channel_cap(variables: Mapping[str, str]) -> int | None:
 
 
 def nccl_links(profile: Profile, faults: Sequence[Fault]) -> NodeLinks:
-    """The links of a node as NCCL uses them: without peer access where variables forbid it. Raises UsageError."""
+    """Return the links of a node as NCCL uses them, without peer access that variables forbid. Raises UsageError."""
     links = node_links(profile, faults)
     variables = known_effects(profile, {name: value for fault in faults for name, value in fault.variables.items()})
     lost = pairs_without_peers(profile, variables)

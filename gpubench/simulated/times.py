@@ -1,11 +1,12 @@
-"""Times of collectives on a simulated machine, alone and beside computation: a model, never a measurement.
+"""Models the times of collectives on a simulated machine, alone and during computation. Nothing is measured.
 
-Inside a node they are the profile's expected values, stretched by faulty links and host-staged pairs; across nodes
-those of `collectives.expected`, over channels with equal shares, as many as the node with the fewest has
-(NVIDIA/nccl#438, src/graph/search.cc and src/init.cc of NCCL 2.28; its steps of bandwidth are left out). Kind: derived.
+Inside a node they are the profile's expected times, stretched by faulty links and host-staged pairs. Across nodes they
+follow `collectives.expected`, over channels with equal shares, as many as the node with the fewest has
+(NVIDIA/nccl#438, src/graph/search.cc and src/init.cc of NCCL 2.28, without its steps of bandwidth). Kind: derived.
 
-A cap on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24 CTAs, 16, 8, 4
-and 2 took 1.233, 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing are those that docs/overlap.md has of 2 H200s.
+The effect of a cap on CTAs was fitted to one series on 4 H200s (NCCL 2.28.9, 2026-11-22): 256 MiB with NCCL's own 24
+CTAs, 16, 8, 4 and 2 took 1.233, 1.471, 2.533, 4.404 and 8.275 ms. Waiting and sharing come from 2 H200s
+(docs/overlap.md).
 """
 
 import math
@@ -32,13 +33,13 @@ from gpubench.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.simulated.machine import SimulatedMachine, by_domains, check_nodes
 from gpubench.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
 
-LEAST_STEP = 0.49  # Of the bandwidth of a channel, below which no smaller one is tried
+LEAST_STEP = 0.49  # Smallest share of a channel's bandwidth that the search tries
 _FEWEST_GPUS = 2
 _ROUNDING = 1 + 1e-9
 
 
 def channels_of_node(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
-    """The NICs of the channels that are found, channel after channel; none without NICs."""
+    """Return the NIC index of each channel that the search finds. Empty without NICs."""
     count, gb_s = 0, 0.0
     for each in sorted({rate / share for rate in nics_gb_s for share in (1, 2)}, reverse=True):
         if count and each < LEAST_STEP * gb_s:
@@ -51,7 +52,7 @@ def channels_of_node(nics_gb_s: Sequence[float]) -> tuple[int, ...]:
 
 
 def rings_gb_s(nodes: Iterable[Sequence[float]]) -> float:
-    """GB/s in which all channels together leave each of these nodes, given by the GB/s of their NICs."""
+    """Return the bandwidth in GB/s at which all channels together leave each node, from the GB/s of its NICs."""
     found = [(nics_gb_s, channels_of_node(nics_gb_s)) for nics_gb_s in nodes]
     count = min(len(channels) for _, channels in found)
     shares = ((nics_gb_s, Counter(channels[:count])) for nics_gb_s, channels in found)
@@ -63,23 +64,25 @@ STAGED_SHARE = {"allreduce": 0.75}
 STAGED_SHARE_OF_OTHERS = 0.66
 STAGED_SECONDS = 14.0e-6
 STAGED_NODE_GB_S = 180.0
-"""Of what one copy through host memory reaches, in busbw, and what comes on top: with NCCL_P2P_DISABLE=1 all-reduce
-reaches 28.4 GB/s on 2 H200s, all-gather and reduce-scatter 25.2, where a copy reaches 38: a ring sends and receives at
-once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that rate, 6 healthy latency, 14 more. All staged hops
-of a node share its host memory, which every byte crosses twice: 4 H200s reach 25 GB/s and 8 reach 10, which is 200 and
-160 GB/s of host memory. Kind: derived (NCCL 2.28.9, PCIe 5 x16, one socket)."""
+"""Host memory bandwidth of a node, and the share and extra latency of host-staged collectives. With
+NCCL_P2P_DISABLE=1 all-reduce reaches 28.4 GB/s on 2 H200s, and all-gather and reduce-scatter 25.2, while a copy
+reaches 38: a ring sends and receives at once, and its kernels read host memory. 4 MiB take 168 µs: 148 at that
+rate, 6 healthy latency, 14 more. All staged hops of a node share its host memory, which every byte crosses
+twice: 4 H200s reach 25 GB/s and 8 reach 10, which is 200 and 160 GB/s of host memory. Kind: derived (NCCL
+2.28.9, PCIe 5 x16, one socket).
+"""
 
 _SMALL_BYTES, _SMALL_SPREAD = 64 * 2**10, 0.015
-_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003  # From run to run on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB
-_RANK_SPREAD = 0.1  # Ranks of one row differ by this part of the spread between rows: they wait for each other
+_LARGE_BYTES, _LARGE_SPREAD = 2**30, 0.003  # Spread between runs on 4 H200: 1 to 2 % at small sizes, 0.3 % at 1 GiB
+_RANK_SPREAD = 0.1  # Spread between ranks of one row, relative to the spread between rows: ranks wait for each other
 
 
 class CollectiveTimes:
-    """Times of collectives on a simulated machine; equal arguments give equal times.
+    """Times of collectives on a simulated machine. Equal arguments give equal times.
 
-    `noise` is the spread of a row's time as a part of it; with `whole_nodes` idle GPUs' NICs carry their share; `root`
-    is the rank that gathers or scatters; `shape` are parts that a healthy machine lacks too. Raises UsageError for a
-    fault on something that the machine does not have.
+    `noise` is the relative spread of a row's time. With `whole_nodes`, NICs of idle GPUs carry their share. `root` is
+    the rank that gathers or scatters. `shape` lists parts that a healthy machine lacks too. Raises UsageError for a
+    fault on a missing part.
     """
 
     def __init__(
@@ -118,16 +121,18 @@ class CollectiveTimes:
 
     @property
     def gpus(self) -> int:
-        """GPUs that every node has: the ranks a node where nothing else is said."""
+        """GPUs that every node has, the default number of ranks per node."""
         return min(len(links.gpus) for links in self._kinds_of_node()) // self._joined
 
     @property
     def has_network(self) -> bool:
-        """False if nodes of this kind have no NIC whose rate is known, so that nothing goes between them."""
+        """False if nodes of this kind have no NIC with a known rate, so that nothing crosses nodes."""
         return self._machine.nodes == 1 or any(links.nics_gb_s for links in self._kinds_of_node())
 
     def seconds(self, name: str, size_bytes: int, *, row: int, ranks_per_node: int | None = None) -> list[float]:
-        """Seconds of one operation by rank; `row` tells repeats apart. Raises UsageError, CouldNotMeasureError."""
+        """Return the seconds of one operation per rank. `row` distinguishes repeats. Raises UsageError,
+        CouldNotMeasureError.
+        """
         model = self._model(name, ranks_per_node)
         source = random.Random(f"{self._seed}/{name}/{size_bytes}/{row}")
         spread = _spread(size_bytes) if self._noise is None else self._noise
@@ -140,12 +145,12 @@ class CollectiveTimes:
         return times
 
     def healthy_seconds(self, name: str, size_bytes: int, *, ranks_per_node: int | None = None) -> float:
-        """Seconds on the same machine without faults and noise. Raises as `seconds`."""
+        """Return the seconds on the same machine without faults and noise. Raises like `seconds`."""
         healthy = CollectiveTimes(self._given, noise=0.0, shape=self._shape)
         return healthy.seconds(name, size_bytes, row=0, ranks_per_node=ranks_per_node)[0]
 
     def staged_pairs(self, ranks_per_node: int) -> list[tuple[int, int]]:
-        """Ordered pairs of ranks, node after node, whose copies a fault makes go through host memory."""
+        """Return the ordered pairs of ranks, node by node, whose copies a fault makes host-staged."""
         ranks_per_node *= self._joined
         return [
             (number * ranks_per_node + source, number * ranks_per_node + destination)
@@ -156,7 +161,7 @@ class CollectiveTimes:
         ]
 
     def corrupted(self, name: str, ranks_per_node: int) -> list[int]:
-        """The ranks of a collective whose data a fault corrupts."""
+        """Return the ranks of a collective whose data a fault corrupts."""
         return self._model(name, ranks_per_node).corrupted(self._corrupting)
 
     def _kinds_of_node(self) -> list[NodeLinks]:
@@ -203,7 +208,7 @@ class CollectiveTimes:
 
 
 def _links_by_node(profile: Profile, faults: Sequence[Fault]) -> dict[int, NodeLinks]:
-    """The links of the nodes with faults; nodes with equal faults share one value."""
+    """Return the links of nodes with faults. Nodes with equal faults share one value."""
     by_node: dict[int, list[Fault]] = {}
     for fault in faults:
         by_node.setdefault(fault.node_number, []).append(fault)
@@ -245,7 +250,7 @@ class _Model:
         self._local = local
         self._faulty = faulty
         self._kinds = kinds
-        # One rank of a node has no peer there: all its time is the network's.
+        # A single rank on a node has no local peer, so all its time is the network's.
         single = Curve(((1, 0.0),), machine.profile.link_gb_s)
         self._curve = single if local == 1 else curve(machine.profile, collective, local, self.ranks, nvls=nvls)
         self._factor = collective.busbw_factor(self.ranks)
@@ -260,7 +265,7 @@ class _Model:
         self._staged_gb_s = copied_gb_s * STAGED_SHARE.get(collective.name, STAGED_SHARE_OF_OTHERS)
 
     def seconds(self, size_bytes: int) -> float:
-        """Seconds under the job's NCCL variables. Raises CouldNotMeasureError."""
+        """Return the seconds under the job's NCCL variables. Raises CouldNotMeasureError."""
         own = self._own_seconds(size_bytes)
         if self._choice:
             gb_s = _LARGE_BYTES * self._factor / self._own_seconds(_LARGE_BYTES) / BYTES_PER_GB
@@ -274,14 +279,16 @@ class _Model:
         return seconds * self._longer_by_clocks(size_bytes, seconds)
 
     def _longer_by_clocks(self, size_bytes: int, seconds: float) -> float:
-        """How much longer it takes as a GPU's CTAs carry less at a lower clock: nothing where links are the limit."""
+        """Return the factor by which lower clocks slow a GPU's CTAs. 1 if links are the limit."""
         share = min(gpu.clock_share for links in self._kinds for gpu in links.gpus[: self._local])
         reached = size_bytes * self._factor / seconds / BYTES_PER_GB / (own_ctas(self._profile) * _CTA_GB_S)
         longer: float = (1 + (share**-_ROUNDNESS - 1) * reached**_ROUNDNESS) ** (1 / _ROUNDNESS)
         return min(longer, 1 / share)
 
     def least_seconds(self, size_bytes: int) -> float:
-        """Seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's share."""
+        """Return the seconds that a GPU's links need for the bytes of a node's own ranks, at the slowest GPU's
+        share.
+        """
         if self._local == 1:
             return 0.0
         share = min(self._slowest(links)[1] for links in self._kinds)
@@ -289,10 +296,12 @@ class _Model:
         return size_bytes * factor / (self._curve.limit_gb_s * share * BYTES_PER_GB)
 
     def slowest_rank(self, size_bytes: int) -> int | None:
-        """The rank that all others wait for: on the GPU at fault, or the first of the node whose NICs are."""
+        """Return the rank that all others wait for: the one on the faulty GPU, or the first on the node with faulty
+        NICs.
+        """
         links = self._healthy
         if not links.nics_gb_s:
-            # Only faults give rates: then the fastest NICs of them are the healthy ones.
+            # If only faults set rates, the fastest NICs among them are the healthy ones.
             links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
         healthy = self._above_latency(links, size_bytes)
         times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}
@@ -310,7 +319,7 @@ class _Model:
         return [self._faulty.get(number, healthy) for number in range(self._nodes)]
 
     def corrupted(self, pairs: Mapping[int, Collection[frozenset[int]]]) -> list[int]:
-        """The ranks whose data arrive wrong, if the paths between these pairs of GPU indices corrupt them, by node."""
+        """Return the ranks with corrupted data, if the paths between these GPU pairs, by node, corrupt it."""
         found: set[int] = set()
         for number, links in enumerate(self._by_node()):
             for hop in self._hops(links) if number in pairs else ():
@@ -319,17 +328,17 @@ class _Model:
         return sorted(found)
 
     def _hops(self, links: NodeLinks) -> list[Hop]:
-        """The paths between two GPUs that it uses: none for a reduction in NVSwitches."""
+        """Return the GPU pairs whose path the collective uses, none for a reduction in NVSwitches."""
         if self._in_switches:
             return []
         exchanges = self._collective.point_to_point and self._collective.name != "sendrecv"
         return self._exchanging() if exchanges else ring_hops(self._profile, links, self._local)
 
     def _slowest(self, links: NodeLinks) -> tuple[int, float]:
-        """The GPU that the others wait for, and the share of its bandwidth that is left.
+        """Return the GPU that the others wait for, and its remaining share of bandwidth.
 
-        Those that are made of sends and receives have one peer after another: a slow path makes that part of their
-        time longer.
+        Collectives made of sends and receives serve one peer after another, so a slow path stretches only its part of
+        the time.
         """
         in_turn = self._collective.point_to_point and self._collective.name != "sendrecv"
         return links.slowest(self._local, self._hops(links), 1 / (self.ranks - 1) if in_turn else 1.0)
@@ -338,7 +347,7 @@ class _Model:
         hops = combinations(range(self._local), 2)
         if not self._collective.rooted:
             return list(hops)
-        # A root of several nodes waits for its NICs.
+        # With several nodes, a root waits for its NICs.
         return [hop for hop in hops if self._root in hop] if self._nodes == 1 else []
 
     def _above_latency(self, links: NodeLinks, size_bytes: int) -> float:
@@ -349,7 +358,7 @@ class _Model:
             return 0.0
         healthy = self._curve.at(size_bytes) - self._curve.latency
         share = self._slowest(links)[1]
-        # The smallest size that a profile knows may be large: then its time is not latency alone.
+        # The smallest size in a profile may be large, and then its time is more than latency.
         least = size_bytes * self._factor / (self._curve.limit_gb_s * BYTES_PER_GB)
         stretched = max(healthy / share, healthy + least * (1 / share - 1))
         if links.staged(self._local) is None:
@@ -378,19 +387,20 @@ class _Model:
 
 
 def _spread(size_bytes: int) -> float:
-    """Standard deviation of the logarithm of a row's time, falling with the logarithm of the size."""
+    """Return the standard deviation of the logarithm of a row's time, which falls with the logarithm of the size."""
     position = math.log(max(size_bytes, 1) / _SMALL_BYTES) / math.log(_LARGE_BYTES / _SMALL_BYTES)
     return _SMALL_SPREAD * math.exp(min(1.0, max(0.0, position)) * math.log(_LARGE_SPREAD / _SMALL_SPREAD))
 
 
-_CTA_GB_S = 24.4  # busbw that one CTA carries; from 2 CTAs on 4 H200s
-_ROUNDNESS = 2.5  # How softly the rate of few CTAs passes over into that of the links
+_CTA_GB_S = 24.4  # busbw of one CTA, from 2 CTAs on 4 H200s
+_ROUNDNESS = 2.5  # Sharpness of the transition from the CTAs' rate to the links' rate
 _OWN_CTAS_A_LINK = 4 / 3
-_FEWEST_OWN_CTAS = 8  # NCCL's own number: 24 of 18 links of an H200, and of 12 links of an A100
+_FEWEST_OWN_CTAS = 8  # NCCL's own number of CTAs: 24 for the 18 links of an H200 and the 12 links of an A100
 _PEAK_TFLOPS_AN_SM: Mapping[str, float] = {"7": 0.98, "8": 2.89, "9": 7.49, "10": 15.2, "12": 2.5}
 _GEMM_EFFICIENCY = 0.77
-"""Dense 16-bit Tensor-Core peak by compute capability, from NVIDIA's data sheets of V100, A100, H100, B200 and
-RTX 6000 Blackwell, over their SMs; an H200 reached 764 of 989 TFLOP/s."""
+"""Share of the dense 16-bit Tensor-Core peak (NVIDIA's data sheets of V100, A100, H100, B200 and RTX 6000
+Blackwell, divided by their SMs, by compute capability). An H200 reached 764 of 989 TFLOP/s.
+"""
 
 _COPY_GB_S: Mapping[str, float] = {"7": 800.0, "8": 1700.0, "9": 3900.0, "10": 7000.0, "12": 1500.0}
 _KERNEL_SECONDS = 1.6e-6
@@ -400,25 +410,26 @@ _WAITS: Mapping[overlap.Partner, float] = {
     overlap.Partner.COPY: 1.0,
     overlap.Partner.CHAIN: 0.0,
 }
-"""Operations of the partner that the collective waits for: one, where they fill all SMs."""
+"""Partner operations that the collective waits for: one, if the operation fills all SMs."""
 
 _SHARING: Mapping[overlap.Partner, float] = {
     overlap.Partner.GEMM: 1.08,
     overlap.Partner.COPY: 1.56,
     overlap.Partner.CHAIN: 1.0,
 }
-_CHAIN_LOSES = 0.7  # Of the time beside a collective: kernels of 1.6 µs suffer more than by lost SMs
+# Share of the time during a collective that a chain loses: kernels of 1.6 µs lose more than their SMs
+_CHAIN_LOSES = 0.7
 _SPREAD = 0.003
 _STEPS = 100
 
 
 def own_ctas(profile: Profile) -> int:
-    """NCCL's own number of CTAs, from its NVLinks."""
+    """Return NCCL's own number of CTAs from the number of NVLinks."""
     return max(_FEWEST_OWN_CTAS, round((profile.nvlink.links if profile.nvlink else 0) * _OWN_CTAS_A_LINK))
 
 
 class OverlapModel:
-    """Steps on a simulated machine; equal arguments give equal times. Raises as `CollectiveTimes`."""
+    """Overlapped steps on a simulated machine. Equal arguments give equal times. Raises like `CollectiveTimes`."""
 
     def __init__(
         self, machine: SimulatedMachine, faults: tuple[Fault, ...], seed: int, ranks_per_node: int | None = None
@@ -429,11 +440,10 @@ class OverlapModel:
 
     @property
     def own_ctas(self) -> int:
-        """NCCL's own number of CTAs."""
         return own_ctas(self._machine.profile)
 
     def operation_seconds(self, partner: overlap.Partner, gemm_side: int) -> float:
-        """One operation of a partner, with nothing beside."""
+        """Return the seconds of one operation of a partner alone."""
         gpu = self._machine.profile.gpu
         generation = gpu.compute_capability.partition(".")[0]
         if partner is overlap.Partner.GEMM:
@@ -453,19 +463,20 @@ class OverlapModel:
         gemm_side: int,
         count: int | None,
     ) -> overlap.StepSample:
-        """A step of one collective and `count` operations, as many as a real one has where that is None."""
+        """Simulate a step of one collective and `count` operations. None means as many as a real run would use."""
         source = random.Random(f"{self._seed}/overlap/{name}/{size_bytes}/{ctas}/{partner}")
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
         operation = self.operation_seconds(partner, gemm_side)
         operations = overlap.partner_operations(own, operation) if count is None else count
         undisturbed = self._capped(name, size_bytes, own, ctas) * _noise(source)
-        partner_alone = operations * operation * _noise(source)  # of both: a GPU's clock is what varies
+        # collective and partner share the noise, because the GPU's clock varies
+        partner_alone = operations * operation * _noise(source)
         waiting = min(partner_alone, _WAITS[partner] * operation)
         first = undisturbed * _SHARING[partner] * _noise(source)
         taken = min(self.own_ctas, ctas or self.own_ctas) / self._machine.profile.gpu.multiprocessors
         if partner is overlap.Partner.CHAIN:
             taken = _CHAIN_LOSES
-        # While it runs the partner has the other SMs; it is done first where the collective takes longer.
+        # During the collective the partner has the other SMs, and it may finish first.
         ends_first = waiting + (partner_alone - waiting) / (1 - taken) <= waiting + first
         extra = (partner_alone - waiting) * taken / (1 - taken) if ends_first else first * taken
         partner_together = partner_alone + extra * _noise(source)
@@ -488,7 +499,7 @@ class OverlapModel:
         )
 
     def _capped(self, name: str, size_bytes: int, own_seconds: float, ctas: int | None) -> float:
-        """Seconds of the collective alone under a cap."""
+        """Return the seconds of the collective alone under a cap."""
         if ctas is None or ctas >= self.own_ctas:
             return own_seconds
         ranks = self._per_node * self._machine.nodes
@@ -496,7 +507,7 @@ class OverlapModel:
 
 
 def capped(own_seconds: float, moved_bytes: float, ctas: int) -> float:
-    """Seconds of an operation over so many channels, each of one CTA."""
+    """Return the seconds of an operation over `ctas` channels of one CTA each."""
     by_ctas = moved_bytes / (ctas * _CTA_GB_S * BYTES_PER_GB)
     total: float = (own_seconds**_ROUNDNESS + by_ctas**_ROUNDNESS) ** (1 / _ROUNDNESS)
     return total

@@ -239,9 +239,7 @@ _WITHOUT_NCCL = Explanation(
 
 _UNREAD = "the environment and files of its processes cannot be read: {}"
 
-Ends = tuple[
-    tuple[str, ...], tuple[str, ...]
-]  # Host-staged senders and receivers. Empty: any GPU may be one
+Ends = tuple[tuple[str, ...], tuple[str, ...]]  # Host-staged senders and receivers. Empty: any GPU may be one
 
 
 def explain(job: RunningJob, way: Way, node: Topology, ends: Ends = ((), ())) -> Explanation:
