@@ -8,11 +8,11 @@ The thresholds are those that benchmarks/scan_confusion.py shows: at 4,096 nodes
 ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 5 % are named.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import cache
-from math import fsum
 from statistics import NormalDist, fmean, median
 
 from gpubench.collectives.curve import curve
@@ -34,13 +34,12 @@ _GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
 """The median distance of the two highest, and of the two nearest, of three normal values in standard deviations; by
 simulation."""
 
-_GAP_OF_TWO = 0.9539
-"""The median distance of two normal values in standard deviations: the upper quartile times the root of 2."""
+_UPPER_QUARTILE = NormalDist().inv_cdf(0.75)
+_GAP_OF_TWO = math.sqrt(2) * _UPPER_QUARTILE
+"""The median distance of two normal values in standard deviations."""
 
 _DEVIATION_OF_THREE = 0.6244
 """The standard deviation of the mean of the two highest of three normal values; by simulation."""
-
-_UPPER_QUARTILE = 0.6745
 
 _CELLS_OF_THREE_NODES = 3
 
@@ -51,7 +50,7 @@ _FEW_FIGURES, _FEW_NODES = 10, 9
 def upper_mean(values: Sequence[float]) -> float:
     """The mean of the upper half of some values, of an odd number the larger half."""
     upper = sorted(values)[len(values) // 2 :]
-    return fsum(upper) / len(upper)
+    return math.fsum(upper) / len(upper)
 
 
 @cache
@@ -111,29 +110,43 @@ def _by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
     return found
 
 
-def _as_shares(by_class: Mapping[tuple[int, bool], Shares], centres: Mapping[tuple[int, bool], float]) -> Shares:
-    """What `shares_of` says of the same figures, which have been put together by cell before."""
-    found: Shares = {}
-    for key, cells in by_class.items():
-        usual = centres[key]
-        for cell, figures in cells.items():
-            found.setdefault(cell, []).extend(gb_s / usual if usual > 0 else 0.0 for gb_s in figures)
-    return found
-
-
 def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSample]) -> Yardstick:
     """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
     measured = [each for each in samples if not each.failure]
+    by_class = _by_class(fabric, measured)
+    plain = Yardstick({key: _level(_merged(by_class, key), 0.0) for key in by_class}, 0.0)
+    found = []
+    # A slow leaf adds to the differences as they are, and slow nodes to those that a leaf explains.
+    for shares in shares_of(fabric, plain, measured), _flattened(fabric, plain, measured):
+        within = _within(shares) * _caution(measured)
+        levels = Yardstick({key: _level(_merged(by_class, key), within) for key in by_class}, within)
+        found.append(replace(levels, deviation=max(within, _between(levels, shares))))
+    return min(found, key=lambda yardstick: yardstick.deviation)
+
+
+def _by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]) -> dict[tuple[int, bool], Shares]:
     figures: dict[tuple[int, bool], list[tuple[scan.PairSample, float]]] = {}
-    for sample in measured:
+    for sample in samples:
         key = sample.rail, fabric.inside(sample.first, sample.second)
         figures.setdefault(key, []).append((sample, sample.gb_s))
-    by_class = {key: _by_cell(own) for key, own in figures.items()}
-    centres = {key: _level(_merged(by_class, key), 0.0) for key in by_class}
-    deviation = _within(_as_shares(by_class, centres)) * _caution(measured)
-    centres = {key: _level(_merged(by_class, key), deviation) for key in by_class}
-    found = Yardstick(centres, deviation)
-    return replace(found, deviation=max(deviation, _between(found, _as_shares(by_class, centres))))
+    return {key: _by_cell(own) for key, own in figures.items()}
+
+
+LEAST_OF_A_LEAF_PAIR = 8
+"""Figures between two leaves needed to know their median: the error is then half a deviation of one."""
+
+
+def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
+    """The shares by cell, each divided by the median between its two leaves, so that no slow leaf adds to the noise."""
+    by_leaves: dict[tuple[str, str], list[tuple[scan.PairSample, float]]] = {}
+    for sample in samples:
+        one, other = sorted((fabric.leaves[sample.first] or "", fabric.leaves[sample.second] or ""))
+        by_leaves.setdefault((one, other), []).append((sample, yardstick.share(fabric, sample)))
+    flat: list[tuple[scan.PairSample, float]] = []
+    for own in by_leaves.values():
+        level = median(share for _, share in own) if len(own) >= LEAST_OF_A_LEAF_PAIR else 0.0
+        flat += ((sample, share / (level or 1.0)) for sample, share in own)
+    return _by_cell(flat)
 
 
 def _caution(samples: Sequence[scan.PairSample]) -> float:
@@ -212,6 +225,12 @@ LEAST_LOSS: Mapping[scan.ScanPhase, float] = {
 }
 """And at least this much, however quiet the figures are: cells that differ by less are no fault."""
 
+ALARM_DEVIATIONS, LEAST_ALARM_LOSS = 5.0, 0.1
+"""Deviations, and least share, by which a single value differs from others: by chance one in 3.5 million does."""
+
+LEAST_COMPARED = 3
+"""Parts needed to compare them: of two no comparison shows which one is slow."""
+
 LEAST_FIGURES = 3
 """Figures with known good partners without which nothing is confirmed."""
 
@@ -239,7 +258,8 @@ def threshold(phase: scan.ScanPhase, deviation: float) -> float:
 
 def smallest_sure_loss(deviation: float) -> float:
     """The loss that a scan with figures of that deviation finds 99 times of 100."""
-    return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[scan.ScanPhase.CONFIRMATION] + 1.5 * deviation)
+    confirmation = scan.ScanPhase.CONFIRMATION
+    return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[confirmation] + DEVIATIONS[confirmation] * deviation)
 
 
 def scores(
@@ -279,13 +299,6 @@ def falls_behind(
     ]
 
 
-LOCAL_DEVIATIONS, LEAST_LOCAL_LOSS = 5.0, 0.1
-"""A figure is slow that is so many deviations, and at least this share, below the median of all."""
-
-LEAST_LOCAL_FIGURES = 3
-"""Of two nobody can say which one is slow."""
-
-
 def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
     """The figures that fall behind, each with its share of what is usual.
 
@@ -301,10 +314,10 @@ def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, 
         shares: dict[scan.LocalFigure, float] = {}
         for own in alike.values():
             usual = median(each.gb_s for each in own)
-            if len(own) >= LEAST_LOCAL_FIGURES and usual > 0:
+            if len(own) >= LEAST_COMPARED and usual > 0:
                 shares |= {each: each.gb_s / usual for each in own}
         noise = robust_deviation([share for each, share in shares.items() if not each.failure])
-        least = 1 - max(LOCAL_DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_LOCAL_LOSS)
+        least = 1 - max(ALARM_DEVIATIONS * (noise.deviation if noise else 0.0), LEAST_ALARM_LOSS)
         found |= {each: share for each, share in shares.items() if share < least or each.failure}
     return found
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from gpubench.conditions.folding import cause_of, on_their_nodes
 from gpubench.conditions.policy import drains
 from gpubench.measure.scan import verdicts
-from gpubench.measure.scan.judging import smallest_sure_loss
+from gpubench.measure.scan.judging import LEAST_FIGURES, smallest_sure_loss
 from gpubench.measure.scan.leaves import LeafLevel
 from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
 from gpubench.model.results import scan
@@ -468,7 +468,7 @@ class ScanResult:
         unconfirmed = [
             cell
             for cell in course.suspects - course.confirmed.keys() - explained
-            if course.confirmation_figures(cell) < LEAST_CONFIRMING and cell.node not in course.gone
+            if course.confirmation_figures(cell) < LEAST_FIGURES and cell.node not in course.gone
         ]
         return sorted(unconfirmed)
 
@@ -492,10 +492,6 @@ class ScanResult:
             for rail in range(self.course.fabric.rails)
         )
         return [cell for cell in everything if cell not in measured and cell not in explained]
-
-
-LEAST_CONFIRMING = 3
-"""Figures with healthy nodes needed to confirm a suspect."""
 
 
 def report_of(result: ScanResult, ranks_per_node: int) -> Report:

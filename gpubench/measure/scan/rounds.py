@@ -15,16 +15,11 @@ from typing import Protocol
 from gpubench.measure.scan import judging
 from gpubench.measure.scan.leaves import (
     DOUBTFUL_ERRORS,
-    ERROR_OF_A_SCORE,
-    LEAST_LEAF_LOSS,
-    LEAST_LEAVES,
     LEAST_NODES,
     MEDIAN_ERROR,
     LeafLevel,
-    deviation_between_leaves,
     leaf_levels,
     members_of,
-    still_slow_leaves,
     with_slow_leaves,
     without_slow_leaves,
 )
@@ -188,10 +183,6 @@ def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
             left[each] = left[each] - {worst}
 
 
-FAILURES_THAT_RETIRE_A_RAIL = 2
-"""A rail that failed so often, with another one each time, takes part in nothing more: every time costs a deadline."""
-
-
 class RingMeasurer(Protocol):
     """Measures rings of rails."""
 
@@ -232,7 +223,7 @@ class InsideNodes:
             yield figure
             for cell in pair if failure else ():
                 self._failed.setdefault(cell, []).append(figure)
-                if len({each.place for each in self._failed[cell]}) >= FAILURES_THAT_RETIRE_A_RAIL:
+                if len({each.place for each in self._failed[cell]}) >= FAILURES_THAT_RETIRE:
                     self._out.add(cell)
 
     def _all_reduce(self) -> Iterator[LocalFigure]:
@@ -348,25 +339,24 @@ class ScanCourse:
         slow: dict[tuple[str, int], list[float]] = {}
         for cell, each in self.confirmed.items():
             leaf = leaves[cell.node]
-            if leaf is not None and (leaf not in judged or len(judged) < LEAST_LEAVES):
+            if leaf is not None and (leaf not in judged or len(judged) < judging.LEAST_COMPARED):
                 slow.setdefault((leaf, cell.rail), []).append(each.score)
         least = 1 - _SURE_LOSSES * judging.smallest_sure_loss(self.yardstick.deviation)
         for (leaf, rail), own in slow.items():
             if len(own) >= max(2, living[leaf] / 3) and median(own) > least:
                 yield LeafLevel(leaf, rail, median(own), None, is_sure=False)
-            elif (
-                leaf not in judged and living[leaf] > 1 and (level := self._middle_below_usual(leaf, rail)) is not None
-            ):
-                yield LeafLevel(leaf, rail, level, None, is_sure=False)
+            elif leaf not in judged and living[leaf] > 1:
+                yield from self._slow_middle(leaf, rail)
 
-    def _middle_below_usual(self, leaf: str, rail: int) -> float | None:
-        of_leaf = {cell: each for cell, each in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
-        for own in ([each for cell, each in of_leaf.items() if cell.rail == rail], [*of_leaf.values()]):
+    def _slow_middle(self, leaf: str, rail: int) -> Iterator[LeafLevel]:
+        """The level of a small leaf whose middle node is slow, on this rail or on all rails together."""
+        members = {cell: each for cell, each in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
+        for own in ([each for cell, each in members.items() if cell.rail == rail], [*members.values()]):
             level, figures = median_high(each.score for each in own), sum(each.figures for each in own)
-            error = MEDIAN_ERROR * ERROR_OF_A_SCORE * self.yardstick.deviation / math.sqrt(figures)
-            if 1 - level > max(DOUBTFUL_ERRORS * error, LEAST_LEAF_LOSS):
-                return level
-        return None
+            error = MEDIAN_ERROR * self.yardstick.deviation / math.sqrt(figures)
+            if 1 - level > DOUBTFUL_ERRORS * error:
+                yield LeafLevel(leaf, rail, level, None, is_sure=False, error=error)
+                return
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
         """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""
@@ -444,9 +434,8 @@ figures as they would be without them."""
 def _screen(course: ScanCourse) -> None:
     fabric, samples = course.fabric, course.samples(ScanPhase.SCREENING)
     yardstick, levels, known = judging.screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
-    deviation = deviation_between_leaves(fabric, samples)
     for _ in range(_MOST_LOOKS_AT_LEAVES):
-        levels = leaf_levels(fabric, replace(yardstick, deviation=deviation or yardstick.deviation), samples)
+        levels = leaf_levels(fabric, yardstick, samples)
         sure = {(each.leaf, each.rail): each for each in levels if each.is_sure}
         if sure.keys() == known:
             break
@@ -480,17 +469,13 @@ def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[l
     return sorted(suspects), sorted(partners), sorted(good - partners)
 
 
-_MOST_OF_A_LEAF = 16
-"""Nodes that are enough to confirm a slow leaf; its others may be partners of suspects, beside its own level."""
-
-
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
     """Nodes with a suspect cell, and some of every slow leaf: of few nodes so few that half of all stay partners."""
     nodes = {cell.node for cell in course.suspects}
     slow = {each.leaf for each in course.suspect_leaves}
     for leaf in slow:
         own = [node for node, each in enumerate(course.fabric.leaves) if each == leaf]
-        most = max(LEAST_NODES, min(_MOST_OF_A_LEAF, len(course.fabric.hosts) // (4 * len(slow))))
+        most = max(LEAST_NODES, len(course.fabric.hosts) // (4 * len(slow)))
         nodes.update(own[:: max(1, len(own) // most)])
     return frozenset(nodes)
 
@@ -501,7 +486,7 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     yardstick = course.yardstick
     as_healthy = without_slow_leaves(yardstick, fabric, samples)
     yardstick = judging.round_yardstick(fabric, as_healthy, good, yardstick)
-    leaves = still_slow_leaves(fabric, yardstick, samples, good, course.suspect_leaves)
+    leaves = [level for level in course.suspect_leaves if _is_slow_again(fabric, yardstick, samples, good, level)]
     kept = {(each.leaf, each.rail) for each in leaves}
     course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
     found = judging.scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
@@ -518,25 +503,33 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
         course.suspects &= behind | (course.suspects - found.keys())
 
 
-_ERRORS_OF_A_LEAF = 2.0
-"""By so many standard errors of its leaf's level a cell has to be slower than one beside a known level."""
+def _is_slow_again(
+    fabric: ScanFabric, yardstick: judging.Yardstick, samples: Sequence[PairSample], good: Set[int], level: LeafLevel
+) -> bool:
+    """False if a leaf that was slow across is now nearer to normal with good nodes of other leaves."""
+    plain = replace(yardstick, slow_leaves={})
+    shares = [
+        plain.share(fabric, sample)
+        for sample in samples
+        if sample.rail == level.rail
+        and not sample.failure
+        and (sample.first in good) != (sample.second in good)
+        and (fabric.leaves[sample.first] == level.leaf) != (fabric.leaves[sample.second] == level.leaf)
+    ]
+    return False not in level.slow or len(shares) < LEAST_NODES or median(shares) <= (1 + level.share) / 2
 
 
 def _as_their_leaf(
     fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, judging.CellScore], leaves: Sequence[LeafLevel]
 ) -> set[NodeRail]:
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, deviation)
-    errors = {(each.leaf, each.rail): _ERRORS_OF_A_LEAF * each.error for each in leaves}
+    errors = {(each.leaf, each.rail): DOUBTFUL_ERRORS * each.error for each in leaves}
     return {
         cell
         for cell, each in found.items()
         if each.score >= least - errors.get((fabric.leaves[cell.node] or "", cell.rail), 0.0)
     }
 
-
-COLLECTIVE_DEVIATIONS, LEAST_COLLECTIVE_LOSS = 5.0, 0.1
-"""A collective is looked into that is so many deviations of a figure, and at least this share, below what is predicted:
-it is as slow as the slowest of many figures."""
 
 _LEAST_NODES, _LEAST_SCORE = 4, 0.1
 
@@ -611,7 +604,7 @@ def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> It
 
 def _measured(course: ScanCourse, name: str, nodes: Sequence[int], measure: MeasureCollective) -> CollectiveOfNodes:
     gb_s, failure = measure(nodes)
-    least = 1 - max(COLLECTIVE_DEVIATIONS * course.yardstick.deviation, LEAST_COLLECTIVE_LOSS)
+    least = 1 - max(judging.ALARM_DEVIATIONS * course.yardstick.deviation, judging.LEAST_ALARM_LOSS)
     return CollectiveOfNodes(name, tuple(nodes), gb_s, predicted_gb_s(course, nodes), least, failure)
 
 

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field
-from statistics import median, median_low
+from statistics import NormalDist, median, median_low
 
-from gpubench.measure.scan.judging import local_parts, smallest_sure_loss, threshold
-from gpubench.measure.scan.leaves import LEAST_LEAVES, MEDIAN_ERROR, LeafLevel, members_of
+from gpubench.measure.scan import judging
+from gpubench.measure.scan.leaves import DOUBTFUL_ERRORS, MEDIAN_ERROR, LeafLevel, members_of
 from gpubench.measure.scan.rounds import ScanCourse
 from gpubench.model.facts.snapshot import NicFacts
 from gpubench.model.paths.topology import PATH_CLASSES, Topology
@@ -81,25 +81,13 @@ def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
     return [nic for nic in nics if places[nic.name] == nearest] if nearest is not None else []
 
 
-GAIN_DEVIATIONS, LEAST_GAIN = 5.0, 0.1
-"""A cell or rail counts as faster from this many standard deviations, and at least this share, above the usual."""
-
 _LEAST_SHARE_OF_CELLS = 0.02
 """Least share of faster cells: two nodes of a faster kind among hundreds do not make the others slow."""
-
-_DEVIATIONS_OF_PAIRS, _LEAST_GAIN_OF_NODES = 4.0, 0.04
-"""The same for the median rail of a pair of nodes. With few pairs the values above apply.
-
-At 3 %, 7 of 800 healthy scans of 3 to 32 nodes were INCONCLUSIVE, at 4 % one (noise 2 %, simulated).
-"""
 
 _MOST_SLOW_AMONG = 0.2
 """Largest share of slow pairs among faster nodes: with more, the nodes are close to each other instead of faster."""
 
-_LEAST_RAILS, _LEAST_PAIRS = 4, 6
-"""Rails needed to estimate noise within a pair, and pairs needed to estimate it between pairs."""
-
-_LOWER_DEVIATIONS = 0.97
+_LOWER_DEVIATIONS = NormalDist().inv_cdf(0.95) - NormalDist().inv_cdf(0.75)
 """Standard deviations between the 5 % and the 25 % quantile of normal values."""
 
 _MOST_NAMES = 4
@@ -107,7 +95,7 @@ _MOST_NAMES = 4
 
 def _least_gain(course: ScanCourse) -> float:
     """The share above the usual bandwidth from which a cell is faster than noise explains."""
-    return max(GAIN_DEVIATIONS * course.yardstick.deviation, LEAST_GAIN)
+    return max(judging.ALARM_DEVIATIONS * course.yardstick.deviation, judging.LEAST_ALARM_LOSS)
 
 
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
@@ -149,8 +137,8 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
     usual = _quantile(list(pairs.values()), 0.25)
     if not usual:
         return {}  # a quarter of the pairs delivers nothing: that is no speed to be faster than
-    deviations = GAIN_DEVIATIONS if len(pairs) < _LEAST_PAIRS else _DEVIATIONS_OF_PAIRS
-    gain = max(deviations * _deviation_of_pairs(course, shares, pairs), _LEAST_GAIN_OF_NODES)
+    error = _error_of_pairs(course, shares, pairs)
+    gain = max(judging.ALARM_DEVIATIONS * error, judging.LEAST_LOSS[ScanPhase.CONFIRMATION])
     fast = {pair: share for pair, share in pairs.items() if share > usual * (1 + gain)}
     nodes = {node: max(share for pair, share in fast.items() if node in pair) for node in {*sum(fast, ())}}
     among = [share for pair, share in pairs.items() if nodes.keys() >= {*pair}]
@@ -159,19 +147,18 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
     return {} if is_place or few else {node: share / usual for node, share in nodes.items()}
 
 
-def _deviation_of_pairs(
+def _error_of_pairs(
     course: ScanCourse, shares: Mapping[tuple[int, int], list[float]], pairs: Mapping[tuple[int, int], float]
 ) -> float:
-    """The standard deviation of a pair's median rail, from the spread of rails and the lower pairs.
+    """The standard error of a pair's median rail: from the spread of its rails, and from that of the lower pairs.
 
     The lower pairs are alike, whether all nodes or only the slow ones are in them.
     """
     rails, values = course.fabric.rails, list(pairs.values())
-    apart = [share - middle for pair, middle in pairs.items() for share in shares[pair]]
-    noise = robust_deviation(apart) if rails >= _LEAST_RAILS else None
-    own = course.yardstick.deviation if noise is None else noise.deviation * math.sqrt(rails / (rails - 1))
-    lower = _quantile(values, 0.25) - _quantile(values, 0.05) if len(values) >= _LEAST_PAIRS else 0.0
-    return max((MEDIAN_ERROR if rails > 2 else 1.0) * own / math.sqrt(rails), lower / _LOWER_DEVIATIONS)
+    noise = robust_deviation([share - middle for pair, middle in pairs.items() for share in shares[pair]])
+    of_figure = noise.deviation * math.sqrt(rails / (rails - 1)) if noise and rails > 1 else course.yardstick.deviation
+    lower = _quantile(values, 0.25) - _quantile(values, 0.05)
+    return max((MEDIAN_ERROR if rails > 2 else 1.0) * of_figure / math.sqrt(rails), lower / _LOWER_DEVIATIONS)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
@@ -407,7 +394,7 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left.parts += leaf_parts(course.fabric, named)
     _cells_of_leaves(course, left)
     # Of two leaves only the figures inside are compared, so cells of the slow one may seem slow across.
-    for cell in (*doubtful_cells(course), *_as_slow_as(course, [each for each in named if each.across is None])):
+    for cell in (*doubtful_cells(course), *_as_slow_as(course, [each for each in named if False not in each.slow])):
         left.scores.pop(cell, None)
     _whole_nodes(course, left)
     _inside(left)
@@ -444,9 +431,6 @@ def _failed(fabric: ScanFabric, node: int, own: Sequence[PairSample]) -> str:
     return f"{seen}, with {' and '.join(partners[:3])}" if partners else seen
 
 
-_HALF = 0.5
-
-
 def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
     faster = {(course.fabric.leaves[cell.node], cell.rail) for cell in faster_cells(course)}
     leaves = {each.leaf for each in course.slow_leaves}
@@ -457,8 +441,8 @@ def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
         for each in course.slow_leaves
         if (each.leaf, each.rail) not in faster
         and (
-            each.healthy > _HALF
-            or (each.healthy == _HALF and shares[each.leaf] < RAIL_SHARE)
+            each.healthy > 0.5
+            or (each.healthy == 0.5 and shares[each.leaf] < RAIL_SHARE)
             or (each.rail in as_others and each.share < RAIL_SHARE)
             or (each.rail in levels and SLOW_SHARE <= levels[each.rail].best <= MOST_PERCENT / 100)
         )
@@ -485,12 +469,12 @@ def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
 
 def _as_slow_as(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
     """Confirmed cells that are no slower than their leaf, each with what its leaf delivers."""
-    least = 1 - threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
+    least = 1 - judging.threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
     by_place = {(each.leaf, each.rail): each for each in levels}
     found = {}
     for cell, each in course.confirmed.items():
         level = by_place.get((course.fabric.leaves[cell.node] or "", cell.rail))
-        if level is not None and each.score >= least * level.share:
+        if level is not None and each.score >= least * level.share - DOUBTFUL_ERRORS * level.error:
             found[cell] = level
     return found
 
@@ -541,7 +525,7 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 def _inside(left: _Cells) -> None:
     """Parts inside nodes, from phase 0: GPUs (with their rail if it is slow too), GPU pairs, whole nodes."""
-    for part in local_parts(left.local, left.fabric.rails):
+    for part in judging.local_parts(left.local, left.fabric.rails):
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
         kind = PartKind.NODE if part.gpu is None else PartKind.GPU if part.partner is None else PartKind.GPU_PAIR
@@ -582,7 +566,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
         usual.setdefault(inside if several_leaves else None, {})[rail] = gb_s
     faster = {cell.rail for cell in faster_cells(course)}
     few = len(course.living()) < LEAST_NODES_OF_A_RAIL
-    least = 1 - smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
+    least = 1 - judging.smallest_sure_loss(course.yardstick.deviation) if few else RAIL_SHARE
     named = Counter(cell.rail for part in left.parts for cell in part.cells if part.kind in KINDS_OF_CELLS)
     if not course.has_confirmed:
         named = Counter(cell.rail for cell in course.suspects if course.screened[cell].score < least)
@@ -599,25 +583,12 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
         if slow:
             share, seen = min(slow)
             nodes = tuple(course.living())
-            left.parts = [part for part in left.parts if not _may_be_of_rail(course, part, rail, share)]
             left.explain(FaultyPart(PartKind.RAIL, nodes, share, rail, seen=f"{seen} on the other rails"))
-
-
-def _may_be_of_rail(course: ScanCourse, part: FaultyPart, rail: int, share: float) -> bool:
-    """True of a NIC in a leaf that is not judged, which lost no more than its rail.
-
-    If the rail is slow because such a leaf is, what is usual on it lies between the two, and the nodes of that leaf are
-    below it, by no more than the rail is below others.
-    """
-    if part.kind is not PartKind.NIC or part.rail != rail or part.share is None or part.share < share:
-        return False
-    judged, leaf = members_of(course.fabric), course.fabric.leaves[part.nodes[0]]
-    return leaf is not None and (leaf not in judged or len(judged) < LEAST_LEAVES)
 
 
 def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
     """Rails on which a leaf is slow inside, and what leaves deliver to each other is not known without it."""
-    return frozenset(each.rail for each in course.slow_leaves if each.across is None or False not in each.slow)
+    return frozenset(each.rail for each in course.slow_leaves if False not in each.slow)
 
 
 def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:
@@ -630,10 +601,8 @@ def _cells(nodes: Iterable[int], rails: Iterable[int]) -> frozenset[NodeRail]:
 
 
 _MOST_LEAF_NAMES = 8
-_ACROSS_SHARE = 0.9
-_LEAF_PAIR_SHARE = 0.9
-_LEAST_OF_A_LEAF_PAIR = 8
-"""Figures needed between two leaves so that neither bad nodes nor noise move their median by a tenth."""
+_BETWEEN_SHARE = 0.9
+"""The share of the bandwidth inside leaves, or between the fastest two, below which traffic between leaves is slow."""
 
 
 def between_leaves(course: ScanCourse) -> Iterator[Finding]:
@@ -644,13 +613,13 @@ def between_leaves(course: ScanCourse) -> Iterator[Finding]:
         for (rail, is_in), inside in centres.items()
         if is_in and (rail, False) in centres and rail not in unknown_between_leaves(course)
     ]
-    if shares and median(shares) < _ACROSS_SHARE:
+    if shares and median(shares) < _BETWEEN_SHARE:
         yield Finding(
             "between-leaves-slow",
             Verdict.WARN,
             "traffic between leaves",
             f"{median(shares):.0%} of the bandwidth inside a leaf",
-            f"at least {_ACROSS_SHARE:.0%}, if leaves have as many uplinks as ports",
+            f"at least {_BETWEEN_SHARE:.0%}, if leaves have as many uplinks as ports",
             "fewer uplinks by design, or a leaf with slow uplinks (with two leaves, figures cannot show which)",
             Cure.of("ibdiagnet", comment="Look at the counters of the leaves' uplinks."),
         )
@@ -670,7 +639,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
     slow = {
         pair: gb_s
         for pair, (gb_s, _) in levels.items()
-        if gb_s < _LEAF_PAIR_SHARE * most[0] and not named.intersection(pair)
+        if gb_s < _BETWEEN_SHARE * most[0] and not named.intersection(pair)
     }
     if slow:
         pairs = [f"{one} and {other}" for one, other in slow]
@@ -680,7 +649,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
             Verdict.FAIL,
             f"between {some_of(pairs, _MOST_LEAF_NAMES)}",
             f"{min(slow.values()) / most[0]:.0%} of the bandwidth between {best[0]} and {best[1]}",
-            f"at least {_LEAF_PAIR_SHARE:.0%} between any two leaves",
+            f"at least {_BETWEEN_SHARE:.0%} between any two leaves",
             f"slow uplinks of {' or '.join(sorted(common)) if common else 'one leaf'}, or fewer uplinks by design",
             Cure.of("ibdiagnet", comment="Look at the counters of the leaves' uplinks."),
             subjects=tuple(pairs),
@@ -696,5 +665,5 @@ def _between_pairs_of_leaves(course: ScanCourse) -> Iterator[tuple[tuple[str, st
             if one is not None and other is not None and one != other and not sample.failure:
                 found.setdefault((min(one, other), max(one, other)), []).append(sample.gb_s)
     for pair, values in found.items():
-        if len(values) >= _LEAST_OF_A_LEAF_PAIR:
+        if len(values) >= judging.LEAST_OF_A_LEAF_PAIR:
             yield pair, (median(values), len(values))
