@@ -27,7 +27,7 @@ SUPPORT = {
         "blocks",
         "delivery",
         "frame",
-        "lines",
+        "layout",
         "machine_picture",
         "presentation",
         "presenter",
@@ -118,7 +118,7 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 WAYS = {
     "print": {"formats/delivery.py", "cli/app.py"},
-    "Text": {"formats/lines.py"},
+    "Text": {"formats/table.py"},
     "escape": {"formats/machine_picture.py"},
     "SubElement": {"formats/junit.py"},
     "writerows": {"formats/csv.py"},

@@ -21,7 +21,7 @@ from gpubench.model.terms.verdict import FINDING_COLUMNS
 
 
 class CsvWriter:
-    """Writes a section with a header line. Metadata has no place in it: JSON holds it."""
+    """Writes a section with a header line. It has no metadata: JSON holds them."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self._target = target
@@ -32,7 +32,7 @@ class CsvWriter:
         self._columns: Sequence[str] = ()
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """Open the file; where rows will follow and are wanted, write the header line."""
+        """Open the file, and write the header line if rows will follow."""
         self._stream = self._target.open()
         if self._is_wide:
             self._own_heads, self._own_cells = WIDE_COLUMNS, wide_cells(metadata)
@@ -41,13 +41,12 @@ class CsvWriter:
             self._write([(*columns, *self._own_heads)])
 
     def row(self, row: Row) -> None:
-        """One line."""
         if self._columns:
             record = row.to_record()
             self._write([[_cell(each) for each in (*(record[column] for column in self._columns), *self._own_cells)]])
 
     def end(self, report: Report) -> None:
-        """A section that the report brings, and the end of a file of our own."""
+        """Write a section of the report unless rows were written, and close a file of our own."""
         if not self._columns:
             own = chain([self._own_heads], repeat(list(map(_cell, self._own_cells))))
             self._write([*line, *cells] for line, cells in zip(_lines(report, self._section or report.main), own))  # noqa: B905 - one has no end
@@ -62,7 +61,7 @@ class CsvWriter:
 
 
 def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
-    """The cells of a section's header and lines; of nodes with equal rows these are made once."""
+    """Return the cells of a section's header and lines. Nodes with equal rows share them."""
     section = report.sections.get(name)
     if not isinstance(section, Table) or section.parts is None:
         yield from ([*map(_cell, line)] for line in lines(report, name))
@@ -85,11 +84,11 @@ def _lines(report: Report, name: str) -> Iterator[Sequence[object]]:
 
 
 _MOST_KINDS = 32
-"""Kinds of nodes whose lines are kept for others."""
+"""Kinds of nodes whose lines are kept for equal nodes."""
 
 
 def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
-    """A section's header and lines; a matrix has the row names in its first column."""
+    """Return a section's header and lines. A matrix has the names of its rows in the first column."""
     section = report.sections.get(name)
     if name == FINDINGS_SECTION:
         yield FINDING_COLUMNS
@@ -108,7 +107,7 @@ def lines(report: Report, name: str) -> Iterator[Sequence[Any]]:
 
 
 def _cell(value: object) -> object:
-    """A cell: numbers and truths as they are, everything else as text that does nothing."""
+    """Return a cell: numbers as they are, everything else as text that a spreadsheet does not run."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""The ends of a command between its first and its last line: Ctrl-C, a closed pipe, a full disk."""
+"""How a command ends before its last line: Ctrl-C, a closed pipe, a full disk."""
 
 import os
 import shlex
@@ -13,30 +13,22 @@ from gpubench.model.terms.units import counted, error_text, printable_line
 
 
 class Delivered(Protocol):
-    """What is presented of a run: how many rows so far, and its end where the run is cut short."""
+    """What was shown of a run so far, and its end if it is cut short."""
 
     @property
-    def rows(self) -> int:
-        """Rows that were delivered."""
-        ...
+    def rows(self) -> int: ...
 
     @property
-    def code_so_far(self) -> int:
-        """1 if something failed already."""
-        ...
+    def code_so_far(self) -> int: ...
 
     @property
-    def kept_in(self) -> str:
-        """The file that `gpubench report` shows, or empty."""
-        ...
+    def kept_in(self) -> str: ...
 
-    def cut_short(self) -> None:
-        """The run ends here, unless its report was delivered."""
-        ...
+    def cut_short(self) -> None: ...
 
 
 class ReaderGoneError(InterruptedRunError):
-    """Nobody reads stdout any more, as behind `| head`: the run ends, and nothing is printed about it.
+    """Nobody reads stdout any more, as behind `| head`: the run ends without a message.
 
     The exit code is 1 if something had failed before.
     """
@@ -46,11 +38,10 @@ class ReaderGoneError(InterruptedRunError):
 
 @contextmanager
 def delivering(presenter: Delivered) -> Iterator[None]:
-    """Turn these ends into errors of one line; what was measured stays, marked incomplete.
+    """Turn an early end into an error of one line. What was measured stays, marked incomplete.
 
-    Raises:
-        InterruptedRunError: Ctrl-C, SIGTERM, or nobody reads stdout any more.
-        CouldNotMeasureError: an output cannot be written any more.
+    Raises: InterruptedRunError after Ctrl-C, SIGTERM, or if nobody reads stdout any more. CouldNotMeasureError if an
+    output cannot be written.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -69,9 +60,9 @@ def delivering(presenter: Delivered) -> Iterator[None]:
 
 
 def say(*lines: str, to: TextIO | None = None) -> None:
-    """Print some lines at once, on stdout or another stream; InterruptedRunError where nobody reads stdout any more.
+    """Print some lines on stdout or another stream. Raise InterruptedRunError if nobody reads stdout any more.
 
-    Each is one line that nothing obeys, whatever others wrote into it. Narration that stderr does not take ends no run.
+    Foreign text stays on its line and does nothing. A closed stderr ends no run.
     """
     try:
         print(*map(printable_line, lines), sep="\n", file=to, flush=True)
@@ -86,7 +77,7 @@ def say(*lines: str, to: TextIO | None = None) -> None:
 
 @contextmanager
 def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
-    """Show a line on a terminal until what is yielded is called, or the context ends; None shows nothing."""
+    """Show a line on a terminal until the yielded function is called, or the context ends."""
     shown = to is not None
 
     def take_back() -> None:
@@ -104,7 +95,7 @@ def announced(text: str, to: TextIO | None) -> Iterator[Callable[[], None]]:
 
 
 def tell(error: GpubenchError, to: TextIO) -> None:
-    """Print an error on stderr; nothing of one that nobody is there to hear."""
+    """Print an error on stderr, unless nobody is there to read it."""
     if isinstance(error, ReaderGoneError):
         return
     text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else error_text(error)
@@ -115,7 +106,7 @@ def tell(error: GpubenchError, to: TextIO) -> None:
 
 
 def full_output(error: OutputError, rows: int = 0) -> GpubenchError:
-    """The error for people of an output that cannot be written any more; stdout is not written again."""
+    """Return the error about an output that cannot be written any more."""
     if error.filename == "stdout":
         forget(sys.stdout)
     return output_failed(str(error.filename), os.strerror(error.errno or 0), rows or error.rows)
@@ -125,7 +116,7 @@ _SIZES = ("--sizes", "-b", "-e", "-f", "-i")  # Options that say which sizes are
 
 
 def interruption(rows: int = 0, kept_in: str = "") -> str:
-    """The last line of a run that Ctrl-C or SIGTERM ended: what is kept, and the command to type next."""
+    """Return the last line of a run that Ctrl-C or SIGTERM ended: what is kept, and the next command."""
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"
@@ -138,7 +129,7 @@ def interruption(rows: int = 0, kept_in: str = "") -> str:
 
 
 def is_reader_gone(stream: TextIO) -> bool:
-    """True if a stream is a pipe that nobody reads any more; nothing is written."""
+    """True if a stream is a pipe that nobody reads any more. Nothing is written."""
     import select
 
     poll = select.poll()

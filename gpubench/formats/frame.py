@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_frame(path: str | Path) -> "pandas.DataFrame":
-    """The rows of a .csv, .json or .jsonl result, one a line, with pandas' nullable types; UsageError for others."""
+    """Read the rows of a .csv, .json or .jsonl result with pandas' nullable types. Raise UsageError for others."""
     import pandas
 
     path = Path(path)
@@ -40,7 +40,7 @@ def read_frame(path: str | Path) -> "pandas.DataFrame":
 
 
 def frame_of(section: Matrix | Sequence[Record | Finding]) -> "pandas.DataFrame":
-    """Rows of one kind, one a line, or a matrix, with pandas' nullable types."""
+    """Return rows of one kind, or a matrix, as a data frame with pandas' nullable types."""
     import pandas
 
     if isinstance(section, Matrix):

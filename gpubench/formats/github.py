@@ -20,7 +20,7 @@ _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """The workflow commands, a line each."""
+    """Return the workflow commands, one per line."""
     from gpubench.formats.blocks import outcome, title
     from gpubench.formats.table import fallback_lines
     from gpubench.model.results.sentence import worst_first
@@ -38,7 +38,7 @@ def render(run: DocumentRun) -> Iterator[str]:
 
 
 def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
-    """Findings as they stand, not subject by subject; where nothing was found, whatever else went wrong."""
+    """Return the findings, or if there are none everything else that went wrong."""
     from gpubench.model.results.sentence import JudgedCase, cases
 
     findings = run.report.findings
@@ -52,9 +52,9 @@ def _annotated(run: DocumentRun) -> Iterator["JudgedCase"]:
 
 
 def _command(kind: str, title_: str, lines: Sequence[str]) -> str:
-    """The only lines of this format: none of its texts can end one, or begin another command.
+    """Return a workflow command, the only kind of line in this format: no text in it can begin another.
 
-    A percent sign and line ends are what a message cannot hold, and a property colons and commas besides.
+    A message cannot hold percent signs and line ends, and a property no colons and commas either.
     """
     title_ = printable_line(title_).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     message = "%0A".join(printable_line(line).replace("%", "%25") for line in lines)

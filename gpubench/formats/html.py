@@ -1,6 +1,7 @@
-"""A self-contained HTML file: verdict, findings, curves, heat maps, all figures; no script, no network.
+"""A self-contained HTML file: verdict, findings, curves, heat maps, all values. No script, no network.
 
-Colours are those of Okabe and Ito, which people with any colour vision tell apart; nothing is told by colour alone.
+The colours are those of Okabe and Ito, which people with any colour vision can distinguish. Nothing is shown by colour
+alone.
 """
 
 import math
@@ -13,8 +14,9 @@ from pathlib import Path
 from statistics import median
 
 from gpubench.errors import UsageError
-from gpubench.formats.blocks import Block, Grid, GridCell, Listing, blocks, copies_of_report, facts, outcome, title
+from gpubench.formats.blocks import Block, Listing, blocks, copies_of_report, facts, outcome, title
 from gpubench.formats.json import DocumentRun, DocumentWriter
+from gpubench.formats.layout import Grid, GridCell
 from gpubench.formats.machine_picture import html_text, machines
 from gpubench.formats.machine_picture import machine_figure as picture_of
 from gpubench.formats.registry import Style, Target
@@ -97,7 +99,7 @@ footer { color: var(--faint); font-size: .8rem; margin: 2.5rem 0 1rem; }
 _WIDTH, _HEIGHT = 480, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 12, 54
 _HIT = 8
-"""Radius of what answers a pointer where no marker is drawn."""
+"""Radius of the area with a tooltip where no marker is drawn."""
 
 _MOST_TICKS = 7
 _KINDS = 4
@@ -190,7 +192,7 @@ def _path(points: Points, scale: _Scale, kind: str) -> str:
 
 
 def _marker(number: int, x: float, y: float, words: str) -> str:
-    """A circle, square, diamond or triangle: curves can be told apart without colours."""
+    """Return a circle, square, diamond or triangle: curves differ without colours."""
     shape = (
         f'<circle class="m k{number % _KINDS}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">',
         f'<rect class="m k{number % _KINDS}" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6">',
@@ -223,11 +225,11 @@ def _key(kind: str, words: str, marker: str = "") -> str:
 _TREND_WIDTH, _TREND_HEIGHT = 480, 150
 _TREND_LEFT, _TREND_RIGHT, _TREND_TOP, _TREND_BOTTOM = 58, 24, 14, 34
 _LEAST_SPAN = 0.1
-"""Of the largest value: what differs by less than that runs flat, and is no drama."""
+"""The least height of the axis, relative to the largest value: smaller differences look flat."""
 
 
 class Past:
-    """The runs before this one on its machine, from a folder of dated results that is read once."""
+    """The earlier runs of this machine from a folder of dated results, which is read once."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -235,7 +237,7 @@ class Past:
         self._problem = ""
 
     def section(self, run: DocumentRun) -> Iterator[str]:
-        """The part of the page; nothing without a folder, or where neither this run nor those before have figures."""
+        """Return the part of the page, if a folder was given and any run has values."""
         if self._folder is None:
             return
         runs = list(self._read(self._folder, run))
@@ -270,7 +272,7 @@ def _time(started_at: str) -> datetime:
 
 
 def trend_figure(trend: Trend) -> Iterator[str]:
-    """The picture: the line over dates, the newest value, the median of those before it, marks of verdicts."""
+    """Return the picture: values over dates, the median of earlier ones, and marks for verdicts."""
     *before, newest = trend.points
     words = f"{trend.name}, {newest.gb_s:.4g} GB/s"
     if before:
@@ -298,7 +300,7 @@ def trend_figure(trend: Trend) -> Iterator[str]:
 
 
 def _range(points: Sequence[TrendPoint]) -> tuple[float, float]:
-    """The lowest and the highest value that the picture has, both as numbers beside it: it does not begin at 0."""
+    """Return the lowest and the highest value of the picture, which does not begin at 0."""
     low, high = min(point.gb_s for point in points), max(point.gb_s for point in points)
     missing = max(_LEAST_SPAN * high - (high - low), 0.0)
     low = max(low - missing / 2, 0.0)
@@ -310,7 +312,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _xs(points: Sequence[TrendPoint]) -> list[float]:
-    """By time; a single run stands in the middle."""
+    """Return the places of runs by time. A single run is in the middle."""
     times = [_time(point.started_at).timestamp() for point in points]
     span = times[-1] - times[0]
     width = _TREND_WIDTH - _TREND_LEFT - _TREND_RIGHT
@@ -318,7 +320,7 @@ def _xs(points: Sequence[TrendPoint]) -> list[float]:
 
 
 def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
-    """The beginning of the first and the last run: days, or times of one day."""
+    """Return the labels of the first and the last run: days, or times of one day."""
     first, last = (_time(points[number].started_at) for number in (0, -1))
     layout = "%Y-%m-%d" if first.date() != last.date() else "%Y-%m-%d %H:%M"
     ends = ((_TREND_LEFT, "start", first), (_TREND_WIDTH - _TREND_RIGHT, "end", last)) if first != last else ()
@@ -327,7 +329,7 @@ def _dates(points: Sequence[TrendPoint]) -> Iterator[str]:
 
 
 def _mark(verdict: Verdict, x: float, y: float, words: str) -> str:
-    """A shape for each verdict, so that none is told by its colour alone."""
+    """Return a shape for each verdict, so that none is shown by colour alone."""
     title = f"<title>{html_text(words)}</title>"
     if verdict is Verdict.FAIL:
         return f'<path class="t {verdict}" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0-10l-10 10">{title}</path>'
@@ -349,7 +351,7 @@ _LOW_SHARE = 2 / 3
 
 
 def render(run: DocumentRun, past: Past) -> Iterator[str]:
-    """The page; `past` has what dated results tell of the machine."""
+    """Return the page. `past` has the earlier results of the machine."""
     name = html_text(title(run.metadata))
     verdict = run.report.verdict
     below = list(map(_Headings(), _plain_sections(run, past)))
@@ -383,7 +385,7 @@ _LEAST_HEADS = 4
 
 
 class _Headings:
-    """Headings with a name each, which links lead to."""
+    """Gives each heading a name that links can lead to."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -462,7 +464,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _with_code(words: str) -> str:
-    """A sentence; what stands between backquotes is code, which a click selects."""
+    """Return a sentence as HTML. What stands between backquotes is code, which a click selects."""
     pieces = enumerate(words.split("`"))
     return "".join(f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in pieces)
 
@@ -511,7 +513,7 @@ def _cell(cell: GridCell) -> str:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
-    """A table; where it folds, lines that pass are behind their number."""
+    """Return a table. If it folds, lines that pass are hidden behind their number."""
     yield f"<h2>{html_text(_capitalised(listing.title))}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
     passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []
@@ -546,7 +548,7 @@ def _is_number(words: str) -> bool:
 
 
 def writer(target: Target, style: Style) -> DocumentWriter:
-    """Writes a page."""
+    """Return the writer of a page."""
     past = Past(style.history)
 
     def in_ascii(run: DocumentRun) -> Iterator[str]:

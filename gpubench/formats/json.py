@@ -29,19 +29,19 @@ from gpubench.records import dataclass
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
 )
-"""The outcome of a run that has not ended: it runs, or it was killed."""
+"""The outcome of a run that is still running or was killed."""
 
 _BETWEEN_LINES = ",\n    "
 
 _AT_EVERY_ROW = 500
-"""So many rows are each written as they come; of more, a file lacks at most one part in so many until the end."""
+"""Up to here each row is written as it comes. Of more, a file lacks at most one in 500 until the end."""
 
 
 class JsonWriter:
-    """Writes the document: to a stream once, at the end; to a file anew as rows come, `complete: false` until the end.
+    """Writes the document: to a stream once, at the end, and to a file again as rows come.
 
-    The file is replaced atomically, so that a reader, or a crash, never meets half a document. All of it is written
-    each time, and so, of many rows, not at each of them: that would take as long as the square of their number.
+    A file is replaced atomically, so that no reader and no crash meets half a document, and says `complete: false`
+    until the end. Of many rows it is not written at each one: the time would grow with the square of their number.
     """
 
     def __init__(self, target: Target, _style: Style) -> None:
@@ -52,7 +52,6 @@ class JsonWriter:
         self._rows_written = 0
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """A document without rows."""
         # Made once: of thousands of ranks it takes longer than all the rest of a row.
         self._metadata = json_text(metadata.to_record(), indent=2).replace("\n", "\n  ")
         self._rows_section = metadata.rows_section
@@ -60,7 +59,6 @@ class JsonWriter:
         self._replace_file(UNFINISHED)
 
     def row(self, row: Row) -> None:
-        """A document with one row more, or soon with several."""
         if self._rows is None:
             return
         self._rows.append(f"\n    {json_text(row.to_record())}")
@@ -70,7 +68,6 @@ class JsonWriter:
             self._rows_written = rows
 
     def end(self, report: Report) -> None:
-        """The final document."""
         if self._metadata is None:
             return
         if self._target.stream is not None:
@@ -83,7 +80,7 @@ class JsonWriter:
             replace_atomically(self._target.path, self._document(self._metadata, report))
 
     def _document(self, metadata: str, report: Report) -> Iterator[str]:
-        """The text, piece by piece: a job of a thousand ranks has a million paths."""
+        """Return the text piece by piece: a job of a thousand ranks has a million paths."""
         separator = "{\n"
         for name, pieces in self._sections(metadata, report):
             yield f"{separator}  {json_text(name)}: "
@@ -118,12 +115,12 @@ class JsonWriter:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """A value as JSON, exact; '##' is spelled so that no runner finds a command of its own inside a string."""
+    """Return a value as exact JSON. '##' is escaped so that no CI runner finds a command in a string."""
     return json.dumps(value, indent=indent).replace("##", r"#\u0023")
 
 
 def _row_texts(section: Section) -> Iterator[str]:
-    """The rows of a table as JSON, a line each; of equal nodes the same text, but for their names."""
+    """Return the rows of a table as JSON. Equal nodes share the text except for their names."""
     if not isinstance(section, Table):
         return
     if section.parts is None:
@@ -157,9 +154,9 @@ def _lines(opening: str, items: Iterable[str], closing: str) -> Iterator[str]:
 
 
 def replace_atomically(path: Path, text: Iterable[str]) -> None:
-    """Have `path` hold a text, whole, whatever happens in between.
+    """Write a whole text to `path`, atomically if possible.
 
-    What cannot be replaced is written to: a file that is no regular one, or in a directory of somebody else's.
+    A file that is not regular, or whose directory is not writable, is written in place.
     """
     if path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK)):
         with path.open("w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -180,7 +177,7 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DocumentRun:
-    """All that is known of a run: its metadata, the rows until now, and how it ended."""
+    """What is known of a run: its metadata, the rows so far, and its outcome."""
 
     metadata: Metadata
     rows: Sequence[Row]
@@ -191,10 +188,10 @@ Render = Callable[[DocumentRun], Iterable[str]]
 
 
 class DocumentWriter:
-    """Writes what a function makes of a run: a file when it begins, as unfinished, and again when it ends.
+    """Writes what `render` makes of a run: to a file when the run begins, as unfinished, and when it ends.
 
-    In between rows are kept and the machine left alone: making a document of each of them would cost time between
-    measurements. csv, json, jsonl and table have every row on disk.
+    Rows are only kept in between, because writing a document for each would cost time between measurements. csv, json,
+    jsonl and table have every row on disk.
     """
 
     def __init__(self, target: Target, render: Render, *, marks_unfinished: bool = True) -> None:
@@ -205,17 +202,15 @@ class DocumentWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """A file that says ERROR: nothing of an earlier run may pass for this one's."""
+        """Mark a file as unfinished: no result of an earlier run may pass for this one's."""
         self._metadata = metadata
         if self._marks_unfinished and self._target.path is not None:
             self._write(UNFINISHED)
 
     def row(self, row: Row) -> None:
-        """Keep it."""
         self._rows.append(row)
 
     def end(self, report: Report) -> None:
-        """The document."""
         self._write(report)
 
     def _write(self, report: Report) -> None:
@@ -230,15 +225,14 @@ class DocumentWriter:
 
 
 def documents(render: Render, *, marks_unfinished: bool = True) -> Callable[[Target, Style], DocumentWriter]:
-    """Makes the writers of a format that `render` makes of a run."""
+    """Return what makes the writers of a format from its `render`."""
     return lambda target, _style: DocumentWriter(target, render, marks_unfinished=marks_unfinished)
 
 
 class DatedWriter(JsonWriter):
-    """The JSON format in a file of its own in the folder that is its target."""
+    """Writes JSON to a new file in the folder that is its target."""
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """A document without rows, under a name that nobody has."""
         if self._target.path is None:
             raise ValueError("dated results go to a folder")
         self._target = Target(path=_claimed(self._target.path, metadata))
@@ -246,7 +240,7 @@ class DatedWriter(JsonWriter):
 
 
 def _claimed(folder: Path, metadata: Metadata) -> Path:
-    """A new file: who creates it has its name, also among runs that begin in the same second on several hosts."""
+    """Create a new file. Whoever creates it owns its name, even if runs on several hosts begin in one second."""
     for number in count(1):
         path = folder / str(DatedName.of(metadata, number))
         try:
@@ -258,7 +252,7 @@ def _claimed(folder: Path, metadata: Metadata) -> Path:
 
 
 class BaselineWriter(JsonWriter):
-    """The JSON format; the file of before stays until there is a result to take its place."""
+    """Writes a baseline at the end of a run. Until then, and if the run fails to measure, the old file stays."""
 
     def _replace_file(self, report: Report) -> None:
         if is_kept(report):
@@ -266,12 +260,12 @@ class BaselineWriter(JsonWriter):
 
 
 def is_kept(report: Report) -> bool:
-    """True for a result that others can be held against: of a whole run, that could be measured."""
+    """True for a result that others can be compared with: of a complete run that could be measured."""
     return report.complete and report.verdict is not Verdict.ERROR
 
 
 def fate(report: Report) -> str:
-    """'is kept', or why not; of a run that failed it is said that others are then held against that."""
+    """Return 'is kept', with a warning if the run failed, or why it is not kept."""
     if not is_kept(report):
         return f"is not kept: {report.verdict}"
     return "is kept" if report.verdict is not Verdict.FAIL else "is kept, though the run is FAIL: it is no healthy one"

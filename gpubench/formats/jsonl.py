@@ -17,17 +17,15 @@ class JsonLinesWriter:
         self._row_kind = ""
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """The line `metadata`."""
         self._stream = self._target.open()
         self._row_kind = "row" if metadata.collective is not None else metadata.rows_section
         self._write("metadata", metadata.to_record())
 
     def row(self, row: Row) -> None:
-        """A line `row`."""
         self._write(self._row_kind, row.to_record())
 
     def end(self, report: Report) -> None:
-        """The sections, a line a row, each with the section's name as its kind; then the line `report`."""
+        """Write the sections, a line per row with the section's name as its kind, then the line `report`."""
         for name, section in report.sections.items():
             if isinstance(section, Matrix):
                 for row_name, cells in section.cells.items():

@@ -27,7 +27,7 @@ _OUTCOMES = {
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """The document."""
+    """Return the document."""
     from xml.etree.ElementTree import indent, tostring
 
     from gpubench.model.results.sentence import cases
@@ -78,7 +78,7 @@ def _add(suite: "Element", subject: str, case: "JudgedCase") -> None:
 
 
 def _element(parent: "Element | None", tag: str, attributes: Mapping[str, str], lines: Sequence[str] = ()) -> "Element":
-    """An element, the only way for text into the document: XML cannot hold control characters, not even escaped."""
+    """Add an element, the only way for text into the document. XML has no control characters, even escaped."""
     from xml.etree.ElementTree import Element, SubElement
 
     shown = {name: printable_line(value) for name, value in attributes.items()}

@@ -1,7 +1,7 @@
 """A picture of a machine as inline SVG: its devices in their places, and the wires between them.
 
-Lines are coloured by what was measured over what is expected; what findings name is marked with a sign, for nothing is
-told by colour alone.
+Lines have colours by what was measured over what is expected. Devices with findings have a sign too, because nothing is
+shown by colour alone.
 """
 
 import re
@@ -20,7 +20,7 @@ from gpubench.records import dataclass
 
 
 def html_text(text: str) -> str:
-    """A text as HTML shows it, in an element or an attribute: no markup, no control characters, no runner's command."""
+    """Escape a text for an HTML element or attribute: no markup, no control characters, no runner's command."""
     return escape(printable_line(text))
 
 
@@ -40,7 +40,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The speed of a wire, GB/s, and what it is held against; None where that is not known."""
+    """The bandwidth of a wire in GB/s and what it is compared with. None if unknown."""
 
     gb_s: float | None = None
     of_gb_s: float | None = None
@@ -48,12 +48,11 @@ class Reach:
 
     @property
     def share(self) -> float | None:
-        """Reached of what it is held against."""
         return self.gb_s / self.of_gb_s if self.gb_s is not None and self.of_gb_s else None
 
     @property
     def words(self) -> str:
-        """'392 of 393 GB/s expected'."""
+        """Return '392 of 393 GB/s expected'."""
         if self.gb_s is None:
             return "not measured"
         return f"{self.gb_s:.3g}" + (f" of {self.of_gb_s:.3g}" if self.of_gb_s else "") + f" GB/s {self.what}".rstrip()
@@ -61,7 +60,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class MachinePart:
-    """A device, a switch or a NUMA node, below the one at the position `above` in its machine; None for the top."""
+    """A device, a switch or a NUMA node. `above` is the position of its parent in the machine, None for the top."""
 
     name: str
     what: str
@@ -74,13 +73,12 @@ class MachinePart:
 
     @property
     def is_gpu(self) -> bool:
-        """True if it is a GPU, by its name."""
         return _GPU.fullmatch(self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What joins two GPUs, by the slower way of the two."""
+    """The connection of two GPUs, with the slower of its two directions."""
 
     ends: Pair
     path: str
@@ -90,13 +88,12 @@ class Wire:
 
     @property
     def is_nvlink(self) -> bool:
-        """True if NVLinks join them."""
         return _NVLINK.fullmatch(self.path) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One node: everything in it, parents first, and its wires. `fabric` is the path class that all GPUs share."""
+    """A node: everything in it, parents first, and its wires. `fabric` is the path class that all GPUs share."""
 
     node: str
     parts: Sequence[MachinePart]
@@ -104,7 +101,7 @@ class Machine:
     fabric: str = ""
 
     def of_gpu(self, name: str) -> Reach:
-        """What a GPU reaches with the others, in the middle."""
+        """Return the median of what a GPU reaches with the others."""
         own = [wire.reach for wire in self.wires if name in wire.ends and wire.reach.gb_s is not None]
         if not own:
             return Reach()
@@ -114,7 +111,7 @@ class Machine:
 
 
 def machines(run: DocumentRun) -> list[Machine]:
-    """The machines of a run, as far as it tells: none where it knows no tree of devices."""
+    """Return the machines of a run that has trees of devices."""
     trees = grouped(run.report.rows(TreeRow), lambda row: row.node)
     pairs = run.report.rows(PairRow, trees)
     rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
@@ -143,7 +140,7 @@ def _machine(
 
 
 def _parts(tree: Sequence[TreeRow]) -> Iterator[MachinePart]:
-    """Without host bridges, which every device has: what hangs on one hangs on its NUMA node here."""
+    """Return the devices without host bridges. What is below one moves to its NUMA node."""
     above: list[tuple[int, int]] = []
     position = 0
     for row in tree:
@@ -219,12 +216,12 @@ def _wires(rows: Sequence[PairRow], names: dict[str, str], odd: dict[Pair, tuple
 
 
 def _is_good(row: PairRow) -> bool:
-    """False if a row is judged to be slow: rows of one pair have different expectations."""
+    """False if a row is judged to be slow. Rows of one pair have different expectations."""
     return row.verdict is None or Verdict(row.verdict) in _GOOD
 
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
-    """The gravest of those that are not good; None where all are."""
+    """Return the gravest bad verdict, or None if all are good."""
     bad = [each for each in verdicts if each not in _GOOD]
     return min(bad, key=gravity) if bad else None
 
@@ -277,7 +274,7 @@ _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.IN
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where a part is drawn: its middle from above, and its left and right edge."""
+    """The place of a part: its vertical middle, and its left and right edge."""
 
     y: float
     left: float
@@ -285,7 +282,7 @@ class _Spot:
 
 
 def machine_figure(machine: Machine) -> Iterator[str]:
-    """The picture with its caption and legend."""
+    """Return the picture with its caption and legend."""
     spots = _spots(machine.parts)
     height = _TOP + _BOTTOM + _ROW * max(1, sum(part.is_device for part in machine.parts[:_MOST_ROWS]))
     words = f"{machine.node}: sockets, PCIe switches, GPUs, NICs"
@@ -303,7 +300,7 @@ def machine_figure(machine: Machine) -> Iterator[str]:
 
 
 def _spots(parts: Sequence[MachinePart]) -> list[_Spot]:
-    """Devices in lines of their own, from above; what holds them beside the middle of them."""
+    """Place devices in rows from the top, and their parents next to the middle of them."""
     lines: dict[int, float] = {}
     for number, part in enumerate(parts[:_MOST_ROWS]):
         if part.is_device:
@@ -343,7 +340,7 @@ def _class(reach: Reach) -> str:
 
 
 def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """PCIe: a line from each part to what is above it; that of a GPU by its copies with host memory."""
+    """Draw PCIe: a line from each part to its parent, coloured by copies with host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
     # The worst last: where lines share a way, it is the one that is seen.
     for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
@@ -378,7 +375,7 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
 
 
 def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
-    """Wires between two GPUs: all NVLinks where no fabric joins them; with one, or without any, those that are odd."""
+    """Draw wires between two GPUs: all NVLinks if there is no fabric, else only the odd ones."""
     places = {part.name: spot for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu}
     lines = [spot.y for spot in places.values()]
     for wire in machine.wires:
@@ -393,14 +390,14 @@ def _is_drawn(machine: Machine, wire: Wire) -> bool:
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:
-    """True if a wire is marked: unless one of its GPUs is slow with all, whose own line tells it."""
+    """True if a wire is marked. It is not if one of its GPUs is slow with all others and has its own mark."""
     if wire.verdict is None:
         return False
     return not any(_class(machine.of_gpu(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:
-    """A curve; the figure of an odd one stands beside it, off the `lines` of GPUs, where there are any."""
+    """Draw a curve. An odd one has its value beside it, away from the `lines` of GPUs."""
     away = _ARCS + min(72.0, abs(other.y - one.y) / 3)
     path = (
         f"M{one.right:.0f} {one.y:.1f}C{away:.0f} {one.y:.1f} {away:.0f} {other.y:.1f} {other.right:.0f} {other.y:.1f}"
@@ -444,7 +441,7 @@ def _short(part: MachinePart, spot: _Spot) -> str:
 
 
 def _detail(part: MachinePart) -> str:
-    """The model of a GPU without its maker, the rate of a NIC; nothing that has no room."""
+    """Return the model of a GPU without its maker, or the rate of a NIC, if there is room."""
     if not part.is_device:
         return ""
     words = part.what.partition(" ")[2]

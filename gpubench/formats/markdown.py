@@ -9,7 +9,7 @@ from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
-    from gpubench.formats.blocks import Grid
+    from gpubench.formats.layout import Grid
 
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
 _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
@@ -22,8 +22,9 @@ _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mail
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """The document."""
-    from gpubench.formats.blocks import Grid, Listing, blocks, facts, outcome, title
+    """Return the document."""
+    from gpubench.formats.blocks import Listing, blocks, facts, outcome, title
+    from gpubench.formats.layout import Grid
     from gpubench.formats.table import fallback_lines
 
     sign = _SIGNS.get(run.report.verdict, "")
@@ -72,7 +73,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, marked: bool
 
 
 def _text(words: str) -> str:
-    """Words as Markdown that shows them: the only way for text into the document, but for `_code`."""
+    """Escape words for Markdown, the only way for text into the document except `_code`."""
     escaped = printable_line(words).translate(_ESCAPES)
     return _BLOCK.sub(_broken_block, _LINK.sub(_broken_link, escaped))
 

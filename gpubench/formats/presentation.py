@@ -59,14 +59,12 @@ class ExitStyle(StrEnum):
 
     @property
     def line_format(self) -> Format:
-        """The line that belongs on stdout."""
         return {ExitStyle.NAGIOS: NAGIOS, ExitStyle.NPD: NPD, ExitStyle.SLURM: SLURM}[self]
 
     def code(self, verdict: Verdict, *, strict: bool = False, drains: bool | None = None) -> int:
-        """The exit code of a verdict. A warning is a problem of the node only with `--strict`.
+        """Return the exit code of a verdict. A warning is a problem of the node only with `--strict`.
 
-        `drains` is whether a finding blames the node itself: if not, a FAIL is no problem of the node. None without a
-        report.
+        `drains` says whether a finding blames the node itself. If none does, a FAIL is no problem of the node.
         """
         if self is ExitStyle.NAGIOS:
             return _NAGIOS_CODES[STATES[verdict]]
@@ -75,7 +73,7 @@ class ExitStyle(StrEnum):
         return _NO_PROBLEM if verdict in (Verdict.PASS, Verdict.WARN) else _NOT_KNOWN
 
     def line(self, verdict: Verdict, text: str, *, drains: bool = False) -> str:
-        """The line on stdout of a run that never came to a report."""
+        """Return the line on stdout of a run that has no report."""
         if self is ExitStyle.NAGIOS:
             return nagios_line("gpubench", STATES[verdict], text)
         if self is ExitStyle.SLURM:
@@ -84,30 +82,30 @@ class ExitStyle(StrEnum):
 
 
 def nagios_line(subject: str, state: str, text: str, figures: str = "") -> str:
-    """A plugin's line with performance figures."""
+    """Return a plugin's line with performance figures."""
     behind = f" | {figures}" if figures else ""
     return f"{_cut(_inert(f'{subject.upper()} {state} - {text}'), MOST_BYTES - len(behind) - 1)}{behind}\n"
 
 
 def npd_line(text: str) -> str:
-    """A message of at most 80 bytes, in ASCII, so that nothing else cuts it, least of all inside a character."""
+    """Return a message of at most 80 bytes in ASCII, so that nothing else cuts it inside a character."""
     words = _inert(text.translate(_IN_ASCII)).encode("ascii", "replace").decode("ascii")
     return _cut(words, MOST_CHARACTERS) + "\n"
 
 
 def slurm_line(code: int, text: str) -> str:
-    """What to do with a node and why: 'drain: GPU3: 9 of 18 NVLinks down'. ASCII, commands as they stand."""
+    """Return what to do with a node and why, in ASCII: 'drain: GPU3: 9 of 18 NVLinks down'."""
     words = printable_line(" ".join(text.translate(_IN_ASCII).split()))
     return f"{_DECISIONS[code]}: {_cut(words.encode('ascii', 'replace').decode('ascii'), MOST_BYTES_OF_REASON)}\n"
 
 
 def is_inert(text: str) -> bool:
-    """True if monitoring passes a text on as it is."""
+    """True if monitoring passes a text on unchanged."""
     return text.isascii() and _inert(text) == text
 
 
 def _inert(text: str) -> str:
-    """A text that monitoring passes on: no figure begins in it, and no shell, macro or printf takes it for more."""
+    """Return a text in which no figure begins, and that no shell, macro or printf changes."""
     return " ".join(printable_line(" ".join(text.split())).translate(_SPELLED).split())
 
 
@@ -118,7 +116,7 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 def exit_style_in(arguments: Sequence[str]) -> ExitStyle | None:
-    """The style that a command line asks for, also one that cannot be read otherwise."""
+    """Return the style that a command line asks for, even if the rest of it cannot be read."""
     words = [*arguments, ""]
     for argument, following in pairwise(words):
         value = (
@@ -139,7 +137,7 @@ class Color(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file to write, in the format that its suffix picks; or a folder, to keep a dated result in."""
+    """A file to write, in the format of its suffix, or a folder for a dated result."""
 
     path: Path
     format: Format
@@ -147,10 +145,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presentation:
-    """The outputs and the look of a report. `section`, `width` and `exit_style` are None where nobody chose.
+    """The outputs and the look of a report. `section`, `width` and `exit_style` are None if nobody chose.
 
-    `defaults` are the options that stand in the environment or in `defaults_file`, each with where; `job_defaults`
-    those of them that ranks have to agree about.
+    `defaults` are options from the environment or `defaults_file`, with their places. `job_defaults` are those that
+    ranks must agree about.
     """
 
     format: Format = TABLE
@@ -170,11 +168,9 @@ class Presentation:
 
     @property
     def history(self) -> Path | None:
-        """The folder that keeps dated results."""
         return next((output.path for output in self.outputs if output.format is DATED), None)
 
     def exit_code(self, metadata: "Metadata", report: "Report") -> int:
-        """The exit code of the process."""
         from gpubench.conditions.policy import drains
         from gpubench.model.results.ending import exit_code_of, is_strict
 

@@ -1,4 +1,4 @@
-"""Everything a person or a file gets to see of a run: its rows and its progress."""
+"""What a person or a file sees of a run: its rows and its progress."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, naming_output
 from gpubench.formats.delivery import is_reader_gone, say
-from gpubench.formats.lines import line_text
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.registry import BASELINE, Style, Target, Writer, target_of
+from gpubench.formats.table import line_text
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import (
     COLLECTIVE_COLUMNS,
@@ -38,43 +38,36 @@ _BAR_COLUMNS = 16
 
 
 class ProgressDisplay(Protocol):
-    """What shows how far a run is."""
+    """Shows how far a run is."""
 
     def update(self, done: int, total: int, label: str) -> None:
         """`done` of `total` steps are over, and `label` is next."""
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Something has begun that has no steps, and takes about so long."""
+        """Something has begun that has no steps and takes about so many seconds."""
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Out of the way, for something else is written to the same terminal."""
+        """Get out of the way while something else is written to the same terminal."""
         yield
 
-    def stop(self) -> None:
-        """The run is over."""
+    def stop(self) -> None: ...
 
 
 class NoProgress:
     """Shows nothing."""
 
-    def update(self, done: int, total: int, label: str) -> None:
-        """Nothing."""
-
-    def waiting(self, label: str, seconds: float) -> None:
-        """Nothing."""
-
+    def update(self, done: int, total: int, label: str) -> None: ...
+    def waiting(self, label: str, seconds: float) -> None: ...
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Nothing to hide."""
         yield
 
-    def stop(self) -> None:
-        """Nothing."""
+    def stop(self) -> None: ...
 
 
 class ProgressLines:
-    """A line after ten seconds, and then every half minute: how far it is, for how long, what is left."""
+    """Prints a line after ten seconds, then every half minute: progress, elapsed time, time left."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
@@ -82,7 +75,6 @@ class ProgressLines:
         self._next = self._began + SECONDS_TO_FIRST_LINE
 
     def update(self, done: int, total: int, label: str) -> None:
-        """Say it where the last line is old enough."""
         now = self._clock()
         if now < self._next:
             return
@@ -92,35 +84,31 @@ class ProgressLines:
         self._say(f"gpubench: {progress}: {printable_line(label)}")
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Say it where it takes long enough for somebody to wonder."""
         if seconds >= SECONDS_TO_FIRST_LINE:
             self._say(f"gpubench: {printable_line(label)}: about {duration(seconds)}")
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Lines are in nobody's way."""
         yield
 
-    def stop(self) -> None:
-        """Nothing is left on the screen."""
+    def stop(self) -> None: ...
 
 
 class ProgressBar:
-    """A bar of rich's, which is gone when the run is over."""
+    """A bar of rich, removed when the run is over."""
 
     def __init__(self, stream: TextIO) -> None:
         self._progress = _bar(stream)
         self._is_waiting = False
 
     def update(self, done: int, total: int, label: str) -> None:
-        """Move the bar."""
         self._begin(waiting=False, total=total)
         shown = printable_line(label)
         self._progress.update(self._progress.tasks[0].id, completed=done, total=total, description=shown)
         self._progress.start()
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Another bar, which fills by the clock."""
+        """Show another bar, which fills by the clock."""
         self.stop()
         self._begin(waiting=True, total=seconds)
         self._progress.update(self._progress.tasks[0].id, description=printable_line(label))
@@ -136,7 +124,7 @@ class ProgressBar:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """The bar and the rows share a terminal: take the bar away while something else is written."""
+        """Take the bar away while something else is written."""
         if not self._progress.live.is_started:
             yield
             return
@@ -145,26 +133,25 @@ class ProgressBar:
         self._progress.start()
 
     def stop(self) -> None:
-        """Take it away."""
         self._progress.stop()
 
 
 def progress_on(stream: TextIO, *, is_rank: bool, say: Callable[[str], None]) -> ProgressDisplay:
-    """A bar where `stream` is a terminal; a rank's may be a pty of mpirun's, and is taken for none."""
+    """Return a bar if `stream` is a terminal. A rank's may be a pty of mpirun and counts as none."""
     if not is_rank and stream.isatty() and os.environ.get("TERM") != "dumb":
         return ProgressBar(stream)
     return ProgressLines(say)
 
 
 def duration(seconds: float) -> str:
-    """'8 s', '2 min', '3 h': as exact as an estimate is."""
+    """Return '8 s', '2 min' or '3 h': as exact as an estimate is."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
 
 
 def time_left(done: float, total: float, elapsed: float) -> str:
-    """', about 12 s left', once there is something to tell it by."""
+    """Return ', about 12 s left', or nothing if it is too early to estimate."""
     if done <= 0 or done >= total or elapsed < _SECONDS_TO_ESTIMATE:
         return ""
     return f", about {duration(elapsed * (total - done) / done)} left"
@@ -201,14 +188,14 @@ def _bar(stream: TextIO) -> "Progress":
 
 
 PLAIN_WIDTH = 100
-"""Columns of a table that goes to no terminal."""
+"""The width of a table that goes to no terminal."""
 
 _LEAST_WIDTH = 40
 _NOT_FORCED = ("", "0", "false")
 
 
 class Presenter:
-    """A listener that feeds stdout, the output files and, on stderr, progress: a bar, or lines where no terminal is."""
+    """A listener that feeds stdout, the output files, and the progress on stderr."""
 
     def __init__(self, options: Presentation, style: Style, *, progress: bool, is_rank: bool = False) -> None:
         self.rows = 0
@@ -229,9 +216,9 @@ class Presenter:
         self._begun = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str] | None = None) -> None:
-        """The run is set up: headers, and on stderr what stdout has no room for.
+        """Write headers, and on stderr what stdout has no room for.
 
-        `columns` are those of rows that come one by one, empty for none; left out, those of the subject.
+        `columns` are those of rows that come one by one, empty for none. None means those of the subject.
         """
         columns = _columns_of(metadata) if columns is None else columns
         options = self._options
@@ -247,17 +234,16 @@ class Presenter:
                     self.note(f"not measured: {line}")
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Show how far it is. Raises BrokenPipeError if nobody reads stdout: the next row may be minutes away."""
+        """Show how far the run is. Raises BrokenPipeError if nobody reads stdout: the next row may be minutes away."""
         if is_reader_gone(sys.stdout):
             raise BrokenPipeError
         self._progress.update(done, total, label)
 
     def waiting(self, label: str, seconds: float) -> None:
-        """Show that something has begun that takes about so long, and tells nothing until it ends."""
+        """Show that something has begun that takes about so many seconds."""
         self._progress.waiting(label, seconds)
 
     def row(self, row: Row) -> None:
-        """Hand a row to every output."""
         self.rows += 1
         self._wrong = self._wrong or (isinstance(row, CollectiveRow) and bool(row.wrong))
         self._failed = self._failed or getattr(row, "verdict", None) == Verdict.FAIL
@@ -266,7 +252,7 @@ class Presenter:
             self._write(lambda writer: writer.row(row))
 
     def end(self, report: Report) -> None:
-        """Footers and verdict; what must be seen of fallback also where stdout is for programs."""
+        """Write footers and verdict. On stderr repeat what must be seen of fallback if stdout is for programs."""
         report = self.report = self._with_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
@@ -282,7 +268,7 @@ class Presenter:
                 self.note(line)
 
     def cut_short(self) -> None:
-        """The run ended early: what was measured stays, marked incomplete, in every output that still works."""
+        """End the run early: what was measured stays, marked incomplete, in every output that still works."""
         self._progress.stop()
         if not self._begun or self.report is not None:
             return
@@ -296,27 +282,24 @@ class Presenter:
 
     @property
     def kept_in(self) -> str:
-        """The file of this run that `gpubench report` shows; empty without one."""
+        """Return the file of this run that `gpubench report` shows, if there is one."""
         return next((str(each.path) for each in self._options.outputs if each.format.suffix in (".json", ".jsonl")), "")
 
     @property
     def code_so_far(self) -> int:
-        """1 if a row or the report failed, and --exit-zero was not given."""
+        """Return 1 if a row or the report failed, unless --exit-zero was given."""
         failed = self._failed or self._wrong or (self.report is not None and self.report.verdict is Verdict.FAIL)
         return JUDGED_AND_FAILED if failed and not self._options.exit_zero else DONE
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process once the run has ended."""
+        """Return the exit code of the process once the run has ended."""
         if self._metadata is None or self.report is None:
             return COULD_NOT_MEASURE
         return self._options.exit_code(self._metadata, self.report)
 
     def _with_sentence(self, report: Report) -> Report:
-        """The report with its last line, told from the rows that were presented and those in its sections.
-
-        A stored report has it, and was judged.
-        """
+        """Add the last line, from the rows that were presented and those in sections. A stored report has it."""
         has_style = self._options.exit_style is not None
         if self._metadata is None or (report.sentence and not has_style):
             return report
@@ -332,7 +315,6 @@ class Presenter:
         return replace(report, sentence=said, duration_s=took)
 
     def note(self, text: str) -> None:
-        """Narration on stderr."""
         with self._progress.hidden():
             self._say(f"gpubench: {text}")
 
@@ -341,7 +323,7 @@ class Presenter:
         say(text, to=sys.stderr)
 
     def _write(self, write: Callable[[Writer], None]) -> None:
-        """Write to every output. Raises OutputError (a full disk), BrokenPipeError (nobody reads stdout)."""
+        """Write to every output. Raises OutputError (a full disk) or BrokenPipeError (nobody reads stdout)."""
         for name, writer in self._writers.items():
             try:
                 with naming_output(name):
@@ -360,9 +342,9 @@ def _columns_of(metadata: Metadata) -> Sequence[str]:
 
 
 def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
-    """The look of a table on `stream`: the terminal's width and colours, unless options or `environment` say otherwise.
+    """Return the look of a table on `stream`: the terminal's, unless options or `environment` say otherwise.
 
-    COLUMNS is a width, NO_COLOR comes before FORCE_COLOR, and these also hold of what is no terminal.
+    COLUMNS is a width, and NO_COLOR comes before FORCE_COLOR, even if the stream is no terminal.
     """
     terminal = stream.isatty()
     width = plain_width(stream, environment)
@@ -371,12 +353,12 @@ def terminal_style(options: Presentation, stream: TextIO, environment: Mapping[s
 
 
 def plain_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
-    """The columns of the terminal that `stream` is, else those that COLUMNS asks for, else those of a page."""
+    """Return the columns of the terminal, else those of COLUMNS, else those of a page."""
     return shutil.get_terminal_size().columns if stream.isatty() else _plain_width(environment)
 
 
 def rank_style(options: Presentation) -> Style:
-    """The look of a table of a rank, by options and environment: a rank's stdout may be a pty of mpirun's."""
+    """Return the look of a rank's table from options and environment: its stdout may be a pty of mpirun."""
     return _style(options, _plain_width(os.environ), os.environ, colors=_is_forced(os.environ))
 
 
@@ -393,12 +375,11 @@ def _is_forced(environment: Mapping[str, str]) -> bool:
 
 
 def chosen_width(options: Presentation, environment: Mapping[str, str] = os.environ) -> int | None:
-    """The columns that an option or COLUMNS asks for; None where nobody chose."""
+    """Return the columns that an option or COLUMNS asks for, or None if nobody chose."""
     return options.width or _columns(environment)
 
 
 def _plain_width(environment: Mapping[str, str]) -> int:
-    """The columns that COLUMNS says, where it is a number of some; a page's where it is not."""
     return _columns(environment) or PLAIN_WIDTH
 
 

@@ -27,7 +27,7 @@ _OF_EXPECTED = "Speed over the expected one: 1 is as expected, less is slower."
 
 
 class Metric(NamedTuple):
-    """A gauge made of a column: its value times `scale`, with the row's labels."""
+    """A gauge made from a column: its value times `scale`, with the row's labels."""
 
     name: str
     help: str
@@ -161,7 +161,7 @@ _METRICS: Mapping[str, tuple[Sequence[str], Sequence[Metric]]] = {
 
 
 class _Exposition:
-    """Samples by metric, each with its labels once: the collector refuses a file that has a sample twice."""
+    """Samples by metric and labels: the collector refuses a file that has a sample twice."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = common
@@ -169,7 +169,7 @@ class _Exposition:
         self._samples: dict[str, dict[str, float]] = {}
 
     def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
-        """One sample; of two with the same labels the later counts."""
+        """Add a sample. A later one with the same labels replaces it."""
         all_labels = {**self._common, **labels}
         text = ",".join(f'{key}="{_label(str(each))}"' for key, each in all_labels.items() if each != "")
         self._help[name] = help_text
@@ -183,12 +183,12 @@ class _Exposition:
 
 
 def _label(text: str) -> str:
-    """A text as the value of a label: one line, and no quotation mark ends it."""
+    """Escape a text as the value of a label: one line, and no quotation mark ends it."""
     return printable_line(text).translate(_ESCAPES)
 
 
 def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
-    """The file; `pairs` is whether it has a figure for every pair, of which two nodes have thousands."""
+    """Return the file. With `pairs` it has values for every pair, of which two nodes have thousands."""
     metadata, report = run.metadata, run.report
     exposition = _Exposition({"command": metadata.subject, "origin": metadata.origin})
     started = datetime.fromisoformat(metadata.started_at).timestamp()
@@ -238,13 +238,12 @@ def _add_subjects(exposition: _Exposition, report: Report) -> None:
 
 
 class _SlowestPairs:
-    """The slowest pair of every way of copying, as a row of its own kind: of many pairs one figure."""
+    """The slowest pair of every way of copying."""
 
     def __init__(self) -> None:
         self._slowest: dict[tuple[object, ...], Mapping[str, Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """A pair more; what was not measured counts for nothing."""
         if record["bandwidth_gb_s"] is None or record["source"] == HOST or record["destination"] == HOST:
             return
         key = tuple(record[name] for name in _WHICH_WAY)
@@ -253,7 +252,7 @@ class _SlowestPairs:
             self._slowest[key] = record
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """The rows, with the columns of `slowest_pair_*` alone."""
+        """Return rows that have only the columns of `slowest_pair_*`."""
         for record in self._slowest.values():
             yield {name: record[name] for name in (*_WHICH_PAIR[:2], *_WHICH_WAY, *_OF_SLOWEST, "origin")} | {
                 "slowest": 1
@@ -283,6 +282,6 @@ def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metad
 
 
 def writer(target: Target, style: Style) -> DocumentWriter:
-    """The writer; with the section of pairs it has a figure for every one of them."""
+    """Return the writer. The section of pairs asks for values of every pair."""
     with_pairs = partial(render, pairs=style.section == PairRow.section)
     return DocumentWriter(target, with_pairs, marks_unfinished=False)

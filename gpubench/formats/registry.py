@@ -15,29 +15,26 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """One output. `begin`, then rows, then `end`; `end` is called also when the run was cut short."""
+    """An output: `begin`, then rows, then `end`, also if the run was cut short. A row is on disk when `row` returns.
 
-    def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None:
-        """The run is set up. `columns` are those of the rows that follow; none where all comes with the report."""
-        ...
+    `columns` are those of the rows that follow, empty if everything comes with the report.
+    """
 
-    def row(self, row: "Row") -> None:
-        """One more row; on disk when this returns."""
-        ...
+    def begin(self, metadata: "Metadata", columns: Sequence[str]) -> None: ...
 
-    def end(self, report: "Report") -> None:
-        """The run is over."""
-        ...
+    def row(self, row: "Row") -> None: ...
+
+    def end(self, report: "Report") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
     """The look of an output: columns of the terminal or page, and whether colours may be used.
 
-    `section` is what formats show that show only one; None is the report's main one. `plot` adds curves to a table.
-    `history` is a folder of dated results, whose trend a page shows; `verbose` has headers in full; `wide` has every
-    line of CSV say of which run it is. `terminal` breaks the last line at the width, its command on a line of its own;
-    elsewhere it is one line, for `tail -1`.
+    `section` is for formats that show a single one. None is the report's main section. `plot` adds curves to a table.
+    `history` is a folder of dated results whose trend a page shows. `verbose` has headers in full. `wide` repeats the
+    run in every line of CSV. `terminal` breaks the last line at the width with its command on a line of its own.
+    Elsewhere it is one line, for `tail -1`.
     """
 
     width: int = 100
@@ -58,7 +55,6 @@ class Target:
     path: Path | None = None
 
     def open(self) -> TextIO:
-        """The stream to write to."""
         if self.stream is not None:
             return self.stream
         if self.path is None:
@@ -71,10 +67,9 @@ _SECONDS_BETWEEN_TRIES = 0.05
 
 
 def target_of(path: Path) -> Target:
-    """The target of an output file; a named pipe is opened once, as its reader takes it to end when it is closed.
+    """Return the target of an output file. A named pipe is opened once: closing it tells its reader that it ends.
 
-    Raises:
-        UsageError: nobody reads the pipe.
+    Raises: UsageError if nobody reads the pipe.
     """
     if not path.is_fifo():
         return Target(path=path)
@@ -95,9 +90,9 @@ def target_of(path: Path) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """An output format: its name on the command line, the file suffix that picks it, and what makes its writers.
+    """An output format: its name, the file suffix that picks it, and what makes its writers.
 
-    A format without a suffix is for stdout alone. `maker` is 'module:name', imported when the first writer is made.
+    A format without a suffix is for stdout only. `maker` is 'module:name', imported for the first writer.
     """
 
     name: str
@@ -107,7 +102,6 @@ class Format:
 
     @property
     def writer(self) -> Callable[[Target, Style], Writer]:
-        """Makes a writer for a target."""
         module, _, name = self.maker.partition(":")
         make: Callable[[Target, Style], Writer] = getattr(import_module(f"gpubench.formats.{module}"), name)
         return make

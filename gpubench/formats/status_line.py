@@ -20,7 +20,7 @@ from gpubench.model.terms.verdict import Origin
 
 
 class _Figure(NamedTuple):
-    """A performance figure: a name that says its unit, since Nagios has none for bandwidth; its least and most."""
+    """A performance figure with its least and most. Its name has the unit: Nagios has none for bandwidth."""
 
     label: str
     value: float
@@ -31,7 +31,7 @@ class _Figure(NamedTuple):
 
 
 def _nagios(run: DocumentRun) -> Iterator[str]:
-    """Nothing of a run that was cut short: whoever ends it says why, in the one line there is."""
+    """Return the line, or nothing for a run that was cut short: whoever ended it prints the only line."""
     if not run.report.complete:
         return
     from gpubench.formats.blocks import title
@@ -42,7 +42,7 @@ def _nagios(run: DocumentRun) -> Iterator[str]:
 
 
 def _npd(run: DocumentRun) -> Iterator[str]:
-    """The longest sentence whose line fits: signs of several bytes in ASCII make it longer than its characters."""
+    """Return the longest sentence that fits. Characters outside ASCII become longer."""
     if run.report.complete:
         lines = (
             presentation.npd_line(_sentence(run, most))
@@ -69,13 +69,13 @@ def _slurm(run: DocumentRun) -> Iterator[str]:
 
 
 def _summary(sentence: str, report: Report) -> str:
-    """The sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
+    """Return the sentence without its verdict, which the line has already: '(simulated) 8 × H100, …'."""
     head, _, said = sentence.partition(": ")
     return f"{head.removeprefix(report.verdict)} {said}".strip()
 
 
 def _sentence(run: DocumentRun, most: int | None = None) -> str:
-    """The report's sentence, without a command that monitoring would change."""
+    """Return the report's sentence without commands that monitoring would change."""
     from gpubench.model.results.figures import SpeedFigures
     from gpubench.model.results.sentence import sentence
 
@@ -137,28 +137,24 @@ _SAID = {
 
 
 class VetoWriter:
-    """Prints the line at the end, and nothing before."""
+    """Prints the line at the end."""
 
     def __init__(self, target: Target, _style: Style) -> None:
         self._target = target
         self._simulated = False
 
     def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:  # noqa: ARG002
-        """Nothing is written yet."""
         self._simulated = metadata.origin == Origin.SIMULATED
 
-    def row(self, row: Row) -> None:
-        """Nothing."""
-
+    def row(self, row: Row) -> None: ...
     def end(self, report: Report) -> None:
-        """The line."""
         line = veto_line(report.rows(EvidenceRow), complete=report.complete)
         # A line break in foreign text would end the comment, and the shell would run what follows.
         self._target.open().write(printable_line(line + (" (simulated)" if self._simulated else "")) + "\n")
 
 
 def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
-    """The line on these paths; a run that was cut short knows no path that works."""
+    """Return the line for these paths. A run that was cut short knows no path that works."""
     if not complete:
         return f"export {OFF}  # P2P was not measured to the end"
     for conclusion, said in _SAID.items():

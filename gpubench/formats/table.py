@@ -7,18 +7,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from gpubench.formats.lines import (
-    INDENT,
-    VERDICT_MARKS,
-    Column,
-    default_lines,
-    fitted_lines,
-    line_text,
-    plot_lines,
-    software_lines,
-    wrapped,
-)
+from gpubench.formats import layout
+from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.registry import Style, Target
+from gpubench.formats.text import header
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
@@ -47,7 +39,7 @@ _MOST_CAUSES = 3
 
 
 class CauseText(NamedTuple):
-    """A cause by its id and in words: its first line with its verdict, and what is said below it, by label."""
+    """A cause by its id and in words: its first line with its verdict, and its details by label."""
 
     id: str
     verdict: Verdict
@@ -56,22 +48,22 @@ class CauseText(NamedTuple):
 
 
 def named_causes(report: Report) -> frozenset[str]:
-    """The ids of the causes that are printed below the verdict on fallback, which need not be said in it."""
+    """Return the ids of the causes that are printed below the verdict on fallback, and need not be repeated in it."""
     return frozenset(row.id for row in _root_findings(report))
 
 
 def top_causes(report: Report) -> Iterator[CauseText]:
-    """The causes that explain what the verdict on fallback says, with their cures: the first few."""
+    """Return the first few causes that explain the verdict on fallback, with their cures."""
     return (_text(report, row, whole=False) for row in _root_findings(report))
 
 
 def all_causes(report: Report) -> Iterator[CauseText]:
-    """All causes that hold, with everything that the catalogue says of them."""
+    """Return all causes that hold, with everything that the catalogue says about them."""
     return (_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
 
 
 def unread_lines(report: Report) -> list[str]:
-    """Of which causes it is not known whether they hold, and why; those of one reason together."""
+    """Return which causes could not be checked and why. Those of one reason share a line."""
     ids: dict[str, dict[str, None]] = {}
     subjects: dict[str, dict[str, None]] = {}
     for row in report.rows(UnreadRow):
@@ -110,21 +102,21 @@ _ELSEWHERE = {
     Effect.APPLICATION: "would be copied through host memory by MPI, UCX or a framework, because",
     Effect.WRONG: "would hang or get wrong data, because",
 }
-"""Words for causes that leave a path direct, by the first of their effects."""
+"""Words for causes that leave a path direct, by their first effect."""
 
 
 def was_looked_at(report: Report) -> bool:
-    """True where nothing was sent between the machines of a report: it alone has causes that could not be read."""
+    """True if nothing was sent between the machines: only such a report has causes that could not be read."""
     return UnreadRow.section in report.sections
 
 
 def lead(origin: str) -> str:
-    """The beginning of every line on fallback."""
+    """Return the beginning of every line on fallback."""
     return "fallback (simulated): " if origin == Origin.SIMULATED else "fallback: "
 
 
 def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
-    """The pairs of GPUs and the nodes that would fall back, with causes."""
+    """Return the pairs of GPUs and the nodes that would fall back, with causes."""
     rows = report.rows(FallbackRow)
     between = list(_lines_between_nodes(report))
     is_only = len(rows) == 1
@@ -132,7 +124,7 @@ def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
-    """Causes that would make paths slow, or go wrong in other ways."""
+    """Return causes that would make paths slow, or break them in other ways."""
     blamed = {row.cause for row in report.rows(FallbackRow)}
     for row in _causes(report):
         said = _ELSEWHERE.get(Effect(row.effects[0]))
@@ -142,7 +134,7 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
 
 
 def _line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
-    """A line of pairs inside nodes. `is_only` is whether it is of all of them; `nodes` whether others are between."""
+    """Return a line on pairs inside nodes. `is_only` says that it covers all, `nodes` that others are between nodes."""
     pairs = f"all {row.count} pairs" if is_only and row.count > 1 else _named(row)
     begin = lead(row.origin)
     match Conclusion(row.conclusion):
@@ -158,7 +150,7 @@ def _line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
 
 
 def _named(row: FallbackRow) -> str:
-    """The pairs of a line: by the GPU that all of them have in common, else the first few."""
+    """Return the pairs of a line: by the GPU that all of them share, else the first few."""
     common = set[str].intersection(*(set(pair.split(_ARROW)) for pair in row.pairs))
     if len(common) == 1 and len(row.pairs) == row.count > _FEW_PAIRS:
         return f"all {row.count} pairs of {common.pop()}"
@@ -184,17 +176,13 @@ def _causes(report: Report) -> Sequence[CauseRow]:
     return [row for row in report.rows(CauseRow) if not row.implied_by]
 
 
-_KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
-_MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
-
-
 def fallback_lines(report: Report) -> list[str]:
-    """The lines for a report; none where the run had nothing to say of paths."""
+    """Return the lines on fallback. A run without paths has none."""
     return [line for _, line in _judged_lines(report)]
 
 
 def fallback_notes(report: Report) -> Iterator[str]:
-    """The same with cures, for a run whose findings nobody reads."""
+    """Return the same lines with cures, for a run whose findings nobody reads."""
     yield from fallback_lines(report)
     for row in report.rows(FallbackRow):
         if row.verdict != Verdict.SKIP:
@@ -239,29 +227,28 @@ def _line_of_pairs(row: FallbackRow, pairs: str, said: Collection[str]) -> str:
             return f"{begin}not known{f' for {pairs}' if row.pairs else ''}{over}: {row.how}"
 
 
-def evidence_table(report: Report, width: int) -> list[str]:
-    """All evidence, a line a path: + for, - against, . nothing known."""
-    rows = report.rows(EvidenceRow)
-    if not rows:
-        return ["evidence: none, no path between GPUs was watched"]
-    table = [
-        Column("from", [row.source for row in rows]),
-        Column("to", [row.destination for row in rows]),
-        Column("path", [row.path_class or "?" for row in rows], spare=1),
-        *(Column(head, [_MARKS[getattr(row, kind)] for row in rows]) for kind, head in _KINDS.items()),
-        Column("over", [row.transport or "?" for row in rows]),
-        Column("GB/s", ["?" if row.bandwidth_gb_s is None else f"{row.bandwidth_gb_s:.1f}" for row in rows], spare=2),
-        Column("limit", ["?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}" for row in rows], spare=3),
-        Column("verdict", [f"{row.conclusion}, {row.confidence}" for row in rows]),
-    ]
-    return [
-        "evidence that a path is direct: + for it, - against it, . nothing known",
-        *fitted_lines(table, width, keys=2),
-    ]
+_KINDS = {"capability": "could", "selection": "chosen", "measurement": "moved", "correctness": "right"}
+_EVIDENCE_MARKS = {"present": "+", "absent": ".", "contradicting": "-"}
+
+
+def _kind_column(kind: str, head: str) -> Column:
+    return Column(head, lambda row: _EVIDENCE_MARKS[getattr(row, kind)])
+
+
+EVIDENCE_COLUMNS = (
+    Column("from", "source"),
+    Column("to", "destination"),
+    Column("path", lambda row: row.path_class or "?", spare=1),
+    *(_kind_column(kind, head) for kind, head in _KINDS.items()),
+    Column("over", lambda row: row.transport or "?"),
+    Column("GB/s", lambda row: "?" if row.bandwidth_gb_s is None else f"{row.bandwidth_gb_s:.1f}", spare=2),
+    Column("limit", lambda row: "?" if row.limit_gb_s is None else f"{row.limit_gb_s:g}", spare=3),
+    Column("verdict", lambda row: f"{row.conclusion}, {row.confidence}"),
+)
 
 
 def evidence_notes(report: Report) -> list[str]:
-    """The evidence of each kind, with its paths."""
+    """Return the evidence of each kind with its paths."""
     rows = report.rows(EvidenceRow)
     found: dict[str, list[str]] = {}
     for kind in _KINDS:
@@ -278,6 +265,13 @@ def _named_pairs(ends: Sequence[str], total: int) -> str:
     return ", ".join(ends[:_MOST_PAIRS]) + (" …" if len(ends) > _MOST_PAIRS else "")
 
 
+def line_text(line: str, style: str = "") -> "Text":
+    """Return a line as rich prints it. Foreign text in it stays one line and does nothing."""
+    from rich.text import Text
+
+    return Text(printable_line(line), style=style)
+
+
 _LABEL_WIDTH = 12
 
 _VERDICT_STYLES = {
@@ -292,17 +286,14 @@ _WORD_STYLES = {
     r"(?<!\S)(CNS|GNS|TNS|DR|NS|U|down|init|lost|\S+!)(?!\S)": _VERDICT_STYLES[Verdict.FAIL],
     r"(?<!\S)(\S+\*)(?!\S)": _VERDICT_STYLES[Verdict.WARN],
 }
-"""A colour says how something fares: how things are wired has none, however fast it is."""
+"""A colour shows a verdict. Wiring has none, however fast it is."""
 
 _PART = re.compile(r"(?<!\S)(\d+(?: x\d+)?) of (\d+(?: x\d+)?)(?!\S)")
-"""'12 of 18' NVLinks, a PCIe link of '5 x8 of 5 x16'."""
-
-_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([!*~]?)(?!\w)")
-_MARKED = {mark: _VERDICT_STYLES[verdict] for verdict, mark in VERDICT_MARKS.items() if verdict in _VERDICT_STYLES}
+"""'12 of 18' NVLinks, or a PCIe link of '5 x8 of 5 x16'."""
 
 
 class Page:
-    """The page that a view prints on. `charts` are drawn before the outcome; None where nobody asked for any."""
+    """The page that a view prints on. `charts` are drawn before the outcome, or None if nobody asked for any."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self.width = style.width
@@ -318,11 +309,11 @@ class Page:
         return _console(self._stream, self._style)
 
     def print(self, *lines: str, style: str = "") -> None:
-        """Lines as they are."""
+        """Print lines as they are."""
         self._show(lines, lambda line: line_text(line, style))
 
     def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
-        """Lines on a page with or without colours, for which alone rich is loaded: a tenth of a start."""
+        """Print lines. rich is loaded only for colours: it takes a tenth of a start."""
         for line in lines:
             if self._style.color:
                 self._console.print(colored(line))
@@ -330,73 +321,67 @@ class Page:
                 self._stream.write(f"{printable_line(line)}\n")
         self._stream.flush()
 
-    def table(self, lines: Iterable[str]) -> None:
-        """Lines of words in columns: verdicts, refusals and parts that are missing in the colour of how they fare."""
+    def heading(self, metadata: Metadata, *words: str) -> None:
+        self.wrap(header.heading(metadata, *words))
 
-        def colored(line: str) -> "Text":
-            text = line_text(line)
-            for pattern, style in _WORD_STYLES.items():
-                text.highlight_regex(pattern, style)
-            for part in _PART.finditer(text.plain):
-                if part[1] != part[2]:
-                    text.stylize(_VERDICT_STYLES[Verdict.FAIL], *part.span())
-            return text
+    def table(self, columns: Sequence[Column], rows: Sequence[Any], keys: int = 1, indent: str = "") -> None:
+        """Print a table. Verdicts, refusals and missing parts have the colour of their verdict."""
+        lines = layout.table_lines(columns, rows, self.width - len(indent), keys)
+        self._show((indent + line for line in lines), lambda line: _coloured(line_text(line)))
 
-        self._show(lines, colored)
-
-    def heat(self, lines: Sequence[str], *, expected: float | None = None, less_is_better: bool = False) -> None:
-        """A matrix of numbers in the colour of how they fare: by the mark behind them, else as well as is expected.
-
-        Where nothing is expected a number without a mark was not judged, and has no colour.
-        """
-
-        def colored(line: str) -> "Text":
-            text = line_text(line)
-            for found in _NUMBER.finditer(text.plain):
-                value, style = float(found[1]), _MARKED.get(found[2], "")
-                share = (expected or 0.0) / value if less_is_better and value else value / expected if expected else 0.0
-                if not found[2] and share >= SLOW_SHARE:
-                    style = _VERDICT_STYLES[Verdict.PASS]
-                text.stylize(style, *found.span())
-            return text
-
-        self._show(lines, colored)
+    def grid(self, grid: layout.Grid) -> None:
+        """Print a grid. Marks have colours, and cells without one are green if they reach what is expected."""
+        if grid.title:
+            self.wrap(grid.title)
+        for pieces in layout.grid_lines(grid, self.width):
+            if not self._style.color:
+                self.print("".join(text for text, _ in pieces))
+                continue
+            line = line_text("")
+            for text, cell in pieces:
+                word = printable_line(text).lstrip()
+                line.append(word.rjust(len(text)))
+                line.stylize(_cell_style(cell), len(line) - len(word), len(line))
+            self._console.print(_coloured(line))
+        self._stream.flush()
 
     def wrap(self, text: str, hanging: int = 4, style: str = "") -> None:
-        """A sentence, broken at the page's width, its further lines indented."""
-        self.print(*wrapped(text, self.width, " " * hanging), style=style)
+        """Print a sentence broken at the page's width, its further lines indented."""
+        self.print(*layout.wrapped(text, self.width, " " * hanging), style=style)
 
     def labelled(self, label: str, text: str, verdict: Verdict | None = None) -> None:
-        """A label and what it says, whose further lines begin below its first word; in the verdict's colour."""
+        """Print a label and its text in the verdict's colour. Further lines begin below the first word."""
         self.wrap(label + text, len(label), "" if verdict is None else _VERDICT_STYLES.get(verdict, ""))
 
     def software(self, metadata: Metadata) -> None:
-        """Libraries and settings of a run."""
-        for line in software_lines(metadata, verbose=self.verbose):
+        for line in header.software_lines(metadata, verbose=self.verbose):
             self.wrap(line)
 
     def defaults(self, metadata: Metadata) -> None:
-        """Options that have their values from the environment or a file, where all is asked for."""
-        for line in default_lines(metadata) if self.verbose else ():
+        """Print options from the environment or a file, on `verbose`."""
+        for line in header.default_lines(metadata) if self.verbose else ():
             self.wrap(line)
 
     def tree(self, tree: "Tree") -> None:
-        """A tree, made of `line_text`."""
+        """Print a tree made of `line_text`."""
         self._console.print(tree)
 
     def evidence(self, report: Report) -> None:
-        """All that is known of every path."""
-        title, *table = evidence_table(report, self.width)
+        """Print all that is known of every path."""
+        rows = report.rows(EvidenceRow)
         self.print("")
-        self.wrap(title)
-        self.print(*table)
+        if rows:
+            self.wrap("evidence that a path is direct: + for it, - against it, . nothing known")
+            self.table(EVIDENCE_COLUMNS, rows, keys=2)
+        else:
+            self.wrap("evidence: none, no path between GPUs was watched")
         for line in evidence_notes(report):
             self.wrap(line)
         self.print("")
         self.all_causes(report)
 
     def all_causes(self, report: Report) -> None:
-        """All causes that hold, and of which others it is not known."""
+        """Print all causes that hold, and which could not be checked."""
         causes, unread = list(all_causes(report)), unread_lines(report)
         self._causes(causes)
         for line in unread:
@@ -405,11 +390,11 @@ class Page:
             self.print("")
 
     def outcome(self, report: Report) -> None:
-        """Curves, findings, the verdict on fallback, and the verdict."""
+        """Print curves, findings, the verdict on fallback, and the verdict."""
         if self.charts is not None and not self.charts:
             self.print("no curve: fewer than three sizes were measured", "")
         for chart in self.charts or ():
-            self.print("", *plot_lines(chart, self.width), "")
+            self.print("", *layout.plot_lines(chart, self.width), "")
         for finding in report.findings:
             self._finding(finding)
         for verdict, line in _judged_lines(report, named_causes(report)):
@@ -418,13 +403,13 @@ class Page:
         self.closing(report)
 
     def brief(self, report: Report) -> None:
-        """Findings, and the verdict."""
+        """Print findings and the verdict."""
         for finding in report.findings:
             self._finding(finding)
         self.closing(report)
 
     def prospects(self, report: Report) -> None:
-        """The paths that would fall back, and why; all causes with their cures; what could not be read; the verdict."""
+        """Print paths that would fall back and why, all causes with cures, what could not be read, and the verdict."""
         causes = list(all_causes(report))
         for verdict, line in (*_judged_lines(report, [cause.id for cause in causes]), *other_lines(report)):
             self.wrap(line, style=_VERDICT_STYLES.get(verdict, ""))
@@ -436,7 +421,7 @@ class Page:
         self.closing(report)
 
     def closing(self, report: Report) -> None:
-        """The last line, which has the verdict."""
+        """Print the last line, which has the verdict."""
         if self.verbose and report.duration_s is not None:
             self.print(f"took {report.duration_s:.1f} s")
         cut_short = "" if report.complete else ": the run was cut short, the rows above were measured"
@@ -455,7 +440,6 @@ class Page:
             self._details(cause.details)
 
     def close(self) -> None:
-        """Close a file of our own."""
         if self._own_file:
             self._stream.close()
 
@@ -464,7 +448,7 @@ class Page:
         self._details(finding.details)
 
     def _details(self, details: Iterable[Detail]) -> None:
-        """Parts of a finding or a cause; a command stays in one line, so that it can be copied."""
+        """Print parts of a finding or a cause. A command stays on one line, so that it can be copied."""
         before = ""
         for label, text, is_command in details:
             shown = "" if label == before else f"{label}:"
@@ -479,15 +463,28 @@ class Page:
         self.wrap(label + text, _LABEL_WIDTH, style)
 
 
+def _cell_style(cell: layout.GridCell) -> str:
+    is_good = cell.share is not None and cell.share >= SLOW_SHARE and not cell.is_relative
+    return _VERDICT_STYLES[Verdict.PASS] if is_good and cell.verdict not in layout.VERDICT_MARKS else ""
+
+
+def _coloured(line: "Text") -> "Text":
+    for pattern, style in _WORD_STYLES.items():
+        line.highlight_regex(pattern, style)
+    for part in _PART.finditer(line.plain):
+        if part[1] != part[2]:
+            line.stylize(_VERDICT_STYLES[Verdict.FAIL], *part.span())
+    return line
+
+
 class ReportView:
-    """A view that prints everything at the end: there is nothing to wait for in between."""
+    """A view that prints everything at the end."""
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
         self._page = page
         self._metadata = metadata
 
     def row(self, row: Row) -> None:
-        """Nothing comes row by row."""
         raise TypeError(f"{self._metadata.subject} has no rows of {type(row).__name__}")
 
 
@@ -503,7 +500,7 @@ def _console(stream: TextIO, style: Style) -> "Console":
 
 
 def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
-    """A console that shows text as it is. Where its reader is gone, whoever runs the measurement decides."""
+    """Return a console that shows text unchanged. If its reader is gone, the measurement decides what happens."""
     from rich.console import Console
 
     class PipeConsole(Console):
@@ -516,32 +513,23 @@ def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
 
 
 class QuietWriter:
-    """Prints findings and sentence at the end, and nothing before."""
+    """Prints findings and sentence at the end."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self._page = Page(target, style)
 
-    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None:
-        """Nothing."""
-
-    def row(self, row: Row) -> None:
-        """Nothing."""
-
+    def begin(self, metadata: Metadata, columns: Sequence[str]) -> None: ...
+    def row(self, row: Row) -> None: ...
     def end(self, report: Report) -> None:
-        """Findings and sentence."""
         self._page.brief(report)
 
 
 class View(Protocol):
     """The part of a table that shows one subject."""
 
-    def row(self, row: Row) -> None:
-        """One more row."""
-        ...
+    def row(self, row: Row) -> None: ...
 
-    def end(self, report: Report) -> None:
-        """The last lines: findings, verdict."""
-        ...
+    def end(self, report: Report) -> None: ...
 
 
 class TableWriter:
@@ -555,19 +543,16 @@ class TableWriter:
         self._rows: list[Row] = []
 
     def begin(self, metadata: Metadata, _columns: Sequence[str]) -> None:
-        """The header."""
         self._page = Page(self._target, self._style)
         self._view = _view(self._page, metadata)
 
     def row(self, row: Row) -> None:
-        """A line, or what it adds to one."""
         if self._style.plot:
             self._rows.append(row)
         if self._view is not None:
             self._view.row(row)
 
     def end(self, report: Report) -> None:
-        """The footer."""
         if self._view is not None and self._page is not None:
             if self._style.plot:
                 from gpubench.model.results.compare import charts
@@ -578,15 +563,15 @@ class TableWriter:
 
 
 def _view(page: "Page", metadata: Metadata) -> View:
-    """The view of the run's command, `P2pView` of `text.p2p`; only that one is imported."""
+    """Return the view of the run's command, for example `P2pView` of `text.p2p`. Only that module is imported."""
     name = "brief" if is_brief(metadata.options) else metadata.of_command.page
     make: Callable[[Page, Metadata], View] = getattr(text_module(metadata), f"{name.capitalize()}View")
     return make(page, metadata)
 
 
 def text_module(metadata: Metadata) -> ModuleType:
-    """The module of `formats.text` for the run's command.
+    """Return the module of `formats.text` for the run's command.
 
-    Pages take the columns of its tables, too, those in its `COLUMNS`: what makes columns of rows, by the rows' type.
+    Its `COLUMNS` are the tables that pages share, by type of row.
     """
     return import_module(f"gpubench.formats.text.{metadata.of_command.page}")

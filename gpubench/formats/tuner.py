@@ -29,7 +29,7 @@ _IN_THE_COLUMNS = {f"NCCL_{end}_{what}" for end in ("MIN", "MAX") for what in ("
 
 @dataclass(frozen=True, slots=True)
 class TunedSize:
-    """What the file asks for at one measured size; `choice` is algorithm, protocol, channels, None where unknown."""
+    """What the file asks for at one measured size."""
 
     size_bytes: int
     row: CollectiveRow
@@ -37,7 +37,7 @@ class TunedSize:
 
     @property
     def choice(self) -> tuple[str, str, int] | None:
-        """Algorithm, protocol and channels that NCCL's log named."""
+        """Return algorithm, protocol and channels from NCCL's log, or None if it named none."""
         row = self.row
         if row.algorithm is None or row.protocol is None or row.channels is None:
             return None
@@ -45,15 +45,15 @@ class TunedSize:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Variables that the winner was measured with, and that the file has no column for."""
+        """Return variables that the winner was measured with and that have no column."""
         own = NcclSetting.of(self.row.setting).of_process.values
         return tuple(f"{name}={value}" for name, value in own if name not in _IN_THE_COLUMNS)
 
 
 def tuned(rows: Sequence[CollectiveRow], best: Sequence[WinnerRow]) -> list[TunedSize]:
-    """By size, of the first type, reduction and placement: the winner where it is beyond the noise, else NCCL's choice.
+    """Return, by size, the winner if it is faster beyond the noise, else NCCL's own choice.
 
-    The plugin is told neither type, nor reduction, nor placement.
+    Only the first type, reduction and placement count: the plugin knows none of them.
     """
     if not best:
         return []
@@ -100,7 +100,7 @@ def _tuner_text(run: DocumentRun) -> Iterator[str]:
 
 
 def _comment(text: str) -> str:
-    """A comment that the plugin reads as one line: it takes what is behind 255 characters for another."""
+    """Return a comment that the plugin reads as one line. It takes what follows 255 characters for another."""
     return printable_line(f"# {text}")[:_MOST_CHARACTERS] + "\n"
 
 

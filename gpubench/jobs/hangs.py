@@ -62,7 +62,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 
 
 def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> None:
-    from gpubench.formats.text.hangs import status_line
+    from gpubench.formats.text.explain import status_line
 
     begun = time.monotonic()
     while True:
@@ -85,7 +85,7 @@ def _ask_again(plan: WatchPlan, course: RasCourse, interrupts: Interrupts) -> No
 
 def _simulate(plan: WatchPlan, source: Simulated, course: RasCourse) -> None:
     """Add simulated answers without waiting for them: two at least, as many show that a rank hangs."""
-    from gpubench.formats.text.hangs import status_line
+    from gpubench.formats.text.explain import status_line
 
     nodes = source.machines().snapshots
     most = 1 if plan.seconds is None else max(1, int(plan.seconds / plan.interval_s))

@@ -1,14 +1,14 @@
 """Backends side by side, and what an MPI made of GPU memory, as tables."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.formats.lines import collective_lines
 from gpubench.formats.registry import TABLE, Style
-from gpubench.formats.text.collective import backend_lines, support_lines
+from gpubench.formats.text.header import collective_lines
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first, trial_rows
-from gpubench.model.results.report import Report, Table
+from gpubench.model.results.report import Record, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.measured_rows import row
 from tests.formats.sample import METADATA
@@ -27,13 +27,16 @@ ROWS = against_first(
 )
 
 
-def report(section: str, rows: list[object], columns: tuple[str, ...]) -> Report:
-    made = {section: Table(columns, lambda: rows)}  # type: ignore[arg-type,return-value]
-    return Report(verdict=Verdict.PASS, complete=True, sections=made)
+def shown_below(kind: type[Record], rows: Sequence[Record], width: int = 100) -> list[str]:
+    report = Report(
+        verdict=Verdict.PASS, complete=True, sections={kind.section: Table(kind.columns(), lambda: [*rows])}
+    )
+    lines = written(TABLE, rows=(), report=report, style=Style(width)).splitlines()
+    return lines[lines.index("no row was measured") + 1 :]
 
 
 def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
-    shown = list(backend_lines(report(BackendRow.section, [*ROWS], BackendRow.columns()), 100))
+    shown = shown_below(BackendRow, ROWS)
     assert shown[1:5] == [
         "speed, % of nccl's, float32, sum, out of place",
         "size  nccl µs  torch:nccl  host  issued in µs:  nccl  torch:nccl",
@@ -41,10 +44,8 @@ def test_a_table_has_the_speed_of_each_and_what_the_host_takes() -> None:
         " 16M    80.00       100.0     -                 5.00       24.00",
     ]
     assert "  torch:nccl: copied first" in shown
-    assert shown[-2].startswith(
-        "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; made of several "
-    )
-    narrow = list(backend_lines(report(BackendRow.section, [*ROWS], BackendRow.columns()), 40))
+    assert "beside            torch:nccl is as fast as nccl, within 2 %, from 1K to 16M out of place; made of" in shown
+    narrow = shown_below(BackendRow, ROWS, 40)
     assert narrow[2] == "size  nccl µs  torch:nccl  host"
 
 
@@ -99,11 +100,9 @@ def test_every_trial_of_mpi_is_shown_with_its_end() -> None:
         OperationTrial(operation="sendrecv", size_bytes=2**20, outcome=TrialOutcome.WRONG, seconds=6.1, said="3 wrong"),
     ]
     rows = trial_rows(MpiSupport(library="MPI", asked="allreduce", trials=trials))
-    shown = list(support_lines(report(MpiTrialRow.section, [*rows], MpiTrialRow.columns()), 100))
-    assert shown[1:] == [
+    assert shown_below(MpiTrialRow, rows)[1:5] == [
         "MPI on GPU memory, each operation in a job of its own",
         "operation  1K       1M          after s  its words",
         "allreduce  crashed  not tried       5.6  signal 11",
         "sendrecv   right    wrong data      6.1  3 wrong",
     ]
-    assert list(support_lines(Report(verdict=Verdict.PASS, complete=True), 80)) == []

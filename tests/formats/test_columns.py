@@ -1,13 +1,14 @@
 import io
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.lines import Column, Figure, fitting, lines, matrix_lines
+from gpubench.formats.layout import Column, Grid, fitting_table, grid_lines, grid_of_words, table_lines
 from gpubench.formats.registry import TABLE, Format, Style, Target
 from gpubench.formats.table import text_module
 from gpubench.formats.text import collective, overlap
@@ -18,19 +19,15 @@ from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES,
 from gpubench.model.terms.units import counted, spans
 from tests.formats.sample import HTML, MARKDOWN, METADATA, REPORT, ROWS
 
+ROWS_OF_LETTERS = ({"name": "a", "n": "1", "letters": 10}, {"name": "bb", "n": "10", "letters": 1})
+NAME = Column("name", itemgetter("name"))
+WIDE = Column("wide", lambda row: "x" * row["letters"], spare=1)
+WIDER = Column("wider", lambda row: "x" * (2 * row["letters"]), spare=3)
+COUNT = Column("n", itemgetter("n"), spare=2, right=True)
+
 
 def heads(columns: Sequence[Column]) -> list[str]:
     return [column.head for column in columns]
-
-
-NAME = Column("name", ["a", "bb"])
-WIDE = Column("wide", ["x" * 10, "y"], spare=1)
-WIDER = Column("wider", ["x" * 20, "y"], spare=3)
-COUNT = Column("n", ["1", "10"], spare=2, right=True)
-
-
-def test_a_column_is_as_wide_as_its_widest_cell_or_its_head() -> None:
-    assert (NAME.width, WIDE.width, Column("a", []).width) == (4, 10, 1)
 
 
 @pytest.mark.parametrize(
@@ -46,47 +43,66 @@ def test_a_column_is_as_wide_as_its_widest_cell_or_its_head() -> None:
     ],
 )
 def test_columns_go_in_order_of_what_can_be_spared(width: int, kept: list[str]) -> None:
-    assert heads(fitting([NAME, WIDE, WIDER, COUNT], width)) == kept
+    assert heads(fitting_table([NAME, WIDE, WIDER, COUNT], ROWS_OF_LETTERS, width)) == kept
 
 
 def test_of_equally_spare_columns_the_first_goes() -> None:
-    assert heads(fitting([Column("a", ["1"], spare=1), Column("b", ["1"], spare=1)], 1)) == ["b"]
+    columns = [Column("a", lambda _: "1", spare=1), Column("b", lambda _: "1", spare=1)]
+    assert heads(fitting_table(columns, [None], 1)) == ["b"]
 
 
 def test_nothing_fits_into_nothing() -> None:
-    assert fitting([], 10) == ()
+    assert fitting_table([], [], 10) == []
+
+
+def test_an_optional_column_goes_if_no_row_has_a_value() -> None:
+    note = Column("note", lambda row: row, optional=True)
+    assert list(table_lines([note], ["", "-"], 80)) == []
+    assert list(table_lines([note], ["", "old"], 80)) == ["note", "", "old"]
 
 
 def test_lines_are_aligned_and_end_with_their_text() -> None:
-    assert list(lines([NAME, COUNT, WIDE])) == ["name   n  wide", "a      1  xxxxxxxxxx", "bb    10  y"]
+    shown = list(table_lines([NAME, COUNT, WIDE], ROWS_OF_LETTERS, 80))
+    assert shown == ["name   n  wide", "a      1  xxxxxxxxxx", "bb    10  x"]
 
 
 CELLS = st.lists(st.text("abc ", max_size=6).map(str.strip), min_size=2, max_size=2)
-COLUMNS = st.lists(st.builds(Column, head=st.text("hd", min_size=1, max_size=4), cells=CELLS, spare=st.integers(0, 3)))
+
+
+def column_of(head: str, cells: list[str], spare: int) -> Column:
+    return Column(head, lambda row: cells[row], spare)
+
+
+COLUMNS = st.lists(st.builds(column_of, st.text("hd", min_size=1, max_size=4), CELLS, st.integers(0, 3)))
 
 
 @given(COLUMNS, st.integers(1, 60))
 def test_what_is_kept_fits_or_may_not_go_and_is_never_cut(columns: list[Column], width: int) -> None:
-    kept = fitting(columns, width)
-    assert [column for column in columns if any(column is each for each in kept)] == list(kept)
-    shown = list(lines(kept)) if kept else []
+    rows = (0, 1)
+    kept = fitting_table(columns, rows, width)
+    assert [column for column in columns if column in kept] == kept
+    shown = list(table_lines(columns, rows, width, keys=len(columns)))
     if any(column.spare for column in kept):
         assert max(map(len, shown)) <= width
-    gone = [column for column in columns if not any(column is each for each in kept)]
+    gone = [column for column in columns if column not in kept]
     assert all(column.spare for column in gone)
     assert min((column.spare for column in gone), default=9) >= max((column.spare for column in kept), default=0)
     for number, line in enumerate(shown):
         for column in kept:
-            assert (column.head if number == 0 else column.cells[number - 1]) in line
+            assert (column.head if number == 0 else column.text(number - 1)) in line
 
 
 NAMES = [f"GPU{index}" for index in range(6)]
 CELLS_OF_SIX = {row: {column: "NODE" for column in NAMES if column != row} for row in NAMES}
 
 
+def grid_texts(grid: Grid, width: int) -> list[str]:
+    return ["".join(text for text, _ in pieces) for pieces in grid_lines(grid, width)]
+
+
 def test_a_matrix_has_its_title_in_the_corner() -> None:
     cells = {"GPU0": {"GPU1": "NV18"}, "GPU1": {"GPU0": "SYS", "GPU1": "X"}}
-    assert list(matrix_lines("path", cells, ["GPU0", "GPU1"], ["GPU0", "GPU1"], 80)) == [
+    assert grid_texts(grid_of_words("path", cells, ["GPU0", "GPU1"], ["GPU0", "GPU1"]), 80) == [
         "path  GPU0  GPU1",
         "GPU0     X  NV18",
         "GPU1   SYS     X",
@@ -95,7 +111,7 @@ def test_a_matrix_has_its_title_in_the_corner() -> None:
 
 @pytest.mark.parametrize(("width", "blocks"), [(40, [6]), (39, [5, 1]), (28, [4, 2]), (16, [2, 2, 2]), (3, [1] * 6)])
 def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int]) -> None:
-    found = list(matrix_lines("path", CELLS_OF_SIX, NAMES, NAMES, width))
+    found = grid_texts(grid_of_words("path", CELLS_OF_SIX, NAMES, NAMES), width)
     corners = [line.split()[1:] for line in found if line.startswith("path")]
     assert list(map(len, corners)) == blocks
     assert [name for corner in corners for name in corner] == NAMES
@@ -112,7 +128,7 @@ def test_counts_and_ranges_in_words() -> None:
 
 
 FOR_PEOPLE = (TABLE, MARKDOWN, HTML)
-ADDED = Figure("added", lambda _row: "7.77", 6)
+ADDED = Column("added", lambda _row: "7.77", width=6)
 
 
 def printed(format_: Format, metadata: Metadata, rows: Sequence[Row] = (), report: Report = REPORT) -> str:
@@ -129,8 +145,8 @@ def printed(format_: Format, metadata: Metadata, rows: Sequence[Row] = (), repor
 def test_a_column_added_to_collectives_or_overlap_appears_in_every_format_for_people(
     monkeypatch: pytest.MonkeyPatch, format_: Format
 ) -> None:
-    for module in (collective, overlap):
-        monkeypatch.setattr(module, "FIGURES", (ADDED, *module.FIGURES))
+    monkeypatch.setattr(collective, "FIGURES", (ADDED, *collective.FIGURES))
+    monkeypatch.setattr(overlap, "STEPS", (ADDED, *overlap.STEPS))
     for metadata, rows in ((METADATA, ROWS), (OVERLAP, [step()])):
         text = printed(format_, metadata, rows)
         assert "added" in text
@@ -180,7 +196,7 @@ def test_a_column_added_to_another_shared_table_appears_on_pages(
 ) -> None:
     metadata = replace(METADATA, subject=page, collective=None if page != "collective" else "allreduce")
     columns = text_module(metadata).COLUMNS
-    monkeypatch.setitem(columns, kind, lambda rows: [Column("added", ["7.77"] * len(rows))])
+    monkeypatch.setitem(columns, kind, (ADDED,))
     report = replace(REPORT, sections={kind.section: Table(kind.columns(), lambda: [example(kind)])})
     for format_ in (MARKDOWN, HTML):
         assert "7.77" in printed(format_, metadata, report=report)

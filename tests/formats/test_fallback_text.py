@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gpubench.formats.table import evidence_notes, evidence_table, fallback_lines
+from gpubench.formats.layout import table_lines
+from gpubench.formats.table import EVIDENCE_COLUMNS, evidence_notes, fallback_lines
 from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Evidence, State
@@ -80,20 +81,19 @@ def test_what_is_simulated_or_wrong_is_said_so() -> None:
 
 def test_a_run_without_paths_says_nothing() -> None:
     assert fallback_lines(Report(verdict=Verdict.PASS, complete=True)) == []
-    assert evidence_table(report(), 80) == ["evidence: none, no path between GPUs was watched"]
 
 
 def test_the_table_of_evidence() -> None:
     both = report(path(0, 1, DIRECT), path(1, 0, STAGED, 28.9))
-    lines = evidence_table(both, 100)
-    assert lines[1].split() == [
+    lines = list(table_lines(EVIDENCE_COLUMNS, both.rows(EvidenceRow), 100, keys=2))
+    assert lines[0].split() == [
         *("from", "to", "path", "could", "chosen", "moved", "right", "over", "GB/s"),
         "limit",
         "verdict",
     ]
-    assert " ".join(lines[2].split()) == "rank 0 rank 1 NV18 + + + + P2P/CUMEM 340.0 450 direct, proven"
-    assert " ".join(lines[3].split()) == "rank 1 rank 0 NV18 + - - + SHM/direct 28.9 450 staged, proven"
-    assert max(map(len, evidence_table(both, 80))) <= 80
+    assert " ".join(lines[1].split()) == "rank 0 rank 1 NV18 + + + + P2P/CUMEM 340.0 450 direct, proven"
+    assert " ".join(lines[2].split()) == "rank 1 rank 0 NV18 + - - + SHM/direct 28.9 450 staged, proven"
+    assert max(map(len, table_lines(EVIDENCE_COLUMNS, both.rows(EvidenceRow), 80, keys=2))) <= 80
     notes = evidence_notes(both)
     assert "  capability: NV18 [all]" in notes
     assert "  measurement: PCIe moved [rank 1 → rank 0]" in notes

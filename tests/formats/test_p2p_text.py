@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.formats.blocks import Grid, Listing, blocks
+from gpubench.formats.blocks import Listing, blocks
 from gpubench.formats.json import DocumentRun
+from gpubench.formats.layout import Grid
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.text.p2p import expected_lines, limit_lines, most_expected
 from gpubench.model.results.report import PAIR_COLUMNS, PairRow, Report

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.formats.lines import plot_lines
+from gpubench.formats.layout import plot_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points, charts
 from tests.cli.running import ROOT, environment, gpubench
 from tests.formats.sample import ROW

@@ -93,7 +93,7 @@ def test_eight_gpus_and_eight_nics_fit_a_small_terminal() -> None:
         "  because: NCCL_P2P_DISABLE=1 in the environment",
         "  try:     unset NCCL_P2P_DISABLE",
     ]
-    assert "GPU0         0.00   0.00      33.1   29.0    52 ████▎    1980  4000 (python)" in lines
+    assert "GPU0        0.00   0.00     33.1   29.0    52 ████▎    1980  4000 (python)" in lines
 
 
 def test_because_and_try_are_whole_on_a_small_terminal() -> None:

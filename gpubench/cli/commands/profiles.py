@@ -75,18 +75,19 @@ def _without_command(context: typer.Context) -> None:
 @_app.command("list", cls=HelpfulCommand)
 def list_profiles() -> None:
     """List all profiles: name, GPUs, number of values."""
-    from gpubench.formats.lines import Column, described_lines
+    from gpubench.formats.layout import Column, described_lines
     from gpubench.formats.presenter import plain_width
     from gpubench.profiles import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
     rows = [*(("yours: ", each) for each in own), *(("", each) for each in all_profiles())]
     columns = [
-        Column("name", [each.name for _, each in rows]),
-        Column("GPUs", [_gpus(each) for _, each in rows]),
-        Column("values", [_kinds(each) for _, each in rows]),
+        Column("name", lambda row: row[1].name),
+        Column("GPUs", lambda row: _gpus(row[1])),
+        Column("values", lambda row: _kinds(row[1])),
+        Column("machine", lambda row: f"{row[0]}{row[1].title}"),
     ]
-    say(*described_lines(columns, "machine", [f"{whose}{each.title}" for whose, each in rows], plain_width(sys.stdout)))
+    say(*described_lines(columns, rows, plain_width(sys.stdout)))
     if not own:
         say(f"you have no profiles in {own_folder(os.environ)}", to=sys.stderr)
 
@@ -94,7 +95,7 @@ def list_profiles() -> None:
 @_app.command("show", cls=HelpfulCommand)
 def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
     """Show a profile: its machine, every expected value, its source."""
-    from gpubench.formats.lines import wrapped
+    from gpubench.formats.layout import wrapped
     from gpubench.formats.presenter import plain_width
     from gpubench.profiles import find
 

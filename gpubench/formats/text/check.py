@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, heading
+from gpubench.formats.layout import INDENT
 from gpubench.formats.table import ReportView
 from gpubench.model.facts.environment import MPS, bearing_on_performance
 from gpubench.model.facts.health import HIDDEN_GPUS
@@ -21,7 +21,7 @@ class CheckView(ReportView):
     """Checks, devices that do not pass, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a run that was cut short."""
         self._header()
         if report.sections:
             verdicts = report.rows(VerdictRow)
@@ -34,7 +34,7 @@ class CheckView(ReportView):
         metadata = self._metadata
         depth = metadata.options.get("depth")
         mode = str(depth) if depth != "default" else ""
-        self._page.wrap(heading(metadata, "check", mode, compress_names(metadata.hosts)))
+        self._page.heading(metadata, "check", mode, compress_names(metadata.hosts))
         profile = metadata.profile
         named = "none matches" if profile is None else f"{profile['name']} ({profile['sha256']})"
         note = f": {profile['note']}" if profile and profile.get("note") else ""
@@ -46,7 +46,7 @@ class CheckView(ReportView):
         self._page.print("")
 
     def _checks(self, rows: Sequence[CheckRow]) -> None:
-        """Verdicts of checks; in one line those that pass, and those that were not looked at for one reason."""
+        """Print verdicts. Checks that pass share a line, and so do those that were skipped for one reason."""
         alike: dict[tuple[str, str | None], list[str]] = {}
         for row in rows:
             if row.verdict == Verdict.PASS or row.note:
@@ -65,7 +65,7 @@ class CheckView(ReportView):
         self._nodes_in_error(rows)
 
     def _nodes_in_error(self, rows: Sequence[CheckRow]) -> None:
-        """The nodes that checks could not look at, while they judged others."""
+        """Print the nodes that checks could not examine while they judged others."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
             if row.nodes_in_error and row.verdict != Verdict.ERROR:
@@ -95,7 +95,7 @@ class CheckView(ReportView):
 
 
 _MOST_LINKS = 4
-"""Of those that do not pass: a GPU in trouble has fourteen."""
+"""Links shown that do not pass. A faulty GPU has up to 18."""
 
 _BEST_FIRST = (Verdict.PASS, Verdict.SKIP, Verdict.WARN, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.FAIL)
 _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -104,10 +104,10 @@ _SCOPES = {"node": "node", "gpu": "GPU", "nic": "NIC", "link": "link"}
 _LABEL_WIDTH = 9
 _MOST_FINDINGS = 2
 _SMALL_BYTES = 2**16
-"""Below it the time of an operation tells more than its bandwidth."""
+"""Below this size the time of an operation says more than its bandwidth."""
 
 _REMARKED_BELOW_PERCENT = 80
-"""Percent of what is expected, below which a small size that passes is not left without a word."""
+"""A small size that passes below this percentage of the expected speed needs a remark."""
 
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.INCONCLUSIVE)
 _SCOPES_IN_BRIEF = {"gpu": "GPU", "nic": "NIC", "link": "link"}
@@ -118,9 +118,9 @@ class BriefView(ReportView):
     """The answer of `gpubench` alone."""
 
     def end(self, report: Report) -> None:
-        """All of it, for it comes at once; of a run that was cut short the last line."""
+        """Print everything, or only the last line of a run that was cut short."""
         metadata, page = self._metadata, self._page
-        page.wrap(heading(metadata, compress_names(metadata.hosts)))
+        page.heading(metadata, compress_names(metadata.hosts))
         if report.sections:
             self._line("machine", "; ".join(_machine_lines(report, metadata.options.get(HIDDEN_GPUS))))
             for place in dict.fromkeys(filter(None, map(_place, report.rows(NodeRow)))):
@@ -258,9 +258,9 @@ def _verdicts_of_check(report: Report, name: str) -> list[str]:
 
 
 def _copies_that_tell(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:
-    """The large copies of the copy engine between GPUs, and those with pinned host memory.
+    """Return the large copies between GPUs by copy engine, and those with pinned host memory.
 
-    What is measured with peer access off, and not judged, is a baseline.
+    Rows with peer access off that were not judged are baselines.
     """
     copied = [row for row in rows if row.bandwidth_gb_s is not None and is_large_copy(row.size_bytes)]
     with_host = [row for row in copied if HOST in (row.source, row.destination) and row.source != row.destination]
@@ -290,7 +290,7 @@ def _copies_with_host(rows: Sequence[PairRow]) -> str:
 
 
 def _slowest_copy(rows: Sequence[PairRow]) -> PairRow:
-    """Of those that do not pass, else of direct ones, as the last line has it."""
+    """Return the slowest of the copies that do not pass, else of the direct ones."""
     return min(rows, key=lambda row: (row.verdict not in _BAD, row.peer == "off", row.bandwidth_gb_s or 0.0))
 
 
@@ -306,7 +306,7 @@ def _row(row: CollectiveRow) -> str:
 
 
 def _of_expected_time(row: CollectiveRow) -> str:
-    """What is expected of a small size, and why one that takes longer passes: hosts launch faster or slower."""
+    """Return the expected time of a small size. One that takes longer passes: hosts launch faster or slower."""
     if row.expected_us is None:
         return ""
     passes = row.verdict == Verdict.PASS and (row.expected_percent or 100.0) < _REMARKED_BELOW_PERCENT

@@ -2,117 +2,47 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from operator import attrgetter
 from statistics import median
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
-from gpubench.formats import lines
+from gpubench.formats import layout
+from gpubench.formats.layout import VERDICT_MARKS, Column, figure, or_dash, verdict_mark
 from gpubench.formats.table import Page
+from gpubench.formats.text.header import backends_beside, collective_lines, way_name, way_names
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
-from gpubench.model.results.backends import BackendRow, MpiTrialRow, WinnerRow, speed_words
+from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, speed_words
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
 from gpubench.model.terms.ranks import why_not_judged
-from gpubench.model.terms.settings import repeated_name, taken_name
+from gpubench.model.terms.settings import NcclSetting, repeated_name, taken_name
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import format_bandwidth, format_share, format_size, format_time, grouped
+from gpubench.model.terms.units import (
+    format_bandwidth,
+    format_percent,
+    format_share,
+    format_size,
+    format_time,
+    grouped,
+)
 from gpubench.model.terms.verdict import Verdict, doubt_in, gravity
 
-_UNKNOWN = "-"
-
-
-def backend_lines(report: Report, width: int) -> Iterator[str]:
-    """A table by type, reduction and placement: the first backend's time, and the speed of the others."""
-    rows = report.rows(BackendRow)
-    for series in grouped(rows, lambda row: (row.dtype, row.op, row.placement)).values():
-        yield from ("", *_table(series, width))
-    if rows:
-        yield ""
-    for series in grouped(rows, lambda row: row.backend).values():
-        yield f"beside            {speed_words(series)}"
-
-
-def _table(rows: Sequence[BackendRow], width: int) -> Iterator[str]:
-    first = rows[0]
-    what = ", ".join(filter(None, (first.dtype, first.op, first.placement.replace("_", " "))))
-    yield f"speed, % of {first.first}'s, {what}"
-    by_size = grouped(rows, lambda row: row.size_bytes)
-    names = list(dict.fromkeys(row.backend for row in rows))
-    at = [{row.backend: row for row in here} for here in by_size.values()]
-    columns = [
-        lines.Column("size", [format_size(size) for size in by_size], right=True),
-        lines.Column(
-            f"{first.first} µs", [lines.figure(here[0].first_time_us) for here in by_size.values()], right=True
-        ),
-    ]
-    for name in names:
-        cells = [_UNKNOWN if name not in here else _share_of_first(here[name].speed_percent) for here in at]
-        columns.append(lines.Column(name, cells, right=True))
-    columns += _issue_columns(rows, list(by_size.values()), at)
-    yield from lines.fitted_lines(columns, width)
-    for note, here in grouped([row for row in rows if row.note], lambda row: row.note).items():
-        yield f"  {', '.join(dict.fromkeys(row.backend for row in here))}: {note}"
-
-
-def _issue_columns(
-    rows: Sequence[BackendRow], by_size: Sequence[Sequence[BackendRow]], at: Sequence[Mapping[str, BackendRow]]
-) -> list[lines.Column]:
-    known = list(dict.fromkeys(row.backend for row in rows if row.issue_us is not None))
-    if not known:
-        return []
-    firsts = [lines.figure(here[0].first_issue_us) for here in by_size]
-    columns = [
-        lines.Column("issued in µs:", [""] * len(at), spare=1),
-        lines.Column(rows[0].first, firsts, spare=1, right=True),
-    ]
-    for name in known:
-        cells = [_UNKNOWN if name not in here else lines.figure(here[name].issue_us) for here in at]
-        columns.append(lines.Column(name, cells, spare=1, right=True))
-    return columns
-
-
-def support_lines(report: Report, width: int) -> Iterator[str]:
-    """Every operation that MPI was handed GPU memory for, and how that ended."""
-    rows = report.rows(MpiTrialRow)
-    if not rows:
-        return
-    by_operation = grouped(rows, lambda row: row.operation)
-    sizes = list(dict.fromkeys(row.size_bytes for row in rows))
-    yield from ("", "MPI on GPU memory, each operation in a job of its own")
-    columns = [lines.Column("operation", list(by_operation))]
-    for size in sizes:
-        cells = [next((row.outcome for row in here if row.size_bytes == size), "") for here in by_operation.values()]
-        columns.append(lines.Column(format_size(size), cells))
-    columns.append(lines.Column("after s", [_seconds(here) for here in by_operation.values()], right=True, spare=1))
-    columns.append(lines.Column("its words", [_said(here) for here in by_operation.values()], spare=2))
-    yield from lines.fitted_lines(columns, width)
-
-
-def _said(rows: Sequence[MpiTrialRow]) -> str:
-    return next((row.said for row in rows if row.outcome != TrialOutcome.RIGHT and row.said), "")
-
-
-def _seconds(rows: Sequence[MpiTrialRow]) -> str:
-    known = [row.seconds for row in rows if row.seconds is not None]
-    return f"{max(known):.1f}" if known else _UNKNOWN
-
-
-def _share_of_first(percent: float) -> str:
-    if percent >= 1000:
-        return f"{percent / 100:.3g} ×"
-    return f"{percent:.1f}" if percent >= 10 else f"{percent:.2g}"
-
-
 _SIZE, _NARROW_SIZE = 9, 8
-
 _LIMITED_FROM_BYTES = 64 * 2**10
 """Smaller operations take the time of a launch: their share of the limit says nothing."""
 
+_FOOTER_LABEL = 18
+_FIRST_MILLISECOND_US = 1000
+_STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
+
+
+def _series_words(row: BackendRow | WinnerRow) -> str:
+    return ", ".join(filter(None, (row.dtype, row.op, row.placement.replace("_", " "))))
+
 
 def _are_alone(metadata: Metadata) -> bool:
-    """Of operations alone no bandwidth is shown, which is made by many at once."""
+    """True if operations run alone: they have no bandwidth, which many at once make."""
     return metadata.options.get("mode") == Mode.LATENCY
 
 
@@ -124,90 +54,93 @@ def _has_one_placement(metadata: Metadata) -> bool:
     return len(metadata.options.get("placements", ())) == 1
 
 
-def _hears_choices(metadata: Metadata) -> bool:
-    """True if settings are compared and NCCL says which algorithm and protocol it used."""
-    tells = metadata.backend == NCCL or metadata.backend in KERNELS
-    return bool(lines.way_names(metadata)) and tells and _has_algorithms(metadata)
+def _logs_choices(metadata: Metadata) -> bool:
+    """True if settings are compared and NCCL says which algorithm and protocol it used.
+
+    It chooses none for a collective that it makes of sends and receives.
+    """
+    is_nccl = metadata.backend == NCCL or metadata.backend in KERNELS
+    name = metadata.collective
+    has_algorithms = name not in SUMMARIES or not collective_named(name).point_to_point
+    return bool(way_names(metadata)) and is_nccl and has_algorithms
 
 
-_BUSBW = lines.Figure("busbw", lambda row: lines.figure(row.busbw_gb_s), 7, on_page="busbw GB/s", when=_are_many)
-_MARKED_BUSBW = lines.Figure("busbw", lambda row: lines.figure(row.busbw_gb_s) + _mark(row), 8)
-_EXPECTED = lines.Figure("% exp", lambda row: _share(row), 8, spare=1, when=_are_many)
-_TAKEN = lines.Figure("took", lambda row: _taken(row), 14, when=_hears_choices)
+_BUSBW = Column("busbw", lambda row: figure(row.busbw_gb_s), width=7, on_page="busbw GB/s", when=_are_many)
+_MARKED_BUSBW = Column("busbw", lambda row: figure(row.busbw_gb_s) + _mark(row), width=8)
+_TAKEN = Column("took", lambda row: _taken(row), width=14, when=_logs_choices)
 _SPREAD = (
-    lines.Figure(
-        "fastest", lambda row: lines.figure(row.time_us_fastest_rank), 10, 6, "fastest µs", _has_one_placement
+    Column(
+        "fastest",
+        lambda row: figure(row.time_us_fastest_rank),
+        6,
+        width=10,
+        on_page="fastest µs",
+        when=_has_one_placement,
     ),
-    lines.Figure("slowest µs", lambda row: lines.figure(row.time_us_slowest_rank), 11, 6, when=_has_one_placement),
-    lines.Figure("rank", lambda row: lines.or_dash(row.slowest_rank, "d"), 5, 6, "slowest rank", _has_one_placement),
+    Column("slowest µs", lambda row: figure(row.time_us_slowest_rank), 6, width=11, when=_has_one_placement),
+    Column(
+        "rank", lambda row: or_dash(row.slowest_rank, "d"), 6, width=5, on_page="slowest rank", when=_has_one_placement
+    ),
 )
 FIGURES = (
-    lines.Figure("time µs", lambda row: lines.figure(row.time_us), 9, spare=3),
-    lines.Figure("±%", lambda row: _percent(row.ci95_percent), 5, spare=4, when=lambda run: "budget_s" in run.options),
-    lines.Figure("p50", lambda row: lines.figure(row.p50_us) + _mark(row), 9, on_page="p50 µs", when=_are_alone),
-    lines.Figure("p95", lambda row: lines.figure(row.p95_us), 9, 3, "p95 µs", _are_alone),
-    lines.Figure("p99", lambda row: lines.figure(row.p99_us), 9, 1, "p99 µs", _are_alone),
-    lines.Figure("algbw", lambda row: lines.figure(row.algbw_gb_s), 7, 5, "algbw GB/s", _are_many),
+    Column("time µs", lambda row: figure(row.time_us), 3, width=9),
+    Column("±%", lambda row: _percent(row.ci95_percent), 4, width=5, when=lambda run: "budget_s" in run.options),
+    Column("p50", lambda row: figure(row.p50_us) + _mark(row), width=9, on_page="p50 µs", when=_are_alone),
+    Column("p95", lambda row: figure(row.p95_us), 3, width=9, on_page="p95 µs", when=_are_alone),
+    Column("p99", lambda row: figure(row.p99_us), 1, width=9, on_page="p99 µs", when=_are_alone),
+    Column("algbw", lambda row: figure(row.algbw_gb_s), 5, width=7, on_page="algbw GB/s", when=_are_many),
     _BUSBW,
-    _EXPECTED,
-    lines.Figure("expected GB/s", lambda row: lines.figure(row.expected_gb_s), when=_are_many),
-    lines.Figure("% limit", lambda row: format_share(row.limit_percent), when=_are_many),
-    lines.Figure("wrong", lambda row: lines.or_dash(row.wrong, "d"), 6),
+    Column("% exp", lambda row: _share(row), 1, width=8, when=_are_many),
+    Column("expected GB/s", lambda row: figure(row.expected_gb_s), page_only=True, when=_are_many),
+    Column("% limit", lambda row: format_share(row.limit_percent), page_only=True, when=_are_many),
+    Column("wrong", lambda row: or_dash(row.wrong, "d"), width=6),
     *_SPREAD,
     _TAKEN,
-    lines.Figure("transport", lambda row: row.transport or ""),
-    lines.Figure("verdict", lambda row: row.verdict or "not judged"),
+    Column("transport", "transport", page_only=True),
+    Column("verdict", lambda row: row.verdict or "not judged", page_only=True),
 )
-"""The columns of collectives in the terminal, where each placement has them, and on pages."""
+"""The columns of collectives. A terminal repeats them for each placement, but for those of the spread and `took`."""
 
-_FOOTER_LABEL = 18
-_FIRST_MILLISECOND_US = 1000
-_STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
+WINNERS = (
+    Column("type", lambda row: " ".join(filter(None, (row.dtype, row.op))), page_only=True),
+    Column("placement", lambda row: row.placement.replace("_", " "), page_only=True),
+    Column("size", "size_bytes", right=True),
+    Column("fastest", "fastest"),
+    Column("time µs", lambda row: figure(row.time_us), right=True),
+    Column("own choice", lambda row: taken_name(row.own_algorithm, row.own_protocol) or row.own_backend),
+    Column("time µs", lambda row: figure(row.own_time_us), right=True),
+    Column("loses", lambda row: f"{row.loss_percent:.1f}%{'*' if row.beyond_noise else ' '}", right=True),
+    Column("noise", lambda row: format_percent(row.noise_percent, "?", 1), 1, right=True),
+    Column("drift", lambda row: format_percent(row.own_drift_percent, "?", 1), 2, right=True),
+)
+COLUMNS = {WinnerRow: WINNERS}
 
 
-def collective_columns(metadata: Metadata, rows: Sequence[CollectiveRow]) -> list[lines.Column]:
-    """The columns of a page, a line a row."""
-    head, labels = _labels(metadata)
+def page_columns(metadata: Metadata) -> list[Column]:
+    """Return the columns of a page, whose lines are rows."""
+    head, label = _labels(metadata)
     return [
-        lines.Column(head, [labels(row) for row in rows]),
-        lines.Column("size", [format_size(row.size_bytes) for row in rows]),
-        lines.Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
-        lines.Column("placement", [row.placement.replace("_", " ") for row in rows]),
-        *lines.page_columns([each for each in FIGURES if each.when(metadata)], rows),
+        Column(head, label),
+        Column("size", "size_bytes"),
+        Column("type", lambda row: " ".join(filter(None, (row.dtype, row.op)))),
+        Column("placement", lambda row: row.placement.replace("_", " ")),
+        *(column for column in FIGURES if column.when is None or column.when(metadata)),
     ]
-
-
-def _parts(figures: Sequence[lines.Figure]) -> tuple[list[lines.Figure], list[lines.Figure]]:
-    """The figures of each placement, and those that a line has once."""
-    of_line = [each for each in figures if each in (*_SPREAD, _TAKEN)]
-    return [each for each in figures if each not in of_line], of_line
-
-
-def _winners_on_page(rows: Sequence[WinnerRow]) -> list[lines.Column]:
-    """The table of the terminal, which is one for each type, reduction and placement, in one."""
-    return [
-        lines.Column("type", [" ".join(filter(None, (row.dtype, row.op))) for row in rows]),
-        lines.Column("placement", [row.placement.replace("_", " ") for row in rows]),
-        *lines.winner_columns(rows),
-    ]
-
-
-COLUMNS = {WinnerRow: _winners_on_page}
 
 
 def _labels(metadata: Metadata) -> tuple[str, Callable[[CollectiveRow], str]]:
-    """What is said before the size: what was asked for in a sweep of settings, else the group of ranks."""
-    if not lines.way_names(metadata):
+    """Return what stands before the size: the setting in a sweep of settings, else the group of ranks."""
+    if not way_names(metadata):
         return "group", lambda row: row.group or ""
-    several = bool(lines.backends_beside(metadata))
-    return "asked", lambda row: lines.way_name(row.backend, row.setting, several=several)
+    several = bool(backends_beside(metadata))
+    return "asked", lambda row: way_name(row.backend, row.setting, several=several)
 
 
 class CollectiveView:
     """Prints lines of fixed width, so that rows can be shown as they are measured.
 
-    Both placements of a size stand in one line, as nccl-tests has them; a single placement leaves room for the fastest
-    and slowest rank.
+    Both placements of a size stand in one line, as in nccl-tests. A single placement leaves room for the fastest and
+    slowest rank.
     """
 
     def __init__(self, page: Page, metadata: Metadata) -> None:
@@ -218,18 +151,24 @@ class CollectiveView:
         self._placements = tuple(metadata.options["placements"])
         self._shows_evidence = metadata.options.get("evidence") == "shown"
         self._why_not_judged = why_not_judged(metadata.ranks)
-        names = metadata.options.get("groups") or lines.way_names(metadata)
+        names = metadata.options.get("groups") or way_names(metadata)
         if "turns" in metadata.options:
             names = [repeated_name(name) for name in names[1:-1]]
         self._head, self._label = _labels(metadata)
         self._group_width = max(map(len, names)) + 1 if names else 0
-        self._size_width, self._figures = self._fitting([each for each in FIGURES if each.when(metadata)])
+        self._size_width, columns = self._fitting(
+            [each for each in FIGURES if each.width and (each.when is None or each.when(metadata))]
+        )
+        self._columns = [
+            (column, row) for row in range(len(self._placements)) for column in columns if not _is_once(column)
+        ]
+        self._columns += [(column, -1) for column in columns if _is_once(column)]
         self._many_blocks = len(metadata.options["dtypes"]) * len(metadata.options["ops"]) > 1
-        for line in lines.collective_lines(metadata, verbose=page.verbose):
+        for line in collective_lines(metadata, verbose=page.verbose):
             page.wrap(line)
 
     def row(self, row: Row) -> None:
-        """A line, once all placements of the size are known."""
+        """Print a line once all placements of the size are known."""
         if not isinstance(row, CollectiveRow):
             raise TypeError(f"a collective has no rows of {type(row).__name__}")
         self._rows.append(row)
@@ -239,17 +178,15 @@ class CollectiveView:
             self._print(self._waiting.pop(line))
 
     def end(self, report: Report) -> None:
-        """The footer: peak, largest and smallest size, verification, findings, verdict. Never an average over sizes."""
+        """Print the footer: peak, largest and smallest size, verification, findings. Never an average over sizes."""
         for rows in self._waiting.values():
             self._print(rows)
         self._page.print("")
         for line in _footer_lines(self._rows, self._why_not_judged):
             self._page.wrap(line, hanging=_FOOTER_LABEL)
-        width = self._page.width
-        for line in chain(
-            lines.winner_lines(report, width), backend_lines(report, width), support_lines(report, width)
-        ):
-            self._page.wrap(line, hanging=_FOOTER_LABEL) if len(line) > self._page.width else self._page.print(line)
+        self._winners(report)
+        self._backends(report.rows(BackendRow))
+        self._trials(report.rows(MpiTrialRow))
         if self._shows_evidence:
             self._page.evidence(report)
         self._page.outcome(report)
@@ -258,65 +195,175 @@ class CollectiveView:
         block = (rows[0].dtype, rows[0].op)
         if block != self._block:
             self._block = block
-            self._page.print("", *self._column_heads(rows[0]))
+            self._page.print("", *self._heads(rows[0]))
         worst = min((Verdict(row.verdict) for row in rows if row.verdict), key=gravity, default=Verdict.SKIP)
-        self._page.print("".join(self._cells(rows)), style=_STYLES.get(worst, ""))
+        measured = [(column, rows[number]) for column, number in self._columns if number < len(rows)]
+        size = format_size(rows[0].size_bytes).rjust(self._size_width)
+        values = layout.row_line([(column, column.text(row)) for column, row in measured])
+        self._page.print(self._label(rows[0]).ljust(self._group_width) + size + values, style=_STYLES.get(worst, ""))
 
-    def _column_heads(self, row: CollectiveRow) -> Iterator[str]:
+    def _heads(self, row: CollectiveRow) -> Iterator[str]:
         if self._many_blocks:
             yield " ".join(filter(None, (row.dtype, row.op)))
+        width = sum(column.width for column, number in self._columns if number == 0)
         lead = " " * (self._group_width + self._size_width)
-        placed, of_line = _parts(self._figures)
-        width = lines.width_of(placed)
         yield lead + "".join(placement.replace("_", " ").rjust(width) for placement in self._placements)
-        heads = "".join(each.head.rjust(each.width) for each in (*placed * len(self._placements), *of_line))
-        size = (self._head.ljust(self._group_width) if self._group_width else "") + "size".rjust(self._size_width)
-        yield size + heads
+        group = self._head.ljust(self._group_width) if self._group_width else ""
+        heads = "".join(column.head.rjust(column.width) for column, _ in self._columns)
+        yield group + "size".rjust(self._size_width) + heads
 
-    def _cells(self, rows: Sequence[CollectiveRow]) -> Iterator[str]:
-        placed, of_line = _parts(self._figures)
-        yield self._label(rows[0]).ljust(self._group_width) + format_size(rows[0].size_bytes).rjust(self._size_width)
-        for row in rows:
-            yield from (_cell(each.text(row), each.width) for each in placed)
-        yield from (_cell(each.text(rows[-1]), each.width) for each in of_line)
+    def _fitting(self, columns: Sequence[Column]) -> tuple[int, list[Column]]:
+        """Return the width of sizes, and the columns that fit: busbw has the mark if % exp has no room."""
 
-    def _fitting(self, figures: Sequence[lines.Figure]) -> tuple[int, Sequence[lines.Figure]]:
-        """The width of sizes, and the figures that fit beside them; busbw has the mark where % exp has no room."""
-        kept: list[lines.Figure] = []
+        def width_of(column: Column) -> int:
+            return column.width * (1 if _is_once(column) else len(self._placements))
+
+        kept: list[Column] = []
         for size in (_SIZE, _NARROW_SIZE):
-            kept = lines.fitting_figures(figures, self._page.width - self._group_width - size, self._needed)
-            if all(each in kept for each in figures if each.spare == 1):
+            kept = layout.fitting(columns, self._page.width - self._group_width - size, width_of)
+            if all(column in kept for column in columns if column.spare == 1):
                 return size, kept
-        kept = [_MARKED_BUSBW if each is _BUSBW else each for each in kept]
-        fits = self._group_width + _NARROW_SIZE + self._needed(kept) <= self._page.width
-        return _NARROW_SIZE, kept if fits else [each for each in kept if each is not _TAKEN]
+        kept = [_MARKED_BUSBW if column is _BUSBW else column for column in kept]
+        fits = self._group_width + _NARROW_SIZE + sum(map(width_of, kept)) <= self._page.width
+        return _NARROW_SIZE, kept if fits else [column for column in kept if column is not _TAKEN]
 
-    def _needed(self, figures: Sequence[lines.Figure]) -> int:
-        placed, of_line = _parts(figures)
-        return lines.width_of(placed) * len(self._placements) + lines.width_of(of_line)
+    def _winners(self, report: Report) -> None:
+        """Print the fastest way by size for each type, reduction and placement, then what could not run."""
+        best = report.rows(WinnerRow)
+        if all(row.setting is None and row.candidates <= 2 for row in best):
+            best = []  # two backends have a table of their own, by size
+        for what, rows in grouped(best, _series_words).items():
+            self._page.print("", f"fastest by size, {what}")
+            self._page.table(WINNERS, rows)
+            self._remark(f"cross-over  {_crossings(rows)}")
+        if best:
+            self._page.print("")
+            self._remark(_legend_of_ways(best))
+        for remark in dict.fromkeys(remark for row in best for remark in NcclSetting.of(row.setting).remarks):
+            self._remark(f"mind              {remark}")
+        for refused in report.rows(RefusedRow):
+            self._remark(f"could not run     {_refused(refused)}")
+
+    def _backends(self, rows: Sequence[BackendRow]) -> None:
+        """Print the time of the first backend and the speed of the others for each type, reduction and placement."""
+        for what, series in grouped(rows, _series_words).items():
+            self._page.print("", f"speed, % of {series[0].first}'s, {what}")
+            alike = list(grouped(series, lambda row: row.size_bytes).values())
+            self._page.table(_backend_columns(series), [{row.backend: row for row in members} for members in alike])
+            for note, noted in grouped([row for row in series if row.note], lambda row: row.note).items():
+                self._remark(f"  {', '.join(dict.fromkeys(row.backend for row in noted))}: {note}")
+        if rows:
+            self._page.print("")
+        for series in grouped(rows, lambda row: row.backend).values():
+            self._remark(f"beside            {speed_words(series)}")
+
+    def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
+        """Print how every operation ended that MPI was handed GPU memory for."""
+        if rows:
+            sizes = dict.fromkeys(row.size_bytes for row in rows)
+            self._page.print("", "MPI on GPU memory, each operation in a job of its own")
+            columns = [
+                Column("operation", lambda trials: trials[0].operation),
+                *(_outcome_column(size) for size in sizes),
+                Column("after s", _seconds, 1, right=True),
+                Column("its words", _said, 2),
+            ]
+            self._page.table(columns, list(grouped(rows, lambda row: row.operation).values()))
+
+    def _remark(self, line: str) -> None:
+        self._page.wrap(line, hanging=_FOOTER_LABEL)
 
 
-def _has_algorithms(metadata: Metadata) -> bool:
-    """False of a collective that NCCL makes of sends and receives: it then chooses no algorithm."""
-    name = metadata.collective
-    return name not in SUMMARIES or not collective_named(name).point_to_point
+def _is_once(column: Column) -> bool:
+    """True if a line shows a column once, not for each placement."""
+    return column in (*_SPREAD, _TAKEN)
+
+
+def _crossings(rows: Sequence[WinnerRow]) -> str:
+    """Return 'ring/ll up to 2M, ring/simple from 4M on'."""
+    (_, name), *further = crossings(rows)
+    if not further:
+        return f"none: {name} at all sizes, or no slower than noise"
+    before = max(row.size_bytes for row in rows if row.size_bytes < further[0][0])
+    later = (f"{name} from {format_size(size)}" for size, name in further)
+    return f"{name} up to {format_size(before)}, {', '.join(later)} on"
+
+
+def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
+    if all(row.beyond_noise is None for row in rows):
+        return "noise unknown: sizes were too few; more of them, or --iters auto, tell"
+    beyond = [row for row in rows if row.beyond_noise]
+    if not beyond:
+        return "own choice        nothing is faster beyond the noise"
+    worst = max(beyond, key=lambda row: row.loss_percent)
+    where = f"{format_size(worst.size_bytes)} {worst.placement.replace('_', ' ')}"
+    most = f"loses {worst.loss_percent:.1f}% at most, at {where} to {worst.fastest}"
+    return f"own choice        {most} (* beyond the noise)"
+
+
+def _refused(row: RefusedRow) -> str:
+    where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
+    what = " ".join(filter(None, (row.dtype, row.op)))
+    name = row.setting if NcclSetting.of(row.setting) != NcclSetting() else f"{row.backend} {row.setting}"
+    name = row.backend if row.setting == row.backend else name
+    return f"{name}{f', {what}' if what else ''}{where}: {row.reason}"
+
+
+def _backend_columns(rows: Sequence[BackendRow]) -> list[Column]:
+    """Return the columns of a table whose lines are the rows of one size by backend."""
+
+    def speed(name: str) -> Column:
+        return Column(name, lambda by: _share_of_first(by[name].speed_percent) if name in by else "-", right=True)
+
+    def issued(name: str) -> Column:
+        return Column(name, lambda by: figure(by[name].issue_us) if name in by else "-", 1, right=True)
+
+    def first(by: Mapping[str, BackendRow]) -> BackendRow:
+        return next(iter(by.values()))
+
+    name = rows[0].first
+    columns = [
+        Column("size", lambda by: format_size(first(by).size_bytes), right=True),
+        Column(f"{name} µs", lambda by: figure(first(by).first_time_us), right=True),
+        *map(speed, dict.fromkeys(row.backend for row in rows)),
+    ]
+    known = dict.fromkeys(row.backend for row in rows if row.issue_us is not None)
+    if known:
+        columns.append(Column("issued in µs:", lambda _: "", 1))
+        columns.append(Column(name, lambda by: figure(first(by).first_issue_us), 1, right=True))
+        columns += map(issued, known)
+    return columns
+
+
+def _outcome_column(size: int) -> Column:
+    return Column(format_size(size), lambda trials: next((row.outcome for row in trials if row.size_bytes == size), ""))
+
+
+def _said(rows: Sequence[MpiTrialRow]) -> str:
+    return next((row.said for row in rows if row.outcome != TrialOutcome.RIGHT and row.said), "")
+
+
+def _seconds(rows: Sequence[MpiTrialRow]) -> str:
+    known = [row.seconds for row in rows if row.seconds is not None]
+    return f"{max(known):.1f}" if known else "-"
+
+
+def _share_of_first(percent: float) -> str:
+    if percent >= 1000:
+        return f"{percent / 100:.3g} ×"
+    return f"{percent:.1f}" if percent >= 10 else f"{percent:.2g}"
 
 
 def _taken(row: CollectiveRow) -> str:
-    """What NCCL took; '?' where it did not say, '-' where another library moved the data."""
+    """Return the algorithm and protocol: '?' if NCCL did not say, '-' if another library moved the data."""
     name = taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
     return name if len(name) < _TAKEN.width else name.partition("/")[0]
 
 
-def _cell(text: str, width: int) -> str:
-    """At least a blank before it: what is wider than its column still stands apart."""
-    return text.rjust(width) if len(text) < width else f" {text}"
-
-
 def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> Iterator[str]:
-    """Peak busbw, busbw at the largest size and time at the smallest of the first backend; of all, wrong elements.
+    """Return peak busbw, busbw at the largest size and time at the smallest of the first backend.
 
-    `why_not_judged` is the reason why nothing is expected of these ranks, where there is one.
+    `why_not_judged` is the reason why nothing is expected of these ranks, if there is one.
     """
     if not rows:
         yield "no row was measured"
@@ -340,14 +387,14 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
 
 
 def _bandwidth(row: CollectiveRow) -> str:
-    """The busbw with all digits of the table, below 1 GB/s in MB/s or kB/s."""
-    return f"{lines.figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
+    """Return the busbw with all digits of the table. Below 1 GB/s it is in MB/s or kB/s."""
+    return f"{figure(row.busbw_gb_s)} GB/s" if row.reached_gb_s >= 1 else format_bandwidth(row.reached_gb_s)
 
 
 def _time(microseconds: float | None) -> str:
-    """The time with all digits of the table, from 1 ms on in ms or s."""
+    """Return the time with all digits of the table. From 1 ms on it is in ms or s."""
     is_short = microseconds is None or microseconds < _FIRST_MILLISECOND_US
-    return f"{lines.figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
+    return f"{figure(microseconds)} µs" if is_short else format_time(microseconds or 0.0)
 
 
 def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iterator[str]:
@@ -366,7 +413,7 @@ def _latency_footer(every: Sequence[CollectiveRow], why_not_judged: str) -> Iter
 
 
 def _slowest_group(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """The group that was slowest at one size, against the median of all, where there are several."""
+    """Compare the slowest of several groups at one size with their median."""
     kind = attrgetter("dtype", "op", "placement")
     alike = [row for row in rows if kind(row) == kind(rows[0])]
     if len({row.group for row in alike}) > 1:
@@ -381,7 +428,7 @@ def _wrong_line(rows: Sequence[CollectiveRow]) -> str:
 
 
 def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
-    """Where expected figures are from, or that speed was not judged."""
+    """Say where expected values are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
     why = why_not_judged or next(filter(None, (doubt_in(row.note) for row in rows)), "")
@@ -390,7 +437,7 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
 
 
 def _judged_part(rows: Sequence[CollectiveRow]) -> str:
-    """Of which rows the speed was judged, where it was of some: from a size on, or so many of them."""
+    """Say which rows were judged, if only some were: from a size on, or how many."""
     judged = [row.size_bytes for row in rows if row.expected_source]
     others = [row.size_bytes for row in rows if not row.expected_source]
     if not judged or not others:
@@ -406,7 +453,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
         return
     verdicts = Counter(Verdict(row.verdict) for row in marked if row.verdict)
     counts = ", ".join(
-        f"{verdicts[each]} {each} ({mark})" for each, mark in lines.VERDICT_MARKS.items() if each in verdicts
+        f"{verdicts[verdict]} {verdict} ({mark})" for verdict, mark in VERDICT_MARKS.items() if verdict in verdicts
     )
     known = [row for row in marked if row.expected_percent is not None]
     worst = min(known, key=lambda row: row.expected_percent or 0.0, default=None)
@@ -415,8 +462,8 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 
 
 def _mark(row: CollectiveRow) -> str:
-    """The mark of a row that is slow; wrong elements have a column of their own."""
-    return "" if row.wrong else lines.verdict_mark(row.verdict)
+    """Return the mark of a slow row. Wrong elements have a column of their own."""
+    return "" if row.wrong else verdict_mark(row.verdict)
 
 
 def _limited(row: CollectiveRow) -> bool:
@@ -425,7 +472,7 @@ def _limited(row: CollectiveRow) -> bool:
 
 
 def _share(row: CollectiveRow) -> str:
-    """'98': percent of what is expected; '76 lim': of the limit, where nothing is."""
+    """Return '98', percent of what is expected, or '76 lim', of the limit if nothing is expected."""
     if _limited(row):
         return f"{format_share(row.limit_percent)}{_mark(row) or ' '}lim"
     return format_share(row.expected_percent) + _mark(row)

@@ -6,9 +6,20 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, heading
+from gpubench.formats.layout import INDENT, Column, figure
 from gpubench.formats.table import ReportView
-from gpubench.model.results import compare
+from gpubench.model.results.compare import (
+    Change,
+    CircumstanceRow,
+    ComparisonRow,
+    FindingChangeRow,
+    FindingStatus,
+    HistoryRow,
+    MachineRow,
+    Status,
+    Use,
+    bandwidth_lost,
+)
 from gpubench.model.results.report import Report, RowsByColumn
 from gpubench.model.terms.units import counted, format_size, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
@@ -16,25 +27,58 @@ from gpubench.model.terms.verdict import Verdict
 _MOST_ROWS, _MOST_FASTER = 10, 5
 _MOST_CHANGED, _MOST_FILES = 12, 4
 _MOST_REASONS, _MOST_NAMED, _MOST_GONE = 8, 2, 8
-_STATUSES = {
-    status: "as before" if status is compare.FindingStatus.SAME else status.value for status in compare.FindingStatus
-}
+_STATUSES = {status: "as before" if status is FindingStatus.SAME else status.value for status in FindingStatus}
 _BANDWIDTH_FROM_BYTES = 2**20
+_FASTER = (Change.FASTER, Verdict.PASS)
+
+ROWS = (
+    Column("row", lambda row: replace(row, size_bytes=None).name),
+    Column("size", "size_bytes", right=True, optional=True),
+    Column("before → now", lambda row: _before_and_now(row), 1, right=True, optional=True),
+    Column("% of before", lambda row: _of_before(row.slower_percent), right=True, optional=True),
+    Column(
+        "noise",
+        lambda row: "?" if row.noise_percent is None else f"{bandwidth_lost(row.noise_percent):.1f} %",
+        2,
+        right=True,
+        optional=True,
+    ),
+    Column("verdict", lambda row: "faster" if (row.change, row.verdict) == _FASTER else row.verdict),
+    Column("because", "reason", 3, optional=True),
+)
+REACHED = (
+    Column("collective", "what"),
+    Column("GPUs", lambda row: _arrow(row.base_gpus, row.new_gpus), right=True),
+    Column("at", lambda row: "peak" if row.size_bytes is None else format_size(row.size_bytes), right=True),
+    Column("GB/s per GPU", lambda row: _arrow(row.base_gb_s, row.new_gb_s), right=True),
+    Column("ratio", lambda row: _ratio(row.base_gb_s, row.new_gb_s), right=True),
+    Column("GB/s per node", lambda row: _arrow(row.base_node_gb_s, row.new_node_gb_s), 1, right=True),
+    Column("ratio", lambda row: _ratio(row.base_node_gb_s, row.new_node_gb_s), 1, right=True),
+)
+CURVES = (
+    REACHED[0],
+    Column("peak GB/s", lambda row: _arrow(row.base_peak_gb_s, row.new_peak_gb_s), right=True),
+    Column("peak at", lambda row: _sizes(row.base_peak_bytes, row.new_peak_bytes), 1, right=True),
+    Column("half from", lambda row: _sizes(row.base_half_bytes, row.new_half_bytes), right=True),
+    Column("latency µs", lambda row: _arrow(row.base_latency_us, row.new_latency_us), right=True),
+    Column("ratio", lambda row: _ratio(row.base_latency_us, row.new_latency_us), right=True),
+)
+COLUMNS = {ComparisonRow: ROWS, MachineRow: (*REACHED, *CURVES[1:])}
 
 
 class CompareView(ReportView):
     """Both sides, the rows that changed, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a run that was cut short."""
         if report.sections:
             metadata = self._metadata
-            self._page.wrap(heading(metadata, "compare"))
+            self._page.heading(metadata, "compare")
             self._page.defaults(metadata)
-            rows = report.by_column(compare.ComparisonRow)
+            rows = report.by_column(ComparisonRow)
             judged = list(enumerate(map(_Judged._make, rows.cells(*_Judged._fields))))
-            circumstances = report.rows(compare.CircumstanceRow)
-            changes = report.rows(compare.FindingChangeRow)
+            circumstances = report.rows(CircumstanceRow)
+            changes = report.rows(FindingChangeRow)
             for number, series in enumerate(dict.fromkeys(file["series"] for file in metadata.options["new"])):
                 if number:
                     self._page.print("")
@@ -46,13 +90,13 @@ class CompareView(ReportView):
                 elif found:
                     self._page.print("")
                 self._findings(found)
-            self._machines(report.rows(compare.MachineRow))
-            if compare.HistoryRow.section in report.sections:
-                self._left_out(report.rows(compare.HistoryRow))
+            self._machines(report.rows(MachineRow))
+            if HistoryRow.section in report.sections:
+                self._left_out(report.rows(HistoryRow))
             self._page.print("")
         self._page.outcome(report)
 
-    def _header(self, series: str | None, circumstances: Sequence[compare.CircumstanceRow]) -> None:
+    def _header(self, series: str | None, circumstances: Sequence[CircumstanceRow]) -> None:
         options = self._metadata.options
         for side in ("base", "new"):
             files = [file for file in options[side] if file["series"] == series]
@@ -65,54 +109,54 @@ class CompareView(ReportView):
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
         if len(changed) > _MOST_CHANGED:
             left = len(changed) - _MOST_CHANGED
-            self._page.print(f"{INDENT}and {left} more: --format csv --section {compare.CircumstanceRow.section}")
+            self._page.print(f"{INDENT}and {left} more: --format csv --section {CircumstanceRow.section}")
         if options["threshold"] is not None:
             self._page.wrap(
                 f"{INDENT}more than {options['threshold']:g} % of bandwidth lost is a regression, whatever the noise"
             )
 
-    def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[compare.ComparisonRow]) -> None:
-        """A series: `own` has the number of each row in `rows`, by which those that are shown are made."""
-        compared = [each for each in own if each[1].status == compare.Status.COMPARED]
+    def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
+        """Print a series. `own` has the number of each row in `rows`, from which the shown rows are made."""
+        compared = [each for each in own if each[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
         for line in _summary([judged for _, judged in compared]):
             self._page.wrap(line)
-        added = sum(judged.status == compare.Status.ADDED for _, judged in own)
+        added = sum(judged.status == Status.ADDED for _, judged in own)
         if added:
             self._page.print(f"{counted(added, 'row')} only in the new results")
 
-    def _machines(self, rows: Sequence[compare.MachineRow]) -> None:
-        """Two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
+    def _machines(self, rows: Sequence[MachineRow]) -> None:
+        """Print two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
         if not rows:
             return
-        for columns in _machine_columns(rows):
+        for columns in (REACHED, CURVES):
             self._page.print("")
-            self._page.table(fitted_lines(columns, self._page.width))
+            self._page.table(columns, rows)
         self._page.wrap(
             "half from: the smallest measured size that reaches half of the peak; latency: the smallest size"
         )
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             self._page.wrap(f"latency is not compared: {reason}")
 
-    def _findings(self, rows: Sequence[compare.FindingChangeRow]) -> None:
+    def _findings(self, rows: Sequence[FindingChangeRow]) -> None:
         if not rows:
             return
-        counts = ((status, sum(row.status == status for row in rows)) for status in compare.FindingStatus)
+        counts = ((status, sum(row.status == status for row in rows)) for status in FindingStatus)
         self._page.wrap("findings: " + ", ".join(f"{count} {_STATUSES[status]}" for status, count in counts if count))
-        for status in (compare.FindingStatus.MILDER, compare.FindingStatus.GONE):
+        for status in (FindingStatus.MILDER, FindingStatus.GONE):
             own = [row for row in rows if row.status == status]
             for row in own[:_MOST_GONE]:
                 now = f" → {row.new_severity}" if row.new_severity else ""
                 self._page.wrap(f"{INDENT}{status}: {row.base_severity}{now} {row.finding}: {row.subject}", hanging=8)
             if len(own) > _MOST_GONE:
                 left = len(own) - _MOST_GONE
-                self._page.print(f"{INDENT}and {left} more: --format csv --section {compare.FindingChangeRow.section}")
+                self._page.print(f"{INDENT}and {left} more: --format csv --section {FindingChangeRow.section}")
 
-    def _left_out(self, files: Sequence[compare.HistoryRow]) -> None:
+    def _left_out(self, files: Sequence[HistoryRow]) -> None:
         reasons: dict[str, list[str]] = {}
         for row in files:
-            if row.use == compare.Use.LEFT_OUT:
+            if row.use == Use.LEFT_OUT:
                 reasons.setdefault(row.reason or "", []).append(row.file)
         if reasons:
             self._page.print("")
@@ -120,20 +164,17 @@ class CompareView(ReportView):
             self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
-            self._page.print(
-                f"left out: {counted(left, 'file')} more: --format csv --section {compare.HistoryRow.section}"
-            )
+            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
-    def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[compare.ComparisonRow]) -> None:
-        """The rows that got worse, then those that got faster; the rest is summed up."""
+    def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
+        """Print the rows that got worse, then those that got faster. The rest is summed up."""
         worse = [number for number, judged in compared if judged.verdict != Verdict.PASS]
-        is_faster = (compare.Change.FASTER, Verdict.PASS)
-        faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == is_faster]
+        faster = [number for number, judged in reversed(compared) if (judged.change, judged.verdict) == _FASTER]
         shown = rows.made([*worse[:_MOST_ROWS], *faster[:_MOST_FASTER]])
         if not shown:
             return
         self._page.print("")
-        self._page.table(fitted_lines(_columns(shown), self._page.width))
+        self._page.table(ROWS, shown)
         if any(row.slower_percent is not None for row in shown):
             self._page.wrap("% of before: the bandwidth now in percent of that before; lower is slower")
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
@@ -147,56 +188,9 @@ def _described(file: Mapping[str, Any]) -> str:
     return f"{file['file']}: {file['kind']}, {counted(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
-def _columns(rows: Sequence[compare.ComparisonRow]) -> list[Column]:
-    """Old and new figures in the unit that suits a row's size; --format csv has both. Rows without times say why."""
-    figures = [
-        Column("size", ["" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
-        Column("before → now", [_before_and_now(row) for row in rows], 1, right=True),
-        Column("% of before", [_of_before(row.slower_percent) for row in rows], right=True),
-        Column("noise", [_noise(row.noise_percent) for row in rows], 2, right=True),
-    ]
-    faster = (compare.Change.FASTER, Verdict.PASS)
-    reasons = [row.reason or "" for row in rows]
-    return [
-        Column("row", [replace(row, size_bytes=None).name for row in rows]),
-        *(figures if any(row.slower_percent is not None for row in rows) else ()),
-        Column("verdict", ["faster" if (row.change, row.verdict) == faster else row.verdict for row in rows]),
-        *([Column("because", reasons, 3)] if any(reasons) else ()),
-    ]
-
-
-def _machine_columns(rows: Sequence[compare.MachineRow]) -> tuple[list[Column], list[Column]]:
-    """What a GPU and a node reach; then the peak, half of it, and latency."""
-    names = Column("collective", [row.what for row in rows])
-    reached = [
-        names,
-        Column("GPUs", [_arrow(row.base_gpus, row.new_gpus) for row in rows], right=True),
-        Column("at", ["peak" if row.size_bytes is None else format_size(row.size_bytes) for row in rows], right=True),
-        Column("GB/s per GPU", [_arrow(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
-        Column("ratio", [_ratio(row.base_gb_s, row.new_gb_s) for row in rows], right=True),
-        Column("GB/s per node", [_arrow(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
-        Column("ratio", [_ratio(row.base_node_gb_s, row.new_node_gb_s) for row in rows], 1, right=True),
-    ]
-    curves = [
-        names,
-        Column("peak GB/s", [_arrow(row.base_peak_gb_s, row.new_peak_gb_s) for row in rows], right=True),
-        Column("peak at", [_sizes(row.base_peak_bytes, row.new_peak_bytes) for row in rows], 1, right=True),
-        Column("half from", [_sizes(row.base_half_bytes, row.new_half_bytes) for row in rows], right=True),
-        Column("latency µs", [_arrow(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
-        Column("ratio", [_ratio(row.base_latency_us, row.new_latency_us) for row in rows], right=True),
-    ]
-    return reached, curves
-
-
-def _machines_on_page(rows: Sequence[compare.MachineRow]) -> list[Column]:
-    reached, (_, *curves) = _machine_columns(rows)
-    return [*reached, *curves]
-
-
-COLUMNS = {compare.ComparisonRow: _columns, compare.MachineRow: _machines_on_page}
-
-
-def _before_and_now(row: compare.ComparisonRow) -> str:
+def _before_and_now(row: ComparisonRow) -> str:
+    if row.base_time_us is None and row.new_time_us is None:
+        return "?"
     if (row.size_bytes or 0) < _BANDWIDTH_FROM_BYTES:
         return f"{figure(row.base_time_us)} → {figure(row.new_time_us)} µs"
     return f"{figure(row.base_gb_s)} → {figure(row.new_gb_s)} GB/s"
@@ -219,12 +213,8 @@ def _ratio(base: float | None, new: float | None) -> str:
 
 
 def _of_before(slower_percent: float | None) -> str:
-    """The bandwidth now in percent of that before: lower is slower."""
-    return "?" if slower_percent is None else f"{100 - compare.bandwidth_lost(slower_percent):.1f} %"
-
-
-def _noise(percent: float | None) -> str:
-    return "?" if percent is None else f"{compare.bandwidth_lost(percent):.1f} %"
+    """Return the new bandwidth in percent of the old one."""
+    return "?" if slower_percent is None else f"{100 - bandwidth_lost(slower_percent):.1f} %"
 
 
 class _Judged(NamedTuple):
@@ -239,11 +229,11 @@ class _Judged(NamedTuple):
 
 
 def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
-    """A line for each collective, and one for pairs: how many rows, and by how much they changed."""
+    """Return a line per collective, and one for pairs: how many rows, and how much they changed."""
     for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)
-        counted_changes = ", ".join(f"{counts[change]} {change}" for change in compare.Change if counts[change])
+        counted_changes = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
         figures = ""
         if changes:
             least, middle, most = (_of_before(each) for each in (max(changes), median(changes), min(changes)))

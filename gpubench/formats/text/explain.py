@@ -1,32 +1,78 @@
-"""The table of `explain`: communicators that are alike once, their pairs by transport, causes, verdict."""
+"""What explains slow or stuck jobs, for people: communicators, their pairs by transport, hangs, causes, verdict."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, figure, fitted_lines, fitting, heading, lines
-from gpubench.formats.table import ReportView
-from gpubench.formats.text.hangs import hang_columns, print_hangs
+from gpubench.formats.layout import INDENT, Column, figure, table_lines
+from gpubench.formats.table import Page, ReportView
+from gpubench.model.paths.hang import Hang
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import compress_names, counted, format_size, grouped
+from gpubench.model.terms.units import compress_names, counted, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
 
+_MOST_HANGS = 10
 _MOST_KINDS = 10
 _MOST_RANK_LINES = 16
 _MOST_WARNINGS = 3
 _MOST_SIZES = 16
+_MOST_PAIRS = 8
 _PLACES = {"node": "inside a node", "network": "between nodes", "unknown": "?"}
 _WORDS = {True: "yes", False: "no", None: "?"}
 _VERDICTS = {Verdict.SKIP: "by design"}
 
 Kind = tuple[CommunicatorRow, list[TransportRow], int]
-"""A communicator, its pairs by transport, and how many more there are that are like it."""
+"""A communicator, its pairs by transport, and how many others are like it."""
+
+HANGS = (
+    Column("group", "group"),
+    Column("who", lambda row: some_of(row.ranks)),
+    Column("what", "reason"),
+    Column("waiting", "waiting", right=True),
+    Column("in", lambda row: row.operation or "-", 1),
+    Column("since (UTC)", lambda row: row.since or "?", 2),
+    Column("called instead", lambda row: row.theirs or "-", 3),
+    Column("at", lambda row: row.place or "-", 4),
+)
+OPERATIONS = (
+    Column("collective", "collective"),
+    Column("ranks", "ranks", right=True),
+    Column("size", "size_bytes", right=True),
+    Column("operations", "operations", right=True),
+    Column("time µs", lambda row: figure(row.time_us), right=True),
+    Column("busbw GB/s", lambda row: figure(row.busbw_gb_s), right=True),
+)
+_MEMBERS = (
+    Column("rank", "rank", right=True),
+    Column("host", "host"),
+    Column("for NCCL", "node"),
+    Column("pid", "pid", right=True),
+    Column("GPU", lambda row: row.bus_id or "?"),
+)
+
+
+def _transport_columns(examples: int) -> list[Column]:
+    """Return the columns of a table with some examples of pairs. Without any, a narrow terminal drops columns too."""
+    spare = 0 if examples else 1
+    columns = [
+        Column("communicator", "communicator", page_only=True),
+        Column("where", lambda row: _PLACES[row.scope], 2 * spare),
+        Column("transport", "transport"),
+        Column("pairs", "pairs", right=True),
+        Column("channels", lambda row: _range(row.channels_least, row.channels_most), 3 * spare, right=True),
+        Column("host memory", lambda row: _WORDS[row.host_staged], spare),
+        Column("verdict", lambda row: _VERDICTS.get(Verdict(row.verdict), row.verdict)),
+    ]
+    return columns + ([Column("who", lambda row: _examples(row, examples))] if examples else [])
+
+
+COLUMNS = {OperationRow: OPERATIONS, HangRow: HANGS, TransportRow: _transport_columns(_MOST_PAIRS)}
 
 
 class ExplainView(ReportView):
     """Communicators, their pairs by transport, causes, verdict."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a run that was cut short."""
         if report.sections:
             communicators = report.rows(CommunicatorRow)
             transports = report.rows(TransportRow)
@@ -49,8 +95,7 @@ class ExplainView(ReportView):
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
         found = counted(len(communicators), "communicator") if communicators else ""
-        ranks = f"up to {counted(largest, 'rank')}" if largest else ""
-        self._page.wrap(heading(metadata, "explain", found, ranks))
+        self._page.heading(metadata, "explain", found, f"up to {counted(largest, 'rank')}" if largest else "")
         without = options["files_without_nccl"]
         files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
@@ -71,57 +116,37 @@ class ExplainView(ReportView):
             self._page.wrap(f"{INDENT}no connection: NCCL connects ranks when they first communicate")
             return
         width = self._page.width
-        tables = [list(lines(fitting(_columns(transports, examples), width))) for examples in (8, 4, 3, 2, 1, 0)]
-        self._page.table(next((table for table in tables if max(map(len, table)) <= width), tables[-1]))
+        tables = [_transport_columns(examples) for examples in (_MOST_PAIRS, 4, 3, 2, 1, 0)]
+        fitting = (table for table in tables if _fits(table, transports, width))
+        self._page.table(next(fitting, tables[-1]), transports)
 
     def _operations(self, rows: Sequence[OperationRow]) -> None:
         if not rows:
             return
         shown = sorted(sorted(rows, key=lambda row: -row.size_bytes)[:_MOST_SIZES], key=rows.index)
         self._page.print("", "collectives of the job, by NCCL's Inspector")
-        self._page.table(fitted_lines(_operation_columns(shown), self._page.width))
+        self._page.table(OPERATIONS, shown)
         if len(rows) > len(shown):
             self._page.wrap(f"and {len(rows) - len(shown)} more: --format csv --section {OperationRow.section}")
 
     def _ranks(self, communicators: Sequence[CommunicatorRow], members: Sequence[MemberRow]) -> None:
-        """The ranks of the largest communicator with their GPUs; of many, their hosts alone."""
+        """Print the ranks of the largest communicator with their GPUs, or only the hosts of many ranks."""
         largest = max((row for row in communicators if row.hosts), key=lambda row: row.ranks or 0, default=None)
         if largest is None:
             return
         own = [member for member in members if member.communicator == largest.id]
         self._page.print("")
         if len(own) > _MOST_RANK_LINES:
-            self._page.wrap(f"{counted(len(own), 'rank')} on {compress_names(sorted(largest.hosts, key=_natural))}")
+            hosts = sorted(largest.hosts, key=lambda name: (len(name), name))
+            self._page.wrap(f"{counted(len(own), 'rank')} on {compress_names(hosts)}")
             return
-        columns = [
-            Column("rank", [str(member.rank) for member in own], right=True),
-            Column("host", [member.host for member in own]),
-            Column("pid", [str(member.pid) for member in own], right=True),
-            Column("GPU", [member.bus_id or "?" for member in own]),
-        ]
-        if any(member.node != member.host for member in own):
-            columns.insert(2, Column("for NCCL", [member.node for member in own]))
-        self._page.table(fitted_lines(columns, self._page.width))
+        has_other_names = any(member.node != member.host for member in own)
+        self._page.table([column for column in _MEMBERS if has_other_names or column.head != "for NCCL"], own)
 
 
-def _operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
-    return [
-        Column("collective", [row.collective for row in rows]),
-        Column("ranks", [str(row.ranks) for row in rows], right=True),
-        Column("size", [format_size(row.size_bytes) for row in rows], right=True),
-        Column("operations", [str(row.operations) for row in rows], right=True),
-        Column("time µs", [figure(row.time_us) for row in rows], right=True),
-        Column("busbw GB/s", [figure(row.busbw_gb_s) for row in rows], right=True),
-    ]
-
-
-def _transports_on_page(rows: Sequence[TransportRow]) -> list[Column]:
-    """The table of the terminal, which is one for each communicator, in one."""
-    return [Column("communicator", [row.communicator or "" for row in rows]), *_columns(rows, _PAIRS_ON_PAGE)]
-
-
-_PAIRS_ON_PAGE = 8
-COLUMNS = {OperationRow: _operation_columns, HangRow: hang_columns, TransportRow: _transports_on_page}
+def _fits(columns: Sequence[Column], rows: Sequence[TransportRow], width: int) -> bool:
+    lines = list(table_lines(columns, rows, width))
+    return "" not in lines and max(map(len, lines)) <= width
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
@@ -132,7 +157,7 @@ def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[Transp
         key = communicator.ranks, communicator.nodes, communicator.missing_ranks, communicator.candidates
         shape = tuple((row.scope, row.transport, row.pairs, row.channels_most, row.verdict) for row in own)
         alike.setdefault((key, shape), []).append(communicator)
-    for first, *more in sorted(alike.values(), key=lambda each: (-(each[0].ranks or 0), -each[0].pairs)):
+    for first, *more in sorted(alike.values(), key=lambda members: (-(members[0].ranks or 0), -members[0].pairs)):
         yield first, by_name.get(first.id, []), len(more)
 
 
@@ -145,24 +170,8 @@ def _described(communicator: CommunicatorRow, more: int) -> str:
     return f"communicator {name}{f' and {more} alike' if more else ''}{ranks}{nodes}{lost}"
 
 
-def _columns(transports: Sequence[TransportRow], examples: int) -> list[Column]:
-    """Some of the pairs go first where there is no room; without any, whole columns do."""
-    spare = 0 if examples else 1
-    columns = [
-        Column("where", [_PLACES[row.scope] for row in transports], 2 * spare),
-        Column("transport", [row.transport for row in transports]),
-        Column("pairs", [str(row.pairs) for row in transports], right=True),
-        Column(
-            "channels", [_range(row.channels_least, row.channels_most) for row in transports], 3 * spare, right=True
-        ),
-        Column("host memory", [_WORDS[row.host_staged] for row in transports], spare),
-        Column("verdict", [_VERDICTS.get(Verdict(row.verdict), row.verdict) for row in transports]),
-    ]
-    return columns + ([Column("who", [_who(row, examples) for row in transports])] if examples else [])
-
-
-def _who(row: TransportRow, examples: int) -> str:
-    shown = [f"{src}→{'switch' if src == dst else dst}" for src, dst in row.first[:examples]]
+def _examples(row: TransportRow, most: int) -> str:
+    shown = [f"{source}→{'switch' if source == target else target}" for source, target in row.first[:most]]
     return ", ".join((*shown, "...") if row.pairs > len(shown) else shown)
 
 
@@ -181,5 +190,23 @@ def _total(transports: Sequence[TransportRow]) -> str:
     return f"through host memory: {staged} of {total}{by_design}{unknown}"
 
 
-def _natural(name: str) -> tuple[int, str]:
-    return len(name), name
+def print_hangs(page: Page, hangs: Sequence[HangRow]) -> None:
+    """Print who keeps others waiting, why, and in which operation."""
+    if hangs:
+        page.print("")
+        page.table(HANGS, hangs[:_MOST_HANGS])
+    if len(hangs) > _MOST_HANGS:
+        page.wrap(f"and {len(hangs) - _MOST_HANGS} more: --format csv --section {HangRow.section}")
+
+
+def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]) -> str:
+    """Return '   20.0 s  rank 2 (10.0.0.1:4711): did not join, AllReduce number 6650', or that nobody hangs.
+
+    `communicators` is None if nobody answered.
+    """
+    said = [f"{some_of(hang.ranks)}: {', '.join(filter(None, (hang.reason.value, hang.operation)))}" for hang in hangs]
+    if not said:
+        said = ["no answer in time"]
+        if communicators is not None:
+            said = [f"{counted(communicators, 'communicator')}, no rank keeps others waiting"]
+    return f"{seconds:8.1f} s  {'; '.join(said)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitting, heading, lines
+from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.table import ReportView
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report
@@ -13,16 +13,21 @@ _TITLES = {
     LibraryKind.PACKAGE: "packages of Python",
     LibraryKind.KERNEL: "ways into GPU memory (GPUDirect)",
 }
+_COLUMNS = (
+    Column("what", "library"),
+    Column("version", lambda row: row.version or ("-" if row.library_kind == LibraryKind.KERNEL else "?")),
+    Column("used by", lambda row: ", ".join(use.partition(" (")[0] for use in row.used_by) or "-", 1),
+)
 
 
 class LibrariesView(ReportView):
-    """A block a host: libraries, packages, the kernel's part."""
+    """Libraries, packages and kernel modules by host."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything."""
         rows = report.rows(LibraryRow)
         metadata = self._metadata
-        self._page.wrap(heading(metadata, "libraries", ", ".join(metadata.hosts)))
+        self._page.heading(metadata, "libraries", ", ".join(metadata.hosts))
         if metadata.source:
             self._page.wrap(f"{INDENT}{metadata.source}")
         for python in dict.fromkeys(metadata.options.get("python", ())):
@@ -42,20 +47,12 @@ class LibrariesView(ReportView):
             self._page.print("")
             self._page.wrap(_TITLES[kind])
             if here:
-                self._page.table(lines(fitting(_columns(here), self._page.width - len(INDENT))))
+                self._page.table(_COLUMNS, here)
             for row in here:
                 for line in _details(row):
                     self._page.wrap(f"{INDENT}{line}", hanging=2 * len(INDENT))
             for line in _absent(members):
                 self._page.wrap(f"{INDENT}{line}")
-
-
-def _columns(rows: Sequence[LibraryRow]) -> list[Column]:
-    return [
-        Column("what", [row.library for row in rows]),
-        Column("version", [row.version or ("-" if row.library_kind == LibraryKind.KERNEL else "?") for row in rows]),
-        Column("used by", [", ".join(use.partition(" (")[0] for use in row.used_by) or "-" for row in rows], spare=1),
-    ]
 
 
 def _details(row: LibraryRow) -> Iterator[str]:
@@ -65,7 +62,7 @@ def _details(row: LibraryRow) -> Iterator[str]:
 
 
 def _absent(rows: Sequence[LibraryRow]) -> Iterator[str]:
-    """What is not there, together; what is not known, each with its reason."""
+    """List what is missing in one line, and what is not known with its reason."""
     missing = [row.library for row in rows if row.found is False]
     if missing:
         yield f"not here: {', '.join(missing)}"

@@ -2,18 +2,55 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, note_columns, or_dash
+from gpubench.formats.layout import INDENT, Column, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report
 from gpubench.model.terms.units import counted, format_memory
+
+LAYOUTS = (
+    Column("#", "place", 3, right=True),
+    Column("layout", "layout"),
+    Column("step ms", lambda row: _span(row.step_least_ms, row.step_most_ms), right=True),
+    Column("tokens/s", lambda row: _tokens(row), 4, right=True),
+    Column("compute", lambda row: f"{row.compute_ms:.1f}", 5, right=True),
+    Column("slowed", lambda row: f"{row.slowed_ms:.1f}", 5, right=True),
+    Column("exposed", lambda row: f"{row.exposed_ms:.1f}", 2, right=True),
+    Column("bubble", lambda row: f"{row.bubble_ms:.1f}", 3, right=True),
+    Column("host", lambda row: or_dash(row.host_ms, ".1f"), 5, right=True, optional=True),
+    Column("bucket MB", lambda row: or_dash(row.bucket_mb, ".4g"), 8, right=True),
+    Column("microbatches", "microbatches", 7, right=True),
+    Column("states", "states_bytes", 1, right=True),
+    Column("GPU memory", "gpu_memory_bytes", page_only=True),
+)
+EXPOSED = (
+    Column("communication", "source"),
+    Column("collective", "collective", 4),
+    Column("times", "operations", 2, right=True),
+    Column("bytes", "bytes", 3, right=True),
+    Column("alone ms", lambda row: f"{row.alone_ms:.2f}", 1, right=True),
+    Column("exposed ms", lambda row: f"{row.exposed_ms:.2f}", right=True),
+    Column("hidden", lambda row: f"{row.hidden_percent:.0f} %", right=True),
+)
+FAULTS = (
+    Column("fault", "fault"),
+    Column("what", "what", 3),
+    Column("step ms", lambda row: f"{row.step_ms:.1f}", right=True),
+    Column("slower", lambda row: f"{row.slower_percent:.0f} %", right=True),
+    Column("exposed ms", lambda row: f"{row.exposed_ms:.1f}", 1, right=True),
+    Column("slowed ms", lambda row: f"{row.slowed_ms:.1f}", 4, right=True),
+    Column("alone ms", lambda row: f"{row.communication_ms:.1f}", 2, right=True),
+    Column("from", "source", 5),
+    Column("note", "note", page_only=True),
+)
+COLUMNS = {LayoutRow: LAYOUTS, ExposedRow: EXPOSED, FaultCostRow: FAULTS}
 
 
 class PlanView(ReportView):
     """Header, tables, sentence."""
 
     def end(self, report: Report) -> None:
-        """The whole."""
+        """Print everything, or only the verdict of a run that was cut short."""
         self._header()
         if report.sections:
             layouts = report.rows(LayoutRow)
@@ -24,9 +61,8 @@ class PlanView(ReportView):
 
     def _header(self) -> None:
         metadata, options = self._metadata, self._metadata.options
-        origin = f"  ({metadata.origin.upper()})" if metadata.origin == "simulated" else ""
         machine = f"{counted(int(options['gpus']), 'GPU')} ({options['gpu']})"
-        self._page.wrap(f"gpubench {metadata.gpubench_version}  plan  {options['model']} on {machine}{origin}")
+        self._page.heading(metadata, "plan", f"{options['model']} on {machine}")
         shape = (
             f"{options['parameters'] / 1e6:,.0f} M parameters: {options['layers']} layers, hidden {options['hidden']}, "
             f"{options['heads']} heads, sequence {options['sequence']}, {options['batch']} a microbatch, "
@@ -48,7 +84,7 @@ class PlanView(ReportView):
             "layouts, the fastest first; a step is forward, backward and optimizer; states are what weights, gradients "
             "and optimizer take on a GPU" + (f", which has {format_memory(memory)}" if memory else "")
         )
-        self._page.table(fitted_lines(_layout_columns(rows), self._page.width))
+        self._page.table(LAYOUTS, rows)
         self._page.print("")
 
     def _exposed(self, best: LayoutRow, rows: Sequence[ExposedRow]) -> None:
@@ -57,7 +93,7 @@ class PlanView(ReportView):
         copies = ", copies of gradients into buckets and out of them among it" if best.bucket_mb is not None else ""
         computing = f"computing {best.compute_ms:.1f}{copies}"
         self._page.wrap(f"{best.layout}: {_span(best.step_least_ms, best.step_most_ms)} ms a step; {computing}")
-        self._page.table(fitted_lines(_exposed_columns(rows), self._page.width))
+        self._page.table(EXPOSED, rows)
         self._page.print("")
 
     def _faults(self, rows: Sequence[FaultCostRow]) -> None:
@@ -66,67 +102,11 @@ class PlanView(ReportView):
         assumed = self._metadata.options["contention_assumed"]
         least = "; contention was not measured" if assumed else ""
         self._page.wrap(f"the same step on another fabric; what faults make of it is modelled, not measured{least}")
-        self._page.table(fitted_lines(_fault_columns(rows), self._page.width))
+        self._page.table(FAULTS, rows)
         for row in rows:
             if row.note:
                 self._page.wrap(f"{INDENT}{row.fault}: {row.note}")
         self._page.print("")
-
-
-def _layout_columns(rows: Sequence[LayoutRow]) -> list[Column]:
-    waits = [or_dash(row.host_ms, ".1f") for row in rows]
-    return [
-        Column("#", [str(row.place) for row in rows], 3, right=True),
-        Column("layout", [row.layout for row in rows]),
-        Column("step ms", [_span(row.step_least_ms, row.step_most_ms) for row in rows], right=True),
-        Column("tokens/s", [_tokens(row) for row in rows], 4, right=True),
-        Column("compute", [f"{row.compute_ms:.1f}" for row in rows], 5, right=True),
-        Column("slowed", [f"{row.slowed_ms:.1f}" for row in rows], 5, right=True),
-        Column("exposed", [f"{row.exposed_ms:.1f}" for row in rows], 2, right=True),
-        Column("bubble", [f"{row.bubble_ms:.1f}" for row in rows], 3 if rows[0].bubble_ms else 6, right=True),
-        *([Column("host", waits, 5, right=True)] if any(row.host_ms is not None for row in rows) else ()),
-        Column("bucket MB", [or_dash(row.bucket_mb, ".4g") for row in rows], 8, right=True),
-        Column("microbatches", [str(row.microbatches) for row in rows], 7, right=True),
-        Column("states", [format_memory(row.states_bytes) for row in rows], 1, right=True),
-    ]
-
-
-def _exposed_columns(rows: Sequence[ExposedRow]) -> list[Column]:
-    return [
-        Column("communication", [row.source for row in rows]),
-        Column("collective", [row.collective for row in rows], 4),
-        Column("times", [str(row.operations) for row in rows], 2, right=True),
-        Column("bytes", [format_memory(row.bytes) for row in rows], 3, right=True),
-        Column("alone ms", [f"{row.alone_ms:.2f}" for row in rows], 1, right=True),
-        Column("exposed ms", [f"{row.exposed_ms:.2f}" for row in rows], right=True),
-        Column("hidden", [f"{row.hidden_percent:.0f} %" for row in rows], right=True),
-    ]
-
-
-def _fault_columns(rows: Sequence[FaultCostRow]) -> list[Column]:
-    return [
-        Column("fault", [row.fault for row in rows]),
-        Column("what", [row.what for row in rows], 3),
-        Column("step ms", [f"{row.step_ms:.1f}" for row in rows], right=True),
-        Column("slower", [f"{row.slower_percent:.0f} %" for row in rows], right=True),
-        Column("exposed ms", [f"{row.exposed_ms:.1f}" for row in rows], 1, right=True),
-        Column("slowed ms", [f"{row.slowed_ms:.1f}" for row in rows], 4, right=True),
-        Column("alone ms", [f"{row.communication_ms:.1f}" for row in rows], 2, right=True),
-        Column("from", [row.source for row in rows], 5),
-    ]
-
-
-def _layouts_on_page(rows: Sequence[LayoutRow]) -> list[Column]:
-    memory = ["-" if row.gpu_memory_bytes is None else format_memory(row.gpu_memory_bytes) for row in rows]
-    return [*_layout_columns(rows), Column("GPU memory", memory)]
-
-
-def _faults_on_page(rows: Sequence[FaultCostRow]) -> list[Column]:
-    return [*_fault_columns(rows), *note_columns(rows)]
-
-
-COLUMNS = {LayoutRow: _layouts_on_page, ExposedRow: _exposed_columns, FaultCostRow: _faults_on_page}
-"""Pages have in columns, too, what the terminal says above and below its tables."""
 
 
 def _span(least: float, most: float) -> str:

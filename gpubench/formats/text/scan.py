@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpubench.formats.lines import INDENT, Column, fitted_lines, heading, or_dash
+from gpubench.formats.layout import INDENT, Column, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow, Tool
@@ -11,13 +11,25 @@ from gpubench.model.terms.verdict import Verdict
 
 _MOST_CELLS = 16
 _MOST_HOSTS = 4
+_CELLS = (
+    Column("node", "node"),
+    Column("rail", "rail", right=True),
+    Column("NIC", lambda row: row.nic or "?", 3),
+    Column("leaf", lambda row: row.leaf or "?", 2),
+    Column("% of others", lambda row: or_dash(row.score_percent, ".0f"), right=True),
+    Column("GB/s both ways", lambda row: or_dash(row.both_ways_gb_s, ".4g"), 1, right=True),
+    Column("rounds", "figures", 4, right=True),
+    Column("failed", "failures", 5, right=True),
+    Column("verdict", "verdict"),
+    Column("because of", "part", 6),
+)
 
 
 class ScanView(ReportView):
     """Header, bad cells, rounds, exclude lists, findings, verdict."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a run that was cut short."""
         self._header()
         if report.sections:
             self._cells(report.rows(ScanCellRow), report.rows(ScanPartRow))
@@ -33,7 +45,7 @@ class ScanView(ReportView):
         known = options["leaves"]
         leaves = ", leaves not known" if not known else f", {known} {'leaf' if known == 1 else 'leaves'}"
         nodes = f"{len(metadata.hosts):,} nodes of {rails}{leaves}"
-        self._page.wrap(heading(metadata, "scan", nodes, f"backend {metadata.backend}"))
+        self._page.heading(metadata, "scan", nodes, f"backend {metadata.backend}")
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         if "ranks_per_gpu" in options:
@@ -53,19 +65,7 @@ class ScanView(ReportView):
             own = [row for row in bad if row.part == part]
             shown += sorted(own, key=_score)[: 2 if part is not None and len(parts) > 1 else _MOST_CELLS]
         shown = shown[:_MOST_CELLS]
-        columns = [
-            Column("node", [row.node for row in shown]),
-            Column("rail", [str(row.rail) for row in shown], right=True),
-            Column("NIC", [row.nic or "?" for row in shown], 3),
-            Column("leaf", [row.leaf or "?" for row in shown], 2),
-            Column("% of others", [or_dash(row.score_percent, ".0f") for row in shown], right=True),
-            Column("GB/s both ways", [or_dash(row.both_ways_gb_s, ".4g") for row in shown], 1, right=True),
-            Column("rounds", [str(row.figures) for row in shown], 4, right=True),
-            Column("failed", [str(row.failures) for row in shown], 5, right=True),
-            Column("verdict", [row.verdict for row in shown]),
-            Column("because of", [row.part or "" for row in shown], 6),
-        ]
-        self._page.table(fitted_lines(columns, self._page.width))
+        self._page.table(_CELLS, shown)
         if len(bad) > len(shown):
             self._page.print(f"and {len(bad) - len(shown):,} more: --format csv --section {ScanCellRow.section}")
         self._page.print("")
@@ -97,7 +97,7 @@ class ScanView(ReportView):
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 
     def _exclusions(self, rows: Sequence[ExclusionRow]) -> None:
-        """Lists to paste; the hostfile has a line a node."""
+        """Print lists to paste."""
         if all(row.tool == Tool.MPIRUN for row in rows):
             return
         self._page.print("", "to leave the bad nodes out:")

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.formats import lines
-from gpubench.formats.table import ReportView
+from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words, or_dash
+from gpubench.formats.table import ReportView, line_text
+from gpubench.formats.text.header import setting_lines
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
 from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
@@ -19,26 +20,31 @@ if TYPE_CHECKING:
 _UNKNOWN = "?"
 _NONE = "-"
 _COMMON = 3
-"""A column that says the same of all GPUs may go this early: a sentence says it."""
+"""Added to the `spare` of a column whose cells are equal, because a sentence can say it."""
 
 
-def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[lines.Column]:
-    """One line per GPU; a fact that is unknown for every GPU has no column. UUIDs need `verbose`."""
-    columns = [
-        lines.Column("GPU", [row.gpu for row in gpus]),
-        lines.Column("bus id", [row.bus_id or _UNKNOWN for row in gpus]),
-        _column("name", gpus, 1),
-        _column("memory", gpus, 2),
-        lines.Column("PCIe", [_pcie(row) for row in gpus]),
-        lines.Column("NUMA", [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in gpus]),
-        lines.Column("NVLinks", [_nvlinks(row) for row in gpus]),
-        lines.Column("nearest NIC", [nearest_nics.get(row.gpu, _UNKNOWN) for row in gpus]),
-        lines.Column("UUID", [(verbose and row.uuid) or _UNKNOWN for row in gpus], spare=9),
+def _gpu_columns(gpus: Sequence[GpuRow], nearest_nics: Mapping[str, str], *, verbose: bool) -> list[Column]:
+    """Return the columns of a table of GPUs. A fact that is unknown for every GPU has none, UUIDs need `verbose`."""
+    return [
+        Column("GPU", "gpu"),
+        Column("bus id", lambda row: row.bus_id or _UNKNOWN, optional=True),
+        _fact_column("name", gpus, 1),
+        _fact_column("memory", gpus, 2),
+        Column("PCIe", _pcie, optional=True),
+        Column("NUMA", lambda row: _or_unknown(row.numa_node), optional=True),
+        Column("NVLinks", _nvlinks, optional=all(row.nvlinks is None for row in gpus)),
+        Column("nearest NIC", lambda row: nearest_nics.get(row.gpu, _UNKNOWN), optional=True),
+        Column("UUID", lambda row: (verbose and row.uuid) or _UNKNOWN, 9, optional=True),
     ]
-    return [column for column in columns if set(column.cells) != {_UNKNOWN}]
 
 
-def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[lines.Column], *, verbose: bool) -> Iterator[str]:
+def _fact_column(head: str, gpus: Sequence[GpuRow], spare: int) -> Column:
+    """Return a column that goes early if its cells are equal: a sentence can say it instead."""
+    alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
+    return Column(head, _FACTS[head], _COMMON + spare if alike else spare, optional=True)
+
+
+def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: bool) -> Iterator[str]:
     heads = {column.head for column in shown}
     common: dict[str, str] = {}
     peculiar: dict[str, list[str]] = {}
@@ -83,31 +89,24 @@ def _phrase(head: str, value: str) -> str:
     return value if head == "name" else f"{head} {value}"
 
 
-def _nic_columns(nics: Sequence[NicRow], *, verbose: bool) -> list[lines.Column]:
-    if verbose:
-        kinds = [[row] for row in nics]
-    else:
-        kinds = list(grouped(nics, lambda row: tuple(cell(row) for cell in _NIC_FACTS.values())).values())
-    firsts = [rows[0] for rows in kinds]
-    facts = {head: [cell(row) for row in firsts] for head, cell in _NIC_FACTS.items()}
-    columns = [
-        lines.Column("NIC", [compress_names([row.nic for row in rows]) for rows in kinds]),
-        lines.Column("link", facts["link"]),
-        lines.Column("state", facts["state"]),
-        lines.Column("Gb/s", facts["Gb/s"], right=True),
-        lines.Column("PCIe", facts["PCIe"], spare=2),
-        lines.Column("GPUDirect RDMA", facts["GPUDirect RDMA"]),
-        lines.Column("model", facts["model"], spare=3),
-    ]
-    if all(len(rows) == 1 for rows in kinds):
-        numa = [_UNKNOWN if row.numa_node is None else str(row.numa_node) for row in firsts]
-        columns.insert(1, lines.Column("bus id", [row.bus_id or _NONE for row in firsts], spare=1))
-        columns[-2:-2] = [lines.Column("NUMA", numa), lines.Column("nearest GPUs", [_nearest(row) for row in firsts])]
-    return [column for column in columns if column.head != "model" or set(column.cells) != {_NONE}]
+def _nic_table(nics: Sequence[NicRow], *, verbose: bool) -> tuple[list[Column], list[NicRow]]:
+    """Return the columns of a table of NICs and its rows: one for each NIC if `verbose`, else one for each kind."""
+    kinds = {row.nic: [row] for row in nics}
+    if not verbose:
+        alike = grouped(nics, lambda row: tuple(fact(row) for fact in _NIC_FACTS.values())).values()
+        kinds = {rows[0].nic: list(rows) for rows in alike}
+    columns = [Column("NIC", lambda row: compress_names([nic.nic for nic in kinds[row.nic]]))]
+    for head, fact in _NIC_FACTS.items():
+        columns.append(Column(head, fact, _NIC_SPARE.get(head, 0), right=head == "Gb/s", optional=head == "model"))
+    if all(len(rows) == 1 for rows in kinds.values()):
+        columns.insert(1, Column("bus id", lambda row: row.bus_id or _NONE, 1))
+        numa = Column("NUMA", lambda row: _or_unknown(row.numa_node))
+        columns[-2:-2] = [numa, Column("nearest GPUs", _nearest)]
+    return columns, [rows[0] for rows in kinds.values()]
 
 
 def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
-    """The RDMA NICs that are nearest to each GPU, with the path class: 'mlx5_0 (PIX)'."""
+    """Return the RDMA NICs nearest to each GPU with the path class, for example 'mlx5_0 (PIX)'."""
     found = {}
     for gpu, row in kind.matrix.items():
         paths = {nic: row[nic] for nic in rdma if nic in row}
@@ -115,12 +114,6 @@ def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
         if nearest is not None:
             found[gpu] = f"{compress_names([nic for nic in paths if paths[nic] == nearest])} ({nearest})"
     return found
-
-
-def _column(head: str, gpus: Sequence[GpuRow], spare: int) -> lines.Column:
-    """A column that may go, first of all where its cells say the same: a sentence can say it instead."""
-    alike = len({_FACTS[head](row) for row in gpus if not row.lost}) == 1
-    return lines.Column(head, [_FACTS[head](row) for row in gpus], spare=_COMMON + spare if alike else spare)
 
 
 def _memory(row: GpuRow) -> str:
@@ -166,6 +159,8 @@ _NIC_FACTS: dict[str, Callable[[NicRow], str]] = {
     "model": lambda row: row.model or _NONE,
 }
 """What NICs of one kind have in common."""
+
+_NIC_SPARE = {"PCIe": 2, "model": 3}
 
 
 def _switch(value: bool | None) -> str:  # noqa: FBT001
@@ -223,7 +218,7 @@ _FACTS: dict[str, Callable[[GpuRow], str]] = {
     "remapped rows": _rows,
     "used by": _users,
 }
-"""Facts that sentences tell of GPUs, for they have no column."""
+"""Facts about GPUs that sentences state if they have no column."""
 
 _FIELDS = {
     "PCIe": {"pcie"},
@@ -239,26 +234,26 @@ _FIELDS = {
     "MIG": {"mig"},
     "persistence": {"persistence"},
 }
-"""The fields behind these words: a reason given for one of them is said with the reason."""
+"""The fields behind these words. If one of them is unknown for a reason, a sentence gives the reason."""
 
 
 def is_worth_drawing(rows: Sequence[TreeRow]) -> bool:
-    """True where the tree says more than the tables: there is a switch, or more than one host bridge."""
+    """True if the tree says more than the tables: it has a switch, or more than one host bridge."""
     return any(row.what == "PCIe switch" for row in rows) or sum(row.what == "host bridge" for row in rows) > 1
 
 
 def draw(host: str, rows: Sequence[TreeRow]) -> "Tree":
-    """Rows as a tree below the host, each with the rate of the link above it."""
+    """Return the PCI tree of a host. Each device has the rate of the link above it."""
     from rich.tree import Tree
 
-    tree = Tree(lines.line_text(host), guide_style="dim")
+    tree = Tree(line_text(host), guide_style="dim")
     branches = [tree]
     for row in rows:
         rate = None if row.gb_s is None else f"{row.gb_s:.4g} GB/s"
         link = ", ".join(filter(None, (row.link and f"PCIe {row.link}", rate)))
         text = "  ".join(filter(None, (row.element, row.what, f"[{link}]" if link else "")))
         del branches[row.depth + 1 :]
-        line = lines.line_text(text)
+        line = line_text(text)
         line.overflow, line.no_wrap = "fold", False
         branches.append(branches[-1].add(line))
     return tree
@@ -271,7 +266,7 @@ class TopoView(ReportView):
     """Machines by kind: devices and matrices, or the causes of slow paths."""
 
     def end(self, report: Report) -> None:
-        """The whole; of a run that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a run that was cut short."""
         if not report.sections:
             self._page.outcome(report)
             return
@@ -298,7 +293,7 @@ class TopoView(ReportView):
             self._devices(gpus.get(kind.node, []), own, _nearest_nics(kind, rdma))
             if self._page.verbose and here and rdma:
                 self._page.print("")
-                self._page.table(lines.matrix_lines("path", kind.matrix, here, rdma, self._page.width))
+                self._page.grid(grid_of_words("path", kind.matrix, here, rdma))
             if self._page.verbose and is_worth_drawing(tree.get(kind.node, [])):
                 self._page.print("")
                 self._page.tree(draw(kind.node, tree[kind.node]))
@@ -308,17 +303,17 @@ class TopoView(ReportView):
 
     def _header(self, counts: str) -> None:
         metadata = self._metadata
-        self._page.wrap(lines.heading(metadata, "topo", counts))
+        self._page.heading(metadata, "topo", counts)
         profile = metadata.profile
         note = f": {profile['note']}" if profile and "note" in profile else ""
         names = [f"from {metadata.source}"] if metadata.source else []
         names += [f"profile {profile['name']}{note}"] if profile else []
-        in_one = lines.INDENT + "; ".join(names)
-        for line in [in_one] if names and len(in_one) <= self._page.width else map(lines.INDENT.__add__, names):
+        in_one = INDENT + "; ".join(names)
+        for line in [in_one] if names and len(in_one) <= self._page.width else map(INDENT.__add__, names):
             self._page.wrap(line)
         if MPS in metadata.libraries:
-            self._page.wrap(f"{lines.INDENT}{MPS} {metadata.libraries[MPS]}")
-        for line in lines.setting_lines(metadata.environment, verbose=self._page.verbose):
+            self._page.wrap(f"{INDENT}{MPS} {metadata.libraries[MPS]}")
+        for line in setting_lines(metadata.environment, verbose=self._page.verbose):
             self._page.wrap(line)
         self._page.defaults(metadata)
 
@@ -330,37 +325,37 @@ class TopoView(ReportView):
             self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
             if kind.differs_from:
                 found = "; ".join(kind.differences)
-                self._page.wrap(f"{lines.INDENT}differs from kind {kind.differs_from}: {found}", 8)
+                self._page.wrap(f"{INDENT}differs from kind {kind.differs_from}: {found}", 8)
             self._odd(kind, nodes)
-            self._page.wrap(f"{lines.INDENT}each: {'; '.join(_machine(node))}", 8)
+            self._page.wrap(f"{INDENT}each: {'; '.join(_machine(node))}", 8)
         else:
-            self._page.wrap(f"{lines.INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
+            self._page.wrap(f"{INDENT}{kind.node}: {'; '.join(_machine(node))}", 6)
         if node.driver_absent:
-            self._page.wrap(f"{lines.INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
+            self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
         same = grouped(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
-            self._page.wrap(f"{lines.INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
+            self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
         if len(same) > _MOST_ODD:
-            self._page.wrap(f"{lines.INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
+            self._page.wrap(f"{INDENT}and {len(same) - _MOST_ODD} more differences, in the section nodes")
 
     def _devices(self, gpus: Sequence[GpuRow], nics: Sequence[NicRow], nearest: Mapping[str, str]) -> None:
         verbose, width = self._page.verbose, self._page.width
         if gpus:
             columns = _gpu_columns(gpus, nearest, verbose=verbose)
             self._page.print("")
-            self._page.table(lines.fitted_lines(columns, width))
-            for sentence in _gpu_sentences(gpus, lines.fitting(columns, width), verbose=verbose):
-                self._page.wrap(f"{lines.INDENT}{sentence}")
+            self._page.table(columns, gpus)
+            for sentence in _gpu_sentences(gpus, fitting_table(columns, gpus, width), verbose=verbose):
+                self._page.wrap(f"{INDENT}{sentence}")
         if nics:
             self._page.print("")
-            self._page.table(lines.fitted_lines(_nic_columns(nics, verbose=verbose), width))
+            self._page.table(*_nic_table(nics, verbose=verbose))
 
     def _paths_between_gpus(self, kind: KindRow, gpus: Sequence[str]) -> None:
         if len(gpus) > 1:
             self._page.print("")
-            self._page.table(lines.matrix_lines("path", kind.matrix, gpus, gpus, self._page.width))
+            self._page.grid(grid_of_words("path", kind.matrix, gpus, gpus))
             self._peer_access(kind, gpus)
             self._limits(kind, gpus)
         self._network(kind, gpus)
@@ -374,7 +369,7 @@ class TopoView(ReportView):
         cell = next(cell for row in kind.peer_access.values() for cell in row.values())
         if len(seen) > 1:
             self._page.print("")
-            self._page.table(lines.matrix_lines("peer access", words, gpus, gpus, self._page.width))
+            self._page.grid(grid_of_words("peer access", words, gpus, gpus))
             return
         if seen == {"?"}:
             self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
@@ -383,7 +378,7 @@ class TopoView(ReportView):
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """GB/s per direction; one sentence where all pairs have the same."""
+        """Print GB/s per direction: one sentence if all pairs have the same."""
         if all(value is None for gpu in gpus for value in kind.limits[gpu].values()):
             self._page.wrap("limit        not known; the section pairs says why", 13)
             return
@@ -399,15 +394,14 @@ class TopoView(ReportView):
             self._page.wrap(said + (f"; per GPU in total {everybody}" if everybody else ""), 13)
             return
         cells = {
-            source: {name: lines.or_dash(value, ".4g") for name, value in row.items()}
-            for source, row in kind.limits.items()
+            source: {name: or_dash(value, ".4g") for name, value in row.items()} for source, row in kind.limits.items()
         }
         self._page.print("")
-        self._page.table(lines.matrix_lines("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"], self._page.width))
-        self._page.wrap(f"{lines.INDENT}per direction; nvlink and pcie: per GPU in total")
+        self._page.grid(grid_of_words("GB/s limit", cells, gpus, [*gpus, "nvlink", "pcie"]))
+        self._page.wrap(f"{INDENT}per direction; nvlink and pcie: per GPU in total")
 
     def _network(self, kind: KindRow, gpus: Sequence[str]) -> None:
-        """GB/s towards other nodes, of a GPU and of the node; nothing where no NIC of known rate is near."""
+        """Print GB/s towards other nodes, per GPU and per node, if a NIC with a known rate is near."""
         rates = sorted({value for gpu in gpus if (value := kind.limits[gpu]["network"]) is not None})
         if not rates or kind.network_gb_s is None:
             return

@@ -13,10 +13,11 @@ from dataclasses import field, replace
 from itertools import chain
 from typing import TextIO
 
+from gpubench.formats import layout
 from gpubench.formats.delivery import say
-from gpubench.formats.lines import INDENT, heading, wrapped
+from gpubench.formats.layout import INDENT, Column, wrapped
 from gpubench.formats.table import Page, ReportView
-from gpubench.formats.text.hangs import hang_columns, print_hangs
+from gpubench.formats.text.explain import HANGS, print_hangs
 from gpubench.model.results.fallback import HangRow, cure_of
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
@@ -30,10 +31,6 @@ StyledLine = tuple[str, str]
 _BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL = "█"
-_GPU_HEAD = ("GPU    NVLink out     in  PCIe out     in", "     %", " " * 9, "  MHz ")
-_NARROW_GPU_HEAD = ("GPU   NVL out     in PCIe out     in", *_GPU_HEAD[1:])
-_NIC_HEAD = ("NIC           out     in GB/s", " " * 15 + "%")
-_NARROW_NIC_HEAD = (_NIC_HEAD[0], "  %")
 _STYLES: Mapping[str, str] = {
     Way.STAGED: "bold red",
     Way.SOCKETS: "bold red",
@@ -50,82 +47,27 @@ _RATES = (
 _MOST_KINDS = 6
 _LEAST_SHOWN_GB_S = 0.05
 _LONGEST_NUMBER = 6
+_WIDE = 39
+"""A narrower screen has no room for 'NVLink out'."""
+
 _CAUSE_COLUMNS = 11
-"""Of 'because:' and 'try:': where their further lines begin."""
+"""Indent of the further lines of 'because:' and 'try:'."""
 
 _TIME_COLUMNS = 10
-"""Of the seconds before what a line of a log or of the report says: where its further lines begin."""
+"""Indent of the further lines of a line that begins with seconds."""
 
 
-def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
-    """An interval on a screen of that size: devices of the first node of the largest kind, then what jobs do.
-
-    What jobs do comes first where there is not room for all.
-    """
-    kinds = frame.kinds
-    below = list(_conclusions(frame, kinds, width))
-    room = max(height - len(below) - 2, 0)
-    first = kinds[0].hosts[0] if kinds else None
-    devices = list(device_lines([row for row in frame.rows if row.node == first], width))
-    if len(devices) > room:
-        left_out = len(devices) - max(room - 1, 0)
-        devices = [*devices[: max(room - 1, 0)], (f"and {left_out} more lines: the window is too low", "dim")][:room]
-    lines = [(header, "bold"), *devices, ("", ""), *below]
-    return [(line[:width], style) for line, style in lines[:height]]
+def _gb_s(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]:
-    """The devices of a node, a line each: rates in GB/s, the share of the limit with a bar, who uses it, what is odd.
-
-    Of network ports those that carry something, and RDMA ports.
-    """
-    gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
-    nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
-    if gpus:
-        is_narrow = width < len(_GPU_HEAD[0])
-        yield _fitting_cells(_NARROW_GPU_HEAD if is_narrow else _GPU_HEAD, "used by", width), "dim"
-        yield from ((_gpu_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in gpus)
-    if nics:
-        is_narrow = width < sum(map(len, _NIC_HEAD)) + _BAR
-        yield _fitting_cells(_NARROW_NIC_HEAD if is_narrow else _NIC_HEAD, "", width), "dim"
-        yield from ((_nic_line(row, width, is_narrow=is_narrow), _row_style(row)) for row in nics)
-
-
-def _is_shown(row: TrafficRow) -> bool:
-    carries = max(row.network_sent_gb_s or 0.0, row.network_received_gb_s or 0.0) >= 0.001
-    return carries or row.limit_gb_s is not None or row.note is not None
-
-
-def _gpu_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
-    name, sent, received = (5, 7, 8) if is_narrow else (6, 10, 9)  # as wide as the heads above them
-    nvlink = f"{_gb_s(row.nvlink_sent_gb_s):>{sent}} {_gb_s(row.nvlink_received_gb_s):>6}"
-    pcie = f"{_gb_s(row.pcie_sent_gb_s):>{received}} {_gb_s(row.pcie_received_gb_s):>6}"
-    cells = (
-        f"{row.device:<{name}} {nvlink} {pcie}",
-        f"  {format_share(row.limit_percent):>4}",
-        f" {bar(row.limit_percent)}",
-        f" {row.clock_mhz if row.clock_mhz is not None else '-':>4} ",
-    )
-    return _fitting_cells(cells, "; ".join(filter(None, (*_clocks_and_errors(row), _users(row), row.note))), width)
-
-
-def _nic_line(row: TrafficRow, width: int, *, is_narrow: bool) -> str:
-    rates = f"{row.device:<10} {_gb_s(row.network_sent_gb_s):>6} {_gb_s(row.network_received_gb_s):>6}"
-    share = f"{format_share(row.limit_percent):>{8 if is_narrow else 20}}"
-    return _fitting_cells(
-        (rates, share, f" {bar(row.limit_percent)}"),
-        "; ".join(filter(None, (*_clocks_and_errors(row), row.note))),
-        width,
-    )
-
-
-def _fitting_cells(cells: Sequence[str], last: str, width: int) -> str:
-    line = cells[0]
-    for cell in cells[1:]:
-        if len(line) + len(cell) > width:
-            return line[:width].rstrip()
-        line += cell
-    return f"{line} {last}"[:width].rstrip()
+def bar(percent: float | None) -> str:
+    """Draw a share of a limit as a bar of eight cells."""
+    eighths = round(min(max(percent or 0.0, 0.0), 100.0) / 100 * _BAR * 8)
+    whole, part = divmod(eighths, 8)
+    return (_FULL * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR)
 
 
 def _clocks_and_errors(row: TrafficRow) -> Iterator[str]:
@@ -142,15 +84,72 @@ def _users(row: TrafficRow) -> str:
     return first + (f" and {len(others)} more" if others else "")
 
 
-def _row_style(row: TrafficRow) -> str:
-    return "yellow" if row.throttle_reasons or any(row.errors_grown.values()) else ""
+def _share(row: TrafficRow) -> str:
+    return format_share(row.limit_percent)
 
 
-def bar(percent: float | None) -> str:
-    """A share of a limit as a bar of eight cells."""
-    eighths = round(min(max(percent or 0.0, 0.0), 100.0) / 100 * _BAR * 8)
-    whole, part = divmod(eighths, 8)
-    return (_FULL * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR)
+def _remarks(row: TrafficRow) -> str:
+    users = _users(row) if row.device_kind == DeviceKind.GPU else ""
+    return "; ".join(filter(None, (*_clocks_and_errors(row), users, row.note)))
+
+
+GPUS = (
+    Column("NVLink out", lambda row: _gb_s(row.nvlink_sent_gb_s), width=11),
+    Column("in", lambda row: _gb_s(row.nvlink_received_gb_s), width=7),
+    Column("PCIe out", lambda row: _gb_s(row.pcie_sent_gb_s), width=9),
+    Column("in", lambda row: _gb_s(row.pcie_received_gb_s), width=7),
+    Column("%", _share, 1, width=6),
+    Column("", lambda row: bar(row.limit_percent), 2, width=9),
+    Column("MHz", lambda row: "-" if row.clock_mhz is None else str(row.clock_mhz), 3, width=5),
+)
+NICS = (
+    Column("out", lambda row: _gb_s(row.network_sent_gb_s), width=7),
+    Column("in GB/s", lambda row: _gb_s(row.network_received_gb_s), width=8),
+    Column("%", _share, 1, width=6),
+    Column("", lambda row: bar(row.limit_percent), 2, width=9),
+)
+COLUMNS = {HangRow: HANGS}
+
+
+def frame_lines(frame: WatchFrame, width: int, height: int, header: str) -> list[StyledLine]:
+    """Return an interval on a screen of some size: devices of the first node of the largest kind, then jobs.
+
+    Jobs come first if there is not room for all.
+    """
+    kinds = frame.kinds
+    below = list(_conclusions(frame, kinds, width))
+    room = max(height - len(below) - 2, 0)
+    first = kinds[0].hosts[0] if kinds else None
+    devices = list(device_lines([row for row in frame.rows if row.node == first], width))
+    if len(devices) > room:
+        left_out = len(devices) - max(room - 1, 0)
+        devices = [*devices[: max(room - 1, 0)], (f"and {left_out} more lines: the window is too low", "dim")][:room]
+    lines = [(header, "bold"), *devices, ("", ""), *below]
+    return [(line[:width], style) for line, style in lines[:height]]
+
+
+def device_lines(rows: Sequence[TrafficRow], width: int) -> Iterator[StyledLine]:
+    """Return a line for each GPU, each RDMA port, and each other port that carries something."""
+    gpus = [row for row in rows if row.device_kind == DeviceKind.GPU]
+    nics = [row for row in rows if row.device_kind == DeviceKind.NIC and _is_shown(row)]
+    of_gpus = GPUS if width >= _WIDE else (GPUS[0]._replace(head="NVL out", width=8), *GPUS[1:])
+    for head, wide, members, columns in (("GPU", 5, gpus, of_gpus), ("NIC", 10, nics, NICS)):
+        shown = layout.fitting(columns, width - wide, lambda column: column.width)
+        is_whole = len(shown) == len(columns)
+        if members:
+            heads = layout.row_line([(column, column.head) for column in shown])
+            remarks = "  used by" if is_whole and members is gpus else ""
+            yield f"{head:<{wide}}{heads}{remarks}"[:width].rstrip(), "dim"
+        for row in members:
+            is_odd = row.throttle_reasons or any(row.errors_grown.values())
+            cells = layout.row_line([(column, column.text(row)) for column in shown])
+            remarks = f"  {_remarks(row)}" if is_whole else ""
+            yield f"{row.device:<{wide}}{cells}{remarks}"[:width].rstrip(), "yellow" if is_odd else ""
+
+
+def _is_shown(row: TrafficRow) -> bool:
+    carries = max(row.network_sent_gb_s or 0.0, row.network_received_gb_s or 0.0) >= 0.001
+    return carries or row.limit_gb_s is not None or row.note is not None
 
 
 def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> Iterator[StyledLine]:
@@ -175,7 +174,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
 
 
 def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
-    """What a job does; whole sentences say why and what to try, however narrow the screen is."""
+    """Return what a job does. Sentences that say why and what to try are never cut."""
     style = _STYLES.get(job.way, "")
     yield f"{lead}{_job_line(job)}", style
     below = []
@@ -193,7 +192,7 @@ def _job_lines(lead: str, job: JobRow, width: int) -> Iterator[StyledLine]:
 
 
 def _job_line(job: JobRow) -> str:
-    """'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
+    """Return 'staged  GPU0-3  NVLink 0.00, PCIe 110 out 108 in GB/s  python (torch 10.0.0.1:29500)'."""
     rates = f"NVLink {_gb_s(job.nvlink_gb_s)}, PCIe {_gb_s(job.pcie_sent_gb_s)} out {_gb_s(job.pcie_received_gb_s)} in"
     nics = f", NICs {_gb_s(job.network_gb_s)}" if (job.network_gb_s or 0.0) >= _LEAST_SHOWN_GB_S else ""
     return f"{job.way:<7} {_devices(job.gpus)}  {rates}{nics} GB/s  {job.job}"
@@ -207,7 +206,7 @@ def _devices(names: Sequence[str]) -> str:
 
 
 def plain_lines(frame: WatchFrame) -> Iterator[str]:
-    """An interval where nothing can be drawn anew: a line a job, of equal nodes one."""
+    """Return an interval for an output that cannot be redrawn: a line per job, one for equal nodes."""
     time = f"{frame.seconds:8.1f} s  "
     kinds = frame.kinds
     silent = dict(frame.silences)
@@ -229,11 +228,8 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
 
 
 def broken(line: str, width: int) -> Iterator[str]:
-    """A line of a log, broken at a width."""
+    """Break a line of a log at a width."""
     yield from wrapped(line, width, " " * _TIME_COLUMNS)
-
-
-COLUMNS = {HangRow: hang_columns}
 
 
 class WatchView(ReportView):
@@ -244,17 +240,17 @@ class WatchView(ReportView):
         self._means: dict[tuple[str, str], _Mean] = {}
 
     def row(self, row: Row) -> None:
-        """Count it in the means: who watches sees intervals elsewhere."""
+        """Add the row to the means: intervals are shown elsewhere."""
         if isinstance(row, TrafficRow):
             self._means.setdefault((row.node, row.device), _Mean(row)).add(row)
 
     def end(self, report: Report) -> None:
-        """The whole; of a watch that was cut short there is nothing but the verdict."""
+        """Print everything, or only the verdict of a watch that was cut short."""
         metadata = self._metadata
         seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
         options = metadata.options
         extent = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
-        self._page.wrap(heading(metadata, "watch", extent))
+        self._page.heading(metadata, "watch", extent)
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
         self._page.defaults(metadata)
@@ -288,7 +284,7 @@ class WatchView(ReportView):
 
 @dataclass(slots=True)
 class _Mean:
-    """The mean of what is known of a device over all its intervals, however many: a watch may last for days."""
+    """The mean of a device over all its intervals, without keeping them: a watch may last for days."""
 
     last: TrafficRow
     sums: dict[str, float] = field(default_factory=dict)
@@ -296,7 +292,7 @@ class _Mean:
     errors: dict[str, int] = field(default_factory=dict)
 
     def add(self, row: TrafficRow) -> None:
-        """One interval more; errors are summed up."""
+        """Add an interval. Errors are summed."""
         self.last = row
         for name in _RATES:
             value = getattr(row, name)
@@ -314,19 +310,13 @@ class _Mean:
         return replace(self.last, **unknown, errors_grown=self.errors, note=note)  # type: ignore[arg-type]
 
 
-def _gb_s(value: float | None) -> str:
-    if value is None:
-        return "?"
-    return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 _QUIT = ("q", "Q", "\x03", "\x04")
 _KEYS = "q or Ctrl-C ends it"
 _MOST_TYPED = 64
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_THE_END, _BELOW = "\x1b[H", "\x1b[K", "\x1b[K\x1b[J"
-"""The alternate screen without a cursor, and back; its first cell; erase what is left of a line, and all below it."""
+"""Show the alternate screen without a cursor, leave it, go to its first cell, erase a line's rest, and all below."""
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35"}
 _WITHOUT_COLOR = ("bold", "dim")
@@ -335,27 +325,25 @@ _WITHOUT_COLOR = ("bold", "dim")
 class NoScreen:
     """Shows nothing: stdout is for programs, or the watch is quiet."""
 
-    def show(self, frame: WatchFrame) -> None:
-        """Nothing."""
+    def show(self, frame: WatchFrame) -> None: ...
 
 
 class PlainScreen:
-    """Prints a line a job at every interval, broken where somebody chose a `width`: else it stays one, for grep."""
+    """Prints a line per job at every interval, broken only if a `width` was chosen: else it stays one for grep."""
 
     def __init__(self, width: int | None) -> None:
         self._width = width
 
     def show(self, frame: WatchFrame) -> None:
-        """The lines; InterruptedRunError where nobody reads them any more."""
+        """Print the lines. Raise InterruptedRunError if nobody reads them any more."""
         lines = plain_lines(frame)
         say(*(lines if self._width is None else chain.from_iterable(broken(each, self._width) for each in lines)))
 
 
 class LiveScreen:
-    """Draws every interval over the one before, on the alternate screen of a terminal, whatever size it has now.
+    """Draws every interval over the one before, on the alternate screen of a terminal.
 
-    It writes the codes itself: rich takes five times as long, at every interval, and breaks lines where it believes
-    that the terminal ends.
+    It writes the codes itself: rich takes five times as long, and breaks lines where it believes the terminal ends.
     """
 
     def __init__(self, stream: TextIO, header: Callable[[float], str], *, color: bool) -> None:
@@ -364,12 +352,11 @@ class LiveScreen:
         self._shown: WatchFrame | None = None
 
     def show(self, frame: WatchFrame) -> None:
-        """The interval."""
         self._shown = frame
         self.draw()
 
     def draw(self) -> None:
-        """The last interval once more, as where the terminal has another size now."""
+        """Draw the last interval again, for example after the terminal changed its size."""
         if self._shown is None:
             return
         width, height = self._size()
@@ -379,7 +366,7 @@ class LiveScreen:
         self._stream.flush()
 
     def _size(self) -> tuple[int, int]:
-        """Columns and lines of the terminal as it is now: COLUMNS and LINES are of when the watch began."""
+        """Return the current columns and lines of the terminal. COLUMNS and LINES are those at the start."""
         with suppress(OSError, ValueError):
             columns, lines = os.get_terminal_size(self._stream.fileno())
             if columns and lines:
@@ -395,7 +382,7 @@ class LiveScreen:
 def live_screen(
     stream: TextIO, header: Callable[[float], str], *, color: bool
 ) -> Iterator[tuple[LiveScreen, Callable[[float], bool]]]:
-    """A screen on a terminal, and a wait that ends with true where somebody types q; both are given back at the end."""
+    """Yield a screen on a terminal, and a wait that returns true if somebody types q."""
     screen = LiveScreen(stream, lambda seconds: f"{header(seconds)}   {_KEYS}", color=color)
     with ExitStack() as stack:
         stack.callback(_write, stream, _LEAVE)
@@ -412,7 +399,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def keyboard() -> Iterator[int | None]:
-    """The descriptor at which single keys are to be read; None without a keyboard."""
+    """Yield a descriptor from which single keys can be read, or None without a keyboard."""
     import termios
     import tty
 
@@ -434,7 +421,7 @@ def keyboard() -> Iterator[int | None]:
 
 @contextmanager
 def resizes() -> Iterator[int]:
-    """A descriptor at which there is something to read once the terminal has another size."""
+    """Yield a descriptor that becomes readable when the terminal changes its size."""
     read, write = os.pipe()
     for descriptor in (read, write):
         os.set_blocking(descriptor, False)
@@ -450,7 +437,7 @@ def resizes() -> Iterator[int]:
 
 
 def _wait(seconds: float, keys: int | None, resized: int, draw: Callable[[], None]) -> bool:
-    """True where the watch is to end; what else is typed is passed over."""
+    """Return true if the watch is to end. Other keys are ignored."""
     deadline = time.monotonic() + seconds
     listened = [resized] if keys is None else [resized, keys]
     while (left := deadline - time.monotonic()) > 0:

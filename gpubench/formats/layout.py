@@ -1,0 +1,291 @@
+"""Columns, grids and curves: what Markdown and HTML draw as well, and how a terminal lays them out.
+
+`table.py` prints these lines, `blocks.py` makes the tables and grids of pages.
+"""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpubench.model.results import compare
+from gpubench.model.terms import units
+from gpubench.model.terms.verdict import Verdict
+from gpubench.records import dataclass
+
+INDENT = "  "
+VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
+"""Marks follow a value that is not as it should be, so that it is seen without colours too."""
+
+_GAP = 2
+_UNKNOWN = {"", "-", "?"}
+
+
+class Column(NamedTuple):
+    """A column: its head, and its cells by a function or by the name of a field of the row.
+
+    A narrow terminal drops the column with the highest `spare` first, and never one with 0. Rows that are printed one
+    by one need a `width`. Pages have a longer head, `on_page`, and room for columns that are `page_only`. An `optional`
+    column is left out if no row has a value. `when` limits a column to some runs.
+    """
+
+    head: str
+    cell: Callable[[Any], str] | str
+    spare: int = 0
+    right: bool = False
+    width: int = 0
+    on_page: str = ""
+    page_only: bool = False
+    optional: bool = False
+    when: Callable[[Any], bool] | None = None
+
+    def text(self, row: Any) -> str:
+        """Return the cell of a row. Escapes count towards its width."""
+        found = field_text(self.cell, getattr(row, self.cell)) if isinstance(self.cell, str) else self.cell(row)
+        return units.printable_line(found)
+
+
+def field_text(field: str, value: Any) -> str:
+    """Return a value in words: a size in units, four digits of other numbers, nothing if it is unknown."""
+    if isinstance(value, int) and field.endswith("bytes"):
+        return units.format_size(value) if field == "size_bytes" else units.format_memory(value)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
+    if isinstance(value, (list, tuple)):
+        return units.some_of([field_text("", member) for member in value], 8)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {field_text('', member)}" for key, member in value.items())
+    return str(value)
+
+
+def figure(value: float | None) -> str:
+    """Format a measured time or bandwidth: four or five digits, at most nine characters, '-' if it is unknown."""
+    if value is None:
+        return "-"
+    if value >= 100_000:
+        return f"{value:.0f}"
+    if value >= 1_000:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def or_dash(value: float | None, form: str) -> str:
+    """Format a number, for example by '.4g', or return '-' if it is unknown."""
+    return "-" if value is None else format(value, form)
+
+
+def verdict_mark(verdict: str | None) -> str:
+    """Return the mark of a verdict, or nothing if it is good or missing."""
+    return VERDICT_MARKS.get(Verdict(verdict), "") if verdict else ""
+
+
+def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> dict[Column, list[str]]:
+    """Return the head and the cells of every column that a terminal shows."""
+    found = {column: [column.text(row) for row in rows] for column in columns if not column.page_only}
+    return {
+        column: [column.head, *cells]
+        for column, cells in found.items()
+        if not column.optional or not _UNKNOWN.issuperset(cells)
+    }
+
+
+def fitting(columns: Sequence[Column], width: int, width_of: Callable[[Column], int]) -> list[Column]:
+    """Drop columns until the others fit a width or none can be spared. Of equally spare ones the first goes first."""
+    kept = list(columns)
+    while sum(map(width_of, kept)) > width and (spare := max(kept, key=lambda column: column.spare)).spare:
+        kept.remove(spare)
+    return kept
+
+
+def fitting_table(columns: Sequence[Column], rows: Sequence[Any], width: int) -> list[Column]:
+    """Return the columns that a table of these rows has in a terminal of this width."""
+    cells = _cells(columns, rows)
+    return fitting([*cells], width + _GAP, lambda column: max(map(len, cells[column])) + _GAP)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Any], width: int, keys: int = 1) -> Iterator[str]:
+    """Lay out a table within a width.
+
+    Columns that can be spared go. Others that have no room follow in a further table, which repeats the first `keys`
+    columns: they say what a line is about.
+    """
+    cells = _cells(columns, rows)
+    widths = {column: max(map(len, texts)) for column, texts in cells.items()}
+    kept = fitting([*cells], width + _GAP, lambda column: widths[column] + _GAP)
+    names, rest = kept[:keys], kept[keys:]
+    while True:
+        most = len(rest)
+        while most > 1 and sum(widths[column] + _GAP for column in (*names, *rest[:most])) > width + _GAP:
+            most -= 1
+        shown = [*names, *rest[:most]]
+        for line in zip(*(cells[column] for column in shown), strict=True):
+            aligned = (
+                text.rjust(widths[column]) if column.right else text.ljust(widths[column])
+                for text, column in zip(line, shown, strict=True)
+            )
+            yield (" " * _GAP).join(aligned).rstrip()
+        rest = rest[most:]
+        if not rest:
+            return
+        yield ""
+
+
+def described_lines(columns: Sequence[Column], rows: Sequence[Any], width: int) -> Iterator[str]:
+    """Lay out a table whose last column is a sentence, wrapped in the width that is left."""
+    *first, last = columns
+    lines = list(table_lines(first, rows, 10 * width))
+    begin = max(map(len, lines)) + _GAP
+    for line, text in zip(lines, (last.head, *(last.text(row) for row in rows)), strict=True):
+        words, *more = wrapped(text, max(20, width - begin))
+        yield line.ljust(begin) + words
+        yield from (" " * begin + further for further in more)
+
+
+def row_line(cells: Sequence[tuple[Column, str]]) -> str:
+    """Lay out a row of columns that have a width. A cell that is too wide still stands apart."""
+    return "".join(text.rjust(column.width) if len(text) < column.width else f" {text}" for column, text in cells)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Break a sentence at a width and indent its further lines. An empty one is an empty line."""
+    return textwrap.wrap(units.printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """A cell of a grid: its words, its verdict, and how near it is to what is expected, else to the best of its kind.
+
+    The share is between 0 and 1, and None for a cell that is no number. Cells that are only compared with each other
+    (`is_relative`) are not known to be good.
+    """
+
+    text: str
+    share: float | None = None
+    verdict: Verdict | None = None
+    is_relative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A matrix, for example between devices."""
+
+    title: str
+    corner: str
+    columns: Sequence[str]
+    lines: Mapping[str, Mapping[str, GridCell]]
+
+
+def grid_of_words(
+    corner: str, cells: Mapping[str, Mapping[str, str]], rows: Sequence[str], columns: Sequence[str]
+) -> Grid:
+    """Return a grid of some rows and columns, whose cells were not judged."""
+    return Grid("", corner, columns, {row: {name: GridCell(text) for name, text in cells[row].items()} for row in rows})
+
+
+def grid_lines(grid: Grid, width: int) -> Iterator[list[tuple[str, GridCell]]]:
+    """Lay out a grid in as many blocks of columns as a width asks for: a text for each cell, with its mark."""
+    words = {
+        (row, column): cells.get(column, GridCell("X" if row == column else "-"))
+        for row, cells in grid.lines.items()
+        for column in grid.columns
+    }
+    texts = {place: f"{cell.text}{verdict_mark(cell.verdict)}" for place, cell in words.items()}
+    head = GridCell("")
+    lead = max(map(len, (grid.corner, *grid.lines)))
+    wide = max(map(len, (*grid.columns, *texts.values()))) + _GAP
+    at_once = max(1, (width - lead) // wide)
+    for start in range(0, len(grid.columns), at_once):
+        block = grid.columns[start : start + at_once]
+        yield [(grid.corner.ljust(lead), head), *((column.rjust(wide), head) for column in block)]
+        for row in grid.lines:
+            cells = ((texts[row, column].rjust(wide), words[row, column]) for column in block)
+            yield [(row.ljust(lead), head), *cells]
+
+
+_HEIGHT = 15
+_LABEL = 9
+_NARROWEST = 16
+_MARKS = "ox+#"
+_LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
+
+
+def plot_lines(chart: compare.Chart, width: int) -> Iterator[str]:
+    """The chart, its marks, and a value axis from 0; as wide as asked for, if that is wide enough for a picture."""
+    columns = max(width - _LABEL - 3, _NARROWEST)
+    highest = chart.highest or 1.0
+    sizes = sorted({size for line in chart.lines for size, _ in line.points})
+    canvas = _Canvas(columns, sizes, highest)
+    canvas.across(chart.limit, _LIMIT)
+    canvas.across(chart.expected, _EXPECTED)
+    for line, mark in zip(chart.lines, _MARKS, strict=False):
+        canvas.marks(line.points, mark)
+    yield from textwrap.wrap(f"{chart.title}, {chart.unit}", width)
+    for number, cells in enumerate(canvas.rows):
+        value = highest * (_HEIGHT - 1 - number) / (_HEIGHT - 1)
+        label = f"{value:.4g}" if number % 2 == 0 else ""
+        yield f"{label:>{_LABEL}} │{''.join(cells)}".rstrip()
+    yield f"{'':>{_LABEL}} └{'─' * columns}"
+    yield f"{'':>{_LABEL}}  {_size_labels(sizes, canvas)}".rstrip()
+    for words in _legend(chart):
+        indent = f"{'':>{_LABEL}}  "
+        yield from textwrap.wrap(
+            words, max(width, _NARROWEST + len(indent)), initial_indent=indent, subsequent_indent=indent
+        )
+
+
+class _Canvas:
+    def __init__(self, columns: int, sizes: Sequence[int], highest: float) -> None:
+        self.columns = columns
+        self.rows = [[" "] * columns for _ in range(_HEIGHT)]
+        self._first = math.log2(max(sizes[0], 1))
+        self._span = math.log2(max(sizes[-1], 1)) - self._first or 1.0
+        self._highest = highest
+
+    def column(self, size: int) -> int:
+        """The column of a size: each doubling is as far from the next."""
+        return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
+
+    def marks(self, points: compare.Points, mark: str) -> None:
+        """A mark a point; where two lines meet, one that says so."""
+        for size, value in points:
+            row, column = self._row(value), self.column(size)
+            self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
+
+    def across(self, points: compare.Points, mark: str) -> None:
+        for number, (size, value) in enumerate(points):
+            following = self.column(points[number + 1][0]) if number + 1 < len(points) else self.columns
+            for column in range(self.column(size), following):
+                self.rows[self._row(value)][column] = mark
+
+    def _row(self, value: float) -> int:
+        return _HEIGHT - 1 - round(max(value, 0.0) / self._highest * (_HEIGHT - 1))
+
+
+def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
+    """Sizes below their columns, as many as have room."""
+    cells = [" "] * canvas.columns
+    free = 0
+    for size in sizes:
+        text = units.format_size(size)
+        start = min(canvas.column(size), canvas.columns - len(text))
+        if start >= free:
+            cells[start : start + len(text)] = text
+            free = start + len(text) + 2
+    return "".join(cells)
+
+
+def _legend(chart: compare.Chart) -> Iterator[str]:
+    words = [f"{mark} {line.name}" for line, mark in zip(chart.lines, _MARKS, strict=False)]
+    if len(chart.lines) > 1:
+        words.append(f"{_SEVERAL} several")
+    if chart.limit:
+        words.append(f"{_LIMIT} limit")
+    if chart.expected:
+        words.append(f"{_EXPECTED} expected")
+    if chart.is_open_ended:
+        words.append(compare.OPEN_ENDED)
+    yield from words
