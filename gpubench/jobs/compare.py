@@ -32,7 +32,7 @@ from gpubench.records import dataclass
 
 
 def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
-    """The bandwidth of a pair in earlier results, for `gpubench p2p`."""
+    """Return a function that finds the bandwidth of a pair in earlier results, for `gpubench p2p`."""
 
     def look_up(row: PairRow) -> tuple[float, str] | None:
         figure = None if past is None else past.copy_of(row)
@@ -42,10 +42,10 @@ def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
 
 
 def past_of(folder: Path | None, metadata: Metadata) -> PastFigures | None:
-    """What earlier results in the folder of `--output results/` let a run expect; None without such a folder.
+    """Return what earlier results in the folder of `--output results/` let a run expect.
 
-    To be called before the first measurement, by the process that judges. A folder that cannot be read stops no run:
-    `note` of what is returned says so.
+    Call it before the first measurement, in the process that judges. A folder that cannot be read stops no run: the
+    `note` of the result says so.
     """
     if folder is None:
         return None
@@ -62,10 +62,10 @@ _EXPECTED = "what gpubench allreduce, p2p, check and the like write with --outpu
 def learned(
     results: Sequence[Path], *, name: str, like: str | None, environment: Mapping[str, str]
 ) -> tuple[str, list[str]]:
-    """The text of the profile, and what a person should know of it: outliers, how much was used.
+    """Return the text of the profile, and notes on outliers and on how much was used.
 
-    Raises UsageError: a file that is no whole result of a healthy, measured machine; machines of several kinds; a
-    profile that cannot be right.
+    Raises: UsageError if a file is no complete result of a healthy, measured machine, if the machines differ in kind,
+    or if the profile cannot be right.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
     samples = [sample for file in files for sample in samples_of(file)]
@@ -105,7 +105,7 @@ def learned(
 
 
 def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
-    """The values that a profile may have, and why not the others: a result can be odd on a healthy machine."""
+    """Return the values that a profile may have, and why not the others: a healthy machine can have odd results."""
     kept, refused = [], []
     for each in expected:
         size = "" if each.size_bytes is None else f" of {format_size(each.size_bytes)}"
@@ -119,9 +119,10 @@ def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Ex
 
 
 def _healthy(path: Path) -> ResultFile:
-    """A result of gpubench.
+    """Read a result of gpubench.
 
-    Raises UsageError: it cannot be read, is another's, not whole, not measured, not healthy, or of a newer version.
+    Raises: UsageError if it cannot be read, is not from gpubench, not complete, not measured, not healthy, or of a
+    newer version.
     """
     file = read_results(path)
     if file.verdict is None:
@@ -146,9 +147,9 @@ def _healthy(path: Path) -> ResultFile:
 
 
 def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Profile:
-    """The profile whose machine the results are of.
+    """Return the profile of the machine that the results are of.
 
-    Raises UsageError: none is, or they are of machines of several kinds.
+    Raises: UsageError if there is none, or the machines differ in kind.
     """
     kinds = {_gpus(file) for file in files}
     if len(kinds) > 1:
@@ -181,15 +182,16 @@ def _gpus(file: ResultFile) -> tuple[tuple[str, ...], int]:
 NAME = "compare"
 
 _BYTES_A_SECOND = 6e6
-"""Of JSON, read, checked and compared by a core of 2026; tables of text take less time a byte."""
+"""JSON that a core of 2026 reads, checks and compares. Tables of text take less time per byte."""
 
 _SECONDS_WORTH_TELLING = 1.0
 
 
 def run(plan: ComparePlan, arguments: Sequence[str]) -> int:
-    """Read both sides and show what differs; the exit code.
+    """Compare both sides and return the exit code.
 
-    Raises GpubenchError: a file or folder cannot be read, a file is of another machine, or an output cannot be written.
+    Raises: GpubenchError if a file or folder cannot be read, a file is of another machine, or an output cannot be
+    written.
     """
     files = (*plan.base, *plan.new)
     if plan.last is not None:
@@ -211,7 +213,7 @@ def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> 
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file, 0 of what is none: to read it says why."""
+    """Return the bytes of a file, or 0 if there is none. Reading it will say why."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):
@@ -220,7 +222,7 @@ def _size(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The files of a comparison; `series` names it where there are several."""
+    """The files of a comparison. `series` names it if there are several."""
 
     series: str | None
     base: Sequence[ResultFile]

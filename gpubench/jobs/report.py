@@ -67,7 +67,7 @@ _NO_FIGURE = "no figure of this pair in the file"
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadRequest(P2pRequest):
-    """A request for what a file has: of host memory the copies that it names."""
+    """A request for what a file has, including the copies with host memory that it names."""
 
     with_host: tuple[HostCopy, ...] = ()
 
@@ -78,7 +78,7 @@ class _ReadRequest(P2pRequest):
 
 @dataclass(frozen=True)
 class _ReadBench(Bench):
-    """Hands over what a file has of each copy; nothing is measured, and nothing again."""
+    """Returns what a file has of each copy. Nothing is measured."""
 
     cells: Mapping[str, Cell]
 
@@ -110,7 +110,7 @@ class _WithOwnIds(NullListener):
 
 @dataclass(frozen=True, slots=True)
 class ReadCopies:
-    """The copies of a file by GPU: their names in its rows, in order, and of each row its series, or its host copy."""
+    """The copies of a file by GPU: the names in its rows, in order, and the host."""
 
     names: tuple[str, ...]
     rows: tuple[PairRow, ...]
@@ -118,7 +118,7 @@ class ReadCopies:
 
     @classmethod
     def of(cls, file: ResultFile) -> "ReadCopies":
-        """Those of nvbandwidth, or of gpubench's CSV, on one host; UsageError for others, which name no GPU."""
+        """Return the copies of nvbandwidth, or of gpubench's CSV, on one host. Raise UsageError for others."""
         rows = tuple(row for row in file.pairs if row.bandwidth_gb_s is not None and row.size_bytes)
         hosts = {host for row in rows for host in (row.source_node, row.destination_node)}
         unfit = next((row for row in rows if row.engine not in tuple(Engine) or row.direction is None), None)
@@ -135,12 +135,12 @@ class ReadCopies:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """All ordered pairs of its GPUs, if it has a matrix of pairs: one that lacks a value was not measured."""
+        """Return all ordered pairs of GPUs if the file has a matrix. A pair without a value was not measured."""
         has_pairs = any(HOST not in (row.source, row.destination) for row in self.rows)
         return tuple(permutations(range(len(self.names)), 2)) if has_pairs else ()
 
     def incomplete(self) -> Iterator[Finding]:
-        """Findings on matrices with host memory that lack some of the GPUs."""
+        """Return findings on matrices with host memory that lack some GPUs."""
         copied: dict[bool, set[str]] = {}
         for row in self.rows:
             if HOST in (row.source, row.destination):
@@ -159,7 +159,7 @@ class ReadCopies:
                 )
 
     def request(self) -> _ReadRequest:
-        """What the file has, as a request."""
+        """Return what the file has as a request."""
         between = [row for row in self.rows if HOST not in (row.source, row.destination)]
         with_host = [row for row in self.rows if HOST in (row.source, row.destination)]
         return _ReadRequest(
@@ -173,7 +173,7 @@ class ReadCopies:
         )
 
     def cells(self) -> dict[str, Cell]:
-        """The figures by the name of each copy: seconds of one, of both directions those that both take."""
+        """Return seconds by the name of each copy. Both directions together count as one copy."""
         place = {name: number for number, name in enumerate(self.names)}
         found = {}
         for row in self.rows:
@@ -277,11 +277,11 @@ SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
 _ALGORITHMS = tuple(each.upper() for each in Algorithm)
 _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
-"""The machine that a message takes for its example."""
+"""The machine that messages use as an example."""
 
 
 def _with_nics(profile: Profile, nics: Nics) -> Profile:
-    """The machine with these NICs in the place of its own, spread over the places that its GPUs have."""
+    """Replace the NICs of a machine, spread over the places of its GPUs."""
     if [nic.rate_gbit_s for nic in profile.nic] == [nics.rate_gbit_s] * nics.count and not nics.is_ethernet:
         return profile
     places: list[str | None] = [*dict.fromkeys(profile.gpu.places)] or [None]
@@ -301,9 +301,9 @@ def _with_nics(profile: Profile, nics: Nics) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class JudgedTable:
-    """Rows of one collective on as many ranks, and the machine that they are judged by; None where its kind is unknown.
+    """Rows of one collective on one number of ranks, and the machine that they are judged by, None if unknown.
 
-    `ranks` are told as the file names them, `located` as they are on the machine.
+    `ranks` are as the file names them, `located` as they are on the machine.
     """
 
     rows: Sequence[CollectiveRow]
@@ -314,11 +314,10 @@ class JudgedTable:
 
     @property
     def wiring(self) -> Wiring | None:
-        """The wiring of the machine."""
         return None if self.circumstances is None else self.circumstances.wiring
 
     def speed_judge(self, file: ResultFile, assumed: str) -> SpeedJudge:
-        """The judge that gpubench's own rows have."""
+        """Return the judge that gpubench's own rows have."""
         collective = collective_named(self.rows[0].collective)
         nccl = file.circumstances.libraries.get("NCCL")
         made = speed_judge_of(collective, self.located, nccl, None)(self.circumstances)
@@ -329,9 +328,9 @@ class JudgedTable:
 
 
 def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
-    """Show what a file has, judged; the exit code.
+    """Show the judged results of a file and return the exit code.
 
-    Raises UsageError: it cannot be read, does not say what its rows are of, or says something else than a person does.
+    Raises: UsageError if the file cannot be read, does not say what its rows are of, or contradicts the options.
     """
     failures = failures_in(text)
     try:
@@ -373,7 +372,7 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
 
 
 def _user_facts(plan: ReportPlan) -> UserFacts:
-    """What a person says of the rows, as far as a reader needs it."""
+    """Return the options that a reader needs."""
     machine = plan.machine
     if machine is None:
         return UserFacts(collective=plan.collective)
@@ -409,7 +408,7 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
 
 
 def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
-    """What nobody said of the network. `--machine` says how NVLinks join nodes, and not which NICs there are."""
+    """Return what nobody said about the network. `--machine` says how NVLinks join nodes, not which NICs there are."""
     machine = table.machine
     if machine is None or (plan.machine is not None and machine.nodes <= machine.domain_nodes):
         return ""
@@ -446,9 +445,9 @@ def _what_is_missing(
 
 
 def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
-    """The rows of the collective that a person names, or of the only one.
+    """Return the rows of the collective that the options name, or of the only one.
 
-    Raises UsageError for none, or for tables of several collectives or numbers of ranks.
+    Raises: UsageError for none, or for tables of several collectives or numbers of ranks.
     """
     rows = [*file.rows, *_of_latencies(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
@@ -482,7 +481,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
 
 
 def _of_several_runs(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
-    """The error of runs that are no single table: of different machines, or of the same copies."""
+    """Return the error about runs that are no single table: of different machines, or of the same copies."""
     places = [f"line {run.line}" + (f" on {some_of(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
     later = [run.line for run in file.runs if run.line > runs[0].line]
     return UsageError(
@@ -549,9 +548,9 @@ def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) ->
 
 
 def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMachine | None:
-    """So many nodes of the kind that has these GPUs; None where no profile of ours or a person's own knows them.
+    """Return nodes of the kind that has these GPUs, or None if no profile knows them.
 
-    Several nodes whose GPUs NVLink domains may join are taken for as few as can be: what is slower is what fell out.
+    Several nodes are taken for as few NVLink domains as possible: slower results mean that a node fell out.
     """
     if len(set(models)) != 1 or nodes > MOST_NODES:
         return None
@@ -564,7 +563,7 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
 
 
 def _smaller(machine: SimulatedMachine, ranks: int) -> str:
-    """As many of these machines as ranks need; racks count as one."""
+    """Return as many of these machines as the ranks need. A rack counts as one."""
     return f"{machine.profile.name}*{-(-ranks // (machine.profile.match.visible * machine.domain_nodes))}"
 
 
@@ -613,7 +612,7 @@ def _metadata_of_results(
 
 
 def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> Mapping[str, Any]:
-    """The options of the run, as far as its rows and its file tell them, by the names that gpubench's own have."""
+    """Return the options of the run as far as its rows and its file show them, named as gpubench's own."""
     warmup = file.circumstances.options.get("warmup")
     return {
         "sizes": sorted({row.size_bytes for row in rows}),
@@ -635,9 +634,9 @@ def _options(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) 
 
 
 def run(stored: StoredRun, name: str, presentation: Presentation) -> int:
-    """Show a result that is in a file of that name; the exit code, which is that of the run.
+    """Show a stored result and return the exit code, which is that of the run.
 
-    Raises GpubenchError: an output cannot be written, a monitoring system asks for the verdict of half a run, or the
+    Raises: GpubenchError if an output cannot be written, if monitoring asks for the verdict of half a run, or if the
     file lacks what is shown.
     """
     if presentation.exit_style is not None and not stored.report.complete:

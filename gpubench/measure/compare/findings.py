@@ -1,4 +1,4 @@
-"""Circumstances and findings of a comparison: what else changed, and one finding for each cause, with its rows."""
+"""Circumstances and findings of a comparison: what else changed, and one finding per cause with its rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ TOPOLOGY = "topology"
 _MOST_HOSTS = 2
 
 Texts = Mapping[str, str | None]
-"""Circumstances of one file, by name."""
+"""Circumstances of one file by name."""
 
 
 def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], option: str) -> None:
-    """Raise UsageError where files are of machines with other GPUs, or a model stands against a measurement.
+    """Raise UsageError if files are of machines with other GPUs, or simulated and measured.
 
-    What a file does not tell cannot differ. `option` is what asks for the comparison anyway.
+    What a file does not say cannot differ. `option` is the option that compares anyway.
     """
     first = base[0]
     for other in (*base[1:], *new):
@@ -44,7 +44,7 @@ def check_same_machine(base: Sequence[ResultFile], new: Sequence[ResultFile], op
 
 
 def have_other_gpus(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True where the sides have other GPU models, or another number of them."""
+    """True if the sides have other GPU models, or another number of them."""
     return any(True for _ in _other_gpus(base[0], new[0]))
 
 
@@ -76,13 +76,13 @@ def _simulated(file: ResultFile) -> bool | None:
 
 
 def are_other_hosts(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> bool:
-    """True where both sides name their hosts, and these are not the same: what lies between them may differ."""
+    """True if both sides name their hosts and these differ: the network between them may differ too."""
     before, after = ({host for file in side for host in file.circumstances.hosts} for side in (base, new))
     return bool(before) and bool(after) and before != after
 
 
 def describe_file(file: ResultFile) -> str:
-    """A file in words: the tool that wrote it, NCCL's version, GPUs and hosts, or that these are not known."""
+    """Return the tool that wrote a file, NCCL's version, GPUs and hosts in words."""
     known = file.circumstances
     nccl = known.libraries.get("NCCL")
     gpus = _counted(known.gpus) or " and ".join(known.models)
@@ -93,7 +93,7 @@ def describe_file(file: ResultFile) -> str:
 
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
-    """Every circumstance that a file tells of, those that changed first."""
+    """Return every circumstance that a file names, those that changed first."""
     parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda each: each.options)
     rows: list[CircumstanceRow] = []
     for texts_of in parts:
@@ -107,7 +107,7 @@ def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> 
 def _rows(
     before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
 ) -> Iterator[CircumstanceRow]:
-    """A row a name. `absent` is what it means that a file which tells of such things does not tell of this one."""
+    """Return a row per name. `absent` is the value of a name that a file with such names lacks."""
     for name in dict.fromkeys(name for each in (*before, *after) for name in each or ()):
         base, new = (_joined(name, [each for each in side if each is not None], absent) for side in (before, after))
         yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
@@ -129,7 +129,7 @@ def _single(each: FileCircumstances) -> Texts:
 
 
 def _libraries(each: FileCircumstances) -> Texts:
-    """Without the file that a library was loaded from: two environments with the same version are alike."""
+    """Return versions without the loaded file: two environments with one version are alike."""
     return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}
 
 
@@ -187,7 +187,7 @@ _ADVICE: Mapping[str, tuple[str, str, verdict.Cure]] = {
         verdict.Cure(comment="Add more runs with `--base` and `--new`."),
     ),
 }
-"""By finding: expected, likely cause, cure; in the order in which findings are shown."""
+"""Expected value, likely cause and cure by finding, in the order in which findings are shown."""
 
 
 def findings_of(
@@ -198,9 +198,9 @@ def findings_of(
     circumstances: Sequence[CircumstanceRow],
     roots: list[verdict.Finding],
 ) -> list[verdict.Finding]:
-    """The findings about rows, judged and as they are shown, ranges of rows, and the files of both sides.
+    """Return the findings about rows, ranges of rows, and the files of both sides.
 
-    `roots` are findings of the new results that the old ones have not. What follows from one is folded below it there.
+    `roots` are findings of the new results that the old ones lack. What they explain is folded below them there.
     """
     hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
     evidence = [each for each in _of_evidence(*sides) if not _is_below(each, verdict.HOST_STAGED, roots, hosts)]
@@ -240,11 +240,11 @@ _FOLDS = {
     judge.SLOWER: (judge.STAGED, judge.NARROWER),
     judge.WORSE: (judge.WRONG, ABOVE_LIMIT, judge.STAGED, judge.NARROWER, judge.SLOWER, judge.LOST),
 }
-"""Findings that follow from others on the same row, so that one cause is one finding."""
+"""Findings that follow from others on the same row: one cause is one finding."""
 
 
 def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> verdict.Finding | None:
-    """The finding by which new results of collectives explain that they are slow, and which the old ones lack."""
+    """Return the finding with which new results explain slow collectives, if the old ones lack it."""
     before = {each.id for file in base for each in file.stored}
     found = (each for file in reversed(new) if file.findings is None for each in file.stored)
     own = [
@@ -261,7 +261,7 @@ _UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGE
 def _with_cause(
     finding: verdict.Finding, wiring: Sequence[CircumstanceRow], stored: verdict.Finding | None
 ) -> verdict.Finding:
-    """The finding of slower rows, with the cause that the results name, else a changed wiring."""
+    """Return the finding of slower rows with the cause that the results name, else a changed wiring."""
     if stored is not None and finding.id in (judge.SLOWER, judge.STAGED):
         return replace(finding, cause=f"{stored.id}: {stored.subject}: {stored.cause}", cure=stored.cure)
     if finding.id not in _BY_WIRING or not wiring:
@@ -271,7 +271,7 @@ def _with_cause(
 
 
 def _is_below(finding: verdict.Finding, kind: str, roots: list[verdict.Finding], hosts: Sequence[str]) -> bool:
-    """True if one of the roots explains a finding of this kind; it is folded there."""
+    """True if one of the roots explains a finding of this kind. It is folded there."""
     subjects = () if kind == verdict.SLOW_UNEXPLAINED else finding.subjects
     figure = replace(finding, id=kind, subject=", ".join(subjects), subjects=subjects)
     number = _cause_of(figure, roots, hosts, nvlinked=True)
@@ -282,7 +282,7 @@ def _is_below(finding: verdict.Finding, kind: str, roots: list[verdict.Finding],
 
 
 class _Causes:
-    """The findings that may explain changed rows, as `roots` has them, and the reasons that each explains."""
+    """The findings that may explain changed rows, and the reasons that each explains."""
 
     def __init__(self, roots: list[verdict.Finding], hosts: Sequence[str]) -> None:
         self._roots, self._hosts = roots, hosts
@@ -291,7 +291,7 @@ class _Causes:
         self._of_figure = cache(self._cause)
 
     def take(self, judged: judge.JudgedRow) -> bool:
-        """True if one of them explains a row: its reasons are told there."""
+        """True if one of them explains a row. Its reasons are kept for it."""
         if not any(reason.finding in _FOLLOWS for reason in judged.reasons):
             return False
         is_small = (judged.key.size_bytes or 0) < _LARGE_BYTES  # a small size shows latency, and no share of bandwidth
@@ -329,7 +329,7 @@ def _cause_of(
 
 
 def _kind_of(judged: judge.JudgedRow) -> str:
-    """The finding of a check that would report such a row."""
+    """Return the finding with which a check would report such a row."""
     kinds = {reason.finding for reason in judged.reasons}
     if judge.MISSING in kinds:
         return judge.MISSING
@@ -341,7 +341,7 @@ def _kind_of(judged: judge.JudgedRow) -> str:
 
 
 def _ends_of(judged: judge.JudgedRow) -> str:
-    """'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair; empty for a collective."""
+    """Return 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair, or nothing for a collective."""
     key = judged.key
     names = next((each.devices for each in (*judged.new, *judged.base) if each.devices), (key.source, key.destination))
     ends = (key.source_node, f"{names[0]} ({key.source})", "→", f"{names[1]} ({key.destination})")
@@ -363,7 +363,7 @@ def _of_rows(
     evidence: list[verdict.Finding],
     causes: _Causes,
 ) -> Iterator[verdict.Finding]:
-    """One finding for each cause, with the rows that it holds for; what follows from it on the same row is folded.
+    """Return one finding per cause with its rows. What follows from it on the same row is folded.
 
     Rows of paths in `evidence` are folded there, and rows that one of the `causes` explains below that.
     """
@@ -419,7 +419,7 @@ _FOLLOWS = {
 
 
 def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
-    """'10 rows slower: 90.2 % slower (noise 2.0 %: …)', a line for each kind of finding."""
+    """Return '10 rows slower: 90.2 % slower (noise 2.0 %: …)' for each kind of finding."""
     kinds = grouped(reasons, lambda reason: reason.finding)
     return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
 
@@ -446,7 +446,7 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
 
 
 def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
-    """Findings for direct paths without new evidence: no path has evidence, or these pairs copied without it."""
+    """Return a finding if direct paths have no new evidence, though other paths have or these pairs copied."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
     unseen = direct - seen
@@ -499,7 +499,7 @@ def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator
 def worse_result(
     base: Sequence[ResultFile], new: Sequence[ResultFile], others: Iterable[verdict.Finding]
 ) -> Iterator[verdict.Finding]:
-    """A finding for a new result with verdict FAIL or ERROR, if the old results passed and no finding says why."""
+    """Return a finding for a new result that failed, if the old ones passed and no finding says why."""
     before = min(
         (verdict.gravity(each.verdict) for each in base if each.verdict), default=verdict.gravity(verdict.Verdict.PASS)
     )
@@ -525,7 +525,7 @@ def worse_result(
 
 
 def nothing_compared(base: RunsByRow, new: RunsByRow) -> verdict.Finding:
-    """The finding that both sides have no common row, with the columns without a common value."""
+    """Return the finding that both sides have no common row, with the columns without a common value."""
     differ = []
     for name in RowKey._fields:
         before, after = ({getattr(key, name) for key in side} for side in (base, new))

@@ -1,7 +1,7 @@
 """Judgement of a comparison: verdicts on rows and on ranges of sizes.
 
-Sixty rows that are 4 % slower each say more than one that is: their middle is known seven times as well. What a run as
-a whole differs from another, no number of its rows shows; there the floor for single runs stands, or several runs.
+Sixty rows that are each 4 % slower say more than one: their median is known seven times as precisely. How a run as a
+whole differs from another, no number of its rows shows. There the floor for single runs applies, or several runs.
 """
 
 import math
@@ -39,30 +39,30 @@ WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
 MISSING = "missing-rows"
 
 UNSURE_FROM = 0.1
-"""A slowdown of more than this that noise hides, and that is more than half of it, is neither shown nor ruled out."""
+"""A slowdown above this share that noise hides, and that exceeds half of it, is neither shown nor ruled out."""
 
 UNSURE_AT_MOST = 0.25
-"""So much is never passed for being less than half of a run's own noise: else the noisier a run, the more passed."""
+"""A slowdown above this share never passes because a run is noisy: otherwise noisier runs would pass more."""
 
 _LASTS_US, _NO_HICCUP = 10_000.0, 0.75
-"""Neighbouring rows of 1 ms were seen half as long again in one hiccup of a run; an operation of 10 ms and more takes
-most of a row's time, so that a hiccup that nearly doubles its mean would have to last as long as the row."""
+"""One hiccup made neighbouring rows of 1 ms 50 % longer. An operation of 10 ms and more takes most of a row's time, so
+a hiccup that nearly doubles its mean would have to last as long as the row."""
 
 _HICCUP_US, _USUAL_ITERATIONS = 10_000.0, 20
-"""That hiccup lasted 10 ms, the longest seen on GPUs; no row of 17 public files of nccl-tests has one as long. Of the
-last rows of a sweep those are slower whose iterations together take longer by more; CPU ranks wait for others much
-longer. The iterations are nccl-tests', where a file does not tell them."""
+"""That hiccup lasted 10 ms, the longest seen on GPUs. No row of 17 public files of nccl-tests has one as long. In the
+last rows of a sweep, an increase over all iterations beyond it is real. CPU ranks wait for others much longer. The
+iterations are those of nccl-tests if a file does not say."""
 
 _ON_CPUS = "host"
 _LIMIT_FALLS = 0.99
 _NVLINKS = re.compile(r"NV(\d+)", re.ASCII)
 Runs = Sequence[RunFigures]
-"""All runs of a side that have the row."""
+"""The runs of a side that have the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason for the verdict on a row, in words, with the finding that reports it."""
+    """A reason for the verdict on a row, with the finding that reports it."""
 
     finding: str
     verdict: Verdict
@@ -72,7 +72,7 @@ class Reason:
 class JudgedRow(NamedTuple):
     """A row of either side, or of both, with all reasons for its verdict.
 
-    `slower` is how much longer it takes now, as a part of the time; None where a side has no time.
+    `slower` is the increase of its time, relative to the old time, or None if a side has no time.
     """
 
     key: compare.RowKey
@@ -88,13 +88,13 @@ class JudgedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The option that decides verdicts: a fixed bound in percent of bandwidth, below 100, in the place of noise."""
+    """A fixed bound in percent of bandwidth, below 100, that replaces noise."""
 
     threshold_percent: float | None = None
 
 
 def judge_missing(key: compare.RowKey, base: Runs) -> JudgedRow:
-    """A row that only the old side has."""
+    """Judge a row that only the old side has."""
     return JudgedRow(key, compare.Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
 
 
@@ -102,13 +102,13 @@ _NOT_IN_NEW = (Reason(MISSING, Verdict.WARN, "not in the new results"),)
 
 
 def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
-    """A row that only the new side has: nothing to compare, but wrong data are wrong data."""
+    """Judge a row that only the new side has: it compares with nothing, but wrong data are wrong."""
     reasons = (*_wrong(new), *_above(new))
     return JudgedRow(key, compare.Status.ADDED, _verdict_of(reasons, Verdict.SKIP), (), new, reasons)
 
 
 def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
-    """A row that both sides have."""
+    """Judge a row that both sides have."""
     reasons = () if _tell_the_same(base, new) else tuple(_beside_time(base, new))
     change = noise.change(key)
     if change is None:
@@ -142,7 +142,7 @@ _BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "
 
 
 def _tell_the_same(base: Runs, new: Runs) -> bool:
-    """True if two runs differ in time alone, as most rows of a large cluster do: nothing else needs to be judged."""
+    """True if two runs differ only in time, as most rows of a large cluster do."""
     if len(base) != 1 or len(new) != 1 or new[0].wrong or new[0].times_limit:
         return False
     return bool(_BUT_TIME(base[0]) == _BUT_TIME(new[0]))
@@ -155,7 +155,7 @@ def _beside_time(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> Iterator[Reason]:
-    """The verdict on a time that is longer by a part of `slower`; `isolated`: its neighbours are not longer."""
+    """Judge a time that is longer by the share `slower`. `isolated` means that its neighbours are not longer."""
     is_within = slower <= bound.share
     if is_within and (rules.threshold_percent is not None or slower <= UNSURE_FROM):
         return
@@ -175,7 +175,7 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> 
 
 
 def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
-    """True where one operation takes long, or, in the last rows of a sweep, what all take longer together."""
+    """True if one operation takes long, or in the last rows of a sweep the increase over all iterations does."""
     if median(each.time_us or 0.0 for each in base) >= _LASTS_US:
         return True
     all_iterations = median((each.time_us or 0.0) * (each.iterations or _USUAL_ITERATIONS) for each in base)
@@ -189,7 +189,7 @@ def _wrong(new: Runs) -> Iterator[Reason]:
 
 
 def _above(new: Runs) -> Iterator[Reason]:
-    """A figure that no link carries is of no use to compare with."""
+    """Report a bandwidth that no link can carry: it is useless for a comparison."""
     times = max((each.times_limit or 0.0 for each in new), default=0.0)
     if times:
         yield Reason(ABOVE_LIMIT, Verdict.ERROR, f"{times:.1f} times the limit")
@@ -212,7 +212,7 @@ def _path(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _more_links(one: str, other: str) -> bool:
-    """True where a path class became one with more NVLinks, NV12 → NV18: nobody has to look at that."""
+    """True if a path class gained NVLinks, NV12 → NV18, which is no reason to look."""
     links = [_NVLINKS.fullmatch(path) for path in (one, other)]
     return links[0] is not None and links[1] is not None and int(links[1][1]) > int(links[0][1])
 
@@ -233,7 +233,7 @@ def _verdict(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
-    """The reason why a side has no time; none for rows that never have one, as those of topo."""
+    """Return the reason why a side has no time. Rows that never have one, as those of topo, need none."""
     if any(each.wrong for each in base):
         yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
     elif logs_of(base) and not any(each.wrong for each in new):
@@ -241,18 +241,18 @@ def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
 
 
 def staged(side: Runs) -> bool | None:
-    """True where any run of a side went through host memory, None where no run says so or not."""
+    """True if any run of a side went through host memory, None if no run says."""
     known = [each.host_staged for each in side if each.host_staged is not None]
     return any(known) if known else None
 
 
 def transport(side: Runs) -> str | None:
-    """The transports of a side's runs."""
+    """Return the transports of a side's runs."""
     return _first([each.transport for each in side])
 
 
 def worst(side: Runs) -> Verdict | None:
-    """The worst verdict of a side's runs."""
+    """Return the worst verdict of a side's runs."""
     verdicts = [Verdict(each.verdict) for each in side if each.verdict is not None]
     return min(verdicts, key=gravity, default=None)
 
@@ -263,7 +263,7 @@ def _first(texts: Iterable[str | None]) -> str | None:
 
 
 class ComparedRows(RowsByColumn[compare.ComparisonRow]):
-    """The rows as a report has them, of what was judged."""
+    """The rows of a report, made when they are read."""
 
     def __init__(self, judged: Sequence[JudgedRow]) -> None:
         super().__init__(compare.ComparisonRow, [(len(judged), {})])
@@ -273,11 +273,9 @@ class ComparedRows(RowsByColumn[compare.ComparisonRow]):
         return map(_row, self._judged)
 
     def made(self, numbers: Iterable[int]) -> list[compare.ComparisonRow]:
-        """The rows with these numbers."""
         return [_row(self._judged[number]) for number in numbers]
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        """The values of these columns, of those that sum up a comparison."""
         return zip(*(map(_SUMMED[name], self._judged) for name in names), strict=True)
 
 
@@ -333,7 +331,7 @@ _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows of one kind whose sizes are alike, the change in their middle, and what it has to exceed; both as logs."""
+    """Rows of one kind with similar sizes, the change of their median, and its bound. Both are logarithms."""
 
     keys: tuple[compare.RowKey, ...]
     change: float
@@ -343,7 +341,7 @@ class Range:
 def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
-    """A finding for each range that is slower as a whole, unless most of its rows are named, or a threshold judges."""
+    """Return a finding for each range that is slower as a whole, unless most of its rows are named."""
     named = {each.key for each in judged if each.change is compare.Change.SLOWER}
     if rules.threshold_percent is not None:
         return
@@ -355,7 +353,7 @@ def slower_ranges(
 
 
 def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
-    """Below 16 MiB, where latency decides, and from there on, where bandwidth does."""
+    """Split rows at 16 MiB: latency decides below, bandwidth above."""
     yield [key for key in keys if (key.size_bytes or 0) < LARGE_BYTES]
     yield [key for key in keys if (key.size_bytes or 0) >= LARGE_BYTES]
 
@@ -363,7 +361,7 @@ def _parts(keys: Sequence[compare.RowKey]) -> Iterator[list[compare.RowKey]]:
 def _range(
     keys: Sequence[compare.RowKey], sides: tuple[RunsByRow, RunsByRow], noise: ChangeNoise, ranges: int
 ) -> Range | None:
-    """A range with the smaller of two bounds: from its rows with the floor for single runs, and from its runs."""
+    """Return a range with the smaller of two bounds: from its rows with the floor for single runs, or from its runs."""
     middle = median(change for key in keys if (change := noise.change(key)) is not None)
     bounds = []
     known = [deviation for key in keys if (deviation := noise.of_change(key)) is not None]
@@ -385,7 +383,7 @@ def _floor(keys: Sequence[compare.RowKey], noise: ChangeNoise) -> float:
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]:
-    """The middle of the logarithms of each run, where every row has all of them."""
+    """Return the median of the logarithms of each run, if every row has all runs."""
     logs = [logs_of(side[key]) for key in keys]
     runs = min(map(len, logs))
     return [median(each[run] for each in logs) for run in range(runs)] if runs == max(map(len, logs)) else []

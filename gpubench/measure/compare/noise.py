@@ -1,10 +1,9 @@
 """Noise of a comparison: the rows of both sides by key, and how much they differ by chance.
 
-Where the figures come from, and how often comparisons of other machines fail with them: docs/compare.md.
-
-Where a side has several runs, by how these differ; else by how unsteadily the change runs from size to size, which no
-real change of many sizes moves; among pairs of devices by how much the pairs differ. Neighbours lend each other what
-they know: a row alone has too few figures.
+If a side has several runs, their differences are the noise. Otherwise it is how unsteady the change is from size to
+size, because a real change moves many sizes alike. For pairs of devices it is how much the pairs differ. Neighbours
+share what they know: a row alone has too few values. docs/compare.md has the sources, and how often comparisons of
+other machines fail.
 """
 
 import math
@@ -28,9 +27,9 @@ from gpubench.records import dataclass
 
 
 class RunFigures(NamedTuple):
-    """The figures of one row of one run. `time_us` is None where it was not measured.
+    """The values of one row of one run. `time_us` is None if it was not measured.
 
-    A tuple, which takes a tenth of the time to make that a dataclass does: every row has one.
+    A tuple, because every row has one and a dataclass takes ten times as long to make.
     """
 
     time_us: float | None
@@ -51,11 +50,11 @@ class RunFigures(NamedTuple):
 
 
 RunsByRow = dict[RowKey, list[RunFigures]]
-"""The figures of every run by row key, in the order of files and rows."""
+"""The values of every run by row key, in the order of files and rows."""
 
 
 def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsByRow, RunsByRow]:
-    """Both sides by key. Pairs are known by bus id where the hosts are the same, else by the devices' names."""
+    """Return both sides by key. Pairs are known by bus id if the hosts are the same, else by device names."""
     keyed = [[[(collective_key(row), row) for row in file.rows] for file in files] for files in (base, new)]
     settings = _swept(chain.from_iterable(keyed))
     hosts = [_pair_nodes(files) for files in (base, new)]
@@ -78,7 +77,7 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
 
 
 def _swept(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKey]:
-    """Keys of which one file has rows with several algorithms or protocols: these were asked for, and not chosen."""
+    """Return the keys of which one file has rows with several algorithms or protocols: a user chose these."""
     found = set()
     for rows in files:
         settings: dict[RowKey, set[str | None]] = {}
@@ -152,7 +151,7 @@ _FIGURES = (
 
 
 def _error_of_mean(row: CollectiveRow) -> float | None:
-    """The standard error of a row's time as a part of it: of its interval, else the whole spread of its batches."""
+    """Return the relative standard error of a row's time: from its interval, else the spread of its batches."""
     if row.ci95_percent is not None:
         return row.ci95_percent / 100 / 1.96
     return row.batch_cv
@@ -160,7 +159,7 @@ def _error_of_mean(row: CollectiveRow) -> float | None:
 
 @lru_cache(maxsize=256)
 def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa: FBT001 - a column's three answers
-    """True where the bytes went through host memory: as the row says, else as any of its transports must."""
+    """True if the bytes went through host memory, according to the row, else to its transports."""
     if in_row is not None or not transport:
         return in_row
     return is_staged([parse_transport(each) for each in transport.split("+")])
@@ -168,39 +167,38 @@ def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa:
 
 LARGE_BYTES = 16 * 2**20
 _LARGE, _SMALL, _SMALL_US = 0.02, 0.05, 0.5
-"""By how much one run may differ from another as a whole: on four H200s medians of NCCL's collectives kept within 2 %
-from 16 MiB on, and within 5 % or 0.5 µs below (docs/validation.md)."""
+"""How much runs may differ as a whole. On four H200s medians of NCCL's collectives stayed within 2 % from 16 MiB on,
+and within 5 % or 0.5 µs below (docs/validation.md)."""
 
 _NETWORK_SMALL = 0.10
-"""The same below 16 MiB over a network: of three runs of seven collectives on the same two nodes the middles differed
-by up to 9.3 %."""
+"""The same below 16 MiB over a network. The medians of three runs of seven collectives on two nodes differed by up to
+9.3 %."""
 
 _OTHER_NODES = 0.15
-"""By how much jobs of several nodes differ that ran on other nodes: what lies between these is another part of the
-network. Of 45 pairs of ten H100 nodes the same test took up to 13 % longer on one pair than on another, at all sizes
-alike."""
+"""How much jobs differ that ran on other nodes, and so over another part of the network. Among 45 pairs of ten H100
+nodes one test took up to 13 % longer on one pair than on another, at all sizes alike."""
 
 _BY_CPU = 0.25
-"""Of copies that a CPU makes in host memory: others use both, and `gpubench check` looks no closer either."""
+"""Copies that a CPU makes in host memory, while others use both. `gpubench check` has the same tolerance."""
 
 _WITH_HOST = {HostMemory.PINNED.full_name: 0.08, HostMemory.PAGEABLE.full_name: 2.0}
-"""Of copies between GPU and host, by `setting`. In seven runs on healthy machines of one kind (H200s, 2026-11-20) those
-of pinned memory took 51.4 to 55.4 GB/s, and of pageable memory, which a CPU copies first, 5.7 to 16.7."""
+"""Copies between GPU and host, by `setting`. In seven runs on healthy H200 machines (2026-11-20) pinned memory reached
+51.4 to 55.4 GB/s, and pageable memory, which a CPU copies first, 5.7 to 16.7."""
 
 _OF_RINGS, _OF_MANY_PEERS = 0.01, 0.03
-"""The standard deviation of a row's change from 16 MiB on. NCCL's rings and trees, and sendrecv, which have the same
-neighbours all the time: 0.1 to 0.9 % a run. Many peers at a time, whose order and channels are another in every run, up
-to 1 GiB: 0.6 to 3 % a run, at neighbouring sizes alike, which differences between neighbours do not show."""
+"""The standard deviation of a row's change from 16 MiB on. NCCL's rings, trees and sendrecv keep their neighbours and
+vary by 0.1 to 0.9 % per run. Operations with many peers use another order and other channels in every run, and vary by
+0.6 to 3 % up to 1 GiB, at neighbouring sizes alike, so that differences between neighbours do not show it."""
 
 _MANY_PEERS = frozenset({"alltoall", "alltoallv", "gather", "scatter"})
 _MANY_PEERS_UNTIL = 2**30
 
 _WORTH = 20.0
-"""The degrees of freedom that this knowledge counts with beside what the files show: about as many as 40 rows have."""
+"""The degrees of freedom of this knowledge next to what the files show: about as many as 40 rows have."""
 
 
 def single_run_floor(key: RowKey, time_us: float, *, other_hosts: bool = False) -> float:
-    """By how much single runs of the same differ as a whole, as a part of the time; `time_us` is what a row takes."""
+    """Return how much single runs differ as a whole, relative to `time_us`, the time of the row."""
     if key.engine == BY_CPU:
         return _BY_CPU
     if key.setting in _WITH_HOST:
@@ -218,11 +216,11 @@ def is_over_network(key: RowKey) -> bool:
 
 
 def with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
-    """The noise that the files show, and what such rows usually have, each by its degrees of freedom.
+    """Return the noise that the files show, combined with what such rows usually have.
 
-    Few rows give a deviation that is often half or twice the true one; this draws it to the usual one, as Smyth does
-    for genes (2004, "Linear models and empirical Bayes methods"). Only of large rows of collectives; others have a
-    floor that is wider.
+    Few rows give a deviation that is often half or twice the true one. Both are weighted by their degrees of freedom,
+    as Smyth does for genes (2004, "Linear models and empirical Bayes methods"). Only large rows of collectives need it:
+    others have a floor that is wider.
     """
     if key.collective is None or (key.size_bytes or 0) < LARGE_BYTES:
         return found
@@ -238,25 +236,25 @@ def with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
 
 
 NEIGHBOURS = 6
-"""Sizes on either side that lend a size their noise: it grows from large sizes to small ones."""
+"""Sizes on either side from which a size takes its noise, which grows from large sizes to small ones."""
 
 LEAST_FREEDOM, LEAST_VALUES = 4, 6
-"""So many degrees of freedom or figures have to be there for a standard deviation that is worth something."""
+"""The least degrees of freedom and values for a useful standard deviation."""
 
 REPEATED_RUNS = 3
-"""From so many runs a side on, what differs from run to run is known, and the floor for single runs falls away."""
+"""With this many runs per side the difference between runs is known, and the floor for single runs does not apply."""
 
 TESTS = 2
-"""Rows are judged one by one and in ranges; each may use half of the false alarms."""
+"""Rows are judged alone and in ranges. Both may use half of the false alarms."""
 
 SETTLED_RUNS = 5
-"""From so many runs a side on, a row that is slower alone is slower."""
+"""With this many runs per side, a row that is slower alone counts as slower."""
 
 DENSE_ROWS, _APART = 8, math.sqrt(2)
-"""A sweep is one of small steps where so many rows are within half an octave of a size."""
+"""A sweep has small steps if this many rows are within half an octave of a size."""
 
 FLOOR = 0.01
-"""A smaller change is none that anybody looks for."""
+"""A smaller change is of no interest."""
 
 _USUAL = "what single runs usually differ by"
 """The source of noise where the files do not show enough."""
@@ -266,11 +264,11 @@ _NORMAL_MEDIAN = 1.4826
 
 OWN_SPREAD, _NEIGHBOURS = "the rows' own spread", "differences between neighbours"
 OF_ONE_RUN = OWN_SPREAD, _NEIGHBOURS
-"""The sources of a bound that a run brought along itself; others are of runs that were seen."""
+"""The sources of a bound that comes from the run itself."""
 
 
 class NoiseBound(NamedTuple):
-    """The least change that counts, as a part of the time, and its source in words."""
+    """The least change that counts, relative to the time, and its source in words."""
 
     share: float
     source: str
@@ -282,10 +280,9 @@ _LEAST = NoiseBound(FLOOR, "the least that counts")
 class ChangeNoise:
     """The noise of every row that both sides have.
 
-    `families` are the rows that have times on both sides, by what they have in common but for size or pair.
-
-    `files` is how many files either side has, None where every run is one: what a file repeats is of one process, and
-    does not show what one run differs by from another as a whole. `other_hosts`: the sides ran elsewhere.
+    `families` are rows that differ only in size or pair and have times on both sides. `files` is how many files the
+    sides have, or None if every run is one: rows that a file repeats come from one process, and do not show how whole
+    runs differ. `other_hosts` says that the sides ran on different hosts.
     """
 
     def __init__(
@@ -308,12 +305,12 @@ class ChangeNoise:
         self._noises: dict[tuple[tuple[int, int], tuple[int, int]], tuple[Noise | None, NoiseBound | None]] = {}
 
     def runs(self, key: RowKey) -> tuple[int, int]:
-        """The runs of both sides; what one file repeats is one."""
+        """Return the number of runs of both sides. Repetitions within a file count once."""
         (base, new), files = self._times[key].runs, self._files
         return (base, new) if files is None else (min(base, files[0]), min(new, files[1]))
 
     def shows_whole_runs(self, key: RowKey) -> bool:
-        """True where both sides have runs enough to show what whole runs differ by: not what other nodes do."""
+        """True if both sides have enough runs to show how whole runs differ. They never show other nodes."""
         return (
             self._files_repeat
             and min(self._times[key].runs) >= REPEATED_RUNS
@@ -321,24 +318,21 @@ class ChangeNoise:
         )
 
     def floor(self, key: RowKey, time_us: float) -> float:
-        """By how much single runs of a row differ as a whole; `time_us` is what it takes."""
         return single_run_floor(key, time_us, other_hosts=self._other_hosts)
 
     def of_change(self, key: RowKey) -> Noise | None:
-        """The noise of a row's change; None where too few rows tell."""
+        """Return the noise of a row's change, or None if too few rows are known."""
         return self._noise(key, self._times[key])[0]
 
     def change(self, key: RowKey) -> float | None:
-        """The logarithm of the new time over the old one; None where a side has none."""
+        """Return the logarithm of the new time over the old one, or None if a side has none."""
         times = self._times.get(key)
         return None if times is None else times.change
 
     def time_us(self, key: RowKey) -> float:
-        """The old time of a row that both sides have."""
         return math.exp(self._times[key].middle)
 
     def bound(self, key: RowKey) -> NoiseBound:
-        """The least change of a row that counts."""
         times = self._times[key]
         least = _LEAST
         if not self.shows_whole_runs(key):
@@ -355,11 +349,11 @@ class ChangeNoise:
         return NoiseBound(math.expm1(min(5.0, noise.bound(TESTS * len(self._times)))), source)
 
     def is_isolated(self, key: RowKey) -> bool:
-        """True where a row of a collective is slower, and neither its other placement nor the next sizes are.
+        """True if a row of a collective is slower, but neither its other placement nor the next sizes are.
 
-        In a sweep of small steps also where these are, and most rows of about its size are not: what is measured one
-        after the other has a hiccup in common. False where there are no such rows to ask, or so many runs that no two
-        hiccups make their median.
+        In a sweep of small steps it is isolated too if most rows of about its size are not slower: rows that follow
+        each other share a hiccup. False if there are no such rows, or so many runs that no two hiccups make their
+        median.
         """
         if key.collective is None or min(self._times[key].runs) >= SETTLED_RUNS:
             return False
@@ -373,26 +367,24 @@ class ChangeNoise:
         return len(near) >= DENSE_ROWS and sum(near) < len(near) / 4
 
     def is_largest(self, key: RowKey) -> bool:
-        """True of the rows of the largest size of a sweep."""
         sizes = self._sizes(key).sizes
         return len(sizes) > 1 and key.size_bytes == sizes[-1]
 
     def _beside(self, key: RowKey) -> Iterator[RowKey]:
-        """The other placement of a row, and the next sizes of the same placement."""
+        """Return the other placement of a row, and the next sizes of the same placement."""
         for each in self._sizes(key).near(key.size_bytes or 0, 1):
             alike = each.size_bytes == key.size_bytes or each.placement == key.placement
             if each != key and alike:
                 yield each
 
     def _sizes(self, key: RowKey) -> "_RowsBySize":
-        """The rows among which a row is, by size."""
         family = self._times[key].family
         if family not in self._by_size:
             self._by_size[family] = _RowsBySize.of(self.families[family])
         return self._by_size[family]
 
     def _noise(self, key: RowKey, times: "_Times") -> tuple[Noise | None, NoiseBound | None]:
-        """The noise of a row's change, from the runs of its neighbours where there are enough, else from changes."""
+        """Return the noise of a row's change, from the runs of its neighbours if possible, else from changes."""
         place = times.family, 0 if key.collective is None else key.size_bytes or 0
         if (known := self._noises.get((place, times.runs))) is None:
             if place not in self._near_noise:
@@ -422,7 +414,7 @@ class ChangeNoise:
             yield from self._sizes(key).near(key.size_bytes or 0, NEIGHBOURS)
 
     def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
-        """The deviation between runs of the same row, over all these rows: by the median, for a run may hiccup."""
+        """Return the deviation between runs of one row over these rows. The median tolerates hiccups."""
         sides = [side for key in keys for side in self._times[key].sides]
         freedom = MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
         if freedom < LEAST_FREEDOM:
@@ -431,7 +423,7 @@ class ChangeNoise:
         return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
 
     def _between_changes(self, keys: Sequence[RowKey]) -> Noise | None:
-        """Of pairs how much their changes differ; of sizes how unsteady the change is."""
+        """Return how much the changes of pairs differ, or how unsteady the change is from size to size."""
         changes = {key: self.change(key) or 0.0 for key in keys}
         unsteady = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))
         found = robust_deviation(unsteady) if len(unsteady) >= LEAST_VALUES else None
@@ -445,7 +437,7 @@ _ONE_EACH = 1, 1
 
 
 class _Times:
-    """Logarithms of the times of a row on both sides, and the change from one middle to the other."""
+    """Logarithms of the times of a row on both sides, and the change from one median to the other."""
 
     __slots__ = ("change", "family", "middle", "runs", "sides", "within")
 
@@ -460,26 +452,24 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _RowsBySize:
-    """The rows of a family by their sizes, which ascend, so that the neighbours of one are found by bisection."""
+    """The rows of a family by ascending size, so that bisection finds the neighbours of one."""
 
     sizes: Sequence[int]
     rows: Mapping[int, Sequence[tuple[int, RowKey]]]
 
     @classmethod
     def of(cls, family: Sequence[RowKey]) -> "_RowsBySize":
-        """Each with its place in the family."""
         rows: dict[int, list[tuple[int, RowKey]]] = {}
         for place, key in enumerate(family):
             rows.setdefault(key.size_bytes or 0, []).append((place, key))
         return cls(sorted(rows), rows)
 
     def near(self, size: int, steps: int) -> Iterator[RowKey]:
-        """The rows of a size and of so many sizes before and after it, in the family's order."""
+        """Return the rows of a size and of some sizes before and after it, in the family's order."""
         place = bisect_left(self.sizes, size)
         return self._of(self.sizes[max(0, place - steps) : place + steps + 1])
 
     def between(self, least: float, most: float) -> Iterator[RowKey]:
-        """The rows of these sizes and those between them."""
         return self._of(self.sizes[bisect_left(self.sizes, least) : bisect_right(self.sizes, most)])
 
     def _of(self, sizes: Sequence[int]) -> Iterator[RowKey]:
@@ -487,10 +477,10 @@ class _RowsBySize:
 
 
 def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
-    """Differences that no real change explains, each scaled to the deviation of one change.
+    """Return differences that no real change explains, each scaled to the deviation of one change.
 
-    How far a size is from the middle of its neighbours (a change that grows with the size leaves nothing of that), and
-    how much out of place and in place differ at a size.
+    They are the distance of a size from the mean of its neighbours, which a change that grows with the size does not
+    affect, and the difference between out of place and in place.
     """
     curves: dict[str | None, dict[int, float]] = {}
     for key, change in changes.items():
@@ -505,22 +495,22 @@ def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
 
 
 def _part_of_variance(runs: int) -> float:
-    """The variance of the middle of so many runs, in those of one: of a median π/2 times that of a mean."""
+    """Return the variance of the middle of some runs, relative to one run: π/2 times as much for a median."""
     return 1 / runs if runs < REPEATED_RUNS else math.pi / 2 / runs
 
 
 def middle_of(values: Sequence[float]) -> float:
-    """The median; of one value, as most rows have, itself."""
+    """Return the median. Most rows have one value."""
     return values[0] if len(values) == 1 else median(values)
 
 
 def logs_of(seen: Sequence[RunFigures]) -> list[float]:
-    """Logarithms of the times of a side; wrong data make no time."""
+    """Return the logarithms of the times of a side. Wrong data have no time."""
     return [math.log(each.time_us) for each in seen if each.time_us and not each.wrong]
 
 
 def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
-    """The standard error of a change, from the spread that rows have in themselves; None where no row has one."""
+    """Return the standard error of a change from the spread within rows, or None if no row has one."""
     sides = [[each.error_of_mean for each in side if each.error_of_mean is not None] for side in (base, new)]
     squares = [sum(error * error for error in errors) / len(errors) ** 2 for errors in sides if errors]
     return math.sqrt(sum(squares)) if squares else None

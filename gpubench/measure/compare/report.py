@@ -1,8 +1,8 @@
 """Reports of a comparison: two sets of results, two health checks, a history of dated results, or two machines.
 
-Two machines stand side by side by collective: the peak, the size where half of it is reached, latency, and ratios. Bus
-bandwidth is the bandwidth of one GPU's links whatever the number of ranks, so jobs of any size compare per GPU; times
-grow with the number of ranks and compare only between jobs of the same size.
+Two machines are compared by collective: the peak, the size that reaches half of it, latency, and ratios. Bus bandwidth
+is the bandwidth of one GPU's links for any number of ranks, so jobs of any size compare per GPU. Times grow with the
+number of ranks and compare only between jobs of one size.
 """
 
 import re
@@ -60,7 +60,7 @@ _IN_PLACE = "in_place"
 
 @dataclass(frozen=True, slots=True)
 class MachineCurve:
-    """Bandwidth and time of one collective, or of copies, by size; GPUs and nodes where they are known."""
+    """Bandwidth and time of one collective, or of copies, by size, with GPUs and nodes if known."""
 
     gpus: int | None
     nodes: int | None
@@ -69,21 +69,21 @@ class MachineCurve:
 
     @property
     def peak_size(self) -> int:
-        """The smallest size with the highest bandwidth."""
+        """Return the smallest size with the highest bandwidth."""
         return max(sorted(self.gb_s), key=self.gb_s.__getitem__)
 
     @property
     def half_size(self) -> int:
-        """The smallest measured size that reaches half of the highest bandwidth."""
+        """Return the smallest measured size that reaches half of the highest bandwidth."""
         return min(size for size, value in self.gb_s.items() if value >= self.gb_s[self.peak_size] / 2)
 
     def of_node(self, size: int) -> float | None:
-        """The bandwidth of all GPUs of a node together."""
+        """Return the bandwidth of all GPUs of a node together."""
         return self.gb_s[size] * self.gpus / self.nodes if self.gpus and self.nodes else None
 
 
 def compare_machines(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Report:
-    """The report on two machines, which judges nothing; ERROR, with the reason, where nothing compares."""
+    """Return the report on two machines. It judges nothing, and is ERROR if they have nothing in common."""
     before, after = _curves(base), _curves(new)
     rows = [_machine_row(name, before[name], after[name]) for name in before if name in after]
     sections = Table.by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
@@ -130,7 +130,7 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
 
 
 def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
-    """Of several runs the median; out of place where both placements were measured."""
+    """Return curves by name: medians of several runs, out of place if both placements were measured."""
     found = dict(_collectives(files))
     pairs = [row for file in files for row in file.pairs if _between_gpus(row)]
     gpus = len({(node, end) for row in pairs for node, end in _ends(row)})
@@ -198,10 +198,10 @@ def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, M
 NEW, GRAVER, NOT_LOOKED_AT, GONE = "new-finding", "graver-finding", "not-looked-at", "device-gone"
 
 _INDEX = re.compile(r"GPU\d+ (?=\()", re.ASCII)
-"""The number of a GPU before its bus id: with one GPU less, all after it are counted anew."""
+"""The number of a GPU before its bus id. It changes for all later GPUs when one is missing."""
 
 _FindingsBySubject = Mapping[tuple[str, str], Finding]
-"""Findings, one a subject, by id and subject without the numbers of GPUs."""
+"""Findings per subject, by id and subject without the numbers of GPUs."""
 
 _LOOKED_AT = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
 _STATUSES = tuple(FindingStatus)
@@ -212,7 +212,7 @@ def _all_have_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) ->
 
 
 def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[FindingChangeRow]:
-    """One row for each finding and subject, most severe first; of several runs of a side the most severe counts."""
+    """Return a row per finding and subject, most severe first. The most severe of several runs counts."""
     before, after = _found(base), _found(new)
     if not before and not after:
         return []
@@ -267,12 +267,12 @@ def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
 
 
 def _verdict(severity: Verdict) -> Verdict:
-    """The verdict on a new finding: its severity; a SKIP is not a change."""
+    """Return the verdict on a new finding. A SKIP is not a change."""
     return Verdict.PASS if severity is Verdict.SKIP else severity
 
 
 def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow]) -> tuple[list[str], list[Finding]]:
-    """Findings that are new or graver, with the finding of a comparison that each becomes."""
+    """Return the ids of new or graver findings, and the findings of the comparison that they become."""
     after = _found(new)
     names: list[str] = []
     findings: list[Finding] = []
@@ -304,7 +304,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
 
 
 def _place(row: VerdictRow) -> tuple[str, str]:
-    """The node and bus id of a device, else its name: its number changes when another device is gone."""
+    """Return the node and bus id of a device, else its name: numbers change when another device is gone."""
     return row.node, row.subject.rpartition("(")[2]
 
 
