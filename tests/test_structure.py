@@ -27,6 +27,7 @@ SUPPORT = {
         "blocks",
         "delivery",
         "frame",
+        "header",
         "layout",
         "machine_picture",
         "presentation",

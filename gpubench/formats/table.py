@@ -7,10 +7,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from gpubench.formats import layout
+from gpubench.formats import header, layout
 from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.registry import Style, Target
-from gpubench.formats.text import header
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief

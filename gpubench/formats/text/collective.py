@@ -7,9 +7,9 @@ from statistics import median
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats import layout
+from gpubench.formats.header import backends_beside, collective_lines, way_name, way_names
 from gpubench.formats.layout import VERDICT_MARKS, Column, figure, or_dash, verdict_mark
 from gpubench.formats.table import Page
-from gpubench.formats.text.header import backends_beside, collective_lines, way_name, way_names
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, speed_words

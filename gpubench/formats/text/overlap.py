@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.formats import layout
+from gpubench.formats.header import overlap_lines
 from gpubench.formats.layout import INDENT, Column, figure, or_dash
 from gpubench.formats.table import Page
-from gpubench.formats.text.header import overlap_lines
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row

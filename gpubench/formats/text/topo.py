@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpubench.formats.header import setting_lines
 from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words, or_dash
 from gpubench.formats.table import ReportView, line_text
-from gpubench.formats.text.header import setting_lines
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
 from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
