@@ -1,4 +1,4 @@
-"""Copies between GPUs and host memory, timed on the GPUs: of one process, and between two processes."""
+"""Copies between GPUs and host memory, timed by the GPUs, within one process and between two."""
 
 import contextlib
 import ctypes
@@ -46,14 +46,14 @@ _NEXT_STEPS = {
 
 @dataclass(slots=True)
 class CopyQueue:
-    """A stream and the event that ends what it does in one measurement."""
+    """A stream, and the event that marks the end of a measurement on it."""
 
     stream: Any
     end: Any
 
 
 class CopyKernel:
-    """The kernel of copy.cu on the device that is current when it is made, launched on the stream that is current."""
+    """The kernel of copy.cu, compiled for the current device and launched on the current stream."""
 
     def __init__(self, cupy: Any, multiprocessors: int) -> None:
         import numpy
@@ -64,14 +64,13 @@ class CopyKernel:
         self._kernel = module.get_function("copy_bytes")
 
     def launch(self, destination: int, source: int, size_bytes: int) -> None:
-        """Copy between two addresses that the device can reach."""
         blocks = max(1, min(self._multiprocessors, -(-size_bytes // (_THREADS * _VECTOR_BYTES))))
         arguments = tuple(self._numpy.uint64(value) for value in (destination, source, size_bytes))
         self._kernel((blocks,), (_THREADS,), arguments)
 
 
 class CopyDevice:
-    """A GPU with a stream for test data and one more, a queue, for each copy that runs on it at once."""
+    """A GPU with one stream for test data and one queue per concurrent copy."""
 
     def __init__(self, cupy: Any, index: int, name: str) -> None:
         self.index = index
@@ -89,7 +88,6 @@ class CopyDevice:
         self._stream.synchronize()
 
     def queue(self, number: int) -> CopyQueue:
-        """The queue of that number, 0 for the first."""
         while len(self._queues) <= number:
             self._runtime.setDevice(self.index)
             stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -97,14 +95,14 @@ class CopyDevice:
         return self._queues[number]
 
     def copy_by_kernel(self, queue: CopyQueue, destination: int, source: int, size_bytes: int) -> None:
-        """Enqueue a copy by the SMs of this GPU."""
+        """Enqueue a copy by this GPU's SMs."""
         self._runtime.setDevice(self.index)
         with queue.stream:
             self._copy.launch(destination, source, size_bytes)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Make the device and its stream current and wait for other streams. Raises CouldNotMeasureError."""
+        """Make the device and its stream current, and wait for its other streams. Raise CouldNotMeasureError."""
         with cuda_errors(f"filling or checking memory of {self.name}"):
             self._runtime.setDevice(self.index)
             with self._stream:
@@ -114,7 +112,7 @@ class CopyDevice:
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """Turn errors of CUDA and CuPy into CouldNotMeasureError that names what was being done."""
+    """Turn CUDA and CuPy errors into a CouldNotMeasureError that names the failed step."""
     try:
         yield
     except RuntimeError as error:
@@ -122,7 +120,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
 
 
 def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
-    """CUDA's error in words, what it means for the rest of the run, and what to look at."""
+    """Return the error for a failed CUDA call, with its effect on the rest of the run and a next step."""
     code = error.partition(":")[0].replace("_", "").casefold()
     sticky = any(code.endswith(name.casefold()) for name in _STICKY)
     steps = [step for name, step in _NEXT_STEPS.items() if name.casefold() in code]
@@ -135,7 +133,7 @@ def cuda_failed(doing: str, error: str) -> CouldNotMeasureError:
 
 
 class GpuMemory(cuda.CudaMemory):
-    """An allocation of no pool on the GPU at a position; its owner fills and checks it, and is done on return."""
+    """An allocation on one GPU, outside of CuPy's pool. Filling and checking wait until the GPU is done."""
 
     pageable = False
 
@@ -145,28 +143,24 @@ class GpuMemory(cuda.CudaMemory):
         self._device = device
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """`count` elements from `offset_bytes` on, as a writable view."""
         with self._device.settled():
             return super().array(offset_bytes, count, dtype)
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block."""
         with self._device.settled():
             super().fill_sent(data, block, rank)
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Set the first bytes to a value."""
         with self._device.settled():
             super().fill_byte(size_bytes, value)
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Elements that differ from what their block must hold."""
         with self._device.settled():
             return super().count_wrong(data, blocks)
 
 
 class PageableMemory(NumpyMemory):
-    """Ordinary memory of this process, every page of it touched: the kernel takes pages as they are first used."""
+    """Pageable host memory. Every page is touched once, because the kernel allocates pages at first use."""
 
     gpu: int | None = None
     pageable = True
@@ -177,11 +171,11 @@ class PageableMemory(NumpyMemory):
         self.fill_byte(size_bytes, 0)
 
     def free(self) -> None:
-        """NumPy's memory goes with its last reference."""
+        """Do nothing, because NumPy frees the memory."""
 
 
 class PinnedMemory(NumpyMemory):
-    """Host memory from `cudaHostAlloc`, which copy engines and SMs reach by its address."""
+    """Pinned host memory from `cudaHostAlloc`, which copy engines and SMs can address."""
 
     gpu: int | None = None
     pageable = False
@@ -194,12 +188,11 @@ class PinnedMemory(NumpyMemory):
         self._bytes = self._numpy.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
 
     def free(self) -> None:
-        """Give it back."""
         self._free(self.address)
 
 
 class ManagedPages(PinnedMemory):
-    """Managed memory, which host and GPUs reach by one address; filled and checked by the host."""
+    """Managed memory, which host and GPUs address alike. The host fills and checks it."""
 
 
 CopyMemory = GpuMemory | PageableMemory | PinnedMemory
@@ -211,7 +204,7 @@ _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the mem
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Copies on one queue: `issue` enqueues one, which takes so many `places` in the stream."""
+    """Copies on one queue. Each call of `issue` enqueues one copy, which takes `places` entries of the stream."""
 
     queue: CopyQueue
     issue: Callable[[], object]
@@ -219,7 +212,7 @@ class _Work:
 
 
 class CudaCopies:
-    """The GPUs that this process sees, at the positions that CUDA counts them by."""
+    """All GPUs that this process sees, in CUDA's order."""
 
     def __init__(self, cupy: Any, driver: Driver, device_names: Mapping[str, str]) -> None:
         self._cupy = cupy
@@ -237,16 +230,15 @@ class CudaCopies:
             self._gate = cuda.StreamGate(self._runtime)
 
     def libraries(self) -> dict[str, str]:
-        """Driver, CUDA and CuPy versions."""
         return cuda.library_versions(self._cupy, self._driver)
 
     def can_reach(self, source: int, destination: int) -> bool:
-        """True where, for CUDA, one GPU may address another's memory."""
+        """True if CUDA lets one GPU address another's memory."""
         with cuda_errors(f"asking whether {self._name(source)} can address {self._name(destination)}"):
             return bool(self._runtime.deviceCanAccessPeer(self.gpus[source].index, self.gpus[destination].index))
 
     def enable(self, source: int, destination: int) -> None:
-        """Let one GPU address another's memory from now on: its SMs, and copy engines both ways (seen on H200)."""
+        """Enable peer access. On an H200 it affects the SMs of one GPU, and copy engines in both directions."""
         if (source, destination) in self._enabled:
             return
         with cuda_errors(f"letting {self._name(source)} address the memory of {self._name(destination)}"):
@@ -259,7 +251,7 @@ class CudaCopies:
         self._enabled.add((source, destination))
 
     def allocate(self, place: Place, size_bytes: int) -> Memory:
-        """A plain allocation of a GPU or of the host, kept until `close`."""
+        """Allocate memory of a GPU or the host, kept until `close`."""
         if isinstance(place, HostMemory):
             self._memories.append(self._allocate_host(place, size_bytes))
         else:
@@ -267,7 +259,7 @@ class CudaCopies:
         return self._memories[-1]
 
     def seconds(self, streams: Sequence[CopyStream], repeats: int) -> float:
-        """Wall time by the first stream's GPU, from a common start until every stream has made its copies."""
+        """Return the seconds from a common start until every stream has made its copies, by the first stream's GPU."""
         with cuda_errors(self._describe(streams)):
             work = self._bind(streams)
             try:
@@ -284,7 +276,7 @@ class CudaCopies:
                 raise
 
     def free_bytes(self) -> dict[str, int]:
-        """Free memory of every usable GPU, by its name."""
+        """Return the free memory of every usable GPU, by name."""
         found = {}
         for position, device in self._devices.items():
             with cuda_errors(f"asking {device.name} for its free memory"):
@@ -293,7 +285,7 @@ class CudaCopies:
         return found
 
     def allocate_managed(self, size_bytes: int) -> ManagedPages:
-        """Managed memory that every GPU may use, kept until `close`."""
+        """Allocate managed memory that every GPU may use, kept until `close`."""
         with cuda_errors(f"allocating {format_size(size_bytes)} of managed memory"):
             self._runtime.setDevice(next(iter(self._devices.values())).index)
             address = self._runtime.mallocManaged(size_bytes, _ATTACH_GLOBAL)
@@ -302,17 +294,17 @@ class CudaCopies:
         return pages
 
     def view(self, position: int, pages: ManagedPages) -> GpuMemory:
-        """Managed memory as a GPU fills and checks it; it stays the owner's to give back."""
+        """Return a view through which a GPU fills and checks managed memory. The owner still frees it."""
         return GpuMemory(self._device(position), position, pages.address, pages.size_bytes, lambda _address: None)
 
     def time_call(self, by: int, doing: str, issue: Callable[[int], object]) -> float:
-        """Seconds on a stream of a GPU from before what a call enqueues there until it is done."""
+        """Return the GPU seconds that the work enqueued by a call takes."""
         with cuda_errors(doing):
             queue = self._device(by).queue(0)
             return self._time(by, [_Work(queue, partial(issue, queue.stream.ptr), 1)], 1, gated=False)
 
     def close(self) -> None:
-        """Free all memory and disable peer access. Errors are ignored: after some of them every call fails."""
+        """Free all memory and disable peer access. Ignore errors, because after some of them every CUDA call fails."""
         while self._memories:
             with contextlib.suppress(RuntimeError):
                 self._memories.pop().free()
@@ -331,7 +323,7 @@ class CudaCopies:
         return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
 
     def _open(self, position: int) -> CopyDevice | None:
-        """The GPU at a position; one that CUDA does not give us costs its own pairs, not everybody's."""
+        """Open a GPU. If CUDA refuses it, only its own pairs are lost."""
         gpu = self.gpus[position]
         with cuda.opening(self._runtime):
             try:
@@ -410,7 +402,7 @@ class CudaCopies:
         return memory.gpu == gpu or (gpu, memory.gpu) in self._enabled
 
     def _time(self, timer: int, work: Sequence[_Work], repeats: int, *, gated: bool) -> float:
-        """Enqueue everything between two events of the first queue, which belongs to GPU `timer`."""
+        """Time all copies by two events on the first queue, which belongs to GPU `timer`."""
         self._runtime.setDevice(self._device(timer).index)
         event = self._cupy.cuda.Event
         start, stop = event(), event()
@@ -433,7 +425,7 @@ class CudaCopies:
 
 
 def open_copies(driver: Driver, device_names: Mapping[str, str] = MappingProxyType({})) -> CudaCopies:
-    """The GPUs of this process, by `device_names` (bus id → name), else CUDA's. Raises CouldNotMeasureError."""
+    """Open the GPUs of this process, named by `device_names` (bus id to name). Raise CouldNotMeasureError."""
     return CudaCopies(cuda.load_cupy(driver), driver, device_names)
 
 
@@ -453,7 +445,7 @@ _REFUSALS = {
 
 
 class Network:
-    """NCCL between all ranks of a job: each may send to each."""
+    """An NCCL communicator over all ranks of a job, for copies between nodes."""
 
     def __init__(self, group: Group, library: NcclLibrary) -> None:
         self.described = f"{library.version} from {library.path}"
@@ -463,18 +455,17 @@ class Network:
         self.transfer, self.trouble = self._communicator.transfer, self._communicator.trouble
 
     def abort(self) -> None:
-        """Abort the communicator, wherever it waits; it cannot be used afterwards."""
+        """Abort the communicator. It cannot be used afterwards."""
         self.aborted = True
         self._communicator.abort()
 
     def close(self) -> None:
-        """Destroy the communicator."""
         with contextlib.suppress(RuntimeError):
             self._communicator.destroy()
 
 
 class CudaRankCopies:
-    """Copies between the GPU of this rank and those of others. Without a `network` all ranks are on one node."""
+    """Copies between the GPUs of two ranks. Without a `network`, all ranks are on one node."""
 
     def __init__(self, opened: cuda.CudaDevice, network: Network | None = None) -> None:
         self._opened = opened
@@ -488,11 +479,10 @@ class CudaRankCopies:
             self._gate = cuda.StreamGate(self._runtime)
 
     def libraries(self) -> Mapping[str, str]:
-        """Versions of what copies, for the metadata."""
         return self._opened.libraries() | ({"NCCL": self._network.described} if self._network else {})
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain allocation on this rank's GPU, kept until `close`."""
+        """Allocate memory on this rank's GPU, kept until `close`."""
         with cuda_errors(f"allocating {format_size(size_bytes)} on {self._device.name}"):
             self._runtime.setDevice(self._device.index)
             address = self._runtime.malloc(-(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
@@ -500,13 +490,13 @@ class CudaRankCopies:
         return self._memories[-1]
 
     def export(self, memory: Memory) -> bytes:
-        """The CUDA IPC handle of a memory that `allocate` returned."""
+        """Return the CUDA IPC handle of an allocation."""
         with _sharing("sharing memory through CUDA IPC"):
             handle: bytes = self._runtime.ipcGetMemHandle(cast("GpuMemory", memory).address)
         return handle
 
     def copy(self, own: Memory, other: bytes, direction: Direction, size_bytes: int, repeats: int) -> float:
-        """Seconds of so many copies by this rank's copy engine, issued before the first of them starts."""
+        """Return the seconds of copies by this rank's copy engine. All are issued before the first one starts."""
         self._runtime.setDevice(self._device.index)
         theirs, mine = self._address(other), cast("GpuMemory", own).address
         to, origin = (theirs, mine) if direction is Direction.WRITE else (mine, theirs)
@@ -516,7 +506,9 @@ class CudaRankCopies:
             return self._seconds(queue, copy, repeats, gated=True)
 
     def exchange(self, own: Memory, peer: int, size_bytes: int, repeats: int, *, sends: bool) -> float:
-        """Seconds in which NCCL sent `own` so often, or received it; ungated, as NCCL's own threads need the stream."""
+        """Return the seconds in which NCCL sent or received `own`. No gate is used, because NCCL's threads need the
+        stream.
+        """
         if self._network is None:
             raise CouldNotMeasureError("NCCL was not started: all ranks are on one node")
         self._runtime.setDevice(self._device.index)
@@ -529,14 +521,13 @@ class CudaRankCopies:
         return seconds
 
     def release(self) -> None:
-        """Close other ranks' memory. Errors are ignored: after some of them every call fails."""
+        """Close other ranks' memory. Ignore errors, because after some of them every CUDA call fails."""
         for address in self._addresses.values():
             with contextlib.suppress(RuntimeError):
                 self._runtime.ipcCloseMemHandle(address)
         self._addresses.clear()
 
     def close(self) -> None:
-        """Give all memory back, and NCCL."""
         if self._network is not None:
             self._network.close()
         while self._memories:
@@ -552,7 +543,7 @@ class CudaRankCopies:
         return self._addresses[handle]
 
     def _seconds(self, queue: CopyQueue, issue: Callable[[], object], repeats: int, *, gated: bool) -> float:
-        """Seconds on the GPU for all operations; the host sleeps, as NCCL's threads need its core."""
+        """Return the GPU seconds of all operations. The host sleeps meanwhile, because NCCL's threads need its core."""
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event(block=True)
         with no_garbage_collection():
             with self._gate.hold(queue.stream.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:

@@ -1,4 +1,4 @@
-"""One GPU through CuPy: selection, identity, memory with checked data, streams, graphs, and gated streams."""
+"""One GPU through CuPy: selection, identity, memory with checked data, streams, graphs, and gates."""
 
 import contextlib
 import ctypes
@@ -50,7 +50,7 @@ _OPERATIONS = {op: number for number, op in enumerate(ReduceOp)}
 
 
 class PatternKernels:
-    """The kernels of pattern.cu on one device and stream, compiled once by NVRTC and kept by CuPy's disk cache."""
+    """The kernels of pattern.cu on one stream. NVRTC compiles them once, and CuPy caches them on disk."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         import numpy
@@ -67,7 +67,7 @@ class PatternKernels:
         self._launch(self._fill, address, data, block, rank)
 
     def count(self, address: int, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Wrong elements in blocks of the memory at `address`."""
+        """Count wrong elements in blocks of the memory at `address`."""
         total = self.cupy.zeros(1, "uint64")
         for block, source in blocks:
             self._launch(self._count, address, data, block, _REDUCTION if source is None else source, total)
@@ -101,7 +101,7 @@ class PatternKernels:
 
 
 class CudaMemory:
-    """An allocation of no pool, mapped to no peer, filled and checked on the device's stream."""
+    """An allocation outside of CuPy's pool, without peer mappings. Kernels on the device's stream fill and check it."""
 
     def __init__(self, kernels: PatternKernels, address: int, size_bytes: int, free: Callable[[int], object]) -> None:
         self.address = address
@@ -110,25 +110,20 @@ class CudaMemory:
         self._free = free
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """`count` elements from `offset_bytes` on, as a writable view."""
         cupy = self._kernels.cupy
         memory = cupy.cuda.UnownedMemory(self.address, self.size_bytes, self)
         return cupy.ndarray((count,), dtype, cupy.cuda.MemoryPointer(memory, offset_bytes))
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block."""
         self._kernels.fill(self.address, data, block, rank)
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Set the first bytes to a value."""
         self._kernels.cupy.cuda.runtime.memsetAsync(self.address, value, size_bytes, self._kernels.stream.ptr)
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Elements that differ from what their block must hold."""
         return self._kernels.count(self.address, data, blocks)
 
     def free(self) -> None:
-        """Give it back."""
         self._free(self.address)
 
 
@@ -140,7 +135,9 @@ compute mode that another process uses."""
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """A GPU by CUDA's index in this process, bus id and UUID; `mps`: this process uses it through an MPS server."""
+    """CUDA's index of a GPU in this process, its name, bus id and UUID. `mps`: this process uses it through an MPS
+    server.
+    """
 
     name: str
     index: int
@@ -150,7 +147,7 @@ class GpuIdentity:
 
 
 class CudaDevice:
-    """The GPU of this rank, made current together with a non-blocking stream."""
+    """The GPU of this rank, with a non-blocking stream. Both are current."""
 
     def __init__(self, cupy: Any, index: int, driver: Driver) -> None:
         self.cupy = cupy
@@ -167,30 +164,29 @@ class CudaDevice:
 
     @property
     def driver_cuda(self) -> int:
-        """The newest CUDA that the driver runs, 13000 for 13.0."""
+        """Return the newest CUDA version that the driver supports: 13000 for 13.0."""
         return self._driver.cuda
 
     def libraries(self) -> dict[str, str]:
-        """Driver, CUDA and CuPy versions."""
         return library_versions(self.cupy, self._driver)
 
     def free_bytes(self) -> int:
-        """Bytes that buffers may take: what is free less the headroom, or half of it on a small or busy GPU."""
+        """Return the bytes for buffers: free memory minus the headroom, or half of it on a small or busy GPU."""
         free: int = self._runtime.memGetInfo()[0] // self.sharing
         return max(free - _HEADROOM_BYTES, free // 2)
 
     def allocate(self, size_bytes: int) -> CudaMemory:
-        """A plain allocation, freed by `close`."""
+        """Allocate memory, freed by `close`."""
         return self.adopt(self._runtime.malloc(size_bytes), size_bytes, self._runtime.free)
 
     def adopt(self, address: int, size_bytes: int, free: Callable[[int], object]) -> CudaMemory:
-        """Memory allocated elsewhere, freed with `free(address)` by `close`."""
+        """Wrap memory allocated elsewhere. `close` frees it with `free(address)`."""
         memory = CudaMemory(self._kernels, address, size_bytes, free)
         self._memories.append(memory)
         return memory
 
     def capture(self, launch: Launch, replays: int) -> Launch:
-        """A launch that replays a CUDA graph of `launch`; capture is thread-local, as NCCL may allocate meanwhile."""
+        """Return a launch that replays a CUDA graph. Capture is thread-local, because NCCL may allocate meanwhile."""
         self.stream.begin_capture(self._runtime.streamCaptureModeThreadLocal)
         try:
             launch()
@@ -212,19 +208,18 @@ class CudaDevice:
         return replay_all
 
     def close(self) -> None:
-        """Give the memory back."""
         while self._memories:
             self._memories.pop().free()
 
 
 def check_installed(driver: Driver) -> None:
-    """Raise CouldNotMeasureError where CuPy is not installed, naming the extra that fits the driver."""
+    """Raise CouldNotMeasureError if CuPy is missing, and name the extra that fits the driver."""
     if find_spec("cupy") is None:
         raise errors.missing_cupy(driver.cuda // 1000 or None)
 
 
 def load_cupy(driver: Driver) -> Any:
-    """CuPy, once it is known to fit the driver; CouldNotMeasureError for no driver, no CuPy, or one of another CUDA."""
+    """Import CuPy. Raise CouldNotMeasureError if the driver or CuPy is missing, or their CUDA versions do not fit."""
     check_installed(driver)
     try:
         import cupy
@@ -241,7 +236,7 @@ def load_cupy(driver: Driver) -> Any:
 
 @contextlib.contextmanager
 def opening(runtime: Any) -> Iterator[None]:
-    """Turn errors while GPUs are opened into CouldNotMeasureError: of the GPU itself, or of CuPy without NVRTC."""
+    """Turn errors of opening a GPU, or of CuPy without NVRTC, into CouldNotMeasureError."""
     try:
         yield
     except (runtime.CUDARuntimeError, CudaUnavailableError) as error:
@@ -253,9 +248,9 @@ def opening(runtime: Any) -> Iterator[None]:
 
 
 def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, *, shared: bool = False) -> CudaDevice:
-    """The GPU for a rank: the only one it sees, or the one of its place on the host; `shared`, in turn.
+    """Open the GPU of a rank: the only visible one, else the one at its local rank. `shared` ranks wrap around.
 
-    Raises CouldNotMeasureError where the GPU cannot be used, UsageError for more ranks than unshared GPUs.
+    Raise CouldNotMeasureError if the GPU is unusable, and UsageError for more ranks than GPUs that are not shared.
     """
     cupy = load_cupy(driver)
     runtime = cupy.cuda.runtime
@@ -267,7 +262,7 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, 
 
 
 def identify(runtime: Any, index: int) -> GpuIdentity:
-    """The names of the GPU that CUDA counts as `index`, by the driver. Raises CudaUnavailableError."""
+    """Read the identity of a GPU by CUDA's index. Raise CudaUnavailableError."""
     library = load_cuda()
     uuid, mps = device_uuid(library, index), read_attribute(library, MPS_ENABLED, index)
     return GpuIdentity(
@@ -281,7 +276,7 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
 
 
 def library_versions(cupy: Any, driver: Driver) -> dict[str, str]:
-    """Versions of the driver, CUDA and CuPy, for the metadata."""
+    """Return the versions of driver, CUDA and CuPy for the metadata."""
     runtime = version_text(cupy.cuda.runtime.runtimeGetVersion())
     runs = version_text(cupy.cuda.runtime.driverGetVersion())
     return {"driver": f"{driver.version} (runs CUDA {runs})", "CuPy": f"{cupy.__version__} (CUDA {runtime})"}
@@ -302,7 +297,7 @@ _Wait = Callable[[int, int, int, int], int]
 
 
 class HeldStream:
-    """A stream that waits at the closed gate. It is opened once, by the host or by the timer."""
+    """A stream that waits at a closed gate until the host or the timer opens it, once."""
 
     def __init__(self, address: int = 0, turn: int = 0) -> None:
         self._address = address
@@ -310,19 +305,21 @@ class HeldStream:
         self._waiting = 0
 
     def count(self, places: int) -> None:
-        """Count operations that are about to be enqueued, and open the gate where too many would wait."""
+        """Count operations before they are enqueued. Open the gate if too many would wait."""
         self._waiting += places
         if self._waiting > MOST_WAITING:
             self.open()
 
     def open(self) -> None:
-        """Start the operations that wait."""
+        """Open the gate."""
         if self._address:
             ctypes.c_uint32.from_address(self._address).value = self._turn
 
 
 class StreamGate:
-    """A number in pinned host memory that streams wait for (`cuStreamWaitValue32`); else always open."""
+    """A gate that streams wait for: a number in pinned host memory (`cuStreamWaitValue32`). Always open if CUDA lacks
+    it.
+    """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -336,12 +333,12 @@ class StreamGate:
 
     @property
     def works(self) -> bool:
-        """False where the driver has no such operation, or refused it."""
+        """False if the driver lacks the operation or has refused it."""
         return self._wait is not None
 
     @contextmanager
     def hold(self, stream: int) -> Iterator[HeldStream]:
-        """Keep a stream of the current device from starting what is enqueued inside the `with`, until its end."""
+        """Hold back what is enqueued on a stream inside the `with` block, until its end."""
         hold = self._close(stream)
         timer = threading.Timer(_LONGEST_SECONDS, hold.open)
         timer.daemon = True
@@ -353,7 +350,7 @@ class StreamGate:
             hold.open()
 
     def free(self) -> None:
-        """Give the memory back; the gate stays open."""
+        """Free the memory. The gate stays open."""
         self._wait = None
         if self._address:
             self._runtime.freeHost(self._address)
@@ -371,7 +368,7 @@ class StreamGate:
 
 
 def _find_wait() -> _Wait | None:
-    """The operation of the driver library. The first version of it is off by default, the second is not."""
+    """Look up `cuStreamWaitValue32` in the driver. Its first version is off by default, its second is not."""
     try:
         library = load_cuda()
     except CudaUnavailableError:
@@ -390,12 +387,12 @@ _PLACES = 6  # Of a stream that one operation may take
 
 
 class WorkEndedError(Exception):
-    """The communicator was aborted while it worked: the stream is idle, and nothing was measured."""
+    """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
 
 
 @dataclass(eq=False)
 class GatedLaunch:
-    """Operations in batches; calling it issues them all. `seconds` are those of each batch, once it was timed."""
+    """Operations in batches. A call issues them all. `seconds` holds the time of each batch."""
 
     launches: Sequence[Launch]
     batches: Sequence[int]
@@ -404,15 +401,14 @@ class GatedLaunch:
     issued: float = 0.0
 
     def __call__(self) -> None:
-        """Issue them all."""
         self.whole()
 
     def batch_seconds(self) -> Sequence[float]:
-        """Seconds of every batch but the first."""
+        """Return the seconds of every batch except the first."""
         return self.seconds[1:]
 
     def parts(self) -> Iterator[tuple[int, Sequence[Launch]]]:
-        """The operations in portions that may wait together, each with the number of its batch."""
+        """Split the operations into portions that fit behind the gate, each with its batch number."""
         start = 0
         for number, count in enumerate(self.batches):
             for first in range(start, start + count, MOST_HELD):
@@ -421,7 +417,7 @@ class GatedLaunch:
 
 
 class GatedClock:
-    """Times operations on a device's stream from the opening of a gate, by the GPU's clock; graphs by the host's."""
+    """Time operations by the GPU's clock from the opening of a gate. Graphs are timed by the host's clock."""
 
     def __init__(
         self,
@@ -441,29 +437,29 @@ class GatedClock:
         self._ended = False
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several; the stream keeps their order."""
         return in_order(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order, or a captured graph of them, which needs no gate: no operation waits for the host."""
+        """Return one launch of all, or a captured graph. A graph needs no gate, because no operation waits for the
+        host.
+        """
         self._stream.synchronize()
         if graph_replays:
             return self._marks.replays(launches, graph_replays, partial(self._capture, self._in_one(launches)))
         return GatedLaunch(launches, [len(launches)], self._in_one(launches))
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """All launches in order, timed in batches of so many."""
+        """Return one launch of all, timed in batches."""
         self._stream.synchronize()
         starts = range(0, len(launches), operations)
         return GatedLaunch(launches, [min(operations, len(launches) - start) for start in starts], in_order(launches))
 
     def once(self, launch: Launch) -> None:
-        """Issue an operation, and wait until the stream is idle."""
         launch()
         self._wait()
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time until the stream is idle, with what the host takes to issue operations."""
+        """Return the wall seconds until the stream is idle, including the time to issue operations."""
         with no_garbage_collection():
             start = perf_counter()
             launch()
@@ -478,7 +474,7 @@ class GatedClock:
         return seconds
 
     def together(self, launch: Launch) -> float:
-        """Seconds of the GPU for all operations, each portion of them issued before it begins on any rank."""
+        """Return the GPU seconds of all operations. Each portion is issued on all ranks before it begins on any."""
         if not isinstance(launch, GatedLaunch):
             self._stream.synchronize()
             self._ranks.barrier()
@@ -491,7 +487,7 @@ class GatedClock:
         return sum(launch.seconds)
 
     def _portion(self, launch: GatedLaunch, part: Sequence[Launch]) -> float:
-        """Portions are the same on every rank, which meet before each; marks in them are this rank's own."""
+        """Time one portion. All ranks have the same portions and meet before each one."""
         begin, end = self._events
         groups, rest, marks = self._pace.groups(part), iter(part), deque[tuple[int, Any]]()
         ready = [(count, self._in_one(list(islice(rest, count)))) for count in groups]
@@ -514,23 +510,22 @@ class GatedClock:
         return milliseconds / 1e3
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Seconds of the host to issue one of the operations that were timed last."""
+        """Return the host seconds to issue one of the last timed operations."""
         known = isinstance(launch, GatedLaunch) and operations > 0
         return launch.issued / operations if known and isinstance(launch, GatedLaunch) else None
 
     def end_waiting(self) -> None:
-        """Note that what is waited for was aborted. For a thread."""
+        """Record that the awaited operations were aborted. Safe to call from another thread."""
         self._ended = True
 
     def gate_words(self) -> Mapping[str, str]:
-        """That this driver holds no stream, for the metadata; nothing where it does."""
+        """Return a note for the metadata if the driver has no gate, else ''."""
         with self._gate.hold(self._stream.ptr):
             works = self._gate.works
         self._stream.synchronize()
         return {} if works else {"gate": "the driver has none: what the host takes to issue operations is in times"}
 
     def free_gate(self) -> None:
-        """Give the gate's memory back."""
         self._gate.free()
 
     def _report(self, marks: deque[tuple[int, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The libraries that move data between GPUs, read or loaded in a child each, which writes a line of JSON."""
+"""The libraries that move data between GPUs. Child processes search or load them and print one line of JSON."""
 
 import ctypes
 import json
@@ -52,9 +52,10 @@ _SECONDS_FOR_LDD = 20
 
 
 def linked_files(path: Path) -> dict[str, str | None]:
-    """Return the file that the dynamic loader finds for each library that a shared object links; None if it finds none.
+    """Return the file for each library that a shared object links, as the dynamic loader finds it. None if it finds
+    none.
 
-    Libraries that those link are among them. No code of the shared object runs. Empty if it is none, or without ldd.
+    Indirect dependencies are included. No code of the shared object runs. Empty for other files, or without ldd.
     """
     try:
         answer = subprocess.run(
@@ -67,12 +68,12 @@ def linked_files(path: Path) -> dict[str, str | None]:
 
 
 def _library_of(name: str) -> str | None:
-    """The library that a file of that name is; None for any other file."""
+    """Return which library a file name belongs to, or None."""
     return next((library for prefix, library in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
 def wheel_files() -> Iterator[process.LibraryFile]:
-    """The libraries that wheels of this environment brought."""
+    """Find libraries that wheels installed in this environment."""
     for each in distributions():
         name = each.metadata["Name"] or ""
         if not _WHEELS.fullmatch(name):
@@ -86,7 +87,7 @@ def wheel_files() -> Iterator[process.LibraryFile]:
 
 
 def _conda_files(prefix: Path) -> Iterator[process.LibraryFile]:
-    """Those of the conda environment that this Python belongs to, which it finds by its own folder."""
+    """Find libraries in the conda environment of this Python."""
     if exists(prefix / "conda-meta"):
         for library, name in _FILES.items():
             if exists(prefix / "lib" / name):
@@ -101,7 +102,7 @@ def _loader_user(search_path: str, root: Path) -> process.LibraryUser:
 
 
 def torch_user() -> process.LibraryUser | None:
-    """PyTorch and the libraries that its own need, by its files; None where there is none."""
+    """Read PyTorch's version and linked libraries from its files, without importing it. None if it is not installed."""
     folder = _torch_folder()
     if folder is None:
         return None
@@ -134,7 +135,7 @@ def torch_user() -> process.LibraryUser | None:
 
 
 def _linked_version(path: Path) -> str:
-    """The version in the words that a linked-in NCCL would print; '' where they are not found."""
+    """Find the version of a statically linked NCCL by its text in the file. '' if there is none."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = _LINKED.search(content)
@@ -154,7 +155,7 @@ def mpi_component(library: Path) -> tuple[str, str] | None:
 
 
 class Package(NamedTuple):
-    """A distribution that is installed, by the name that it was installed by."""
+    """An installed distribution: name, version and path."""
 
     name: str
     version: str
@@ -162,9 +163,7 @@ class Package(NamedTuple):
 
 
 def _package_of(distribution: str, module: str | None = None) -> Package | None:
-    """The distribution that brought a module (of its own name if not given), with or without a suffix such as
-    -cuda13x; None for none.
-    """
+    """Find the distribution of a module, also with a suffix such as -cuda13x."""
     for each in distributions():
         name = each.metadata["Name"] or ""
         if name.lower() == distribution or name.lower().startswith(f"{distribution}-cuda"):
@@ -173,7 +172,7 @@ def _package_of(distribution: str, module: str | None = None) -> Package | None:
 
 
 def kernel_modules(root: Path) -> tuple[process.KernelModule, ...]:
-    """The modules by which other devices reach GPU memory."""
+    """Read the kernel modules through which other devices reach GPU memory."""
     present = set(names_in(root / "sys/module"))
     return tuple(
         process.KernelModule(name=name, loaded=name in present, version=text_of(root / "sys/module" / name / "version"))
@@ -196,7 +195,7 @@ Answer = Mapping[str, Any]
 
 
 def found(root: Path, environment: Mapping[str, str]) -> Answer:
-    """What files say."""
+    """Search for libraries and their users without loading any."""
     search_path = environment.get("LD_LIBRARY_PATH", "")
     return {
         "files": [*wheel_files(), *_conda_files(Path(sys.prefix))],
@@ -216,7 +215,7 @@ def _cupy_user() -> process.LibraryUser | None:
 
 
 def _nccl4py_user() -> Answer:
-    """NVIDIA's bindings and the NCCL that they load, which gpubench's own backend then uses; no GPU is touched."""
+    """Load nccl4py and its NCCL, which the nccl backend uses. No GPU is touched."""
     package = _package_of("nccl4py", "nccl")
     if package is None:
         return {"user": None}
@@ -237,7 +236,7 @@ def _nccl4py_user() -> Answer:
 
 
 def _mpi4py_user() -> Answer:
-    """mpi4py and the MPI that it loads, which is not started."""
+    """Load mpi4py and its MPI without initialising MPI."""
     package = _package_of("mpi4py")
     if package is None:
         return {"user": None}
@@ -291,7 +290,7 @@ _ASKED: Mapping[str, Callable[[Any], str]] = {
 
 
 def version_of(library: str, path: str) -> Answer:
-    """A library's own word on its version; it is loaded for that."""
+    """Load a library and ask for its version."""
     ask = _ASKED.get(library)
     if ask is None:
         return {"version": None, "unread": "it has no function that tells"}
@@ -307,7 +306,7 @@ _ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
 
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.LibrariesFacts:
-    """The libraries of this host, read in about `timeout_s`; what did not answer is in `failures`."""
+    """Read the libraries of this host within about `timeout_s`. `failures` names the searches that did not answer."""
     inner = with_package(environment)
     first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
     failures = {task: result.error for task, result in first.items() if result.document is None}
@@ -357,7 +356,7 @@ def _merged_libraries(
 
 
 def _with_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
-    """The file with its own word; else with what its package or its name says, and why it did not say so itself."""
+    """Add the version to a file: the library's own, else the one in its package or file name, with the reason."""
     answer = result.document or {}
     version = answer.get("version")
     if version is not None:
@@ -369,7 +368,7 @@ def _with_version(file: process.LibraryFile, result: StageResult) -> process.Lib
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The child: one line of JSON on stdout. Returns the exit code."""
+    """Run one search as a child process: print one line of JSON, and return the exit code."""
     task, *rest = arguments
     root = Path("/")
     if task == SEARCH:

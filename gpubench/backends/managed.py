@@ -1,4 +1,4 @@
-"""Managed memory of the GPUs of one process, by the driver's functions (in every driver since CUDA 8)."""
+"""Managed memory of the GPUs of one process, through driver functions that exist since CUDA 8."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SET_PREFERRED, _UNSET_PREFERRED, _SET_ACCESSED_BY, _UNSET_ACCESSED_BY = 3, 4, 5
 
 
 class CudaManaged:
-    """`ports.copies.ManagedMemory` on the GPUs of some copies, with whose streams and clock it works."""
+    """`ports.copies.ManagedMemory` on the GPUs, streams and clock of some copies."""
 
     def __init__(self, copies: "CudaCopies", driver: Any) -> None:
         self._copies = copies
@@ -32,7 +32,7 @@ class CudaManaged:
         self._views: dict[tuple[int, int], GpuMemory] = {}
 
     def support(self) -> Sequence[ManagedSupport]:
-        """The driver's attributes of every GPU; an attribute that it does not know is None."""
+        """Return the driver's attributes of every GPU. Unknown attributes are None."""
         return [
             ManagedSupport(
                 device=gpu.device,
@@ -45,7 +45,7 @@ class CudaManaged:
         ]
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Managed memory, of at most a quarter of what is free on each GPU and on the host."""
+        """Allocate managed memory: at most a quarter of the free memory of each GPU and the host."""
         free = {**self._copies.free_bytes(), "the host": host_memory.free_bytes()}
         least = min(free, key=free.__getitem__)
         most = int(free[least] * MOST_SHARE)
@@ -59,7 +59,7 @@ class CudaManaged:
         return self._copies.allocate_managed(size_bytes)
 
     def on(self, memory: Memory, place: Place) -> Memory:
-        """The allocation as a place fills and checks it."""
+        """Return a view through which a GPU or the host fills and checks the allocation."""
         if not isinstance(place, int):
             return memory
         pages = cast("ManagedPages", memory)
@@ -69,7 +69,7 @@ class CudaManaged:
         return self._views[key]
 
     def prefetch(self, memory: Memory, place: Place, by: int) -> float:
-        """Seconds on the stream of the GPU `by`, between two events around the one call."""
+        """Return the seconds between two events around the prefetch, on the stream of the GPU `by`."""
         pages, target = cast("ManagedPages", memory), self._ordinal(place)
         doing = f"prefetching {format_size(pages.size_bytes)} of managed memory to {self._name(place)}"
 
@@ -86,12 +86,12 @@ class CudaManaged:
         return self._copies.time_call(by, doing, issue)
 
     def advise(self, memory: Memory, place: Place, accessed_by: int, *, stays: bool) -> None:
-        """Preferred location, and a mapping for the GPU that accesses it; or neither any more."""
+        """Set or remove the preferred location, and the mapping for the accessing GPU."""
         self._advise(memory, _SET_PREFERRED if stays else _UNSET_PREFERRED, place)
         self._advise(memory, _SET_ACCESSED_BY if stays else _UNSET_ACCESSED_BY, accessed_by)
 
     def seconds(self, stream: CopyStream) -> float:
-        """As of other copies: managed memory has one address for all."""
+        """Time copies. Managed memory has one address for all, so they are timed as other copies are."""
         return self._copies.seconds([stream], 1)
 
     def _advise(self, memory: Memory, advice: int, place: Place) -> None:
@@ -118,5 +118,4 @@ class CudaManaged:
 
 
 def open_managed(copies: "CudaCopies") -> CudaManaged:
-    """Managed memory on the GPUs of these copies."""
     return CudaManaged(copies, load_cuda())

@@ -1,6 +1,6 @@
-"""Computation beside a collective on a GPU: the work, steps of both on two streams, communicators with few CTAs.
+"""Computation concurrent with a collective on one GPU, in steps on two streams.
 
-A batch is enqueued ahead: each step begins when the one before is done on both streams, without the host.
+A batch of steps is enqueued ahead. Each step begins when the step before is done on both streams, without the host.
 """
 
 from collections import deque
@@ -38,17 +38,17 @@ _FACTOR, _TERM, _WORDS = 1664525, 1013904223, 2**32  # Of the generator in overl
 
 
 class PartnerWork(Protocol):
-    """One kind of computation, on the stream that is current."""
+    """One kind of computation, on the current stream."""
 
     def issue(self) -> None:
         """Enqueue one operation."""
 
     def wrong(self) -> int:
-        """Elements of the result that are not what it computes alone; the stream is idle."""
+        """Count elements that differ from the result computed alone. The stream has to be idle."""
 
 
 def _open_partner(partner: Partner, device: CudaDevice, stream: Any, gemm_side: int, dtype: DataType) -> PartnerWork:
-    """A partner on a GPU, with memory of its own, whose result alone is known."""
+    """Open a computation with its own memory, and compute its expected result."""
     if partner is Partner.GEMM:
         return GemmWork(device, gemm_side, gemm_type(dtype))
     if partner is Partner.COPY:
@@ -84,7 +84,6 @@ class GemmWork:
         self._alone = self._result.copy()
 
     def issue(self) -> None:
-        """One GEMM."""
         first, second, result = (memory.address for memory in self._memories)
         side, kind = self._side, self._type
         self._gemm(
@@ -99,7 +98,7 @@ class GemmWork:
 
 
 class CopyWork:
-    """CUDA's own copy on one GPU, bound by its memory; on an H200 a kernel on all SMs."""
+    """CUDA's copy within one GPU, limited by its memory. On an H200 it is a kernel on all SMs."""
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         cupy = device.cupy
@@ -122,7 +121,7 @@ class CopyWork:
 
 
 class ChainWork:
-    """Small kernels in a captured graph, each of which needs the result of the one before."""
+    """A captured graph of small kernels, each of which needs the result of the one before."""
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         import numpy
@@ -167,7 +166,7 @@ def _load_kernels(cupy: Any) -> Any:
 
 
 def steps_of_generator(steps: int) -> tuple[int, int]:
-    """Factor and term that do what so many steps of the generator do, modulo 2**32."""
+    """Return factor and term that combine this many steps of the random generator, modulo 2**32."""
     factor, term, base_factor, base_term = 1, 0, _FACTOR, _TERM
     while steps:
         if steps & 1:
@@ -191,7 +190,7 @@ class _Events(NamedTuple):
 
 
 class GpuSteps:
-    """The steps of one rank: collectives on the stream of a backend, computation on one beside it."""
+    """The steps of one rank: collectives on the backend's stream, and computation on another one."""
 
     def __init__(self, device: CudaDevice, backend: NcclBackend) -> None:
         import numpy
@@ -242,7 +241,6 @@ class GpuSteps:
         return self._marks(events)
 
     def partner_wrong(self, partner: Partner) -> int:
-        """Wrong elements of its results."""
         with self._compute:
             return self._works[partner].wrong()
 

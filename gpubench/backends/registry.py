@@ -1,4 +1,4 @@
-"""The backends of collectives, by their names on the command line; each is imported when it is opened."""
+"""The backends of collectives by name. Each one is imported when it is opened."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSetup:
-    """The means with which a rank opens a backend, None without a GPU; `gated`: timed from a gate where possible."""
+    """What a rank needs to open a backend. GPU fields are None without a GPU. `gated`: time from a gate if possible."""
 
     group: "Group"
     ranks_on_node: int
@@ -35,7 +35,7 @@ class BackendSetup:
 
 
 class GpuNeed(StrEnum):
-    """Whether a backend moves what lies in the memory of NVIDIA GPUs."""
+    """Whether a backend moves data in the memory of NVIDIA GPUs."""
 
     NEEDED = "always"
     TAKEN = "where there are any"
@@ -69,11 +69,11 @@ class BackendKind:
 
     @property
     def needs_gpus(self) -> bool:
-        """True if it can measure nothing without NVIDIA GPUs."""
+        """True if the backend needs NVIDIA GPUs."""
         return self.gpus is GpuNeed.NEEDED
 
     def takes_gpus(self, *, seen: bool) -> bool:
-        """True if it works on GPUs in a job that sees some, or not."""
+        """True if the backend uses GPUs, given whether the job sees any."""
         return self.needs_gpus or (seen and self.gpus is GpuNeed.TAKEN)
 
 
@@ -243,7 +243,7 @@ BACKENDS = (
 
 
 def backend_named(name: str) -> BackendKind:
-    """The backend of that name; UsageError where there is none."""
+    """Return the backend of this name. Raise UsageError if there is none."""
     for each in BACKENDS:
         if each.name == name:
             return each
@@ -251,5 +251,5 @@ def backend_named(name: str) -> BackendKind:
 
 
 def default_backend(*, gpus: bool) -> BackendKind:
-    """The backend where none is named; `gpus` is true where any rank sees a GPU."""
+    """Return the default backend. `gpus`: some rank sees a GPU."""
     return backend_named(NCCL if gpus else HOST)

@@ -39,7 +39,7 @@ from gpubench.records import dataclass
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep Python's collector, which takes milliseconds when it runs, out of what is timed."""
+    """Disable Python's garbage collector during a timed loop, because it takes milliseconds when it runs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,7 +50,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def copy_seconds(size_bytes: int, samples: int) -> list[float]:
-    """Seconds of each of some copies by this thread alone; both buffers are written before, so pages are real."""
+    """Return the seconds of each host copy by this thread. Both buffers are written first, so their pages exist."""
     source, destination = bytearray(b"\1") * size_bytes, bytearray(b"\2") * size_bytes
     into = memoryview(destination)
     seconds = []
@@ -66,7 +66,7 @@ OneLaunch = Callable[[Sequence[Launch]], Launch]  # Makes one launch of several
 
 
 def in_order(launches: Sequence[Launch]) -> Launch:
-    """One launch that issues several; a single one is returned as it is, to add nothing to its time."""
+    """Join launches into one. A single launch is returned unchanged, to add nothing to its time."""
     if len(launches) == 1:
         return launches[0]
 
@@ -79,13 +79,12 @@ def in_order(launches: Sequence[Launch]) -> Launch:
 
 @dataclass(eq=False)
 class HostClockedLaunch:
-    """Parts of a loop in order, each with the number of its operations; it knows how long each part took."""
+    """Parts of a loop in order, each with its number of operations and, after a call, its seconds."""
 
     parts: Sequence[tuple[Launch, int]]
     progress: Progress
 
     def __call__(self) -> None:
-        """Make them."""
         self._times: list[float] = []
         for part, operations in self.parts:
             part()
@@ -93,12 +92,12 @@ class HostClockedLaunch:
             self.progress.completed(operations)
 
     def batch_seconds(self) -> Sequence[float]:
-        """Seconds of every part but the first."""
+        """Return the seconds of every part except the first."""
         return [end - start for start, end in pairwise(self._times)]
 
 
 def in_parts(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
-    """The launches in groups, each joined by `one`. Buffers rotate, so groups of the same launches are joined once."""
+    """Join launches into groups with `one`. Buffers rotate, so groups of the same launches are joined once."""
     rest = iter(launches)
     parts = [tuple(islice(rest, count)) for count in groups]
     keys = [tuple(map(id, part)) for part in parts]
@@ -107,7 +106,7 @@ def in_parts(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) 
 
 
 class Pace:
-    """Cuts loops into groups of about so many seconds; a warm-up is known by the loop's first launch."""
+    """Cut loops into groups that take about the same seconds. The first launch of a loop identifies its warm-up."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -117,7 +116,7 @@ class Pace:
         self._known: tuple[Launch | None, float] = (None, 0.0)
 
     def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
-        """The launches of each group, or, where they are replayed, the replays of them all."""
+        """Return the launches of each group, or the replays of a captured graph."""
         self._first = launches[0] if launches else None
         count, each = (replays, len(launches)) if replays else (len(launches), 1)
         self._operations = count * each
@@ -129,12 +128,12 @@ class Pace:
         return [min(together, count - start) for start in range(0, count, together)]
 
     def every(self, launches: Sequence[Launch], operations: int) -> list[int]:
-        """Groups of so many launches each, whatever they take; the last may have fewer."""
+        """Return groups of this many launches. The last may have fewer."""
         self._first, self._operations, self._single = launches[0], len(launches), False
         return [min(operations, len(launches) - start) for start in range(0, len(launches), operations)]
 
     def measured(self, seconds: float) -> int:
-        """Note what the last loop took in all; the number of its operations that no group has reported."""
+        """Record the duration of the last loop. Return how many of its operations no group has reported."""
         if self._operations:
             self._known = (self._first, seconds / self._operations)
         return self._operations if self._single else 0
@@ -144,7 +143,7 @@ _SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting each of many operations of 1 µs wo
 
 
 class BlockingClock:
-    """Times launches that return when their operation is done, by the clock of the host."""
+    """Time launches that block until their operation is done, by the host's clock."""
 
     def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
         self._ranks = group
@@ -153,43 +152,40 @@ class BlockingClock:
         self._pace = Pace(_SECONDS_BETWEEN_REPORTS)
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several, which block."""
         return in_order(launches)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order; UsageError where replays are asked for: nothing here can be captured in a graph."""
+        """Return one launch of all. Raise UsageError for replays, because nothing here can be captured in a graph."""
         if graph_replays:
             raise UsageError(f"--graph needs GPUs: {self._no_graphs}", next_step="leave --graph out")
         parts = in_parts(launches, self._pace.groups(launches), self._loop)
         return parts[0][0] if len(parts) == 1 else HostClockedLaunch(parts, self._reports)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """All launches in order, with a look at the clock after each so many of them."""
+        """Return one launch of all that reads the clock after each batch."""
         return HostClockedLaunch(in_parts(launches, self._pace.every(launches, operations), self._loop), self._reports)
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time of blocking calls."""
         with no_garbage_collection():
             start = perf_counter()
             launch()
             return self._seconds_since(start)
 
     def _loop(self, launches: Sequence[Launch]) -> Launch:
-        """Operations of a timed loop as one launch."""
+        """Return the operations of a timed loop as one launch."""
         return in_order(launches)
 
     def _seconds_since(self, start: float) -> float:
-        """The seconds of calls that have just ended, which are reported as progress."""
+        """Return the seconds of the last calls, and report them as progress."""
         seconds = perf_counter() - start
         self._reports.completed(self._pace.measured(seconds))
         return seconds
 
     def once(self, launch: Launch) -> None:
-        """Run one operation; it blocks."""
         launch()
 
     def together(self, launch: Launch) -> float:
-        """The wall time behind a barrier."""
+        """Return the wall seconds after a barrier."""
         self._ranks.barrier()
         return self.seconds(launch)
 
@@ -212,7 +208,7 @@ _Call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * MOST_ARGUMENTS)
 
 
 class CallFailedError(Exception):
-    """A call of a table returned something else than 0; the calls behind it were not made."""
+    """A call of a table did not return 0. The calls after it were not made."""
 
     def __init__(self, position: int, status: int) -> None:
         super().__init__(f"call {position} returned {status}")
@@ -221,7 +217,7 @@ class CallFailedError(Exception):
 
 
 class CallTable:
-    """Calls to make in order. Calling the table makes them, with the interpreter's lock released."""
+    """Native calls in order. Calling the table makes them without Python's lock."""
 
     def __init__(self, entries: Sequence[Entry], *, native: bool = True) -> None:
         self._entries = entries
@@ -232,11 +228,11 @@ class CallTable:
         self._loop = native_loop() if native else None
 
     def after(self, entries: Sequence[Entry]) -> "CallTable":
-        """The same calls behind others."""
+        """Return a table of other calls followed by these."""
         return CallTable([*entries, *self._entries], native=self._loop is not None)
 
     def __call__(self) -> None:
-        """Make the calls; CallFailedError where one failed."""
+        """Make the calls. Raise CallFailedError if one fails."""
         result = self._loop(self._address, self._count) if self._loop else self._run_in_python()
         if result:
             raise CallFailedError((result >> 32) - 1, result & 0xFFFFFFFF)
@@ -252,14 +248,14 @@ class CallTable:
 
 @cache
 def native_loop() -> "Callable[[int, int], int] | None":
-    """The machine code as a function of table and count; None where processor or system have no place for it."""
+    """Return the machine code as a function of table and count. None if processor or system does not allow it."""
     code = machine_code(platform.machine())
     address = _map_executable(code) if code else None
     return _Loop(address) if address else None
 
 
 def machine_code(machine: str) -> bytes | None:
-    """`run` for a processor by its `uname -m` name."""
+    """Return the code of `run` for a processor, by its `uname -m` name."""
     if machine == "x86_64":
         return bytes.fromhex(_X86_64)
     if machine == "aarch64":
@@ -268,10 +264,10 @@ def machine_code(machine: str) -> bytes | None:
 
 
 def _map_executable(code: bytes) -> int | None:
-    """The address of the code, mapped for the life of this process; None where the system refuses.
+    """Map the code for the life of this process and return its address. None if the system refuses.
 
-    It is written to a file in memory and mapped from there: so no page is ever writable and executable at once, and the
-    kernel brings the instruction cache up to date, which aarch64 needs.
+    The code is written to a file in memory and mapped from there. So no page is writable and executable at once, and
+    the kernel updates the instruction cache, which aarch64 needs.
     """
     try:
         descriptor = os.memfd_create("gpubench-loop")
@@ -292,7 +288,7 @@ _NANOSECONDS = 1e-9
 
 
 class StartingLine:
-    """Puts a group's barrier, and the clock of `perf_counter` behind it, in front of calls."""
+    """Put a barrier, followed by a read of `perf_counter`'s clock, in front of calls."""
 
     def __init__(self, group: Group) -> None:
         barrier = group.barrier_call() if isinstance(group, NativeBarrier) else None
@@ -302,12 +298,12 @@ class StartingLine:
         self._entries = [] if barrier is None else [barrier, read]
 
     def before(self, table: CallTable) -> CallTable | None:
-        """The calls behind the barrier; None where the group has none that a table can call."""
+        """Return the calls with the barrier in front. None if a table cannot call the group's barrier."""
         return table.after(self._entries) if self._entries else None
 
     @property
     def passed_at(self) -> float:
-        """When this rank left the last barrier, in seconds of `perf_counter`."""
+        """Return when this rank left the last barrier, by `perf_counter`."""
         return self._time[0] + self._time[1] * _NANOSECONDS
 
 
@@ -320,7 +316,7 @@ host waits for the GPU, and the time to issue them says nothing.
 
 
 class Marks:
-    """The marks of one stream of CuPy's: `groups` places them, from what was `measured` before."""
+    """Events on one CuPy stream. `groups` places them, based on what `measured` was told."""
 
     def __init__(self, cupy: Any, stream: Any, progress: Progress) -> None:
         self._cupy = cupy
@@ -331,31 +327,31 @@ class Marks:
         self.every = self._pace.every
 
     def measured(self, seconds: float) -> None:
-        """Note what the last loop took in all."""
+        """Record the duration of the last loop."""
         self._progress.completed(self._pace.measured(seconds))
 
     def replays(self, launches: Sequence[Launch], replays: int, capture: Callable[[int], Launch]) -> Launch:
-        """So many replays of one captured graph of all launches; `capture` gives the launch of some replays."""
+        """Return replays of a captured graph of all launches. `capture` returns the launch of some replays."""
         groups = self.groups(launches, replays)
         graphs = {count: capture(count) for count in set(groups)}
         return self.between([(graphs[count], count * len(launches)) for count in groups])
 
     def between(self, parts: Sequence[tuple[Launch, int]]) -> Launch:
-        """Parts of a loop in order, each with the number of its operations, and, of several, a mark behind each."""
+        """Return parts of a loop in order. If there are several, an event follows each part."""
         if len(parts) == 1:
             return parts[0][0]
         events = [self._cupy.cuda.Event(disable_timing=True) for _ in parts]
         return MarkedLaunch(parts, events, self._stream.record, self._progress)
 
     def clocked(self, parts: Sequence[tuple[Launch, int]]) -> "StreamClockedLaunch":
-        """As `between`, with a mark behind every part that keeps the time at which the stream reached it."""
+        """As `between`, with an event after each part that records when the stream reached it."""
         events = [self._cupy.cuda.Event() for _ in parts]
         return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
 
 
 @dataclass(eq=False)
 class MarkedLaunch:
-    """Makes its launches, and knows which of them the stream has completed."""
+    """Make launches, and track which of them the stream has completed."""
 
     parts: Sequence[tuple[Launch, int]]
     events: Sequence[Any]
@@ -367,7 +363,7 @@ class MarkedLaunch:
         self._issue_seconds: list[float] = []
 
     def __call__(self) -> None:
-        """Make them. Where the stream is full and a part has to wait, progress made meanwhile is reported after it."""
+        """Make the launches. If the stream is full, progress is reported once it has room again."""
         self._issue_seconds = []
         for (part, operations), event in zip(self.parts, self.events, strict=True):
             start = perf_counter()
@@ -379,7 +375,7 @@ class MarkedLaunch:
 
     @property
     def issue_seconds(self) -> float | None:
-        """Mean seconds to issue an operation, of the parts with room in the queue; None where none had."""
+        """Return the mean seconds to issue an operation while the queue had room. None if it never had."""
         known = list(self._surely_queued())
         counted = known[1:] or known
         operations = sum(number for _, number in counted)
@@ -394,17 +390,16 @@ class MarkedLaunch:
             yield seconds, operations
 
     def look(self) -> None:
-        """Report the parts that are complete."""
         while self._under_way and self._under_way[0][1].done:
             self.progress.completed(self._under_way.popleft()[0])
 
 
 @dataclass(eq=False)
 class StreamClockedLaunch(MarkedLaunch):
-    """Marks that keep the time, by the clock of the GPU."""
+    """Launches whose events record the GPU's time."""
 
     elapsed_milliseconds: Callable[[Any, Any], float]
 
     def batch_seconds(self) -> Sequence[float]:
-        """Seconds of every part but the first, once the stream is idle."""
+        """Wait until the stream is idle, and return the seconds of every part except the first."""
         return [self.elapsed_milliseconds(start, end) / 1e3 for start, end in pairwise(self.events)]

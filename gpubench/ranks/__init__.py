@@ -1,1 +1,1 @@
-"""Starts ranks, on this host or several, and watches over them."""
+"""Start ranks on one host or several, and watch over them."""

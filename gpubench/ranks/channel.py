@@ -33,7 +33,7 @@ _LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 1
 
 
 class RankWatch:
-    """Notices a launcher that outlives its ranks, as prterun of Open MPI 5 can after a failed MPI_Init."""
+    """Detect a launcher that outlives its ranks, as Open MPI 5's prterun can after a failed MPI_Init."""
 
     def __init__(self, job: subprocess.Popen[bytes], seconds_to_follow: float = 5.0) -> None:
         self._job = job
@@ -42,7 +42,7 @@ class RankWatch:
         self._had_ranks = False
 
     def ended(self) -> bool:
-        """True once the launcher has ended, or has outlived its ranks for longer than it needs to notice."""
+        """True if the launcher has ended, or has run without ranks for `seconds_to_follow`."""
         if self._job.poll() is not None:
             return True
         lists = (text_of(path) or "" for path in Path(f"/proc/{self._job.pid}/task").glob("*/children"))
@@ -55,7 +55,7 @@ class RankWatch:
 
 
 def report_in(message: Message) -> "Report":
-    """The report in a message that ends a run, with its sections."""
+    """Return the report, with its sections, from the message that ends a run."""
     from gpubench.model.results.report import Report, Table
     from gpubench.model.results.result_file import TABLES
     from gpubench.model.terms.plain import from_plain
@@ -66,7 +66,9 @@ def report_in(message: Message) -> "Report":
 
 
 class ChannelReceiver:
-    """The launcher's end, usable as a context: a socket in a private directory, which only the same user can reach."""
+    """The launcher's end: a Unix socket in a private directory, which other users cannot reach. Use it in a `with`
+    statement.
+    """
 
     def __init__(self) -> None:
         is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
@@ -85,7 +87,7 @@ class ChannelReceiver:
         self._directory.cleanup()
 
     def expect_end(self, seconds: float) -> None:
-        """Listen no longer than that from now on, whether the job has ended or not."""
+        """Stop listening after this many seconds, even if the job still runs."""
         self._ends_at = min(self._ends_at, time.monotonic() + seconds)
 
     def expect_no_end(self) -> None:
@@ -94,7 +96,7 @@ class ChannelReceiver:
 
     @property
     def is_late(self) -> bool:
-        """True if the job has outlived what was expected."""
+        """True if the job still runs after its expected end."""
         return time.monotonic() > self._ends_at
 
     def messages(self, job: "Popen[bytes]") -> Iterator[Message | str]:
@@ -139,14 +141,14 @@ class ChannelReceiver:
 
 
 def connect(path: str) -> Connection:
-    """Return a connection to the gpubench that listens there, which goes on listening until the last one is closed."""
+    """Connect to the launcher's socket. The launcher listens until the last connection is closed."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
     return Connection(line.detach())
 
 
 def remove_if_abandoned(path: str) -> None:
-    """Remove the folder in which a killed launcher listened: nobody else can, and nobody answers there."""
+    """Remove the directory of a launcher that was killed, if nobody listens there any more."""
     try:
         connect(path).close()
     except ConnectionRefusedError:
@@ -158,7 +160,7 @@ def remove_if_abandoned(path: str) -> None:
 
 
 class ChannelSender:
-    """A rank's or watchdog's end: a listener that sends what it hears, a hello first if the rank is alive."""
+    """The end of a rank or watchdog. It sends each event to the launcher, first a hello if the rank is alive."""
 
     def __init__(self, connection: str | Connection, *, alive: bool = True) -> None:
         self._connection = connect(connection) if isinstance(connection, str) else connection
@@ -166,19 +168,19 @@ class ChannelSender:
             self._send({"kind": "hello"})
 
     def begin(self, metadata: "Metadata") -> None:
-        """The run is set up."""
+        """Send the metadata of the run, before its first row."""
         self._send({"kind": "begin", "metadata": metadata.to_record()})
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """`done` of `total` rows are measured and `label` is next."""
+        """Send how many rows are done, and the label of the next one."""
         self._send({"kind": "progress", "done": done, "total": total, "label": label})
 
     def row(self, row: "CollectiveRow") -> None:
-        """One more row is measured."""
+        """Send a row."""
         self._send({"kind": "row", "row": row.to_record()})
 
     def end(self, report: "Report") -> None:
-        """All rows were measured."""
+        """Send the report after the last row."""
         from gpubench.model.results.report import Table
         from gpubench.model.terms.plain import to_plain
 
@@ -199,7 +201,6 @@ class ChannelSender:
         self._send({"kind": "lost", "state": state, "at_seconds": lost.at_seconds, "status": lost.status})
 
     def close(self) -> None:
-        """Hang up."""
         self._connection.close()
 
     def _send(self, message: dict[str, Any]) -> None:

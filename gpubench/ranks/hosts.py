@@ -1,6 +1,6 @@
-"""Whether gpubench can be started on the hosts of a file, and why not. `launch.py` starts ranks there.
+"""Check which hosts can start gpubench, before `launch.py` starts ranks there.
 
-mpirun names the first host that it cannot reach, and waits two minutes for a host that is off.
+mpirun names only the first host that it cannot reach, and waits two minutes for a host that is off.
 """
 
 import re
@@ -28,7 +28,7 @@ _LAST_CHARACTERS = 200
 
 
 class Silence(NamedTuple):
-    """Why gpubench does not start on a host: what was seen, the likely cause, and a command for the host."""
+    """Why gpubench does not start on a host: symptom, likely cause, and a command to find out more."""
 
     seen: str
     cause: str
@@ -55,9 +55,9 @@ _SAID = (
 
 
 def silent_hosts(hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, Silence]:
-    """The hosts on which mpirun cannot start gpubench, each with the reason.
+    """Return the hosts on which mpirun cannot start gpubench, with reasons.
 
-    Empty in an allocation, where mpirun needs no ssh. Asks up to 64 hosts at a time.
+    Empty in an allocation, because mpirun needs no ssh there.
     """
     if any(name in environment for name in _OF_ALLOCATIONS):
         return {}
@@ -92,7 +92,7 @@ def _silence_of(agent: Sequence[str], environment: Mapping[str, str], host: str)
 
 
 def why_silent(host: str, exit_code: int, stdout: str, stderr: str) -> Silence | None:
-    """The reason why a host did not say which version of gpubench it has; None if it has the version of this host."""
+    """Explain the output of `gpubench --version` on a host. None if it has the same version as this host."""
     program = shlex.join(module_command("gpubench", "--version"))
     versions = re.findall(r"^gpubench (\S+)$", stdout, re.MULTILINE)
     if __version__ in versions:

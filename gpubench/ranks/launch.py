@@ -24,7 +24,7 @@ OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench,
 
 
 def own_settings(environment: Mapping[str, str]) -> list[str]:
-    """The names of those variables, in a rank."""
+    """Return the variables that gpubench itself set for this rank."""
     return environment.get(OWN_SETTINGS_VARIABLE, "").split(",")
 
 
@@ -58,21 +58,17 @@ _CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # How a user choos
 
 
 class Flavour(StrEnum):
-    """The MPI that an mpirun belongs to."""
-
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """An mpirun."""
-
     path: str
     flavour: Flavour
 
     def command(self, ranks: int, arguments: Sequence[str]) -> list[str]:
-        """The command line that starts gpubench with `arguments` as that many ranks."""
+        """Return the command line that starts gpubench with `arguments` as this many ranks."""
         return [self.path, "-n", str(ranks), *module_command("gpubench", *arguments)]
 
     def environment(
@@ -83,7 +79,7 @@ class Launcher:
         *,
         measures_mpi: bool = True,
     ) -> dict[str, str]:
-        """The environment of the job: this host only, the user's settings first, then `also`."""
+        """Return the environment for ranks on this host. The user's variables override gpubench's own and `also`."""
         inner = as_if_alone(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
@@ -92,12 +88,12 @@ class Launcher:
         return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 
     def on_hosts(self, outer: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a job on several hosts: the user's own, in which root may start it, as on one host."""
+        """Return the environment for ranks on several hosts: the user's, plus permission to run as root."""
         return (_AS_ROOT if self.flavour is Flavour.OPEN_MPI else {}) | dict(outer)
 
 
 def find_launcher(search_path: str | None = None) -> Launcher:
-    """The mpirun beside this Python, else the first on PATH. Raises CouldNotMeasureError."""
+    """Return the mpirun next to this Python, else the first on PATH. Raise CouldNotMeasureError if there is none."""
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun", path=search_path)
     if path is None:
@@ -125,7 +121,7 @@ DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun whose daemon did not st
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """Start the job in a session of its own, so that Ctrl-C reaches only this process; output goes to `output`."""
+    """Start a job in a new session, so that Ctrl-C reaches only this process."""
     return subprocess.Popen(
         command,
         env=environment,
@@ -138,7 +134,7 @@ def start(
 
 
 def stop(job: subprocess.Popen[bytes], seconds_to_end: float = 3.0) -> int:
-    """End a job: mpirun is asked to end its ranks, and killed with them when it does not. Returns its exit code."""
+    """Terminate mpirun, kill it with its ranks if it does not end in time, and return its exit code."""
     if job.poll() is None:
         job.terminate()
         try:
@@ -162,7 +158,7 @@ _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or
 
 
 def hosts_of(path: Path) -> dict[str, int | None]:
-    """The hosts of a file as mpirun's --hostfile: 'node1 slots=8', 'node1:8' or 'node1'. Raises UsageError."""
+    """Parse a hostfile (`node1 slots=8`, `node1:8` or `node1` per line) into slots per host. Raise UsageError."""
     try:
         with opened(path, _EXPECTED) as file:
             text = file.read(_MOST_BYTES + 1).decode()
@@ -192,7 +188,7 @@ def _unfit(path: Path, what: str) -> UsageError:
 
 
 def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
-    """The command that starts so many ranks on every host, none tied to a core, for NCCL and MPI have threads too."""
+    """Return the mpirun command for several hosts. Ranks are not bound to cores, as NCCL and MPI have threads too."""
     ranks = str(len(hosts) * ranks_a_host)
     if mpirun.flavour is Flavour.MPICH:
         placed = ["-hosts", ",".join(hosts), "-ppn", str(ranks_a_host), "-bind-to", "none"]
@@ -205,7 +201,7 @@ def mpirun_command(mpirun: Launcher, hosts: Sequence[str], ranks_a_host: int, ar
 
 
 class EndedJob(NamedTuple):
-    """A launcher that has ended: its exit code, all that came on stdout, the last lines that came on stderr."""
+    """The exit code of a launcher, its whole stdout, and its last lines on stderr."""
 
     exit_code: int
     stdout: str
@@ -213,7 +209,7 @@ class EndedJob(NamedTuple):
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
-    """Run a launcher, hand `tell` the lines of stderr as they come, and end the job whatever ends the wait."""
+    """Run a launcher to its end and pass each line of its stderr to `tell`. Stop the job if the wait is interrupted."""
     own = with_package({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     last = deque[str](maxlen=_MOST_LINES_KEPT)
 
@@ -244,7 +240,7 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell:
 
 
 def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
-    """The hosts that a launcher complains of, each with the line, by their names in full or up to the first dot."""
+    """Return the hosts that a launcher's output names, each with the first such line. Short host names count too."""
     found: dict[str, str] = {}
     for line in lines:
         for host in hosts if "local host" not in line.lower() else ():
@@ -255,7 +251,7 @@ def named_in(hosts: Sequence[str], lines: Sequence[str]) -> dict[str, str]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
-    """The nodes of this allocation of Slurm, or its list as it stands if scontrol does not answer."""
+    """Return the nodes of this Slurm allocation. If scontrol does not answer, return its node list unexpanded."""
     listed = environment.get("SLURM_JOB_NODELIST", "the allocation")
     try:
         answer = subprocess.run(
@@ -272,7 +268,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: Sequence[str]) -> list[str]:
-    """The command that starts so many ranks on every allocated node. Raises UsageError, CouldNotMeasureError."""
+    """Return the srun command for all nodes of the allocation. Raise UsageError outside an allocation."""
     nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES")
     if not environment.get("SLURM_JOB_ID") or nodes is None or not nodes.isdecimal():
         raise UsageError(
@@ -289,7 +285,7 @@ def srun_command(environment: Mapping[str, str], ranks_a_host: int, arguments: S
 
 
 def _pmi_of(srun: str) -> str:
-    """What this srun speaks to MPI: pmix where it can."""
+    """Return the best PMI plugin of this srun."""
     try:
         answer = subprocess.run(
             [srun, "--mpi=list"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False

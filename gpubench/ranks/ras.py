@@ -1,4 +1,4 @@
-"""A question to NCCL's RAS service, on the port on which the processes of jobs listen."""
+"""Ask NCCL's RAS service, which every process of a job offers on the same port."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ _READY = re.compile(rb"^(?:\s*OK\b)*\s*")
 
 
 def address_of(environment: Mapping[str, str] = os.environ) -> str:
-    """NCCL_RAS_ADDR, else NCCL's own port on this host."""
+    """Return NCCL_RAS_ADDR, else NCCL's default port on this host."""
     return environment.get(ADDRESS, _DEFAULT_ADDRESS)
 
 
@@ -36,11 +36,10 @@ def ask_ras(
     leg_seconds: int = 1,
     most_bytes: int,
 ) -> bytes | None:
-    """The answer of the first process that is ready, without its OK; None where nobody listens.
+    """Return the answer of the first process that is ready, without its OK. None if nobody listens.
 
-    That process asks all others of its job, and gives up one that is silent for `leg_seconds`. It takes `seconds` at
-    most, whatever listens there: an answer that has not come by then is empty or cut, and so is one of more than
-    `most_bytes`, as any program may listen on that port.
+    That process asks all others of its job and skips one that is silent for `leg_seconds`. Any program may listen on
+    that port, so the answer is cut after `seconds` and at `most_bytes`.
     """
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -67,7 +66,7 @@ def _connected(environment: Mapping[str, str]) -> socket.socket | None:
 
 
 def _first(selector: selectors.BaseSelector, deadline: float) -> tuple[socket.socket | None, bytes]:
-    """The first connection that says something, and what."""
+    """Return the first connection that receives data, and the data."""
     while selector.get_map() and (left := deadline - time.monotonic()) > 0:
         for key, _ in selector.select(left):
             connection = key.fileobj
@@ -84,7 +83,7 @@ def _send(connection: socket.socket, text: bytes) -> None:
 
 
 def _received(connection: socket.socket, most_bytes: int, deadline: float) -> bytes:
-    """What comes next; nothing at the end, at the deadline, and of a connection that is lost."""
+    """Receive some bytes. Empty at the end, at the deadline, or if the connection is lost."""
     try:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         return connection.recv(min(most_bytes, _PIECE))

@@ -1,1 +1,1 @@
-"""The job as MPI sees it, and the host backend, which moves NumPy buffers over it."""
+"""The MPI job, and the backends that move data over MPI."""

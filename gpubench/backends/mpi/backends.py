@@ -1,4 +1,4 @@
-"""The mpi and host backends, and whether MPI supports GPU memory: every operation is tried in a child job."""
+"""The mpi and host backends, and the child jobs that try whether MPI supports GPU memory."""
 
 import json
 import os
@@ -32,7 +32,7 @@ _CHUNK_ELEMENTS = 2**14  # Elements of a temporary array: for larger ones malloc
 
 
 class NumpyMemory:
-    """One NumPy buffer. Gigabytes take long to fill and to check: each piece is progress."""
+    """A NumPy buffer. Each filled or checked piece counts as progress, because gigabytes take long."""
 
     def __init__(self, size_bytes: int, progress: Progress = UNWATCHED) -> None:
         import numpy
@@ -44,22 +44,18 @@ class NumpyMemory:
         self.address = int(self._bytes.ctypes.data)
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """`count` elements from `offset_bytes` on, as a writable view."""
         width = self._numpy.dtype(dtype).itemsize
         return self._bytes[offset_bytes : offset_bytes + count * width].view(dtype)
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block, piece by piece."""
         pattern = ArrayPattern(self._numpy, data)
         for elements, stretch in self._pieces(data, block):
             elements[:] = pattern.sent(rank, stretch)
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Set the first bytes to a value."""
         self._bytes[:size_bytes] = value
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Elements that differ from what their block must hold."""
         pattern = ArrayPattern(self._numpy, data)
         return sum(
             pattern.wrong(elements, pattern.reduced(stretch) if source is None else pattern.sent(source, stretch))
@@ -68,7 +64,7 @@ class NumpyMemory:
         )
 
     def _pieces(self, data: DataPattern, block: Block) -> Iterator[tuple[Array, Stretch]]:
-        """A block in pieces small enough for temporaries: several short buffers at once, or a part of a long one."""
+        """Split a block into pieces whose temporary arrays stay small."""
         storage, seeds = STORAGE[data.dtype.size_bytes], block.seeds()
         table = self.array(0, block.buffers * block.stride, storage).reshape(block.buffers, block.stride)
         buffers_at_once = max(1, _CHUNK_ELEMENTS // block.count)
@@ -82,25 +78,23 @@ class NumpyMemory:
 
 
 class _MpiClock(BlockingClock):
-    """Times MPI's calls without Python in between; what MPI leaves to do comes after the clock is read."""
+    """Time MPI calls without Python in between. What MPI leaves to do follows after the clock is read."""
 
     def __init__(self, group: Group, progress: Progress, no_graphs: str) -> None:
         super().__init__(group, progress, no_graphs)
         self._starting_line = StartingLine(group)
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several, which block."""
         return mpi.mpi_in_order(launches)
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time of blocking calls."""
         with mpi.raising_mpi_errors():
             seconds = super().seconds(launch)
         _complete(launch)
         return seconds
 
     def together(self, launch: Launch) -> float:
-        """The wall time behind a barrier, with nothing between it and the first call."""
+        """Return the wall seconds after a barrier. Nothing runs between the barrier and the first call."""
         behind = self._starting_line.before(launch) if isinstance(launch, MpiLoop) else None
         if behind is None:
             return super().together(launch)
@@ -142,32 +136,30 @@ class HostBackend(_MpiClock):
         self._progress = progress
 
     def open(self, group: Group) -> MpiCalls:
-        """The collectives among the ranks of `group`, which is one of MPI's."""
         return MpiCalls(cast("mpi.MpiGroup", group).communicator, self._most_elements)
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """MPI's communicators last as long as the job."""
+        """Do nothing. MPI's communicators last as long as the job."""
 
     def libraries(self) -> dict[str, str]:
-        """NumPy; MPI is named for every backend."""
         import numpy
 
         return {"numpy": numpy.__version__}
 
     def free_bytes(self) -> int:
-        """This rank's share of what the host, or its control group, has left."""
+        """Return this rank's share of the free memory of the host or its control group."""
         return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A NumPy buffer; pages are taken as they are touched."""
+        """Allocate a NumPy buffer. Its pages are allocated when they are first touched."""
         return NumpyMemory(size_bytes, self._progress)
 
     def close(self) -> None:
-        """NumPy's buffers go with their references."""
+        """Do nothing, because NumPy frees its buffers."""
 
 
 class MpiOnCuda(_MpiClock):
-    """MPI's collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
+    """MPI collectives on GPU memory, timed by the host's clock. An MPI that is not CUDA-aware would crash."""
 
     name = "mpi"
     buffers = 2
@@ -179,45 +171,39 @@ class MpiOnCuda(_MpiClock):
 
     @property
     def memory_source(self) -> object:
-        """What memory is taken from: backends with the same one can share buffers."""
         return self._device
 
     def open(self, group: Group) -> MpiCalls:
-        """The collectives among the ranks of `group`, which is one of MPI's."""
         return self._calls(cast("mpi.MpiGroup", group))
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """MPI's communicators last as long as the job."""
+        """Do nothing. MPI's communicators last as long as the job."""
 
     def libraries(self) -> Mapping[str, str]:
-        """Driver, CUDA, CuPy; MPI is named for every backend."""
         return self._device.libraries()
 
     def free_bytes(self) -> int:
-        """Device memory that buffers may take."""
         return self._device.free_bytes()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain `cudaMalloc` allocation."""
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order, once the stream is idle: MPI knows nothing of what fills buffers on it."""
+        """Return one launch of all, after the stream is idle. MPI does not know of kernels that fill buffers."""
         self._device.stream.synchronize()
         return super().bind(launches, graph_replays)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """All launches in order, with a look at the clock after each so many of them."""
+        """Return one launch of all that reads the clock after each batch."""
         self._device.stream.synchronize()
         return super().in_batches(launches, operations)
 
     def together(self, launch: Launch) -> float:
-        """The wall time behind a barrier, once the stream is idle."""
+        """Return the wall seconds after a barrier. The stream is idle before it."""
         self._device.stream.synchronize()
         return super().together(launch)
 
     def close(self) -> None:
-        """Free the buffers."""
         self._device.close()
 
     def _calls(self, group: mpi.MpiGroup) -> MpiCalls:
@@ -241,7 +227,7 @@ _INFO = re.compile(r"^mca:mpi:base:param:mpi_built_with_cuda_support:value:(\w+)
 
 @dataclass(frozen=True, slots=True)
 class TrialCommand:
-    """Command line and environment of the jobs that try operations; `info` is the `ompi_info` of the same MPI."""
+    """Command line and environment of the jobs that try operations. `info` is the `ompi_info` of the same MPI."""
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -249,7 +235,7 @@ class TrialCommand:
 
     @classmethod
     def of_launcher(cls, environment: Mapping[str, str] = os.environ) -> "TrialCommand":
-        """That of the mpirun which gpubench itself would use. Raises CouldNotMeasureError: there is none."""
+        """Return the command for the mpirun that gpubench would use. Raise CouldNotMeasureError if there is none."""
         launcher = find_launcher()
         words = [launcher.path, "-n", str(_RANKS), *module_command(_MODULE)]
         info = Path(launcher.path).with_name("ompi_info")
@@ -296,7 +282,7 @@ def read_support(
     timeout_s: float = _SECONDS_TO_END,
     completed: Callable[[], object] = lambda: None,
 ) -> MpiSupport:
-    """The support of these operations, in jobs side by side; one that has not ended after `timeout_s` hangs."""
+    """Try operations in concurrent jobs. A job that has not ended after `timeout_s` hangs."""
     began = time.monotonic()
     ends = dict(_all_ends(operations, command, timeout_s, completed))
     first = next((line for end in ends.values() for line in end.lines if "library" in line), {})
@@ -342,7 +328,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 
 
 def _trials(operation: str, end: _JobEnd) -> Iterator[OperationTrial]:
-    """Each size: right or wrong where its line is there; the end of the job is that of the first without."""
+    """Return the outcome per size. The job's end is the outcome of the first size without a line."""
     counted = (line for line in end.lines if "size_bytes" in line)
     wrong = {line["size_bytes"]: line["wrong"] for line in counted if isinstance(line.get("wrong"), int)}
     badly = _ended_badly(end) if wrong.keys() >= set(SIZES_BYTES) else ""

@@ -1,4 +1,4 @@
-"""The job as MPI sees it, through mpi4py: start and end, group operations, and collectives on buffers."""
+"""The MPI job through mpi4py: start and end, group operations, and collectives on buffers."""
 
 import contextlib
 import ctypes
@@ -32,21 +32,16 @@ T = TypeVar("T")
 
 
 class AloneGroup:
-    """The only rank of its job."""
-
     rank = 0
     size = 1
 
     def gather(self, value: T) -> list[T]:
-        """The one value there is."""
         return [value]
 
     def collect(self, value: T) -> list[T] | None:
-        """The one value there is."""
         return [value]
 
     def broadcast(self, value: T | None, root: int = 0) -> T:  # noqa: ARG002
-        """The value itself."""
         if value is None:
             raise ValueError("the root of a broadcast has a value")
         return value
@@ -55,15 +50,12 @@ class AloneGroup:
         """Nothing to wait for."""
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """The values themselves."""
         return values
 
     def clock_offset(self) -> ClockOffset:
-        """None from itself."""
         return ClockOffset(0.0, 0.0)
 
     def split(self, color: int, key: int) -> Self:  # noqa: ARG002
-        """This group: it has one process, whatever the color."""
         return self
 
 
@@ -84,37 +76,32 @@ class MpiGroup:
         self.size = communicator.Get_size()
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on every rank."""
         gathered: list[T] = self.communicator.allgather(value)
         return gathered
 
     def collect(self, value: T) -> list[T] | None:
-        """Every rank's value, in rank order, on the first rank; None on the others."""
         gathered: list[T] | None = self.communicator.gather(value, 0)
         return gathered
 
     def broadcast(self, value: T | None, root: int = 0) -> T:
-        """Root's value, on every rank."""
         received: T = self.communicator.bcast(value, root)
         return received
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
         self.communicator.Barrier()
 
     def meet(self) -> None:
-        """A barrier that sleeps: every rank has called it, some milliseconds ago. Others keep a core busy meanwhile."""
+        """Wait for all ranks and sleep meanwhile. It returns some milliseconds late, but keeps no core busy."""
         request = self.communicator.Ibarrier()
         while not request.Test():
             sleep(_SECONDS_BETWEEN_TESTS)
 
     def barrier_call(self) -> tuple[int, ...] | None:
-        """`MPI_Barrier` of the library that mpi4py is bound to, and this communicator's handle."""
+        """Return the address of `MPI_Barrier` and this communicator's handle."""
         address = mpi_function("MPI_Barrier")
         return (address, self.communicator.handle) if address else None
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """Each of the values as it is on the rank where it is largest."""
         from mpi4py import MPI
 
         found = array("d", values)
@@ -122,7 +109,7 @@ class MpiGroup:
         return found
 
     def clock_offset(self) -> ClockOffset:
-        """This rank's clock less the first rank's, by the quickest round trip (F. Cristian, 1989)."""
+        """Return this rank's clock minus rank 0's, by the quickest round trip (F. Cristian, 1989)."""
         if self.rank == 0:
             for other in range(1, self.size):
                 for _ in range(_ROUND_TRIPS):
@@ -140,15 +127,14 @@ class MpiGroup:
         return ClockOffset(answer[0] - (asked + arrived) / 2, (arrived - asked) / 2)
 
     def split(self, color: int, key: int) -> "MpiGroup":
-        """The group of the ranks with the same color, ordered by key."""
         return MpiGroup(self.communicator.Split(color, key))
 
 
 def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
-    """Initialise MPI and return the group of the whole job; then import modules, as far as they are there.
+    """Initialise MPI, start to import `imports` in a thread, and return the group of all ranks.
 
-    Importing one waits for it. None is imported during MPI_Init, whose setenv crashed a getenv of OpenBLAS (glibc
-    2.36). Raises CouldNotMeasureError for no MPI library, or a launcher whose processes do not form one job.
+    No module is imported during MPI_Init, because its setenv crashed a getenv of OpenBLAS (glibc 2.36). Raise
+    CouldNotMeasureError without an MPI library, or if the launcher's processes do not form one job.
     """
     import mpi4py
 
@@ -176,10 +162,9 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
 
 
 def _initialise() -> None:
-    """Call MPI_Init_thread of the library that mpi4py is bound to, where that can be found without importing it.
+    """Call MPI_Init_thread through ctypes, if mpi4py's library can be found without importing mpi4py.
 
-    mpi4py holds Python's lock in that call, most of which is waiting for other ranks; ctypes does not, so that the
-    watchdog goes on.
+    mpi4py would hold Python's lock while it waits for other ranks. ctypes does not, so other threads keep running.
     """
     found = importlib.util.find_spec("mpi4py.MPI")
     path = found.origin if found is not None else None
@@ -201,7 +186,7 @@ def _import(names: Sequence[str]) -> None:
 
 
 def nodes(group: MpiGroup) -> tuple[list[int], int]:
-    """Each rank's node, numbered by its first rank, and this rank's place within its node."""
+    """Return the node number of every rank, in order of first ranks, and this rank's local rank."""
     from mpi4py import MPI
 
     local = group.communicator.Split_type(MPI.COMM_TYPE_SHARED, key=group.rank)
@@ -211,7 +196,7 @@ def nodes(group: MpiGroup) -> tuple[list[int], int]:
 
 
 def library_version() -> str:
-    """The MPI library's name and version: 'Open MPI v5.0.11', 'MPICH Version: 4.2.0'."""
+    """Return the MPI library's name and version, such as 'Open MPI v5.0.11'."""
     from mpi4py import MPI
 
     first = MPI.Get_library_version().rstrip("\0").strip().splitlines()[0]
@@ -219,7 +204,7 @@ def library_version() -> str:
 
 
 def memory_kinds() -> str:
-    """The kinds of memory that the library says it takes (MPI 4.1's mpi_memory_alloc_kinds); '' where it is silent."""
+    """Return the supported kinds of memory (MPI 4.1's mpi_memory_alloc_kinds). '' if the library does not say."""
     from mpi4py import MPI
 
     info = MPI.COMM_WORLD.Get_info()
@@ -229,7 +214,7 @@ def memory_kinds() -> str:
 
 
 def thread_level() -> str:
-    """The threads that may call the library: 'single', 'funneled', 'serialized', 'multiple'. gpubench needs one."""
+    """Return MPI's thread level: 'single', 'funneled', 'serialized' or 'multiple'. gpubench needs 'single'."""
     from mpi4py import MPI
 
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
@@ -237,7 +222,7 @@ def thread_level() -> str:
 
 
 def load() -> str:
-    """Load the MPI library that mpi4py is bound to without starting it; its version."""
+    """Load mpi4py's MPI library without initialising it, and return its version."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -246,12 +231,12 @@ def load() -> str:
 
 
 def host_name() -> str:
-    """This host's name, without its domain."""
+    """Return this host's name without its domain."""
     return socket.gethostname().split(".")[0]
 
 
 def finish() -> None:
-    """End MPI after a run that every rank brought to its end; modules are imported no longer then, as in `start`."""
+    """Finalise MPI after all ranks are done. Wait first until no module is being imported, as in `start`."""
     from mpi4py import MPI
 
     for importing in (thread for thread in threading.enumerate() if thread.name == _IMPORTING):
@@ -261,7 +246,7 @@ def finish() -> None:
 
 
 def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
-    """End every rank of the job at once, this process too; before MPI has started, leave with an error."""
+    """End all ranks at once. Before MPI has started, end only this process with an error."""
     if group is not None and group.size > 1:
         group.communicator.Abort(exit_code)
     os._exit(exit_code)
@@ -272,7 +257,7 @@ _BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this
 
 
 def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    """Raise UsageError where the MPI library cannot reduce one of these types; `ops` of None only move data."""
+    """Raise UsageError if MPI cannot reduce one of these types. An `ops` of None only moves data."""
     if ops is None:
         return
     known = _mpi_types()
@@ -286,7 +271,9 @@ def check_types(backend: str, dtypes: Sequence[DataType], ops: Sequence[ReduceOp
 
 
 def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
-    """Types that can be reduced: float16 where the library has it; bfloat16 never, since NumPy cannot average it."""
+    """Return the types that MPI can reduce: float16 if the library has it, never bfloat16 because NumPy cannot average
+    it.
+    """
     from mpi4py import MPI
 
     types: dict[DataType, MPI.Datatype] = {
@@ -303,7 +290,7 @@ def _mpi_types() -> "Mapping[DataType, MPI.Datatype]":
 
 @cache
 def mpi_function(name: str) -> int | None:
-    """The address of a function of the library that mpi4py is bound to; None where it cannot be found."""
+    """Return the address of a function of mpi4py's MPI library. None if it cannot be found."""
     from mpi4py import MPI
 
     try:
@@ -316,9 +303,9 @@ def mpi_function(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MpiLaunch:
-    """One operation: calls into the MPI library with all their arguments, and the memories that they name.
+    """One operation: the MPI calls with their arguments, and the memory that they use.
 
-    `then` puts results where NCCL has them and MPI has not. It is no part of MPI's operation, so it is not timed.
+    `then` moves results to where NCCL would put them. It is not part of MPI's operation, so it is not timed.
     """
 
     entries: tuple[Entry, ...]
@@ -326,7 +313,7 @@ class MpiLaunch:
     then: Launch | None = None
 
     def __call__(self) -> None:
-        """Make the calls, and put results in their place."""
+        """Call MPI, then move the results."""
         loop = MpiLoop([self])
         with raising_mpi_errors():
             loop()
@@ -334,14 +321,13 @@ class MpiLaunch:
 
 
 class MpiLoop(CallTable):
-    """Operations that do not depend on each other, without Python in between."""
+    """Independent operations, called without Python in between."""
 
     def __init__(self, launches: Sequence[MpiLaunch]) -> None:
         super().__init__([entry for launch in launches for entry in launch.entries])
         self._launches = dict.fromkeys(launches)
 
     def complete(self) -> None:
-        """Put results in their place."""
         for launch in self._launches:
             if launch.then is not None:
                 launch.then()
@@ -349,7 +335,7 @@ class MpiLoop(CallTable):
 
 @contextlib.contextmanager
 def raising_mpi_errors() -> Iterator[None]:
-    """Raise what MPI says of a call that failed, as mpi4py does."""
+    """Raise MPI's error of a failed call, as mpi4py does."""
     try:
         yield
     except CallFailedError as error:
@@ -359,7 +345,7 @@ def raising_mpi_errors() -> Iterator[None]:
 
 
 def mpi_in_order(launches: Sequence[Launch]) -> Launch:
-    """Several operations as one, in this order: each needs what the one before it has left."""
+    """Join operations into one, of which each needs the result of the one before."""
     calls = [launch for launch in launches if isinstance(launch, MpiLaunch)]
     if not calls or len(calls) < len(launches) or any(launch.then for launch in calls[:-1]):
         return in_order(launches)
@@ -368,7 +354,7 @@ def mpi_in_order(launches: Sequence[Launch]) -> Launch:
 
 
 class MpiCalls:
-    """NCCL's collectives as calls of MPI; launches block, `settle` waits for copies on a stream."""
+    """NCCL's collectives as MPI calls. Launches block, and `settle` waits for copies on a stream."""
 
     def __init__(
         self, communicator: "MPI.Comm", most_elements: int = MOST_ELEMENTS, settle: Launch | None = None
@@ -387,7 +373,7 @@ class MpiCalls:
         self._ops = {op: (MPI.SUM if op is ReduceOp.AVG else getattr(MPI, op.name)).handle for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`MPI_Allreduce`, an average divided by hand."""
+        """`MPI_Allreduce`. An average is divided here."""
         how = self._types[dtype].handle, self._ops[op]
         launches = [
             self._bind("MPI_Allreduce", self._in_place if source == taken else source, taken, elements, *how)
@@ -396,13 +382,12 @@ class MpiCalls:
         return mpi_in_order([*launches, *self._divide(receive, count, dtype, op)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`MPI_Allgather`."""
         block = self._blocks(count, dtype)
         source = self._in_place if send == _behind(receive, self._rank * count * dtype.size_bytes) else send
         return self._bind("MPI_Allgather", source, *block, receive, *block)
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`MPI_Reduce_scatter_block`; where all blocks pass the count limit, one `MPI_Reduce` a block and piece."""
+        """`MPI_Reduce_scatter_block`, or one `MPI_Reduce` per block and piece if the count exceeds MPI's limit."""
         divide = self._divide(receive, count, dtype, op)
         if count * self._ranks > self._most_elements:
             return mpi_in_order([*self._reduce_blocks(send, receive, count, dtype, op), *divide])
@@ -416,7 +401,7 @@ class MpiCalls:
         return mpi_in_order([launch, *divide])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`MPI_Bcast`, which has one buffer: the root's copy from its send to its receive buffer is not part of it."""
+        """`MPI_Bcast`, which has one buffer. The root's copy to its receive buffer is not timed."""
         buffer, then = receive, None
         if self._rank == root and send != receive:
             buffer, then = send, self._copy(send, receive, count, dtype)
@@ -430,7 +415,7 @@ class MpiCalls:
         )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`MPI_Reduce`, an average divided by hand on the root."""
+        """`MPI_Reduce`. An average is divided on the root."""
         is_root = self._rank == root
         how = self._types[dtype].handle, self._ops[op], root
         launches = [
@@ -440,12 +425,11 @@ class MpiCalls:
         return mpi_in_order([*launches, *(self._divide(receive, count, dtype, op) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`MPI_Alltoall`."""
         block = self._blocks(count, dtype)
         return self._bind("MPI_Alltoall", send, *block, receive, *block)
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """`MPI_Alltoallv`, in blocks of as many bytes as `MPI_Alltoall` takes; its nine arguments are Python's."""
+        """`MPI_Alltoallv`, called from Python because the call table takes eight arguments and this takes nine."""
         whole = [count * dtype.size_bytes // _BLOCK_BYTES for count in counts]
         own = [whole[self._rank]] * self._ranks
         source = _array(send, sum(counts) * dtype.size_bytes)
@@ -457,14 +441,12 @@ class MpiCalls:
         )
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`MPI_Gather`."""
         block = self._blocks(count, dtype)
         own = _behind(receive, self._rank * count * dtype.size_bytes)
         source = self._in_place if self._rank == root and send == own else send
         return self._bind("MPI_Gather", source, *block, receive, *block, root)
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`MPI_Scatter`."""
         block = self._blocks(count, dtype)
         own = _behind(send, self._rank * count * dtype.size_bytes)
         taken = self._in_place if self._rank == root and receive == own else receive
@@ -473,7 +455,7 @@ class MpiCalls:
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """Both at once: `MPI_Sendrecv` for every piece; its twelve arguments are Python's."""
+        """`MPI_Sendrecv` per piece, called from Python because it takes twelve arguments."""
         send_and_receive = partial(self._communicator.Sendrecv, dest=destination, source=source)
         return in_order(
             [
@@ -492,7 +474,7 @@ class MpiCalls:
             yield self.reduce(block, receive, count, dtype, ReduceOp.SUM if op is ReduceOp.AVG else op, owner)
 
     def _pieces(self, count: int, element_bytes: int, *regions: Region) -> Iterator[tuple[Any, ...]]:
-        """Of messages longer than MPI's counts: elements of a piece, and where it begins in each region."""
+        """Split messages longer than MPI's counts: elements of each piece, and its address in each region."""
         for start in range(0, count, self._most_elements):
             elements = min(self._most_elements, count - start)
             yield elements, *(_behind(region, start * element_bytes) for region in regions)
@@ -501,7 +483,7 @@ class MpiCalls:
         return count * dtype.size_bytes // _BLOCK_BYTES, self._block.handle
 
     def _bind(self, name: str, *arguments: Region | int, then: Launch | None = None) -> MpiLaunch:
-        """A call, whose last argument is the communicator. Raises CouldNotMeasureError: the library has none such."""
+        """Bind an MPI call to its arguments and the communicator. Raise CouldNotMeasureError if MPI lacks it."""
         address = mpi_function(name)
         if address is None:
             raise missing_mpi_library(f"{name} is not found in it")
@@ -514,7 +496,7 @@ class MpiCalls:
         return in_order([partial(taken.__setitem__, slice(None), origin), *self._settle])
 
     def _divide(self, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> tuple[Launch, ...]:
-        """The division of a sum for `ReduceOp.AVG`, nothing for any other; integers are rounded down."""
+        """Divide a sum for `ReduceOp.AVG`. Integers are rounded down."""
         if op is not ReduceOp.AVG:
             return ()
         values = receive.memory.array(receive.offset_bytes, count, dtype.value)

@@ -1,6 +1,6 @@
-"""One operation of MPI on GPU memory, with checked data, in a job of its own, which may crash.
+"""Try one MPI operation on GPU memory, with checked data, in a job that may crash.
 
-`mpirun -n 2 python -m gpubench.backends.mpi.trial OPERATION` prints a JSON object a line, and one after every size.
+`mpirun -n 2 python -m gpubench.backends.mpi.trial OPERATION` prints one JSON object per line and size.
 """
 
 import faulthandler
@@ -27,7 +27,6 @@ _LIBMPI = r"libmpi(ch)?\.so"
 
 
 def main(operation: str, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> None:
-    """Be a rank of the job."""
     faulthandler.disable()
     group = mpi.start(LaunchedBy("gpubench", 0, 1))
     _, local_rank = mpi.nodes(group)
@@ -44,7 +43,7 @@ def main(operation: str, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> None:
 
 
 def wrong_elements(operation: str, size_bytes: int, group: mpi.MpiGroup, device: CudaDevice) -> int:
-    """Wrong elements on this rank after one operation of that size, out of place."""
+    """Run one operation out of place and count this rank's wrong elements."""
     collective, dtype = collective_named(operation), DataType.FLOAT32
     layout = collective.layout(size_bytes // dtype.size_bytes, dtype, group.size)
     send, receive = device.allocate(size_bytes), device.allocate(size_bytes)

@@ -1,1 +1,1 @@
-"""The nccl backend, and NCCL's log and status service."""
+"""The nccl backend, its communicators, and NCCL's log."""

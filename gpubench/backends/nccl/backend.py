@@ -1,4 +1,4 @@
-"""The nccl backend: communicators whose calls return at once, and collectives, as calls into the loaded library."""
+"""The nccl backend: collectives as direct calls into the loaded library."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,22 +19,21 @@ from gpubench.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NcclLaunch:
-    """One operation: the calls that issue it, with all their arguments."""
+    """One operation: the NCCL calls that issue it, with their arguments."""
 
     entries: tuple[timing.Entry, ...]
 
     def __call__(self) -> None:
-        """Issue it."""
         timing.CallTable(self.entries)()
 
 
 def call_table(launches: Sequence[Launch]) -> timing.CallTable:
-    """The calls of all launches in order, as one."""
+    """Join the calls of all launches into one table."""
     return timing.CallTable([entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries])
 
 
 class NcclCalls:
-    """NCCL's collectives on one communicator and stream, bound as calls into the loaded library."""
+    """NCCL's collectives on one communicator and stream."""
 
     def __init__(self, communicator: GroupCommunicator, library: NcclLibrary, stream: int) -> None:
         nccl = library.nccl
@@ -45,27 +44,22 @@ class NcclCalls:
         self._ops = {op: int(nccl.RedOp[op.name.capitalize()]) for op in ReduceOp}
 
     def all_reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclAllReduce`."""
         return self._bind("ncclAllReduce", send, receive, count, self._types[dtype], self._ops[op])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAllGather`."""
         return self._bind("ncclAllGather", send, receive, count, self._types[dtype])
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`ncclReduceScatter`."""
         return self._bind("ncclReduceScatter", send, receive, count, self._types[dtype], self._ops[op])
 
     def broadcast(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclBroadcast`."""
         return self._bind("ncclBroadcast", send, receive, count, self._types[dtype], root)
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`ncclReduce`."""
         return self._bind("ncclReduce", send, receive, count, self._types[dtype], self._ops[op], root)
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`ncclAlltoAll` of NCCL 2.28 and later, else a send to and a receive from every rank in one group."""
+        """`ncclAlltoAll` (NCCL 2.28 or later), else grouped sends and receives."""
         if self._library.has("ncclAlltoAll"):
             return self._bind("ncclAlltoAll", send, receive, count, self._types[dtype])
         pairs = [
@@ -75,7 +69,7 @@ class NcclCalls:
         return self._group([entry for pair in pairs for entry in pair])
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
-        """A send to and a receive from every rank in one group, of what is not empty."""
+        """Grouped sends and receives of all blocks that are not empty."""
         own, size = counts[self._rank], dtype.size_bytes
         entries: list[timing.Entry] = []
         for peer, (count, start) in enumerate(zip(counts, accumulate(counts, initial=0), strict=False)):
@@ -85,14 +79,14 @@ class NcclCalls:
         return self._group(entries)
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclGather` of NCCL 2.28 and later (1 KiB on 4 H200s: 5.8 µs), else sends and receives (7.5 µs)."""
+        """`ncclGather` (NCCL 2.28 or later; 5.8 µs for 1 KiB on 4 H200s), else grouped sends and receives (7.5 µs)."""
         if self._library.has("ncclGather"):
             return self._bind("ncclGather", send, receive, count, self._types[dtype], root)
         receives = [self._receive(receive, peer, count, dtype, peer) for peer in range(self._ranks)]
         return self._group([self._send(send, 0, count, dtype, root), *(receives if self._rank == root else ())])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`ncclScatter` of NCCL 2.28 and later, else the root's sends and a receive on every rank in one group."""
+        """`ncclScatter` (NCCL 2.28 or later), else grouped sends and receives."""
         if self._library.has("ncclScatter"):
             return self._bind("ncclScatter", send, receive, count, self._types[dtype], root)
         sends = [self._send(send, peer, count, dtype, peer) for peer in range(self._ranks)]
@@ -101,7 +95,6 @@ class NcclCalls:
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """`ncclSend` and `ncclRecv` in one group."""
         return self._group(
             [self._send(send, 0, count, dtype, destination), self._receive(receive, 0, count, dtype, source)]
         )
@@ -123,13 +116,13 @@ class NcclCalls:
 
 
 class AbortedError(Exception):
-    """The communicator was aborted while it worked: the stream is idle, and nothing was measured."""
+    """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
 
 
 class NcclBackend:
-    """Collectives on one GPU: of one communicator, and of others that are opened beside it.
+    """Collectives on one GPU, with one main communicator and others opened next to it.
 
-    `allocations` are address and bytes of what NCCL allocated for buffers, which can be registered with communicators.
+    `allocations` maps the address of each buffer that NCCL allocated to its bytes. Such buffers can be registered.
     """
 
     name = "nccl"
@@ -156,25 +149,23 @@ class NcclBackend:
         self.calls = self.open(group)
 
     def open(self, group: Group) -> NcclCalls:
-        """The collectives of a new communicator of these ranks, on the same stream; it reads NCCL_ALGO anew."""
+        """Open a new communicator on the same stream. NCCL reads variables such as NCCL_ALGO again for it."""
         return self.adopt(GroupCommunicator(self._library, group))
 
     def adopt(self, communicator: GroupCommunicator) -> NcclCalls:
-        """The collectives of a communicator made elsewhere, on the same stream; it is watched and ended as others."""
+        """Return the collectives of a communicator made elsewhere. This backend watches and destroys it too."""
         calls = NcclCalls(communicator, self._library, self._device.stream.ptr)
         self._communicators[id(calls)] = communicator
         return calls
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Abort a communicator that NCCL has refused to use: to destroy it may wait for what never began."""
+        """Abort a communicator that NCCL refuses to use. Destroying it could wait forever."""
         self._communicators.pop(id(calls)).abort()
 
     def in_order(self, launches: Sequence[Launch]) -> Launch:
-        """One operation made of several; the stream keeps their order."""
         return NcclLaunch(tuple(entry for launch in cast("Sequence[NcclLaunch]", launches) for entry in launch.entries))
 
     def libraries(self) -> Mapping[str, str]:
-        """NCCL and where it was loaded from, driver, CUDA, CuPy."""
         libraries = {"NCCL": f"{self._library.version} from {self._library.path}"} | self._device.libraries()
         if timing.native_loop() is None:
             libraries["launches"] = "by Python: small sizes read high"
@@ -182,15 +173,13 @@ class NcclBackend:
 
     @property
     def memory_source(self) -> object:
-        """What memory is taken from: backends with the same one can share buffers."""
         return self._device if self._allocator is Allocator.CUDA else self
 
     def free_bytes(self) -> int:
-        """Device memory that buffers may take."""
         return self._device.free_bytes()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain `cudaMalloc` allocation, or one of NCCL's."""
+        """Allocate memory with `cudaMalloc` or with NCCL."""
         if self._allocator is Allocator.NCCL:
             address = self._library.allocate(size_bytes)
             self.allocations.append((address, size_bytes))
@@ -198,7 +187,7 @@ class NcclBackend:
         return self._device.allocate(size_bytes)
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order on the stream, or a captured graph of them."""
+        """Return one launch of all, or a captured graph of them."""
         # What fills and poisons the buffers runs on the same stream: neither a capture nor a timing may begin under it.
         self._device.stream.synchronize()
         if graph_replays:
@@ -208,7 +197,7 @@ class NcclBackend:
         return self._marks.between([(call_table(list(islice(rest, count))), count) for count in groups])
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """All launches in order on the stream, with an event after each so many of them."""
+        """Return one launch of all, with an event after each batch."""
         self._device.stream.synchronize()
         rest = iter(launches)
         batches = [tuple(islice(rest, count)) for count in self._marks.every(launches, operations)]
@@ -218,19 +207,17 @@ class NcclBackend:
         return self._marks.clocked([(tables[key], len(key)) for key in keys])
 
     def once(self, launch: Launch) -> None:
-        """Issue an operation, and wait until the stream is idle."""
         self._library.issue(launch)
         self._wait(launch)
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time until the stream is idle."""
         with timing.no_garbage_collection():
             start = perf_counter()
             self._library.issue(launch)
             return self._seconds_since(start, launch)
 
     def together(self, launch: Launch) -> float:
-        """The same behind a barrier, with nothing between it and the first call."""
+        """Return the seconds after a barrier. Nothing runs between the barrier and the first call."""
         self._device.stream.synchronize()
         behind = self._starting_line.before(launch) if isinstance(launch, timing.CallTable) else None
         if behind is None:
@@ -248,14 +235,14 @@ class NcclBackend:
         return seconds
 
     def issue(self, launch: Launch) -> None:
-        """Put an operation on the stream, and return at once."""
+        """Enqueue an operation."""
         self._library.issue(launch)
 
     def _wait(self, launch: Launch) -> None:
         self.wait_for(self._device.stream, launch.look if isinstance(launch, timing.MarkedLaunch) else None)
 
     def wait_for(self, stream: Any, look: Callable[[], object] | None = None) -> None:
-        """Until a stream is idle, polled with NCCL's asynchronous errors. Raises AbortedError after an abort."""
+        """Wait until a stream is idle, and poll NCCL's asynchronous errors. Raise AbortedError after an abort."""
         in_turn = cycle(self._communicators.values())
         while not stream.done:
             next(in_turn).check_async_error()
@@ -265,24 +252,23 @@ class NcclBackend:
             raise AbortedError
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Seconds of the host to issue an operation of what was timed last; of captured graphs it is not known."""
+        """Return the host seconds to issue one of the last timed operations. None for captured graphs."""
         if isinstance(launch, timing.MarkedLaunch):
             return launch.issue_seconds
         known = isinstance(launch, timing.CallTable) and 0 < operations <= timing.MOST_QUEUED
         return self._issued_seconds / operations if known and self._issued_seconds is not None else None
 
     def trouble(self) -> str:
-        """NCCL's asynchronous error, empty where it has none. For a thread: an operation may be under way."""
+        """Return NCCL's asynchronous error, or ''. Safe to call from another thread during an operation."""
         return next(filter(None, (each.trouble() for each in list(self._communicators.values()))), "")
 
     def abort(self) -> None:
-        """Abort the communicators, wherever they wait; they cannot be used afterwards. For a thread."""
+        """Abort the communicators, which cannot be used afterwards. Safe to call from another thread."""
         self._aborted = True
         for communicator in list(self._communicators.values()):
             communicator.abort()
 
     def close(self) -> None:
-        """Destroy the communicators, then free the buffers."""
         self._device.stream.synchronize()
         for communicator in self._communicators.values():
             communicator.destroy()
@@ -290,7 +276,7 @@ class NcclBackend:
 
 
 class GatedNccl(NcclBackend):
-    """NCCL's collectives, timed by the GPU from the opening of a gate behind which they wait."""
+    """NCCL's collectives, timed by the GPU from the opening of a gate."""
 
     def __init__(
         self,
@@ -308,31 +294,29 @@ class GatedNccl(NcclBackend):
         return partial(self.issue, call_table(launches))
 
     def libraries(self) -> Mapping[str, str]:
-        """Those of every nccl backend, and whether there is a gate."""
+        """Add to the libraries whether the driver has a gate."""
         return {**super().libraries(), **self._clock.gate_words()}
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
-        """All launches in order on the stream, or a captured graph of them, which no gate holds."""
+        """Return one launch of all, or a captured graph of them, which needs no gate."""
         return self._clock.bind(launches, graph_replays)
 
     def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-        """All launches in order on the stream, timed in batches of so many."""
+        """Return one launch of all, timed in batches."""
         return self._clock.in_batches(launches, operations)
 
     def seconds(self, launch: Launch) -> float:
-        """Wall time until the stream is idle."""
         return self._clock.seconds(launch)
 
     def together(self, launch: Launch) -> float:
-        """Seconds of the GPU for all operations, each portion of them issued before it begins on any rank."""
+        """Return the GPU seconds of all operations. Each portion is issued on all ranks before it begins on any."""
         return self._clock.together(launch)
 
     def issue_seconds(self, launch: Launch, operations: int) -> float | None:
-        """Seconds of the host to issue one of the operations that were timed last."""
+        """Return the host seconds to issue one of the last timed operations."""
         return self._clock.issue_seconds(launch, operations)
 
     def close(self) -> None:
-        """Destroy the communicators, then free buffers and gate."""
         self._device.stream.synchronize()
         self._clock.free_gate()
         super().close()

@@ -1,4 +1,4 @@
-"""Communicators: of all ranks, with a configuration, with a deadline; and buffers that are registered with them."""
+"""NCCL communicators with a configuration or a deadline, and the buffers registered with them."""
 
 import ctypes
 import time
@@ -38,13 +38,13 @@ _SECONDS_BETWEEN_LOOKS = 20e-6
 
 
 def new_unique_id(library: NcclLibrary) -> bytes:
-    """What all ranks of a communicator have to know. Raises NcclError."""
+    """Create the unique id that all ranks of a communicator share. Raise NcclError."""
     made = library.asked(library.nccl.get_unique_id)  # its memory ends with it
     return ctypes.string_at(made.ptr, UNIQUE_ID_BYTES)
 
 
 def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, asked: Mapping[str, int]) -> Any:
-    """The bindings' communicator, with these fields of `ncclConfig_t`. Raises NcclError where NCCL refuses."""
+    """Create a communicator with these fields of `ncclConfig_t`. Raise NcclError if NCCL refuses."""
     nccl = library.nccl
     config = nccl.Config()
     for name, value in asked.items():
@@ -53,9 +53,9 @@ def _configured(library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, a
 
 
 class GroupCommunicator:
-    """A communicator of a group; every rank of it makes one. `asked` are fields of `ncclConfig_t`, where it has some.
+    """A communicator of a group. Every rank of the group has to create it. `asked` holds fields of `ncclConfig_t`.
 
-    Raises NcclError where NCCL refuses.
+    Raise NcclError if NCCL refuses.
     """
 
     def __init__(self, library: NcclLibrary, group: Group, asked: Mapping[str, int] | None = None) -> None:
@@ -72,7 +72,7 @@ class GroupCommunicator:
         self._registered: list[tuple[Callable[..., object], Any]] = []
 
     def register(self, how: Registration, address: int, size_bytes: int) -> bool:
-        """Register memory, together with the other ranks; False where NCCL gives no handle for it."""
+        """Register memory. All ranks have to call it. False if NCCL returns no handle."""
         nccl, asked = self._library.nccl, self._library.asked
         if how is Registration.SYMMETRIC:
             window = asked(nccl.comm_window_register, self._made, address, size_bytes, _SYMMETRIC)
@@ -84,20 +84,20 @@ class GroupCommunicator:
         return bool(found)
 
     def transfer(self, address: int, size_bytes: int, peer: int, stream: int, *, sends: bool) -> None:
-        """Enqueue `ncclSend` or `ncclRecv` of bytes."""
+        """Enqueue `ncclSend` or `ncclRecv`."""
         nccl = self._library.nccl
         call = nccl.send if sends else nccl.recv
         self._library.asked(call, address, size_bytes, nccl.DataType.Uint8, peer, self._made, stream)
 
     def check_async_error(self) -> None:
-        """Raise NcclError where NCCL has noticed an error meanwhile."""
+        """Raise NcclError if NCCL has an asynchronous error."""
         made = self._made  # a thread may abort it meanwhile
         state = _SUCCESS if made is None else self._ask(made)
         if state not in (_SUCCESS, _IN_PROGRESS):
             raise NcclError(self._library.words(state))
 
     def trouble(self) -> str:
-        """NCCL's asynchronous error in words, empty where it has none."""
+        """Return NCCL's asynchronous error, or ''."""
         try:
             self.check_async_error()
         except NcclError as error:
@@ -105,11 +105,11 @@ class GroupCommunicator:
         return ""
 
     def abort(self) -> None:
-        """Give it up, whatever is under way."""
+        """Abort the communicator, even during an operation."""
         self._end(self._library.nccl.comm_abort)
 
     def destroy(self) -> None:
-        """End it together with the other ranks, and what was registered with it."""
+        """Destroy the communicator and its registrations. All ranks have to call it."""
         while self._registered and self._made is not None:
             undo, found = self._registered.pop()
             with suppress(NcclError):
@@ -123,11 +123,11 @@ class GroupCommunicator:
 
 
 class CommunicatorError(OSError):
-    """NCCL could not connect ranks, or carry data between them."""
+    """NCCL could not connect ranks or move data between them."""
 
 
 class BoundedCommunicator:
-    """A communicator that raises TimeoutError at its deadline and CommunicatorError where NCCL fails, then aborts."""
+    """A communicator with a deadline. It aborts and raises TimeoutError, or CommunicatorError if NCCL fails."""
 
     def __init__(self, library: NcclLibrary, unique_id: bytes, rank: int, ranks: int, deadline: float) -> None:
         self._library, self._nccl, self._made = library, library.nccl, None
@@ -137,7 +137,9 @@ class BoundedCommunicator:
     def exchange(
         self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int, deadline: float
     ) -> None:
-        """Enqueue an exchange: send from the first address to the first peer, receive at the second from the second."""
+        """Enqueue a send from the first address to the first peer, and a receive at the second address from the second
+        peer.
+        """
         self._called(self._in_a_group, addresses, peers, size_bytes, stream)
         self._settle(deadline)
 
@@ -152,23 +154,23 @@ class BoundedCommunicator:
             asked(nccl.group_end)
 
     def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:
-        """Enqueue the sum over all ranks of `count` 64-bit integers at the first address, into the second."""
+        """Enqueue an all-reduce of `count` 64-bit integers from the first address into the second."""
         kind, op = self._nccl.DataType.Int64, self._nccl.RedOp.Sum
         self._called(self._library.asked, self._nccl.all_reduce, *addresses, count, kind, op, self._made, stream)
         self._settle(deadline)
 
     def check(self) -> None:
-        """Raise CommunicatorError where NCCL has noticed an error meanwhile."""
+        """Raise CommunicatorError if NCCL has an asynchronous error."""
         self._settle(float("inf"))
 
     def close(self, deadline: float) -> None:
-        """End it together with the other ranks."""
+        """Destroy the communicator. All ranks have to call it."""
         self._called(self._library.asked, self._nccl.comm_finalize, self._made)
         self._settle(deadline)
         self._end(self._nccl.comm_destroy)
 
     def abort(self) -> None:
-        """Give it up, whatever is under way."""
+        """Abort the communicator, even during an operation."""
         self._end(self._nccl.comm_abort)
 
     def _end(self, function: Callable[[Any], object]) -> None:
@@ -196,12 +198,12 @@ class BoundedCommunicator:
 
 
 def takes_caps(library: NcclLibrary) -> bool:
-    """True where a cap can be asked for when a communicator is made."""
+    """True if NCCL accepts a limit on CTAs when a communicator is created."""
     return library.has("ncclCommInitRankConfig")
 
 
 def config_of(requests: Mapping[str, str]) -> dict[str, int]:
-    """The fields of `ncclConfig_t` that these requests set."""
+    """Return the fields of `ncclConfig_t` for these requests."""
     caps = {"max_ctas": int(requests[MAX_CTAS])} if MAX_CTAS in requests else {}
     return caps | ({"cta_policy": _POLICIES[CtaPolicy(requests[CTA_POLICY])]} if CTA_POLICY in requests else {})
 
@@ -209,9 +211,9 @@ def config_of(requests: Mapping[str, str]) -> dict[str, int]:
 def open_requested(
     backend: "NcclBackend", library: NcclLibrary, group: Group, requests: Mapping[str, str]
 ) -> tuple[CollectiveCalls, Registration]:
-    """The collectives of a communicator of which that is asked, and how all its buffers are registered with it.
+    """Open a communicator with these requests. Return its collectives and how its buffers are registered.
 
-    Raises NcclError where NCCL refuses.
+    Raise NcclError if NCCL refuses.
     """
     communicator = GroupCommunicator(library, group, config_of(requests))
     calls = backend.adopt(communicator)
@@ -227,7 +229,7 @@ def open_requested(
 
 
 def check_requests(settings: tuple[NcclSetting, ...], version_code: int) -> None:
-    """Raise UsageError for a request that this NCCL has no call for, with the first version that has it."""
+    """Raise UsageError for a request that needs a newer NCCL, and name the first version that has it."""
     for request in dict.fromkeys(each for setting in settings for each in setting.requests.items()):
         default = (_FIRST_WITH_CAPS, "cap on CTAs") if request[0] == MAX_CTAS else (0, "")
         first, what = _FIRST_WITH.get(request, default)

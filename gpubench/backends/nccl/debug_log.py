@@ -34,7 +34,7 @@ _QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: these w
 
 
 class LogAccess(StrEnum):
-    """The file through which NCCL's log is read."""
+    """The file from which NCCL's log is read."""
 
     PRIVATE = "in private"
     FORWARDED = "in private, and passed on"
@@ -44,7 +44,9 @@ class LogAccess(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """The access to NCCL's log and the variables for it; `why_not` there is none, `no_tuning` no algorithm is named."""
+    """How to read NCCL's log, and the variables for it. `why_not` and `no_tuning` say why there is no log or no
+    algorithm.
+    """
 
     how: LogAccess
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class LogPlan:
 
 
 def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """The plan where NCCL's variables, as the user left them, are `settings`."""
+    """Plan how to read NCCL's log, given the user's NCCL variables."""
     if settings.get(DEBUG, "").upper() in INFO_LEVELS:
         return _plan_beside_user(settings, ranks_on_node, can_reset=can_reset)
     if can_reset:
@@ -63,7 +65,7 @@ def plan_log(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool
 
 
 def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_reset: bool) -> LogPlan:
-    """The plan for a log that the user reads too: it has the lines that he asked for and no others."""
+    """Plan for a log that the user reads too. It keeps exactly the lines that the user asked for."""
     level, file, subsystems = (settings.get(name, "") for name in (DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS))
     if not shows(subsystems, "INIT"):
         why_not = f"{DEBUG_SUBSYSTEMS}={subsystems} leaves INIT out, which shows connections"
@@ -82,7 +84,7 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
 
 
 def shows(subsystems: str, name: str) -> bool:
-    """True where a log with that NCCL_DEBUG_SUBSYS, '' where it is not set, has the lines of a subsystem."""
+    """True if a log with this NCCL_DEBUG_SUBSYS contains the lines of a subsystem."""
     words = (subsystems or _DEFAULT_SUBSYSTEMS).upper().removeprefix("^").split(",")
     return (name in words or "ALL" in words) != subsystems.startswith("^")
 
@@ -94,18 +96,18 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ResettableLog(Protocol):
-    """The NCCL library as its log depends on it."""
+    """What the log needs of the NCCL library."""
 
     @property
     def can_reset_log(self) -> bool:
-        """True where NCCL can read its variables again: since 2.24.3."""
+        """True if NCCL can read its variables again (2.24.3 or later)."""
 
     def reset_log(self) -> None:
-        """Make it read them again, at its next line at the latest."""
+        """Make NCCL read its variables again before its next line."""
 
 
 class NcclLog:
-    """NCCL's log of this process, begun before NCCL's first call; `no_log` and `no_tuning` are reasons, else empty."""
+    """NCCL's log of this process, begun before NCCL's first call. `no_log` and `no_tuning` hold reasons, or ''."""
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class NcclLog:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Restore log and environment, and give the user the lines that he had asked for."""
+        """Restore log and environment, and print the lines that the user had asked for."""
         self.switch_off()
         self.lines()
         self._write_users_lines()
@@ -156,7 +158,7 @@ class NcclLog:
         self._descriptor = None
 
     def is_readable(self) -> bool:
-        """True where NCCL writes to the file that it was given, not to stdout; else `no_log` has the reason."""
+        """True if NCCL writes to the file and not to stdout. Otherwise `no_log` has the reason."""
         if self._plan.how is LogAccess.USERS_FILE and self._descriptor is None:
             self._open_users_file()
         elif self._is_ours and self._descriptor is not None and not _is_open_twice(self._descriptor):
@@ -164,7 +166,7 @@ class NcclLog:
         return not self.no_log
 
     def lines(self) -> list[bytes]:
-        """The whole lines that NCCL has written since the last call."""
+        """Return the complete lines since the last call."""
         if self._descriptor is None:
             return []
         while chunk := os.pread(self._descriptor, _CHUNK_BYTES, self._offset):
@@ -177,12 +179,12 @@ class NcclLog:
         return found
 
     def warnings(self) -> list[str]:
-        """NCCL's warnings so far, without the place in its source."""
+        """Return NCCL's warnings so far, without source file and line."""
         self.lines()
         return [line.decode(errors="replace").strip() for line in self._warnings]
 
     def switch_off(self) -> None:
-        """End the log: from its next line on NCCL logs as the user set it, where it can read its variables again."""
+        """Stop reading. From the next line on NCCL logs as the user set it, if it can read its variables again."""
         if not self._is_ours:
             return
         self._is_ours = False
@@ -227,7 +229,7 @@ class NcclLog:
 
 
 class SilentLog:
-    """The log of a library that says nothing of its paths, with the reason."""
+    """The log of a library that logs no paths, with the reason."""
 
     no_tuning = ""
 
@@ -247,7 +249,7 @@ class SilentLog:
 
 
 def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> list[bytes]:
-    """The lines of an INFO log that the user's own level shows: the version, and warnings."""
+    """Filter an INFO log for the lines that the user's own level would show: the version and warnings."""
     level = settings.get(DEBUG, "").upper()
     if level not in ("WARN", "VERSION"):
         return []
@@ -262,7 +264,7 @@ def lines_at_user_level(settings: Mapping[str, str], lines: Sequence[bytes]) -> 
 
 
 def log_path(file: str) -> str:
-    """The file that NCCL makes of NCCL_DEBUG_FILE: %h is the host, %p the process, %% a percent sign."""
+    """Expand NCCL_DEBUG_FILE as NCCL does: %h is the host, %p the process id, %% a percent sign."""
     words = {"%h": host_name(), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda found: words[found[0]], file)
 
@@ -276,7 +278,7 @@ def _is_open_twice(descriptor: int) -> bool:
 
 
 class _Forwarder(threading.Thread):
-    """A thread that copies what is written to one file to another, while NCCL keeps the main thread busy."""
+    """A thread that copies new content of one file to another while NCCL blocks the main thread."""
 
     def __init__(self, source: int, destination: int) -> None:
         super().__init__(daemon=True)
@@ -286,12 +288,10 @@ class _Forwarder(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Copy at intervals until `finish`."""
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
             self._pass_on()
 
     def finish(self) -> None:
-        """Copy the rest, and end."""
         self._over.set()
         self.join()
         self._pass_on()

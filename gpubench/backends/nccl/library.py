@@ -28,11 +28,11 @@ _RESET_LOG = "ncclResetDebugInit"
 
 
 class NcclError(RuntimeError):
-    """NCCL refused a call, in its words."""
+    """NCCL refused a call. The text is NCCL's."""
 
 
 class NcclLibrary:
-    """The libnccl that is loaded, else that is found: `version` '2.28.9', `version_code` 22809, `nccl` the bindings."""
+    """The libnccl that is loaded, else the one that is found. `version` is '2.28.9', `version_code` 22809."""
 
     error: type[Exception] = NcclError
 
@@ -59,28 +59,28 @@ class NcclLibrary:
             raise errors.nccl_library_not_used(asked, self.path)
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of memory that NCCL allocated. Raises UsageError where NCCL has no allocator (before 2.19)."""
+        """Allocate memory with NCCL and return its address. Raise UsageError before NCCL 2.19."""
         if not self.has("ncclMemAlloc"):
             raise errors.no_nccl_allocator(self.version)
         return int(self.asked(self.nccl.mem_alloc, size_bytes))
 
     def free(self, address: int) -> None:
-        """Give memory back that `allocate` took."""
+        """Free memory from `allocate`."""
         self.asked(self.nccl.mem_free, address)
 
     def asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the bindings returns. Raises NcclError where NCCL refuses."""
+        """Call a function of the bindings. Raise NcclError if NCCL refuses."""
         try:
             return function(*arguments)
         except self.nccl.NCCLError as error:
             raise NcclError(str(error)) from error
 
     def words(self, status: int) -> str:
-        """NCCL's words for a `ncclResult_t` that is none of success."""
+        """Return NCCL's text for an error code."""
         return str(self.nccl.NCCLError(status))
 
     def issue(self, launch: Launch) -> None:
-        """Make the calls of a launch. Raises NcclError with NCCL's words for one that failed."""
+        """Make the calls of a launch. Raise NcclError with NCCL's text if one fails."""
         try:
             launch()
         except CallFailedError as error:
@@ -88,23 +88,23 @@ class NcclLibrary:
 
     @property
     def can_reset_log(self) -> bool:
-        """True where NCCL can read NCCL_DEBUG and its like again: since 2.24.3."""
+        """True if NCCL can read NCCL_DEBUG again (2.24.3 or later)."""
         return self.has(_RESET_LOG)
 
     def reset_log(self) -> None:
-        """Have NCCL read those variables again, at its next line at the latest."""
+        """Make NCCL read its log variables again before its next line."""
         ctypes.CFUNCTYPE(None)(self.address(_RESET_LOG))()
 
     def last_error(self) -> str:
-        """The text of the last warning of NCCL's in this process, whatever it logs; '' before NCCL 2.13, or of none."""
+        """Return NCCL's last warning in this process. '' if there is none, or before NCCL 2.13."""
         return str(self.nccl.get_last_error(self.nccl.Comm(0))).strip() if self.has("ncclGetLastError") else ""
 
     def has(self, name: str) -> bool:
-        """True where this version has a function of that C name."""
+        """True if this NCCL has a function of this C name."""
         return hasattr(self._native, name)
 
     def address(self, name: str) -> int:
-        """The address of a function by its C name."""
+        """Return the address of a function by its C name."""
         return ctypes.cast(getattr(self._native, name), ctypes.c_void_p).value or 0
 
 
@@ -157,7 +157,7 @@ def _unknown(name: str, path: str, known: set[str]) -> errors.UsageError:
 
 
 def unverified(names: Sequence[str]) -> tuple[Finding, ...]:
-    """The finding on variables that may have had no reader; none without any."""
+    """Return the finding on variables that perhaps nothing reads."""
     if not names:
         return ()
     return (
@@ -180,9 +180,9 @@ _SECONDS_TO_ANSWER = 30.0
 def start_asking(
     environment: dict[str, str], command: Sequence[str] = tuple(module_command(_MODULE))
 ) -> Callable[[], str]:
-    """Start a process without torch that loads NCCL: beside torch every backend runs torch's.
+    """Start a process that loads NCCL without torch, because next to torch every backend uses torch's NCCL.
 
-    What is returned waits for '2.28.9 from FILE', '' where none answers.
+    The returned function waits for '2.28.9 from FILE', or '' if there is no answer.
     """
     process = subprocess.Popen(
         command,
@@ -206,7 +206,7 @@ def start_asking(
 
 
 def main() -> None:
-    """Print what was loaded, as JSON."""
+    """Print version and file of the loaded NCCL as JSON."""
     library = NcclLibrary()
     sys.stdout.write(json.dumps({"nccl": f"{library.version} from {library.path}"}))
 

@@ -1,1 +1,1 @@
-"""torch.distributed in the user's own environment, as a backend of collectives."""
+"""The torch backends: torch.distributed of the user's environment."""

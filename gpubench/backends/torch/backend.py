@@ -17,7 +17,7 @@ from gpubench.ports.group import Group
 
 
 class DeviceMemory:
-    """A tensor on a device of torch's own, filled and checked by way of a buffer of the host."""
+    """A tensor on one of torch's devices, filled and checked through a host buffer."""
 
     def __init__(self, torch: Any, device: Any, size_bytes: int, progress: Progress = UNWATCHED) -> None:
         self.size_bytes = size_bytes
@@ -26,36 +26,31 @@ class DeviceMemory:
         self.tensor = torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
     def array(self, offset_bytes: int, count: int, dtype: str) -> Array:
-        """A copy of `count` elements on the host."""
+        """Return a host copy of `count` elements."""
         self._on_host.copy_(self.tensor)
         return self._host.array(offset_bytes, count, dtype)
 
     def fill_sent(self, data: DataPattern, block: Block, rank: int) -> None:
-        """Write what `rank` sends into a block."""
         self._on_host.copy_(self.tensor)
         self._host.fill_sent(data, block, rank)
         self.tensor.copy_(self._on_host)
 
     def fill_byte(self, size_bytes: int, value: int) -> None:
-        """Set the first bytes to a value."""
         self.tensor[:size_bytes] = value
 
     def count_wrong(self, data: DataPattern, blocks: Sequence[tuple[Block, int | None]]) -> int:
-        """Elements that differ from what their block must hold."""
         self._on_host.copy_(self.tensor)
         return self._host.count_wrong(data, blocks)
 
 
 class Tensors:
-    """Views of memory as tensors of a type."""
-
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._whole: dict[int, tuple[Memory, Any]] = {}
         self.types = {dtype: getattr(torch, dtype.value) for dtype in DataType}
 
     def of(self, region: Region, count: int, dtype: DataType) -> Any:
-        """`count` elements of a region."""
+        """Return `count` elements of a region as a tensor."""
         start = region.offset_bytes
         return self._bytes(region.memory)[start : start + count * dtype.size_bytes].view(self.types[dtype])
 
@@ -75,10 +70,10 @@ _OPS = {ReduceOp.SUM: "SUM", ReduceOp.PROD: "PRODUCT", ReduceOp.MAX: "MAX", Redu
 
 
 class TorchCalls:
-    """NCCL's collectives in one process group.
+    """NCCL's collectives in one process group. `name` is gpubench's name of the backend.
 
-    `name` is gpubench's for the backend. `settle` waits for what a launch put on a stream; None where the timing does
-    that. Gloo reduces in the buffer of every rank, so that ranks but the root hand it a copy too.
+    `settle` waits for what a launch enqueued on a stream. It is None if the timing does that. Gloo reduces in place on
+    every rank, so all ranks pass it a copy.
     """
 
     def __init__(
@@ -105,12 +100,10 @@ class TorchCalls:
         return self._launch([*self._copied(send, receive, count, dtype), call, *self._divided(into, op, dtype)])
 
     def all_gather(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`all_gather_into_tensor`."""
         into, source = self._tensors.of(receive, count * self._ranks, dtype), self._tensors.of(send, count, dtype)
         return self._launch([partial(self._gather_into, into, source, group=self._group)])
 
     def reduce_scatter(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp) -> Launch:
-        """`reduce_scatter_tensor`."""
         into, source = self._tensors.of(receive, count, dtype), self._tensors.of(send, count * self._ranks, dtype)
         call = partial(self._scatter_from, into, source, self._op(op, dtype), group=self._group)
         return self._launch([call, *self._divided(into, op, dtype)])
@@ -124,7 +117,7 @@ class TorchCalls:
         )
 
     def reduce(self, send: Region, receive: Region, count: int, dtype: DataType, op: ReduceOp, root: int) -> Launch:
-        """`reduce`: the root's in its receive buffer; the others' in what they send, which NCCL leaves as it is."""
+        """`reduce`, in the receive buffer on the root and in the send buffer elsewhere, which NCCL leaves unchanged."""
         is_root = self._rank == root
         copies = is_root or self._is_gloo
         work = self._tensors.of(receive if copies else send, count, dtype)
@@ -133,7 +126,6 @@ class TorchCalls:
         return self._launch([*copied, call, *(self._divided(work, op, dtype) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        """`all_to_all_single`."""
         into, source = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
         return self._launch([partial(self._distributed.all_to_all_single, into, source, group=self._group)])
 
@@ -145,13 +137,13 @@ class TorchCalls:
         return self._launch([partial(call, into, source, own, list(counts), group=self._group)])
 
     def gather(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`gather` into the blocks of the root's receive buffer."""
+        """`gather` into blocks of the root's receive buffer."""
         blocks = self._blocks(receive, count, dtype) if self._rank == root else None
         source = self._tensors.of(send, count, dtype)
         return self._launch([partial(self._distributed.gather, source, blocks, self._in_job[root], group=self._group)])
 
     def scatter(self, send: Region, receive: Region, count: int, dtype: DataType, root: int) -> Launch:
-        """`scatter` of the blocks of the root's send buffer."""
+        """`scatter` of blocks of the root's send buffer."""
         blocks = self._blocks(send, count, dtype) if self._rank == root else None
         into = self._tensors.of(receive, count, dtype)
         return self._launch([partial(self._distributed.scatter, into, blocks, self._in_job[root], group=self._group)])
@@ -159,7 +151,7 @@ class TorchCalls:
     def send_receive(
         self, send: Region, destination: int, receive: Region, source: int, count: int, dtype: DataType
     ) -> Launch:
-        """`batch_isend_irecv` of one send and one receive; a rank that is its own neighbour copies."""
+        """`batch_isend_irecv` of one send and one receive. A rank that is its own neighbour copies."""
         if destination == self._rank == source:
             return self._launch(self._copied(send, receive, count, dtype))
         outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
@@ -199,7 +191,7 @@ class TorchCalls:
         return list(self._tensors.of(region, count * self._ranks, dtype).chunk(self._ranks))
 
     def _divided(self, into: Any, op: ReduceOp, dtype: DataType) -> tuple[Launch, ...]:
-        """The division of a sum where the backend has no average; integers are rounded down."""
+        """Divide a sum if the backend has no average. Integers are rounded down."""
         if op is not ReduceOp.AVG or not divides(self._name, dtype):
             return ()
         rounding = None if dtype.kind is NumberKind.FLOAT else "floor"
@@ -226,22 +218,22 @@ class TorchGroups:
         self._all: TorchCalls | None = None
 
     def settle_with(self, settle: Launch) -> None:
-        """Have every operation end with this, which waits for what it put on a stream."""
+        """Call `settle` after every operation, to wait for what it enqueued."""
         self._settle = settle
 
     def bind_to(self, device: Any) -> None:
-        """Have communicators made for a torch device as they are opened."""
+        """Create communicators for this torch device when they are opened."""
         self._device = device
 
     @property
     def calls(self) -> TorchCalls:
-        """The collectives of all ranks, which are connected at first use: every rank comes here at the same time."""
+        """Return the collectives of all ranks. The first use connects them, so all ranks have to call it together."""
         if self._all is None:
             self._all = self._calls(self.connect())
         return self._all
 
     def connect(self) -> Any:
-        """The process group of all ranks, which every rank opens at the same time."""
+        """Open the process group of all ranks. All ranks have to call it together."""
         if self.process_group is None:
             self.process_group = distributed.open_group(
                 self._found, self._group, one_node=self._one_node, device=self._device
@@ -249,19 +241,17 @@ class TorchGroups:
         return self.process_group
 
     def open(self, group: Group) -> TorchCalls:
-        """The collectives of a new process group of these ranks."""
         return self._calls(distributed.open_part(self._found, group.gather(self._group.rank)))
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Process groups last as long as the job."""
+        """Do nothing. Process groups last as long as the job."""
 
     def versions(self) -> dict[str, str]:
-        """Torch and its NCCL, for the metadata."""
         nccl = self._found.nccl()
         return {"torch": self._found.version} | ({"torch's NCCL": nccl} if nccl else {})
 
     def abort(self) -> None:
-        """Abort the communicators, where torch can. For a thread."""
+        """Abort the communicators if this torch can. Safe to call from another thread."""
         abort = getattr(self.process_group, "abort", None)
         if abort is not None:
             abort()
@@ -280,24 +270,21 @@ class _Opening:
 
     @property
     def name(self) -> str:
-        """Its word on the command line and in rows."""
         return self._groups.name
 
     @property
     def calls(self) -> TorchCalls:
-        """The collectives of all ranks, connected at first use."""
         return self._groups.calls
 
     def open(self, group: Group) -> TorchCalls:
-        """The collectives of a new process group of these ranks."""
         return self._groups.open(group)
 
     def drop(self, calls: CollectiveCalls) -> None:
-        """Process groups last as long as the job."""
+        """Do nothing. Process groups last as long as the job."""
 
 
 class TorchOnCpu(_Opening, BlockingClock):
-    """torch.distributed on tensors of the CPU, which share memory with NumPy's arrays."""
+    """torch.distributed on CPU tensors, which share memory with NumPy arrays."""
 
     buffers = 3  # Gloo reduces through working space of up to the size of the message
 
@@ -306,24 +293,21 @@ class TorchOnCpu(_Opening, BlockingClock):
         self._groups, self._ranks_on_node, self._progress = groups, ranks_on_node, progress
 
     def libraries(self) -> Mapping[str, str]:
-        """Torch."""
         return self._groups.versions()
 
     def free_bytes(self) -> int:
-        """This rank's share of what the host has left."""
+        """Return this rank's share of the host's free memory."""
         return int(host_memory.free_bytes() * host_memory.SHARE) // self._ranks_on_node
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A NumPy buffer."""
         return NumpyMemory(size_bytes, self._progress)
 
     def close(self) -> None:
-        """End the process groups."""
         self._groups.end()
 
 
 class TorchOnDevice(_Opening, BlockingClock):
-    """torch.distributed on a device that torch alone drives: an AMD or Intel GPU. Every operation is waited for."""
+    """torch.distributed on a device that only torch drives: an AMD or Intel GPU. Every operation is waited for."""
 
     buffers = 2
 
@@ -334,31 +318,29 @@ class TorchOnDevice(_Opening, BlockingClock):
         groups.settle_with(getattr(self._of_kind, "synchronize", lambda: None))
 
     def libraries(self) -> Mapping[str, str]:
-        """torch, and that nobody has tried this."""
+        """Return the torch version, and warn that this backend is untested."""
         return self._groups.versions() | {"this backend": NEVER_RUN}
 
     def free_bytes(self) -> int:
-        """Memory of the device that is free, less an eighth."""
+        """Return seven eighths of the device's free memory."""
         free, _ = self._of_kind.mem_get_info(self._device)
         return int(free) * 7 // 8
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A tensor of torch's."""
         return DeviceMemory(self._torch, self._device, size_bytes, self._progress)
 
     def close(self) -> None:
-        """End the process groups."""
         self._groups.end()
 
 
 class _OnCuda(_Opening):
-    """The GPU that CuPy opened, whose stream torch uses too."""
+    """The GPU that CuPy opened. torch uses the same stream."""
 
     buffers = 2
     _device: CudaDevice
 
     def _share_stream(self, found: TorchDistributed) -> Any:
-        """Have torch work on the GPU and the stream of `device`; the torch device."""
+        """Make torch use the GPU and stream of `device`, and return the torch device."""
         cuda, index = found.torch.cuda, self._device.identity.index
         cuda.set_device(index)
         cuda.set_stream(cuda.ExternalStream(self._device.stream.ptr, device=index))
@@ -366,24 +348,20 @@ class _OnCuda(_Opening):
 
     @property
     def memory_source(self) -> object:
-        """What memory is taken from: backends with the same one can share buffers."""
         return self._device
 
     def libraries(self) -> Mapping[str, str]:
-        """Torch and its NCCL, driver, CUDA, CuPy."""
         return self._groups.versions() | self._device.libraries()
 
     def free_bytes(self) -> int:
-        """Device memory that buffers may take."""
         return self._device.free_bytes()
 
     def allocate(self, size_bytes: int) -> Memory:
-        """A plain `cudaMalloc` allocation."""
         return self._device.allocate(size_bytes)
 
 
 class EnqueuedOnCuda(_OnCuda, GatedClock):
-    """Operations of torch's that wait in the stream, where the GPU's clock times them."""
+    """torch operations that are enqueued on the stream and timed by the GPU's clock."""
 
     def __init__(
         self, groups: TorchGroups, found: TorchDistributed, device: CudaDevice, group: Group, progress: Progress
@@ -393,11 +371,10 @@ class EnqueuedOnCuda(_OnCuda, GatedClock):
         self._torch_device = self._share_stream(found)
 
     def libraries(self) -> Mapping[str, str]:
-        """Torch and its NCCL, driver, CUDA, CuPy, and whether there is a gate."""
+        """Add to the libraries whether the driver has a gate."""
         return {**super().libraries(), **self.gate_words()}
 
     def close(self) -> None:
-        """End the process groups, then free the buffers."""
         self._device.stream.synchronize()
         self._groups.end()
         self.free_gate()
@@ -414,11 +391,10 @@ class TorchNccl(EnqueuedOnCuda):
         groups.bind_to(self._torch_device)
 
     def trouble(self) -> str:
-        """Nothing: torch does not tell NCCL's asynchronous errors."""
+        """Return '', because torch does not expose NCCL's asynchronous errors."""
         return ""
 
     def abort(self) -> None:
-        """Abort the communicators, wherever they wait. For a thread."""
         self.end_waiting()
         self._groups.abort()
 
@@ -435,7 +411,6 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
         groups.settle_with(device.stream.synchronize)
 
     def close(self) -> None:
-        """End the process groups, then free the buffers."""
         self._device.stream.synchronize()
         self._groups.end()
         self._device.close()

@@ -1,4 +1,4 @@
-"""PyTorch of this environment, imported here alone: its errors, torchrun's job, and its process groups."""
+"""PyTorch of this environment, imported only here: its errors, torchrun's job, and process groups."""
 
 import os
 import re
@@ -30,12 +30,12 @@ _GLOO_LOST = re.compile(
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of torch's says first: its traceback in C++ follows."""
+    """Return the first line of a torch error. A C++ traceback follows it."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
-    """The error of a rank whose Gloo connection was closed; None for any other error."""
+    """Return the error for a closed Gloo connection. None for any other error."""
     said = first_line(error)
     found = _GLOO_LOST.search(said) if isinstance(error, RuntimeError) and "gloo" in said else None
     if found is None:
@@ -49,7 +49,7 @@ def lost_connection(error: BaseException) -> CouldNotMeasureError | None:
 
 
 def missing_torch() -> CouldNotMeasureError:
-    """A backend of torch's was asked for, and there is no torch."""
+    """Return the error for a missing torch."""
     return CouldNotMeasureError(
         "torch is not installed in this Python",
         expected="PyTorch for --backend torch:...; it is the user's own that is measured, so none is brought along",
@@ -59,7 +59,7 @@ def missing_torch() -> CouldNotMeasureError:
 
 
 def unusable_torch(detail: str) -> CouldNotMeasureError:
-    """Torch is installed and its import fails."""
+    """Return the error for a torch that cannot be imported."""
     return CouldNotMeasureError(
         f"torch cannot be imported: {detail}",
         expected="an import without an error",
@@ -69,7 +69,7 @@ def unusable_torch(detail: str) -> CouldNotMeasureError:
 
 
 def torch_without(version: str, what: str) -> CouldNotMeasureError:
-    """This build of torch lacks what is asked of it."""
+    """Return the error for a feature that this torch build lacks."""
     return CouldNotMeasureError(
         f"torch {version} was built without {what}",
         expected=f"a build that has {what}",
@@ -79,7 +79,7 @@ def torch_without(version: str, what: str) -> CouldNotMeasureError:
 
 
 def torch_of_wrong_cuda(version: str, driver_runs: str) -> CouldNotMeasureError:
-    """Torch needs a newer CUDA, such as '13.0', than the driver runs."""
+    """Return the error for a torch that needs a newer CUDA, such as '13.0', than the driver supports."""
     return CouldNotMeasureError(
         f"torch {version} is for a newer CUDA than the driver runs, {driver_runs}",
         expected="a torch of the driver's major version or older",
@@ -89,7 +89,7 @@ def torch_of_wrong_cuda(version: str, driver_runs: str) -> CouldNotMeasureError:
 
 
 def torch_sees_no_gpu(version: str) -> CouldNotMeasureError:
-    """torch.cuda.is_available() says no where the driver lists GPUs."""
+    """Return the error for `torch.cuda.is_available()` being False although the driver lists GPUs."""
     return CouldNotMeasureError(
         f"torch {version} sees no GPU, and the driver lists some",
         expected="torch.cuda.is_available()",
@@ -99,7 +99,7 @@ def torch_sees_no_gpu(version: str) -> CouldNotMeasureError:
 
 
 def torch_refused(backend: str, said: str) -> CouldNotMeasureError:
-    """torch.distributed cannot connect the ranks."""
+    """Return the error for ranks that torch.distributed cannot connect."""
     if "EADDRINUSE" in said or "already in use" in said:
         return CouldNotMeasureError(
             f"torch.distributed cannot begin with {backend}: {said}",
@@ -122,19 +122,18 @@ _LINKED_IN = "libtorch_cuda.so"
 
 @dataclass(frozen=True, slots=True)
 class TorchDistributed:
-    """torch with one of the backends of torch.distributed; `backend` is the name that torch has for it."""
+    """torch with one backend of torch.distributed. `backend` is torch's name for it."""
 
     torch: Any
     backend: str
 
     @property
     def distributed(self) -> Any:
-        """`torch.distributed`."""
         return self.torch.distributed
 
     @property
     def built_for(self) -> str:
-        """'CUDA 13.0', 'ROCm 6.4', 'XPU', 'CPUs alone'."""
+        """What torch was built for: 'CUDA 13.0', 'ROCm 6.4', 'XPU' or 'CPUs alone'."""
         version = self.torch.version
         if version.cuda:
             return f"CUDA {version.cuda}"
@@ -144,11 +143,11 @@ class TorchDistributed:
 
     @property
     def version(self) -> str:
-        """'2.11.0 (CUDA 13.0)'."""
+        """Torch's version and build, such as '2.11.0 (CUDA 13.0)'."""
         return f"{str(self.torch.__version__).partition('+')[0]} ({self.built_for})"
 
     def nccl(self) -> str:
-        """'2.28.9 from /usr/lib/libnccl.so.2', of the NCCL that this torch calls; '' where it has none."""
+        """The NCCL that torch calls, such as '2.28.9 from /usr/lib/libnccl.so.2'. '' if it has none."""
         if not self.torch.version.cuda or not self.distributed.is_nccl_available():
             return ""
         version = ".".join(map(str, self.torch.cuda.nccl.version()))
@@ -156,18 +155,18 @@ class TorchDistributed:
 
 
 def is_installed() -> bool:
-    """True where torch is installed, whether or not it can be imported."""
+    """True if torch is installed, even if it cannot be imported."""
     return find_spec("torch") is not None
 
 
 def check_installed() -> None:
-    """Raise CouldNotMeasureError where torch is not installed."""
+    """Raise CouldNotMeasureError if torch is not installed."""
     if not is_installed():
         raise missing_torch()
 
 
 def import_torch() -> Any:
-    """The module `torch`. Raises CouldNotMeasureError: it is not installed, or cannot be imported."""
+    """Import torch. Raise CouldNotMeasureError if it is not installed or cannot be imported."""
     check_installed()
     try:
         with warnings.catch_warnings():
@@ -180,7 +179,7 @@ def import_torch() -> Any:
 
 
 def import_symmetric_memory(found: "TorchDistributed") -> None:
-    """Load `torch.distributed._symmetric_memory`. Raises CouldNotMeasureError: this torch has none."""
+    """Import `torch.distributed._symmetric_memory`. Raise CouldNotMeasureError if this torch has none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -190,7 +189,7 @@ def import_symmetric_memory(found: "TorchDistributed") -> None:
 
 
 def import_fully_shard() -> Any:
-    """`fully_shard`, FSDP2. Raises ImportError: this torch has none (2.6 or later has)."""
+    """Import `fully_shard` (FSDP2). Raise ImportError before torch 2.6."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.distributed.fsdp import fully_shard
@@ -202,7 +201,7 @@ _CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
 
 
 def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
-    """Torch with that backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raises CouldNotMeasureError."""
+    """Load torch with this backend, for CUDA up to `driver_cuda` (13000 for 13.0). Raise CouldNotMeasureError."""
     torch = import_torch()
     found = TorchDistributed(torch, _CARRIED_BY.get(backend, backend))
     if not torch.distributed.is_available():
@@ -233,18 +232,18 @@ _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
 
 
 class RanksMissingError(CouldNotMeasureError):
-    """Ranks did not come to the store; rank `speaker` reports it for all that did."""
+    """Ranks did not reach the store. Rank `speaker` reports it for all that did."""
 
     speaker = 0
 
 
 def store_place(environment: Mapping[str, str]) -> str:
-    """'node0:29500', as torchrun tells its processes."""
+    """Return the store's address from torchrun's variables, such as 'node0:29500'."""
     return f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
 
 
 def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
-    """The store of torchrun's agent, else of rank 0, once all came. Raises RanksMissingError, CouldNotMeasureError."""
+    """Wait for all ranks at the store of torchrun's agent or rank 0. Raise RanksMissingError, CouldNotMeasureError."""
     store = _open_store(distributed, launched_by, environment, seconds)
     rank, size = launched_by.rank, launched_by.size
     store.set(str(rank), host_name())
@@ -262,7 +261,7 @@ def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, st
 
 
 def _open_store(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
-    """A store of this attempt: after a restart torchrun's agent still has the keys of those before."""
+    """Open a store for this attempt. After a restart torchrun's agent still has the keys of earlier attempts."""
     is_of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = launched_by.rank == 0 and not is_of_agent
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -284,7 +283,7 @@ def _open_store(distributed: Any, launched_by: LaunchedBy, environment: Mapping[
 
 
 def why_silent(host: str, port: int, seconds: float) -> str:
-    """The system's reason why nobody took a connection in so many seconds; empty where somebody did."""
+    """Try to connect, and return the system's reason if nobody accepts in time. '' if somebody does."""
     deadline = monotonic() + seconds
     while True:
         try:
@@ -318,7 +317,7 @@ def _missing(
 def _unreachable(
     launched_by: LaunchedBy, environment: Mapping[str, str], said: str, seconds: float
 ) -> RanksMissingError:
-    """The error of a rank that finds no store; of the ranks of a host the first one speaks."""
+    """Return the error of a rank that cannot reach the store. The first rank of each host reports it."""
     error = RanksMissingError(
         f"nobody answered at {store_place(environment)}, where rank 0 keeps the store, within {seconds:g} s: {said}",
         expected=f"rank 0 of {launched_by.size} there, and a way to it",
@@ -343,7 +342,7 @@ _HOURS = timedelta(hours=6)  # For torch's own time-out: gpubench's watchdog end
 
 
 class TorchGroup:
-    """A group over a process group of Gloo; `members` are its ranks as torch counts them in the whole job."""
+    """A group over a Gloo process group. `members` are its ranks in the whole job."""
 
     def __init__(self, torch: Any, process_group: Any, members: Sequence[int]) -> None:
         self._torch, self._distributed = torch, torch.distributed
@@ -352,37 +351,32 @@ class TorchGroup:
         self.size: int = process_group.size()
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on every rank."""
         found: list[Any] = [None] * self.size
         self._distributed.all_gather_object(found, value, group=self._process_group)
         return found
 
     def collect(self, value: T) -> list[T] | None:
-        """Every rank's value, in rank order, on the first rank; None on the others."""
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         self._distributed.gather_object(value, found, self.members[0], group=self._process_group)
         return found
 
     def broadcast(self, value: T | None, root: int = 0) -> T:
-        """Root's value, on every rank."""
         held: list[Any] = [value]
         self._distributed.broadcast_object_list(held, self.members[root], group=self._process_group)
         received: T = held[0]
         return received
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
         self._distributed.barrier(group=self._process_group)
 
     def largest(self, values: Sequence[float]) -> Sequence[float]:
-        """Each of the values as it is on the rank where it is largest."""
         found = self._torch.tensor(list(values), dtype=self._torch.float64)
         self._distributed.all_reduce(found, self._distributed.ReduceOp.MAX, group=self._process_group)
         largest: list[float] = found.tolist()
         return largest
 
     def clock_offset(self) -> ClockOffset:
-        """The difference of this rank's clock to the first rank's, as MPI's group finds it: by messages to and fro."""
+        """Return this rank's clock minus rank 0's, by round trips as in MPI's group."""
         if self.rank == 0:
             for other in range(1, self.size):
                 for _ in range(_ROUND_TRIPS):
@@ -408,7 +402,6 @@ class TorchGroup:
         return float(taken[0])
 
     def split(self, color: int, key: int) -> "TorchGroup":
-        """The group of the ranks with the same color, ordered by key."""
         keyed = self.gather((color, key, self.members[self.rank]))
         members = [member for own, _, member in sorted(keyed) if own == color]
         part = self._distributed.new_group(
@@ -420,7 +413,7 @@ class TorchGroup:
 
 
 def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
-    """Meet the other ranks of torchrun's job within so many seconds. Raises CouldNotMeasureError."""
+    """Meet the other ranks of torchrun's job within `seconds`. Raise CouldNotMeasureError."""
     found = load_torch("gloo")
     store = meet(found.distributed, launched_by, os.environ, seconds)
     try:
@@ -433,14 +426,14 @@ def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float 
 
 
 def finish() -> None:
-    """End torch's process groups, if no backend has done so."""
+    """Destroy torch's process groups, if no backend has done so."""
     found = load_torch("gloo")
     if found.distributed.is_initialized():
         found.distributed.destroy_process_group()
 
 
 def abort(_group: object, exit_code: int) -> NoReturn:
-    """End this process at once: torchrun then ends the others."""
+    """End this process at once. torchrun then ends the others."""
     os._exit(exit_code)
 
 
@@ -448,7 +441,7 @@ _HERE = "127.0.0.1"
 
 
 def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device: Any = None) -> Any:
-    """The process group of these ranks, bound to `device` for NCCL. Raises CouldNotMeasureError."""
+    """Open the process group of these ranks, bound to `device` for NCCL. Raise CouldNotMeasureError."""
     distributed = found.distributed
     try:
         if distributed.is_initialized():
@@ -469,19 +462,19 @@ def open_group(found: TorchDistributed, group: Group, *, one_node: bool, device:
 
 
 def open_part(found: TorchDistributed, ranks: Sequence[int]) -> Any:
-    """A process group of some of the ranks; only they call this."""
+    """Open a process group of some ranks. Only they have to call it."""
     new_group = found.distributed.new_group
     return new_group(list(ranks), backend=found.backend, timeout=_HOURS, use_local_synchronization=True)
 
 
 def close(found: TorchDistributed, process_group: Any) -> None:
-    """Destroy a process group; with torch's default one all others go, and then there is nothing left to destroy."""
+    """Destroy a process group. Torch's default group takes all others with it."""
     if process_group is not None and found.distributed.is_initialized():
         found.distributed.destroy_process_group(process_group)
 
 
 def _store(distributed: Any, group: Group, *, one_node: bool) -> Any:
-    """A store on a port that the first rank's system picked, whose number the others get over MPI."""
+    """Open a store on a free port of rank 0's host, and share the port over MPI."""
     host = _HERE if one_node else socket.gethostname()
     store = None
     if group.rank == 0:

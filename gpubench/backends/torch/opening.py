@@ -1,4 +1,4 @@
-"""Loads torch for a backend of gpubench's, and opens the backend on a rank."""
+"""Load torch for one of gpubench's backends, and open the backend on a rank."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,9 @@ _DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
 
 def load(name: str, driver_cuda: int) -> TorchDistributed:
-    """Torch with a backend by gpubench's name; load it first, as a process has one libnccl. `driver_cuda` 0: CPUs."""
+    """Load torch for a backend by gpubench's name. Load it first, because a process has one libnccl. `driver_cuda` 0:
+    CPUs.
+    """
     backend = name.removeprefix(TORCH)
     found = load_torch(backend, for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
     if name == TORCH_SYMM:
@@ -35,7 +37,7 @@ def open_backend(
     ranks_on_node: int,
     local_rank: int,
 ) -> MultiGroupBackend:
-    """A backend by gpubench's name on this rank's GPU, else on torch's device. Raises CouldNotMeasureError."""
+    """Open a backend by gpubench's name, on this rank's GPU or else on torch's device. Raise CouldNotMeasureError."""
     found = load(name, 0 if device is None else device.driver_cuda)
     groups = TorchGroups(found, name, group, one_node=ranks_on_node == group.size)
     if device is not None and name == TORCH_SYMM:

@@ -32,7 +32,7 @@ _SETTINGS = {
 
 
 def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
-    """Raise UsageError for a type or a reduction that PyTorch's kernels do not have."""
+    """Raise UsageError for a type or reduction that PyTorch's kernels lack."""
     unknown = [f"--dtype {each}" for each in dtypes if each not in _TYPES]
     unknown += [f"--op {each}" for each in ops or () if each is not ReduceOp.SUM]
     if unknown:
@@ -45,7 +45,7 @@ def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> N
 
 
 def check_operations(found: TorchDistributed) -> None:
-    """Raise CouldNotMeasureError where this torch lacks an operation."""
+    """Raise CouldNotMeasureError if this torch lacks an operation."""
     operations = getattr(found.torch.ops, "symm_mem", None)
     for name in _OPERATIONS:
         if not hasattr(operations, name):
@@ -62,7 +62,7 @@ def _no_symmetric_memory(said: str) -> CouldNotMeasureError:
 
 
 class SymmetricCalls(TorchCalls):
-    """All-reduce of one process group in symmetric memory, by the kernel for the size, or by one for all sizes."""
+    """All-reduce in symmetric memory, with one kernel for all sizes or the best one per size."""
 
     def __init__(
         self, found: TorchDistributed, group: Any, tensors: Tensors, workspace: list[Memory], kernel: str | None = None
@@ -86,7 +86,7 @@ class SymmetricCalls(TorchCalls):
 
 
 class TorchSymmetric(EnqueuedOnCuda):
-    """PyTorch's symmetric memory on the NVIDIA GPUs of one node; its buffers are its own."""
+    """PyTorch's symmetric memory on the NVIDIA GPUs of one node. It cannot share buffers with other backends."""
 
     buffers = 3  # one-shot in place needs a workspace
 
@@ -101,24 +101,24 @@ class TorchSymmetric(EnqueuedOnCuda):
 
     @property
     def calls(self) -> SymmetricCalls:
-        """The collectives of all ranks, connected at first use. Raises CouldNotMeasureError: on several nodes."""
+        """Return the collectives of all ranks, connected at first use. Raise CouldNotMeasureError on several nodes."""
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace)
 
     def with_kernel(self, kernel: str) -> SymmetricCalls:
-        """The collectives of all ranks, by that kernel at every size."""
+        """Return the collectives of all ranks with one kernel at every size."""
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace, kernel)
 
     def open(self, group: Group) -> TorchCalls:
-        """Nothing: raises CouldNotMeasureError, as buffers are shared by all ranks and not by a part of them."""
+        """Raise CouldNotMeasureError, because all ranks share the buffers."""
         raise _no_symmetric_memory(f"buffers are shared by all ranks, not by {group.size} of them")
 
     @property
     def memory_source(self) -> object:
-        """This backend: no other one's buffers are symmetric."""
+        """Return this backend, because no other one has symmetric buffers."""
         return self
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Symmetric memory, which every rank takes at the same time. Raises CouldNotMeasureError."""
+        """Allocate symmetric memory. All ranks have to call it together. Raise CouldNotMeasureError."""
         self._process_group()
         if self._workspace[0].size_bytes < size_bytes:
             self._workspace[:] = [self._shared(size_bytes)]

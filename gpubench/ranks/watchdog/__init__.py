@@ -1,1 +1,1 @@
-"""The process beside each rank that sees when nothing moves any more."""
+"""The watchdog: a process next to each rank that ends a job without progress."""

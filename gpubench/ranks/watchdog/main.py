@@ -1,4 +1,4 @@
-"""The watchdog, a process beside each rank that detects a hang: `python -m gpubench.ranks.watchdog.main SETUP`."""
+"""The watchdog process, which detects a hang: `python -m gpubench.ranks.watchdog.main SETUP`."""
 
 import contextlib
 import ctypes
@@ -45,7 +45,7 @@ _MOST_RAS_BYTES = 1 << 16
 
 
 class FailureReporter(Protocol):
-    """The receiver of a watchdog's reports: the launching gpubench (`sees_all_losses`), or stderr."""
+    """Where a watchdog reports to: the launcher, which sees the losses of all ranks, or stderr."""
 
     sees_all_losses: bool
 
@@ -56,18 +56,18 @@ class FailureReporter(Protocol):
         """Report a rank that ended without an error of its own."""
 
     def note(self, text: str) -> None:
-        """Say something that ends nothing."""
+        """Print a note. The job continues."""
 
 
 class RankIsGoneError(Exception):
-    """The rank has ended: its end of the line is closed."""
+    """The rank has ended, because its end of the socket is closed."""
 
 
 class Watchdog:
-    """Reads the progress of a rank twice a second until the rank is gone.
+    """Read the progress of a rank twice a second until the rank is gone.
 
-    The watchdog of the lowest reachable rank alone decides that a job hangs: no rank made progress for as long as its
-    phase may take. Other watchdogs of this host connect to `local` until the ranks have met, and then to `listeners`.
+    A job hangs if no rank made progress for longer than its phase may take. Only the watchdog of the lowest reachable
+    rank decides that. Other watchdogs connect to `local` until the ranks have met in MPI, and then to `listeners`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Watchdog:
         return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
 
     def _ranks_here_first(self, ranks: Sequence[int]) -> list[int]:
-        """Of thousands of ranks that hang, those of one host ask each other before all of them ask rank 0."""
+        """Sort ranks of this host first, so that not all of thousands of hanging ranks ask rank 0."""
         if not self._have_met:
             return list(ranks)
         return sorted(ranks, key=lambda rank: self._watchdogs[rank].host != self._watched.host)
@@ -204,7 +204,7 @@ class Watchdog:
         return [f"  NCCL RAS: {line}" for line in [*lines[:_MOST_RAS_LINES], *more]]
 
     def _end(self) -> None:
-        """End the rank with exit code 3, also one that is stopped or inside a library call that does not return."""
+        """End the rank with exit code 3, even if it is stopped or inside a library call that does not return."""
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
@@ -325,7 +325,9 @@ def _parent_of(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """`/proc/PID/stat` from the third field on: state, parent, ..., exit status; empty texts where it is not there."""
+    """Read `/proc/PID/stat` from the third field on: state, parent, ..., exit status. Empty texts if the process is
+    gone.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -338,7 +340,7 @@ _PROCESS_NAME = b"gpubench-watch"
 
 
 def main() -> None:
-    """Watch the rank that started this process, by the descriptors that it handed over."""
+    """Watch the rank that started this process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback: the rank says that its watchdog was killed
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
@@ -363,7 +365,7 @@ class _StderrReporter:
         write_stderr_line(error_text(error).removeprefix("gpubench: "))
 
     def lost(self, lost: ranks.LostRank) -> None:
-        """Print it: not every mpirun names the rank that was killed."""
+        """Print the lost rank, because not every mpirun names it."""
         self.error(lost.error("; rows measured before are in the outputs"))
 
     def note(self, text: str) -> None:
@@ -381,12 +383,12 @@ class _ChannelReporter:
             ChannelSender(self._connection).error(error)
 
     def lost(self, lost: ranks.LostRank) -> None:
-        """Send it; the launcher names the first rank that was killed, and not those that ended with it."""
+        """Send the lost rank. The launcher names only the first one of a job."""
         with suppress(OSError):
             ChannelSender(self._connection, alive=False).lost(lost)
 
     def note(self, text: str) -> None:
-        """Print it: the launcher passes on what ranks print."""
+        """Print the note. The launcher passes on what ranks print."""
         write_stderr_line(printable_line(f"note: {text}"))
 
 

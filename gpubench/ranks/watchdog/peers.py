@@ -34,7 +34,7 @@ later, so a flood should find room."""
 
 @dataclass(frozen=True, slots=True)
 class WatchdogAddress:
-    """The addresses of a rank's watchdog, and the rank in words: 'rank 3 on gpu07 (GPU 3, ...)'."""
+    """The addresses of a rank's watchdog, and the rank in words, such as 'rank 3 on gpu07 (GPU 3)'."""
 
     place: str
     host: str
@@ -136,7 +136,7 @@ _SECONDS_BEHIND_A_CLAIM = 0.1  # After one rank died, its claim may arrive so mu
 
 
 def _prepare(line: socket.socket) -> None:
-    """Limit each read, write and connect in the kernel, as `Connection` has no time-outs, and send at once."""
+    """Set kernel time-outs, because `Connection` has none, and send small messages at once."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         line.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(_SECONDS_PER_READ), 0))
@@ -166,10 +166,11 @@ def _knock(secret: bytes) -> bytes:
 
 
 def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Connection:
-    """Return the connection once both ends have proved that they know the secret; without one, the user is enough.
+    """Return the connection once both ends have proved that they know the secret. Without a secret, check only the
+    user.
 
-    The key covers both addresses: a proof that somebody passes on from another address is worth nothing. Raises
-    OSError, EOFError, AssertionError or AuthenticationError.
+    The key covers both addresses, so that a stranger cannot pass on a proof from another address. Raise OSError,
+    EOFError, AssertionError or AuthenticationError.
     """
     knock = _knock(secret)
     if line.family == socket.AF_INET and dialed:
@@ -189,10 +190,10 @@ def _authenticated(line: socket.socket, secret: bytes, *, dialed: bool) -> Conne
 
 
 class Peers:
-    """The other watchdogs of a job: each question is a connection of its own, and threads answer theirs.
+    """The other watchdogs of a job. Each question is a new connection, and threads answer the questions of others.
 
-    Without a `secret` this is the time before the ranks have met: whoever is the same user on this host is answered,
-    and nobody can order an end.
+    There is no `secret` until the ranks have met in MPI. Until then processes of the same user are answered, and none
+    can order an end.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class Peers:
         self._unauthenticated: dict[socket.socket, float] = {}
 
     def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Answer the other watchdogs in threads, until this process ends."""
+        """Answer other watchdogs in threads until this process ends."""
         for listener in listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
@@ -229,7 +230,7 @@ class Peers:
         return [RankState.from_record(answers[rank]) for rank in sorted(answers)]
 
     def is_first_lost(self, at_seconds: float) -> bool:
-        """True if this rank was lost first, as the arbiter decides, by the host's monotonic clock."""
+        """Ask the arbiter whether this rank was lost first, at this time of the host's monotonic clock."""
         if self._rank == _ARBITER:
             self._own_loss = at_seconds
             time.sleep(_SECONDS_BEHIND_A_CLAIM)
@@ -237,7 +238,9 @@ class Peers:
         return self._claim(at_seconds) == self._rank
 
     def claim_first(self) -> None:
-        """Claim that this rank has reported why the job ends: ranks that are lost from now on end because of it."""
+        """Tell the arbiter that this rank has reported why the job ends. Later losses are consequences and stay
+        unreported.
+        """
         if self._rank == _ARBITER:
             self.first_lost = _ARBITER
         else:
@@ -263,7 +266,9 @@ class Peers:
     def _request(
         self, request: Request, ranks: Collection[int], seconds: float, enough: int | None = None
     ) -> dict[int, Request]:
-        """Return the answers by rank. It takes longer than `seconds` only for ranks that were not tried yet."""
+        """Send a request to ranks and return the answers by rank. It takes longer than `seconds` only until every rank
+        was tried.
+        """
         answers: dict[int, Request] = {}
         waiting = deque(rank for rank in ranks if rank != self._rank)
         needed = len(waiting) if enough is None else min(enough, len(waiting))
@@ -288,7 +293,7 @@ class Peers:
         return dict(answers)
 
     def _call(self, rank: int, request: Request, deadline: float) -> Request | None:
-        """Return the answer of a rank; try again while the other end is busy, but not if nobody listens there."""
+        """Return the answer of a rank. Retry while the other end is busy, but not if nobody listens there."""
         data = json.dumps(request | {"rank": self._rank}).encode()
         while True:
             addresses = sorted(self._addresses(rank), key=lambda address: address != self._proven.get(rank))
@@ -334,7 +339,7 @@ class Peers:
                 threading.Thread(target=self._answer, args=(line,), daemon=True).start()
 
     def _make_room(self) -> None:
-        """Wait until another connection may authenticate: a stranger who is silent holds a place for a moment only."""
+        """Close the oldest connection that has not authenticated in time, if there are too many."""
         while len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
             oldest, since = next(iter(list(self._unauthenticated.items())))
             seconds = since + _SECONDS_OF_GRACE - time.monotonic()

@@ -1,4 +1,4 @@
-"""The page of progress that a rank shares with its watchdog, and what both print about it; few imports."""
+"""The shared memory in which a rank reports progress to its watchdog. It imports little: every rank starts with it."""
 
 import mmap
 import os
@@ -14,8 +14,6 @@ END_SIGNAL = signal.SIGQUIT  # Exit code 3: its handler is C's `_exit`, called w
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The rank that a watchdog belongs to."""
-
     rank: int
     ranks: int
     place: str
@@ -29,7 +27,7 @@ _STDERR = 2
 
 
 def write_stderr_line(text: str) -> None:
-    """Print it as gpubench's, unless stderr is full and nobody reads it."""
+    """Print a line on stderr. Drop it if nobody reads stderr."""
     _, writable, _ = select.select([], [_STDERR], [], _SECONDS_TO_WRITE)
     if writable:
         with suppress(OSError):
@@ -43,7 +41,7 @@ _MOST_LABEL_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class ProgressReading:
-    """The page at one moment. `step` counts the phases entered so far."""
+    """The progress of a rank at one moment. `step` counts the phases that it has entered."""
 
     step: int
     phase: Phase
@@ -53,7 +51,7 @@ class ProgressReading:
 
 
 class ProgressBlock:
-    """The page of progress that a rank writes and its watchdog reads: numbers of eight bytes, no clock."""
+    """One page that a rank writes and its watchdog reads: 64-bit counters and a label. The rank reads no clock."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -64,7 +62,7 @@ class ProgressBlock:
         self._numbers = memoryview(self._page).cast("q")
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Begin another phase."""
+        """Begin a phase."""
         text = label.encode()[:_MOST_LABEL_BYTES]
         self._page[_LABEL_AT : _LABEL_AT + len(text)] = text
         numbers = self._numbers
@@ -75,19 +73,19 @@ class ProgressBlock:
         numbers[_STEP] += 1
 
     def completed(self, operations: int = 1) -> None:
-        """Count so many more completed operations."""
+        """Count completed operations."""
         self._numbers[_DONE] += operations
 
     def leave(self) -> None:
-        """Note that this rank ends on its own."""
+        """Record that this rank is about to end by itself."""
         self._numbers[_LEAVING] = 1
 
     def left(self) -> bool:
-        """True where the rank ends, or ended, on its own."""
+        """True if the rank has recorded that it ends by itself."""
         return bool(self._numbers[_LEAVING])
 
     def read(self) -> ProgressReading:
-        """The page as it is now."""
+        """Return the current progress."""
         step, phase, done, total, label_bytes = self._numbers[:_LEAVING]
         label = self._page[_LABEL_AT : _LABEL_AT + label_bytes].decode(errors="replace")
         return ProgressReading(step, PHASES[phase], label, done, total)

@@ -1,4 +1,4 @@
-"""A rank's side of its watchdog: starting the process, keeping it alive, reporting progress, NVTX ranges."""
+"""The rank's side of its watchdog: start it, restart it if it dies, report progress, and mark NVTX ranges."""
 
 import ctypes
 import json
@@ -28,21 +28,19 @@ _DOMAIN = "gpubench"
 
 
 class Enter(Protocol):
-    """As `Progress.enter`."""
-
     def __call__(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Begin another phase."""
+        """Begin a phase."""
 
 
 class Nvtx(NamedTuple):
-    """The calls that begin and end a range on this thread; without a tool that records, they take nanoseconds."""
+    """The calls that begin and end a range on this thread. They take nanoseconds if no profiler records."""
 
     push: Callable[[str], object]
     pop: Callable[[], object]
 
 
 def with_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
-    """An `enter` that also begins the range of the phase and ends the one before; `enter` itself without NVTX."""
+    """Wrap `enter` so that each phase is an NVTX range. Return `enter` itself without NVTX."""
     if nvtx is None:
         return enter
     is_open = False
@@ -59,7 +57,7 @@ def with_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
 
 
 def find_nvtx() -> Nvtx | None:
-    """NVTX by the package `nvtx`, else by the library of an older CUDA; None where neither is installed."""
+    """Load NVTX 3 from the package `nvtx`, else NVTX 2 from an older CUDA. None if neither is installed."""
     with suppress(ImportError):
         import nvtx
 
@@ -79,7 +77,7 @@ _SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its w
 
 
 class WatchdogKeeper:
-    """A watchdog for the rank `watched`, and another at the same sockets if that one is killed or breaks."""
+    """Start the watchdog of a rank, and start another at the same addresses if it dies."""
 
     def __init__(
         self, watched: Watched, block: ProgressBlock, listeners: Sequence[socket.socket], channel: str | None
@@ -100,17 +98,16 @@ class WatchdogKeeper:
 
     @property
     def pid(self) -> int:
-        """The process that watches now."""
         return self._process.pid
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Send a message, which the next watchdog gets too; of each kind the last."""
+        """Send a message to the watchdog. A restarted watchdog gets the last message of each kind again."""
         with self._lock:
             self._told[message["kind"]] = message
             self._send(self._control, message)
 
     def answer(self, answers: Mapping[str, Callable[[], object]]) -> None:
-        """Have a thread answer the watchdog's requests from now on, by their kind."""
+        """Answer the watchdog's requests in a thread, with one function per kind of request."""
         is_first = not self._answers
         self._answers = answers
         if is_first:
@@ -118,7 +115,7 @@ class WatchdogKeeper:
             self._listen(self._control)
 
     def close(self) -> None:
-        """End the watchdog of a rank that has left: it is killed where it does not follow."""
+        """End the watchdog after its rank has left. Kill it if it does not end."""
         with self._lock, suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(_SECONDS_TO_END)
@@ -177,7 +174,7 @@ class WatchdogKeeper:
                     return
 
     def _killed_where_stopped(self) -> bool:
-        """Wait until the watchdog has ended, and kill it where somebody stopped it: whether that was so."""
+        """Wait until the watchdog has ended. If a signal stopped it, kill it and return True."""
         kinds = os.WEXITED | os.WNOWAIT  # whoever asks `_process` finds the end
         try:
             while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:
@@ -225,7 +222,7 @@ _SECRET_BYTES = 32
 
 
 class RankProgress:
-    """The progress of this rank, and the line to its watchdog."""
+    """Report the progress of this rank to its watchdog."""
 
     def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
         self.enter = with_ranges(block.enter, find_nvtx())
@@ -235,38 +232,40 @@ class RankProgress:
         self._watchdog = watchdog
 
     def exchange_addresses(self, group: Group) -> None:
-        """Give the watchdogs of all ranks each other's addresses and a secret; every rank of the job calls it."""
+        """Exchange the watchdogs' addresses and a secret between all ranks. Every rank has to call it."""
         own = [job_name(os.environ), os.urandom(_SECRET_BYTES).hex()] if group.rank == 0 else None
         job, secret = group.broadcast(own)
         address = (self._own.place, self._own.host, list(self._own.addresses))
         self._watchdog.tell({"kind": "met", "job": job, "secret": secret, "cards": group.gather(address)})
 
     def name_ranks(self, places: Sequence[object]) -> None:
-        """Give the watchdog the ranks in words, once they have GPUs."""
+        """Tell the watchdog the names of all ranks, once they have GPUs."""
         self._watchdog.tell({"kind": "places", "places": [str(place) for place in places]})
 
     def answer_watchdog(self, trouble: Callable[[], str], abort: Callable[[], object]) -> None:
-        """Start a thread that answers a hanging rank's watchdog: the library's error, and an abort; the last wins."""
+        """Answer the watchdog of a hanging rank in a thread, with the library's error and an abort. A later call
+        replaces both.
+        """
         self._watchdog.answer({"trouble": trouble, "abort": abort})
 
     @property
     def is_ending(self) -> bool:
-        """True where the watchdog, or this rank itself, has begun to end this rank."""
+        """True if the watchdog or this rank has begun to end this rank."""
         return self._block.left()
 
     def leave(self) -> None:
-        """Note that this rank ends with an error that it reports itself, so that no watchdog has to."""
+        """Record that this rank reports its own error, so that no watchdog reports it."""
         self._block.leave()
         self._watchdog.tell({"kind": "breaks"})
 
     def close(self) -> None:
-        """End the watchdog, after the last thing that may hang."""
+        """End the watchdog. Call it after the last step that may hang."""
         self._block.leave()
         self._watchdog.close()
 
 
 def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | None) -> RankProgress:
-    """Start the watchdog of this process as a program of its own, before MPI and CUDA, which may hang."""
+    """Start the watchdog of this process. Call it before MPI and CUDA are initialised, because they may hang."""
     block = ProgressBlock()
     block.enter(Phase.LAUNCH)
     listeners = listen_everywhere()
@@ -277,7 +276,7 @@ def start(rank: int, ranks: int, host: str, timeout_s: float, channel: str | Non
 
 
 def die_at_once_on(number: signal.Signals) -> None:
-    """Have a signal end this process with its number as exit code, by libc's `_exit`, inside any library."""
+    """Make a signal end this process at once, even inside a library call, with the signal's number as exit code."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
