@@ -58,6 +58,15 @@ class Defaults(NamedTuple):
         """Where each option has its value from: {'--timeout': 'GPUBENCH_TIMEOUT=60'}."""
         return {each.option: each.source for each in self.by_name.values()}
 
+    def used_by(self, context: Any) -> "Defaults":
+        """Those that no option of the command line replaces, by click's context."""
+        by_name = {
+            name: each
+            for name, each in self.by_name.items()
+            if getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+        }
+        return self._replace(by_name=by_name)
+
     def explain(self, error: GpubenchError) -> None:
         """Have an error about an option that has its value from here say so."""
         said = "\n".join(error.lines())

@@ -4,13 +4,12 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
 from gpubench.jobs.options import OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
-from gpubench.jobs.sources import Recording
 from gpubench.model.facts.environment import launched_by
 from gpubench.records import dataclass
 
@@ -36,9 +35,10 @@ class PresentationOptions:
     help_group: ClassVar = OUTPUT
 
     plot: bool = flag("Draw bandwidth by size below the table, with limit and expected value.")
-    format_name: str | None = option(
+    format_name: str = option(
         "NAME",
-        f"Format of stdout: {', '.join(each.name for each in FORMATS)} (default: table).",
+        f"Format of stdout: {', '.join(each.name for each in FORMATS)}.",
+        default=TABLE.name,
         name="--format",
         completed_as="format",
         common=True,
@@ -97,8 +97,7 @@ class PresentationOptions:
             )
         if self.wide and CSV not in formats:
             raise UsageError("--wide without csv", expected="--format csv, or an --output file ending in .csv")
-        quiet, verbose = self._loudness()
-        if self.plot and quiet and TABLE not in formats[1:]:
+        if self.plot and self.quiet and TABLE not in formats[1:]:
             raise exclusive(
                 ("--plot", "--quiet"),
                 "one of them, or an --output file ending in .txt: the curves are part of the table",
@@ -109,43 +108,35 @@ class PresentationOptions:
                 expected="--format table: the curves are part of the table",
                 next_step="--output result.html",
             )
-        style = _parse_exit_style(self.exit_style, format_)
-        if style is not None:
+        style = None
+        if self.exit_style is not None:
+            style = parse_choices(OPTION, [self.exit_style], ExitStyle)[0]
             _refuse_under_launcher()
-        if self.summary and (style is not None or format_ is not TABLE):
-            beside = f"{OPTION} {self.exit_style}" if style is not None else f"--format {format_.name}"
-            raise exclusive((SUMMARY_OPTION, beside), "one of them: both write to stdout")
         line = SUMMARY if self.summary else None if style is None else style.line_format
-        shown = QUIET if quiet and format_ is TABLE else format_
+        shown = QUIET if self.quiet and format_ is TABLE else format_
         return Presentation(
             format=line or shown,
             outputs=outputs,
             section=self.section,
             color=parse_choices("--color", [self.color], Color)[0],
             width=self.width,
-            verbose=verbose,
-            show_progress=not (self.no_progress or quiet),
+            verbose=self.verbose,
+            show_progress=not (self.no_progress or self.quiet),
             exit_style=style,
             exit_zero=self.exit_zero,
             plot=self.plot,
             wide=self.wide,
-            defaults=self.by_default,
+            defaults={} if self.defaults is None else self.defaults.sources,
             defaults_file=None if self.defaults is None else self.defaults.file,
             job_defaults=self._job_defaults(),
         )
 
     def _format(self) -> Format:
-        """The format of stdout. The command line comes before a default of the other option."""
-        is_named = self.format_name is not None and "--format" not in self.by_default
-        if not self.json or (is_named and "--json" in self.by_default):
-            name = self.format_name or TABLE.name
-            by_name = {each.name: each for each in FORMATS}
-            if name not in by_name:
-                raise unknown_choice("--format", name, list(by_name))
-            return by_name[name]
-        if is_named and self.format_name != JSON.name:
-            raise exclusive(("--json", f"--format {self.format_name}"), "one of them")
-        return JSON
+        """The format of stdout."""
+        by_name = {each.name: each for each in FORMATS}
+        if self.format_name not in by_name:
+            raise unknown_choice("--format", self.format_name, list(by_name))
+        return JSON if self.json else by_name[self.format_name]
 
     def _baseline(self) -> tuple[Output, ...]:
         if self.save_baseline is None:
@@ -159,15 +150,6 @@ class PresentationOptions:
         """The options that have their values from the environment or a file, each with where."""
         return {} if self.defaults is None else self.defaults.sources
 
-    def _loudness(self) -> tuple[bool, bool]:
-        """Whether to be quiet, and verbose. The command line comes before a default of the other option."""
-        if not (self.quiet and self.verbose):
-            return self.quiet, self.verbose
-        by_default = {"--quiet", "--verbose"} & self.by_default.keys()
-        if len(by_default) != 1:
-            raise exclusive(("--quiet", "--verbose"), "one of them, or neither")
-        return "--quiet" not in by_default, "--verbose" not in by_default
-
     def _job_defaults(self) -> dict[str, str]:
         """The defaults that every rank of a job has to have alike: all but those of outputs and looks."""
         if self.defaults is None:
@@ -176,44 +158,10 @@ class PresentationOptions:
         return {each.option: each.source for name, each in self.defaults.by_name.items() if name not in own}
 
 
-_AGAINST_EXIT_ZERO = ("strict", "exit_style")
-
-
-def settle_exit_codes(typed: Mapping[str, Any], by_default: Container[str]) -> Mapping[str, Any]:
-    """Return the typed values without a default that contradicts the command line: --exit-zero next to --strict.
-
-    Raises UsageError if both come from the same place.
-    """
-    others = [name for name in _AGAINST_EXIT_ZERO if typed.get(name)]
-    if not (typed.get("exit_zero") and others):
-        return typed
-    given = [name for name in ("exit_zero", *others) if f"--{name.replace('_', '-')}" not in by_default]
-    if given == ["exit_zero"]:
-        return {name: value for name, value in typed.items() if name not in others}
-    if given and "exit_zero" not in given:
-        return {name: value for name, value in typed.items() if name != "exit_zero"}
-    options = ("--exit-zero", f"--{others[0].replace('_', '-')}")
-    raise exclusive(options, "one of them: --exit-zero hides the codes that the other asks for")
-
-
 def _refuse_under_launcher() -> None:
     launch = launched_by(os.environ)
     if launch is not None and launch.size > 1:
         raise exit_style_under_launcher(launch.launcher)
-
-
-def _parse_exit_style(name: str | None, format_: Format) -> ExitStyle | None:
-    """The style of that name, which has stdout to itself: UsageError where a format stands beside it."""
-    if name is None:
-        return None
-    style = parse_choices(OPTION, [name], ExitStyle)[0]
-    if format_ is not TABLE:
-        raise UsageError(
-            f"{OPTION} {name} with --format {format_.name}",
-            expected=f"one of them: {OPTION} prints one line of its own format",
-            next_step=f"{OPTION} {name} --output result{format_.suffix or '.json'}",
-        )
-    return style
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
@@ -283,22 +231,38 @@ def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001
         )
 
 
-def check_replay(recording: Recording, excluded: Mapping[str, object]) -> None:
-    """Raise UsageError for --replay beside any option that is given of `excluded`."""
-    beside = [option for option, value in excluded.items() if value is not None]
-    if recording.replay is not None and beside:
-        raise exclusive(["--replay", *beside], "--replay alone: it shows a recording")
+class Declared(NamedTuple):
+    """A field that is an option, and the heading of --help that its dataclass stands under."""
+
+    field: "Field[Any]"
+    own: Option
+    group: str | None
+
+    @property
+    def name(self) -> str:
+        """'--iters' of '--iters -n', '--check' of '--check/--no-check', 'BASE' of an argument."""
+        return str(self.own.metavar) if self.own.is_argument else _names_of(self.field, self.own)[0]
+
+    @property
+    def heading(self) -> str | None:
+        """The heading of --help above it."""
+        return self.own.group or self.group
+
+    def name_with(self, values: Mapping[str, Any]) -> str:
+        """'--no-check' if --check is off, otherwise its name."""
+        return self.name if values.get(self.field.name) is not False else _names_of(self.field, self.own)[-1]
+
+    def is_asked(self, values: Mapping[str, Any]) -> bool:
+        """True if it has another value than without the option."""
+        return values.get(self.field.name) not in (self.own.default, None, [], ())
 
 
-def grouped_options(kind: Any) -> Iterator[tuple["Field[Any]", Option, str | None]]:
-    """The fields that are options, each with the heading of --help that its dataclass stands under: its `help_group`.
-
-    Those of a group of options stand in its place.
-    """
+def grouped_options(kind: Any) -> Iterator[Declared]:
+    """The fields that are options. Those of a group of options stand in its place."""
     for each in fields(kind):
         own, group = option_of(each), group_of(each)
         if own is not None:
-            yield each, own, getattr(kind, "help_group", None)
+            yield Declared(each, own, getattr(kind, "help_group", None))
         elif group is not None:
             yield from grouped_options(group)
 
@@ -327,9 +291,13 @@ def given_arguments(plan: Any) -> Iterator[str]:
 
 def _name_of(declared: "Field[Any]", own: Option, value: Any) -> str:
     """'--iters' of '--iters -n', '--no-check' of '--check/--no-check' where it is off."""
-    names = (own.names or f"--{declared.name.replace('_', '-')}").split(" ")[0].split("/")
+    names = _names_of(declared, own)
     is_off = own.metavar is None and value == (False if own.read is None else own.read(False))  # noqa: FBT003
     return names[-1] if is_off else names[0]
+
+
+def _names_of(declared: "Field[Any]", own: Option) -> list[str]:
+    return (own.names or f"--{declared.name.replace('_', '-')}").split(" ")[0].split("/")
 
 
 def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:

@@ -1,12 +1,13 @@
-"""Programs of one command for typer: options read from a signature of dataclass fields, and their plain values.
-
-That takes 50 ms, half of the time until a command begins.
-"""
+"""Commands for typer: their help, and their options, which are fields of dataclasses."""
 
 import inspect
+import math
 import re
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import typer
@@ -17,14 +18,8 @@ from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.terms.commands import Command
 
 if TYPE_CHECKING:
-    from dataclasses import Field
-
-    from gpubench.cli.defaults import Default, Defaults
-    from gpubench.cli.options import PresentationOptions
-    from gpubench.jobs.options import Option
-
-TYPERS_OWN = object()
-"""Stands for a value that typer has to read, or to refuse in its own words."""
+    from gpubench.cli.defaults import Defaults
+    from gpubench.cli.options import Declared, PresentationOptions
 
 _DEFAULTS = "gpubench.defaults"
 HELP_ALL = "--help-all"
@@ -36,9 +31,6 @@ HELP = "Help"
 _EXAMPLES_OF_SHORT_HELP = 2
 _NAME_COLUMNS = 26
 _WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
-
-_INTEGER = re.compile(r"[0-9]{1,18}", re.ASCII)
-_NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
 
 class HelpPage(NamedTuple):
@@ -198,52 +190,34 @@ def _lines_to_paste(command: str, width: int) -> Iterator[str]:
     yield line
 
 
-class PlainValuesCommand(HelpfulCommand):
-    """A command that reads the plain values of its options itself, and leaves all others to typer."""
+class CommandOfAPlan(HelpfulCommand):
+    """A command whose options are fields of a plan. It reads values itself, and defaults from environment or file."""
+
+    declared: ClassVar[Mapping[str, "Declared"]] = {}
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         for each in self.params:
-            setattr(each, "process_value", partial(_process, each, each.process_value))  # noqa: B010 - a method
+            if each.name in self.declared:
+                # typer's own would load pydantic, which takes 50 ms.
+                setattr(each, "process_value", partial(_read, each, self.declared[each.name], each.process_value))  # noqa: B010 - a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; those that are not given have the defaults of the environment or of a file."""
-        if ctx.resilient_parsing or not {*ctx.help_option_names}.isdisjoint(args):
+        asks_for_help = not {*ctx.help_option_names}.isdisjoint(args)
+        if ctx.resilient_parsing or asks_for_help or not may_have_defaults():
             return super().parse_args(ctx, args)
-        if not may_have_defaults():
-            return super().parse_args(ctx, args)
-        from gpubench.cli.defaults import defaults_of, set_by
+        from gpubench.cli.defaults import defaults_of
 
         defaults = defaults_of(self.name or "", self.params)
         ctx.default_map = {name: each.value for name, each in defaults.by_name.items()}
         try:
             rest = super().parse_args(ctx, args)
-        except typer.TyperException as error:
-            default = _default_in(error, defaults, ctx)
-            if default is None:
-                raise
-            unfit = usage_error(error, ctx.command_path.strip())
-            unfit.details = (set_by(default.source),)
-            raise unfit from None
-        used = {name: each for name, each in defaults.by_name.items() if _is_used(name, ctx)}
-        ctx.meta[_DEFAULTS] = defaults._replace(by_name=used)
+        except UsageError as error:
+            defaults.used_by(ctx).explain(error)
+            raise
+        ctx.meta[_DEFAULTS] = defaults.used_by(ctx)
         return rest
-
-
-def _defaults_in(context: Any) -> "Defaults | None":
-    """The defaults that this command has used, None without variables and files."""
-    found: Defaults | None = context.meta.get(_DEFAULTS)
-    return found
-
-
-def _default_in(error: typer.TyperException, defaults: "Defaults", context: Any) -> "Default | None":
-    name = getattr(getattr(error, "param", None), "name", None)
-    return defaults.by_name.get(name) if name is not None and _is_used(name, context) else None
-
-
-def _is_used(name: str, context: Any) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def switched_off(parameters: list[Any]) -> list[Any]:
@@ -254,36 +228,37 @@ def switched_off(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-def _process(parameter: Any, by_typer: Any, context: Any, typed: Any) -> Any:
-    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    is_bare = parameter.callback is None and not (parameter.required and not typed)
-    bounds = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    value = plain_value(kind, typed, *bounds) if is_bare else TYPERS_OWN
-    if value is not TYPERS_OWN:
-        return value
+_NUMBERS: Mapping[Any, type[int] | type[float]] = {
+    **dict.fromkeys((int, int | None, list[int] | None), int),
+    **dict.fromkeys((float, float | None), float),
+}
+
+
+def _read(parameter: Any, declared: "Declared", by_typer: Callable[[Any, Any], Any], context: Any, typed: Any) -> Any:
+    """The value of an option. Raises UsageError for what should be a number."""
+    if parameter.required and not typed:
+        return by_typer(context, typed)  # which raises an error of its own
+    number = _NUMBERS.get(declared.own.typed or declared.field.type)
+    if number is None or typed is None:
+        return typed
+    if isinstance(typed, (list, tuple)):
+        return [_number(number, each, parameter, declared.own.settings) for each in typed]
+    return _number(number, typed, parameter, declared.own.settings)
+
+
+def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: Mapping[str, Any]) -> int | float:
+    least, most = bounds.get("min", -math.inf), bounds.get("max", math.inf)
     try:
-        return by_typer(context, typed)
-    except typer.BadParameter as error:
-        if kind in (int, float):
-            setattr(error, _NO_NUMBER, _no_number(parameter, kind, typed, *bounds))
-        raise
-
-
-_NO_NUMBER = "no_number"
-
-
-def usage_error(error: typer.TyperException, command: str) -> UsageError:
-    """The error that is shown for one of typer's; of what should be a number, what is expected instead."""
-    own: UsageError | None = getattr(error, _NO_NUMBER, None)
-    return own or UsageError(error.format_message(), next_step=f"{command} --help")
-
-
-def _no_number(parameter: Any, kind: type, typed: object, least: float | None, most: float | None) -> UsageError:
+        value = kind(typed)
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value) and least <= value <= most:
+        return value
     names, text = "/".join(parameter.opts), str(typed).strip()
     expected = "a whole number" if kind is int else "a number"
-    if least is not None and most is not None:
+    if math.isfinite(most):
         expected = f"{expected} from {least:g} to {most:g}"
-    elif least is not None:
+    elif math.isfinite(least):
         expected = f"{expected} of {least:g} or more"
     reasons = (
         (r"--?[a-z].*", "the number was left out, and the next option taken for it"),
@@ -292,35 +267,15 @@ def _no_number(parameter: Any, kind: type, typed: object, least: float | None, m
         (r".*[^0-9.eE+-].*", "it has other characters than a number"),
     )
     reason = next((said for form, said in reasons if re.fullmatch(form, text)), "")
-    example = parameter.default if parameter.default not in (None, 0) else least or 1
-    return UsageError(
+    example = parameter.default or max(least, 1)
+    raise UsageError(
         f"{names} {text}", expected=expected, reason=reason, next_step=f"{names.split('/')[0]} {example:g}"
     )
 
 
-def plain_value(kind: Any, typed: Any, least: float | None = None, most: float | None = None) -> Any:
-    """The value that typer would make of `typed`, a text, several of them, or a default; else TYPERS_OWN.
-
-    `kind` is the option's type. Numbers are plain in digits alone, within `least` and `most`.
-    """
-    if typed is None:
-        return () if kind == list[str] else None
-    if kind == list[str] and isinstance(typed, Sequence) and not isinstance(typed, str):
-        return list(typed) if all(isinstance(each, str) for each in typed) else TYPERS_OWN
-    if kind in (str, bool) and isinstance(typed, kind):
-        return typed
-    if kind in (int, float):
-        return _number(kind, typed, least, most)
-    return TYPERS_OWN
-
-
-def _number(kind: type[int | float], typed: Any, least: float | None, most: float | None) -> Any:
-    form = _INTEGER if kind is int else _NUMBER
-    if isinstance(typed, bool) or not (isinstance(typed, kind) or (isinstance(typed, str) and form.fullmatch(typed))):
-        return TYPERS_OWN
-    value = kind(typed)
-    is_inside = (least is None or value >= least) and (most is None or value <= most)
-    return value if is_inside else TYPERS_OWN
+def usage_error(error: typer.TyperException, command: str) -> UsageError:
+    """The error that is shown for one of typer's."""
+    return UsageError(error.format_message(), next_step=f"{command} --help")
 
 
 Plan = TypeVar("Plan")
@@ -340,6 +295,18 @@ def app_of(
     return lambda command: typer_app(command, page, kind, run, without=without if plots else (*PLOT, *without))
 
 
+def runner_of(job: str, check: "Callable[[Plan], Plan] | None" = None) -> "Callable[[Plan, PresentationOptions], int]":
+    """Run a plan by the module of its job; `check` raises UsageError for a plan that cannot be."""
+
+    def run(plan: Plan, shown: "PresentationOptions") -> int:
+        module = import_module(job)
+        checked: Any = plan if check is None else check(plan)
+        code: int = module.run(replace(checked, presentation=shown.parse(module.SECTIONS)), sys.argv[1:])
+        return code
+
+    return run
+
+
 PLOT = ("plot",)
 """The option that only commands have whose rows are a curve."""
 
@@ -351,29 +318,35 @@ def typer_app(
     run: "Callable[[Plan, PresentationOptions], int]",
     *,
     without: Container[str] = (),
-    settle: "Callable[[Mapping[str, Any], Container[str]], Mapping[str, Any]] | None" = None,
+    settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> typer.Typer:
     """A command for typer, which hands its plan to `run`, and how to present it.
 
     The options are those of the plan, then those of every presentation, but `without` those that mean nothing for it.
-    `settle` decides between typed values and defaults that contradict each other.
+    `settle` translates options that only the command has.
     """
-    from gpubench.cli.options import PresentationOptions, grouped_options, settle_exit_codes
+    from gpubench.cli.exclusions import without_excluded
+    from gpubench.cli.options import PresentationOptions, grouped_options
     from gpubench.jobs.options import plan_from
 
-    declared = [*grouped_options(kind), *grouped_options(PresentationOptions)]
-    declared = [each for each in declared if each[0].name not in without]
+    every = (*grouped_options(kind), *grouped_options(PresentationOptions))
+    options = {each.field.name: each for each in every if each.field.name not in without}
 
-    class OwnCommand(PlainValuesCommand):
+    class OwnCommand(CommandOfAPlan):
+        declared = options
         page = help_page._replace(
             exit_codes=_EXIT_CODES.format(", or nothing was judged" if command.is_gate else ""),
-            common=frozenset(each.name for each, own, _ in declared if own.is_common),
+            common=frozenset(name for name, each in options.items() if each.own.is_common),
         )
 
     def call(context: typer.Context, **values: Any) -> None:
-        defaults = _defaults_in(context)
+        defaults: Defaults | None = context.meta.get(_DEFAULTS)
         try:
-            chosen = (settle or settle_exit_codes)(values, {} if defaults is None else defaults.sources)
+            chosen = without_excluded(command, options.values(), values, context)
+            if defaults is not None:
+                kept = {name: each for name, each in defaults.by_name.items() if chosen[name] is values[name]}
+                defaults = defaults._replace(by_name=kept)
+            chosen = chosen if settle is None else settle(chosen)
             shown = plan_from(PresentationOptions, {**chosen, "defaults": defaults})
             raise typer.Exit(run(plan_from(kind, {**chosen, "command": command.name}, command.name), shown))
         except GpubenchError as error:
@@ -383,7 +356,7 @@ def typer_app(
 
     call.__doc__ = command.summary
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_CONTEXT, *(_parameter(*each) for each in declared)]
+        [_CONTEXT, *map(_parameter, options.values())]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(command.name, cls=OwnCommand)(call)
@@ -401,16 +374,17 @@ def completed(option: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _parameter(declared: "Field[Any]", own: "Option", group: str | None) -> inspect.Parameter:
-    """A field as a parameter of a function whose signature typer reads."""
+def _parameter(declared: "Declared") -> inspect.Parameter:
+    """An option as a parameter of a function whose signature typer reads."""
+    own, field = declared.own, declared.field
     settings = {"metavar": own.metavar, "help": own.help, **own.settings}
     if own.is_argument:
         known: Any = typer.Argument(**settings)
     else:
-        settings["rich_help_panel"] = own.group or group
+        settings["rich_help_panel"] = declared.heading
         if own.completed_as:
             settings["autocompletion"] = completed(own.completed_as)
-        known = typer.Option(*(own.names or f"--{declared.name.replace('_', '-')}").split(" "), **settings)
+        known = typer.Option(*(own.names or declared.name).split(" "), **settings)
     default = inspect.Parameter.empty if own.default is ... else own.default
-    annotation: Any = Annotated[own.typed or declared.type, known]
-    return inspect.Parameter(declared.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    annotation: Any = Annotated[own.typed or field.type, known]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gpubench import profiles
-from gpubench.cli.commands import check as command
+from gpubench.cli.commands import diagnose as command
 from gpubench.collectives.allreduce import ALLREDUCE
-from gpubench.errors import UsageError
 from gpubench.jobs import check as check_measure
 from gpubench.jobs.check import GPU_SIZES, ChildCommands, SimulatedMeasurer, measured
 from gpubench.jobs.plans import CheckPlan, Depth
@@ -303,8 +302,6 @@ def test_options_become_what_was_asked_for() -> None:
     given = {"full": True, "strict": True, "timeout_s": 300.0}
     plan = planned(CheckPlan, command.checked, given)
     assert (plan.depth, plan.strict, plan.facts_timeout_s) == (Depth.FULL, True, 20.0)
-    with pytest.raises(UsageError, match="exclude each other"):
-        planned(CheckPlan, command.checked, given | {"quick": True})
 
 
 @pytest.mark.parametrize("part", ["pairs", "collectives", "evidence"])

@@ -248,7 +248,10 @@ def test_the_usual_folder_and_one_without_anything_to_compare(tmp_path: Path) ->
         (("--last", "5", "README.md"), "README.md is no folder"),
         (("--last", "0", "tests"), "--last"),
         (("--last", "5", "tests", "other"), "--last and NEW exclude each other"),
-        (("--last", "5", "--new", "a.json", "--other-machine"), "--last and --new, --other-machine exclude each other"),
+        (
+            ("--last", "5", "--new", "a.json", "--other-machine"),
+            "--last and --new and --other-machine",
+        ),
         (("--last", "5", "--collective", "reduce"), "--last and --collective exclude each other"),
         (("a.json", "b.json", "--format", "csv", "--section", "history"), "--section 'history' is not known"),
     ],

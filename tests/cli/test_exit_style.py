@@ -147,7 +147,7 @@ def test_the_style_is_found_before_options_are_read() -> None:
 def test_a_format_beside_it_is_refused() -> None:
     result = gpubench("topo", "--exit-style", "nagios", "--format", "json")
     assert result.returncode == 3
-    assert "--exit-style nagios with --format json" in result.stderr
+    assert "--exit-style and --format exclude each other" in result.stderr
 
 
 @pytest.mark.mpi

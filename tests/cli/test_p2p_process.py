@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.p2p import checked
+from gpubench.cli.commands.machine import checked_p2p as checked
 from gpubench.jobs import p2p as p2p_job
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.runner import run_alone

@@ -145,7 +145,7 @@ def test_ranks_may_be_fewer() -> None:
         (["--simulate", "dgx-spark"], "dgx-spark*2"),
         (["--simulate", "hgx-h200-4", "--np", "5"], "at most 4"),
         (["--simulate", "hgx-h100-8*2", "--np", "3"], "as many ranks on every node"),
-        (["--simulate", "hgx-h200-4", "--backend", "host"], "--simulate and --backend host exclude each other"),
+        (["--simulate", "hgx-h200-4", "--backend", "host"], "--simulate and --backend exclude each other"),
         (["--simulate", "hgx-h200-4", "--graph", "3"], "--graph needs GPUs"),
         (["--simulate", "hgx-h200-4", "--fault", "gpu9:nvlink=1"], "gpu9"),
         (["--simulate", "nothing"], "no profile is called 'nothing'"),

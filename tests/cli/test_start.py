@@ -123,7 +123,7 @@ def test_ranks_are_launched_before_what_presents_them_is_imported() -> None:
 
 
 def test_drivers_are_asked_before_what_examines_their_answers_is_imported() -> None:
-    program = "import sys, gpubench.jobs.topo, gpubench.cli.commands.topo; print(*sys.modules)"
+    program = "import sys, gpubench.jobs.topo, gpubench.cli.commands.machine; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     later = ("formats.presenter", "conditions", "measure", "hardware.probe", "model.paths.topology")
     assert not set(result.stdout.split()) & {*FOREIGN, *(f"gpubench.{each}" for each in later)}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpubench.backends.mpi.group import AloneGroup
-from gpubench.cli.commands.topo import checked
+from gpubench.cli.commands.machine import checked_topo as checked
 from gpubench.errors import UsageError
 from gpubench.jobs import topo as topo_job
 from gpubench.jobs.options import plan_from

@@ -217,7 +217,7 @@ def test_only_the_jobs_that_are_asked_for() -> None:
         (("--for", "100ms"), "--for 100ms is 0.1 s"),
         (("--gpus", "3-1"), "--gpus '3-1' is not a list of GPUs"),
         (("--gpus", "all"), "--gpus 'all' is not a list of GPUs"),
-        (("--gpus", "1", "--simulate", "hgx-h200-4"), "--simulate and --gpus exclude each other"),
+        (("--gpus", "1", "--simulate", "hgx-h200-4"), "--gpus and --simulate exclude each other"),
         (("--replay", "x", "--record", "y"), "exclude each other"),
         (("--replay", "/nowhere"), "holds no recording"),
         (("--fault", "node0:traffic=staged"), "without --simulate"),

@@ -73,7 +73,7 @@ def test_between_nodes_nccl_moves_the_right_data() -> None:
 def node_per_rank() -> int:
     """Be a rank that believes, and makes NCCL believe, that it is alone on its node."""
     from gpubench.backends.mpi import group as mpi
-    from gpubench.cli.commands.p2p import checked
+    from gpubench.cli.commands.machine import checked_p2p as checked
     from gpubench.jobs import rank
     from gpubench.jobs.p2p import COMMAND
     from gpubench.jobs.plans import P2pPlan

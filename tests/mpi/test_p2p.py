@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpubench.backends.cuda import GpuIdentity
-from gpubench.cli.commands.p2p import checked
+from gpubench.cli.commands.machine import checked_p2p as checked
 from gpubench.jobs import p2p as p2p_ranks
 from gpubench.jobs.p2p import COMMAND, request_for_ranks
 from gpubench.jobs.plans import P2pPlan

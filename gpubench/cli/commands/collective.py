@@ -1,9 +1,9 @@
 """The command of every collective: its help, what excludes what, and the run."""
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,7 +13,6 @@ from gpubench.cli.options import (
     check_outputs,
     check_profile,
     given_options,
-    settle_exit_codes,
 )
 from gpubench.cli.signature import HelpPage, typer_app
 from gpubench.collectives.registry import collective_named
@@ -45,10 +44,6 @@ def checked(plan: CollectivePlan, shown: PresentationOptions) -> CollectivePlan:
     if plan.split is not None:
         _check_split(plan, plan.split)
     if plan.simulation is not None:
-        if plan.skew is not None:
-            raise exclusive(("--simulate", "--skew"), "one of them: no profile says what a skew costs")
-        if plan.backend is not None:
-            raise exclusive(("--simulate", f"--backend {plan.backend}"), "one of them: a simulation, or a measurement")
         plan.refuse_gpu_options("a simulated machine has no real GPUs", but=plan.compared_by)
     if plan.backend == HOST:
         plan.refuse_gpu_options("--backend host uses none")
@@ -57,10 +52,6 @@ def checked(plan: CollectivePlan, shown: PresentationOptions) -> CollectivePlan:
 
 
 def _check_placements(plan: CollectivePlan) -> None:
-    chosen = {"--in-place": plan.in_place, "--out-of-place": plan.out_of_place, "--both": plan.both}
-    given = [option for option, is_given in chosen.items() if is_given]
-    if len(given) > 1:
-        raise exclusive(given, "one of them, or none for the default")
     if not plan.collective.in_place and (plan.in_place or plan.both):
         raise UsageError(
             f"{plan.command} has no in-place form",
@@ -148,11 +139,6 @@ def sections() -> tuple[str, ...]:
     )
 
 
-def settled(typed: Mapping[str, Any], by_default: Container[str]) -> Mapping[str, Any]:
-    """Return the typed values without those of defaults that contradict the command line. Raises UsageError."""
-    return settle_nccl_tests(settle_exit_codes(typed, by_default), by_default)
-
-
 def app(command: Command) -> typer.Typer:
     """The command for typer, with the options that mean something for this collective."""
     collective = collective_named(command.name)
@@ -171,7 +157,7 @@ def app(command: Command) -> typer.Typer:
 
         return job.run(checked(plan, shown), sys.argv[1:])
 
-    return typer_app(command, help_of(collective), CollectivePlan, run, without=without, settle=settled)
+    return typer_app(command, help_of(collective), CollectivePlan, run, without=without, settle=settle_nccl_tests)
 
 
 def help_of(collective: "Collective") -> HelpPage:

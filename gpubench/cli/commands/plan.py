@@ -1,11 +1,7 @@
 """`gpubench plan`: its help, what excludes what, and the prediction."""
 
-import sys
-from dataclasses import replace
-
-from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import HelpPage, app_of
-from gpubench.errors import UsageError, exclusive
+from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.errors import UsageError
 from gpubench.training.options import TrainingPlan
 
 HELP = HelpPage(
@@ -38,41 +34,21 @@ from what two H200s showed. docs/plan.md derives every formula and compares pred
 )
 
 
-def _run(plan: TrainingPlan, shown: PresentationOptions) -> int:
-    from gpubench.training import job
-
-    _check(plan)
-    return job.run(replace(plan, presentation=shown.parse(job.SECTIONS)), sys.argv[1:])
-
-
-def _check(plan: TrainingPlan) -> None:
-    """Raise UsageError for options that exclude each other, or that lack one."""
-    if (plan.model_file is None) == (plan.parameters is None):
-        seen = "neither MODEL nor --parameters" if plan.parameters is None else "MODEL and --parameters"
+def _checked(plan: TrainingPlan) -> TrainingPlan:
+    """The plan. Raises UsageError for a model, or a measured step, that lacks an option."""
+    if plan.model_file is None and plan.parameters is None:
         raise UsageError(
-            seen,
+            "neither MODEL nor --parameters",
             expected="one of them: a file with the model, or its number of parameters",
             next_step="gpubench plan --parameters 7B --simulate hgx-h200-8",
         )
-    sources = {
-        "--measure": plan.measure,
-        "--tflops": plan.tflops,
-        "--step": plan.step_seconds,
-        "--tokens-per-second": plan.tokens_per_second,
-    }
-    said = [name for name, value in sources.items() if value]
-    if len(said) > 1:
-        raise exclusive(said, "one source of the computation time")
     if plan.measured_text and not plan.layouts:
         raise UsageError(
             "a measured step without --layout",
             expected="the layout that it was measured with",
             next_step="--layout fsdp",
         )
-    if plan.simulate is not None and plan.profile is not None:
-        raise exclusive(("--simulate", "--profile"), "one of them: both name a profile")
-    if plan.global_batch is not None and plan.microbatches is not None:
-        raise exclusive(("--global-batch", "--microbatches"), "one of them: each follows from the other")
+    return plan
 
 
-app = app_of(HELP, TrainingPlan, _run)
+app = app_of(HELP, TrainingPlan, runner_of("gpubench.training.job", _checked))

@@ -1,10 +1,10 @@
 """The options of a collective in nccl-tests' words."""
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpubench.errors import UsageError, advising, exclusive
+from gpubench.errors import UsageError, advising
 from gpubench.jobs.options import NCCL, option, plan_from
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.units import MOST_SIZES, parse_size
@@ -64,16 +64,12 @@ class NcclTestsOptions:
                 next_step="leave -p out",
             )
 
-    def sizes(self, own: str | None, by_default: Container[str]) -> str | None:
-        """The sizes in the form of --sizes; `own` is its value. UsageError for both forms, or an incomplete one."""
+    def sizes(self, own: str | None) -> str | None:
+        """The sizes in the form of --sizes; `own` is its value. Raises UsageError for an incomplete form."""
         words = {"-b": self.smallest, "-e": self.largest, "-f": self.factor, "-i": self.step}
         typed = [name for name, value in words.items() if value is not None]
         if not typed:
             return own
-        if own is not None and "--sizes" not in by_default:
-            raise exclusive((" ".join(typed), "--sizes"), "sizes in one way: -b 8 -e 4G -f 2, or --sizes 8:4G:2")
-        if self.factor is not None and self.step is not None:
-            raise exclusive(("-f", "-i"), "a factor between sizes (-f), or a step (-i)")
         if self.smallest is None or self.largest is None:
             raise UsageError(
                 f"{' and '.join(typed)} without {'-e' if self.largest is None else '-b'}",
@@ -98,8 +94,8 @@ class NcclTestsOptions:
             next_step=f"{asked} -f 2{also}",
         )
 
-    def ranks(self, own: int | None, by_default: Container[str]) -> int | None:
-        """The number of ranks; `own` is the value of --np. UsageError for two numbers, or several GPUs per rank."""
+    def ranks(self, own: int | None) -> int | None:
+        """The number of ranks; `own` is the value of --np. Raises UsageError for several GPUs per rank."""
         if self.gpus is None:
             return own
         launch = launched_by(os.environ)
@@ -109,14 +105,10 @@ class NcclTestsOptions:
                 expected="-g 1: in gpubench a rank has one GPU",
                 next_step=f"{launch.size * self.gpus} ranks in place of {launch.size}, without -g",
             )
-        if launch is not None:
-            return own
-        if own not in (None, self.gpus) and "--np" not in by_default:
-            raise exclusive((f"-g {self.gpus}", f"--np {own}"), "one of them: both set the number of ranks")
-        return self.gpus
+        return self.gpus if launch is None else own
 
-    def check(self, *, own: bool, by_default: Container[str]) -> bool:
-        """Whether data are verified; `own` is the value of --check. Raises UsageError if -c and --check differ."""
+    def check(self, *, own: bool) -> bool:
+        """Whether data are verified; `own` is the value of --check."""
         if self.verified is None:
             return own
         if self.verified > 1:
@@ -126,15 +118,13 @@ class NcclTestsOptions:
                 reason="nccl-tests checks N extra operations; gpubench checks those that it times",
                 next_step="-c 1",
             )
-        if self.verified and not own and "--check" not in by_default:
-            raise exclusive(("-c 1", "--no-check"), "one of them")
         return bool(self.verified)
 
 
-def settle_nccl_tests(typed: Mapping[str, Any], by_default: Container[str]) -> dict[str, Any]:
-    """Return the typed values with sizes, ranks and verification as nccl-tests' options say; they outrank defaults.
+def settle_nccl_tests(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the typed values with sizes, ranks and verification as nccl-tests' options say.
 
-    Raises UsageError for an option that contradicts gpubench's own, or has no counterpart.
+    Raises UsageError for an option that has no counterpart.
     """
     theirs = plan_from(NcclTestsOptions, typed)
     theirs.refuse_foreign()
@@ -142,7 +132,7 @@ def settle_nccl_tests(typed: Mapping[str, Any], by_default: Container[str]) -> d
         return dict(typed)
     return {
         **typed,
-        "sizes": theirs.sizes(typed.get("sizes"), by_default),
-        "ranks": theirs.ranks(typed.get("ranks"), by_default),
-        "check": theirs.check(own=typed.get("check", True), by_default=by_default),
+        "sizes": theirs.sizes(typed.get("sizes")),
+        "ranks": theirs.ranks(typed.get("ranks")),
+        "check": theirs.check(own=typed.get("check", True)),
     }

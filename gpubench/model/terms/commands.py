@@ -41,21 +41,21 @@ _ALONE = UnderTorchrun.ALONE
 TOPO = Command(
     "topo",
     "Show GPUs, NVLinks and NICs, how they are wired, and the limit of each pair.",
-    "topo",
+    "machine",
     _ALONE,
     findings_only=True,
 )
 P2P = Command(
     "p2p",
     "Measure copies between every pair of GPUs: bandwidth, latency, path.",
-    "p2p",
+    "machine",
     page="p2p",
     streamed_section="pairs",
 )
 LIBRARIES = Command(
     "libraries",
     "List the communication libraries that are installed, and who loads them.",
-    "libraries",
+    "machine",
     _ALONE,
     page="libraries",
     main_section="libraries",
@@ -64,7 +64,7 @@ LIBRARIES = Command(
 CHECK = Command(
     "check",
     "Check whether this machine or cluster is healthy, and as fast as its profile.",
-    "check",
+    "diagnose",
     page="check",
     main_section="findings",
     is_gate=True,
@@ -78,7 +78,7 @@ BARE = CHECK._replace(
 SCAN = Command(
     "scan",
     "Find slow, dead or hanging nodes, GPUs, NICs, rails and leaves in a large job.",
-    "scan",
+    "diagnose",
     page="scan",
     main_section="cells",
     is_gate=True,
@@ -86,7 +86,7 @@ SCAN = Command(
 WATCH = Command(
     "watch",
     "Show the live traffic of running jobs: direct, host-staged, over sockets.",
-    "watch",
+    "diagnose",
     _ALONE,
     page="watch",
     main_section="jobs",
@@ -95,7 +95,7 @@ WATCH = Command(
 EXPLAIN = Command(
     "explain",
     "Read the NCCL logs of any job: which path each connection took, and why.",
-    "explain",
+    "diagnose",
     _ALONE,
     page="explain",
     main_section="paths",
@@ -105,14 +105,14 @@ EXPLAIN = Command(
 COMPARE = Command(
     "compare",
     "Compare two results: what got slower, beyond the noise.",
-    "compare",
+    "results",
     _ALONE,
     page="compare",
     main_section="comparison",
     is_gate=True,
     measures=False,
 )
-REPORT = Command("report", "Show a stored result in any format, or judge another program's table.", "report", _ALONE)
+REPORT = Command("report", "Show a stored result in any format, or judge another program's table.", "results", _ALONE)
 COLLECTIVE = Command(
     "",
     "",

@@ -1,15 +1,19 @@
-"""`gpubench compare`: its help, which files fit together, and the report on them."""
+"""`gpubench compare` and `report`: stored results."""
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.cli.options import PresentationOptions
-from gpubench.cli.signature import HelpPage, app_of
-from gpubench.errors import UsageError
-from gpubench.jobs.plans import ComparePlan
+import typer
 
-HELP = HelpPage(
+from gpubench.cli.options import PresentationOptions, given_options
+from gpubench.cli.signature import HelpPage, app_of
+from gpubench.errors import UsageError, exclusive
+from gpubench.jobs.plans import ComparePlan, ReportPlan
+from gpubench.model.terms.commands import Command
+
+_COMPARE = HelpPage(
     (
         ("Compare two results", "gpubench compare base.json new.json"),
         (
@@ -41,23 +45,43 @@ and set of options is compared with those before it.
 """,
 )
 
+_REPORT = HelpPage(
+    (
+        ("Show a result of gpubench as a page", "gpubench report result.json -o result.html"),
+        ("Judge the output of nccl-tests", "gpubench report all_reduce.txt"),
+        ("Show one section as CSV", "gpubench report node.json --format csv --section nics"),
+        ("Judge a pasted table, whose machine is not in it", "gpubench report pasted.txt --machine 'hgx-b200-8*2'"),
+        (
+            "Judge a table of two nodes with four NICs of 100 Gbit/s each",
+            "gpubench report p4d.txt --machine 'hgx-a100-8-40gb*2' --nics 4x100 -o p4d.html",
+        ),
+    ),
+    """
+A result of gpubench (.json or .jsonl of --output, of any command) keeps the verdict, findings and exit code of its run.
+
+A table of nccl-tests, rccl-tests or OSU, matrices of nvbandwidth, or rows in gpubench's CSV are judged as if gpubench
+had measured them: limit, % of expected, verdict. They may be pasted from an issue or a chat. GPUs, ranks and hosts are
+read from the file; use --machine if they were cut off.
+""",
+)
+
 _EXPECTED = "two files, BASE and NEW, or a folder of dated results with --last N"
 
 
-def _run(plan: ComparePlan, shown: PresentationOptions) -> int:
+def _run_compare(plan: ComparePlan, shown: PresentationOptions) -> int:
     from gpubench.jobs import compare
 
     sections: tuple[str, ...] = compare.SECTIONS if plan.last is None else compare.SECTIONS_OF_HISTORY
     sections += compare.SECTIONS_OF_MACHINES if plan.other_machine else ()
-    _check(plan)
+    _check_compared(plan)
     return compare.run(replace(plan, presentation=shown.parse(tuple(dict.fromkeys(sections)))), sys.argv[1:])
 
 
-def _check(plan: ComparePlan) -> None:
+def _check_compared(plan: ComparePlan) -> None:
     """Raise UsageError where the files do not fit together."""
     if plan.last is not None:
-        _check_folder(plan, plan.last)
-    elif plan.against is not None:
+        return
+    if plan.against is not None:
         if plan.first is None or plan.second is not None:
             raise UsageError(
                 f"compare --against {plan.against} with {'two files' if plan.second else 'no file'}",
@@ -76,22 +100,29 @@ def _check(plan: ComparePlan) -> None:
         )
 
 
-def _check_folder(plan: ComparePlan, last: int) -> None:
-    beside = {
-        "--base": plan.more_base,
-        "--new": plan.more_new,
-        "NEW": plan.second,
-        "--against": plan.against,
-        "--other-machine": plan.other_machine,
-        "--collective": plan.collective,
-    }
-    unfit = [name for name, value in beside.items() if value]
-    if unfit:
-        raise UsageError(
-            f"--last and {', '.join(unfit)} exclude each other",
-            expected="a folder only: its newest results are compared with those before them",
-            next_step=f"gpubench compare --last {last} {plan.folder}",
-        )
+def _run_report(plan: ReportPlan, shown: PresentationOptions) -> int:
+    """Raises UsageError for a file that is no result, or a section it has not."""
+    from gpubench.jobs import report
+    from gpubench.readers.documents import read_text
+    from gpubench.readers.registry import WANTED
+    from gpubench.readers.results.gpubench_json import is_stored, stored_of
+
+    text = read_text(Path(plan.name), WANTED)
+    if is_stored(text):
+        unfit = [*given_options(plan)]
+        if unfit:
+            raise exclusive((plan.name, unfit[0]), "one of them: a result of gpubench has all this, and its verdict")
+        run = stored_of(text, plan.name)
+        return report.run(run, plan.name, shown.parse(run.sections))
+    return report.judge_results(replace(plan, presentation=shown.parse(report.SECTIONS)), text, sys.argv[1:])
 
 
-app = app_of(HELP, ComparePlan, _run)
+_APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
+    "compare": app_of(_COMPARE, ComparePlan, _run_compare),
+    "report": app_of(_REPORT, ReportPlan, _run_report, plots=True),
+}
+
+
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return _APPS[command.name](command)

@@ -1,0 +1,218 @@
+"""`gpubench check`, `scan`, `watch`, `explain`, and `gpubench` alone, which is a check of ten lines."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import typer
+
+from gpubench.cli.options import PresentationOptions, check_profile, given_arguments
+from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.errors import UsageError, exclusive
+from gpubench.jobs.plans import CheckPlan, ExplainPlan, ScanPlan, TypedSeconds, WatchPlan
+from gpubench.model.terms.commands import BARE, Command
+
+_CHECK = HelpPage(
+    (
+        ("Check this machine", "gpubench check"),
+        (
+            "Check two nodes of eight GPUs and keep the result",
+            "mpirun -n 16 gpubench check --strict --output node-gate.json",
+        ),
+        ("Read facts only, e.g. in a Slurm prolog", "gpubench check --quick"),
+        ("Start the ranks on these hosts", "gpubench check --hosts hosts.txt"),
+        ("Start the ranks in a Slurm allocation", "salloc -N 4 --gpus-per-node=8 gpubench check --slurm"),
+        (
+            "Try it without a GPU",
+            "gpubench check --simulate 'hgx-h100-8*4' --fault node3.gpu5:nvlink=12",
+        ),
+    ),
+    """
+check finds the profile of the machine, reads its facts, measures copies between all GPUs and to and from host memory,
+and all-reduce at three sizes. It says what is wrong, on which part, and what to do. Every GPU and link is compared with
+the profile and with its siblings. What could not be measured is ERROR, which means neither healthy nor faulty.
+
+Under mpirun, with one rank per GPU, every node, GPU and link has a verdict, and so has the cluster.
+""",
+)
+
+_BARE = HelpPage(
+    (
+        ("Check this machine", "gpubench"),
+        ("Read facts only, without a measurement", "gpubench --quick"),
+        ("Keep the result, which gpubench report shows again", "gpubench -o today.json"),
+        ("Try it without a GPU", "gpubench --simulate hgx-h100-8 --fault gpu5:nvlink=12"),
+    ),
+    """
+The ten lines say what is here, whether it is healthy, how fast it is compared with what is expected, what is wrong, and
+which command to type next. Copies between all GPUs and all-reduce are measured at few sizes; gpubench check measures
+more. A machine without GPUs is shown too.
+""",
+)
+
+_SCAN = HelpPage(
+    (
+        (
+            "Scan 64 nodes of eight GPUs, one rank per GPU, and keep every round",
+            "mpirun -n 512 --map-by ppr:8:node --enable-recovery gpubench scan --rounds r/",
+        ),
+        (
+            "Try it without a GPU, on 1024 nodes, one of which hangs",
+            "gpubench scan --simulate 'hgx-h100-8*1024' --fault node9:hangs=round2",
+        ),
+        ("Judge the rounds that a job finished before it died", "gpubench scan --replay r/"),
+        (
+            "Try it without a GPU, on 128 nodes with a leaf that is slow on one rail",
+            "gpubench scan --simulate 'hgx-h100-8*128' --fault leaf1.rail2:bandwidth=0.6",
+        ),
+    ),
+    """
+All nodes measure each other at once, on all rails, in eleven rounds, however many nodes there are: three rounds of
+random pairs, three of suspects with healthy nodes, five to confirm. A node that dies or hangs is a finding, and the
+others go on (docs/scan.md says with which MPI). Start one rank per GPU, or one rank per node.
+""",
+)
+
+_WATCH = HelpPage(
+    (
+        ("Watch all jobs of this machine, until q or Ctrl-C", "gpubench watch"),
+        (
+            "Fail if the traffic of the next job is host-staged",
+            "gpubench watch --until-traffic --for 30s --strict",
+        ),
+        ("Watch one Slurm job and keep the result", "gpubench watch --job 4711 --for 1m --output watch.json"),
+        ("Watch 16 nodes, one rank per node", "mpirun -n 16 --map-by ppr:1:node gpubench watch --for 30s"),
+        ("Name the rank that keeps a job waiting", "gpubench watch --hang --for 30s --strict"),
+        ("Try it without a GPU", "gpubench watch --simulate hgx-h200-4 --fault node0:traffic=staged"),
+        ("See which answer a hang gets", "gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes"),
+    ),
+    """
+watch reads the NVLink, PCIe and NIC counters and says which path the traffic takes: direct, host-staged, over sockets,
+unbalanced, one GPU idle while its peers wait, loading data, idle, or unknown. It needs no log, no restart of the job
+and no root; for processes of other users it cannot name the cause. Under mpirun or srun, equal nodes share one line.
+
+With --hang it asks NCCL's RAS (NCCL 2.24, on NCCL_RAS_ADDR or localhost:28028) instead. A rank counts as hanging that
+two answers in a row show in the same place, behind the others or silent; longer pauses, such as checkpoints, need a
+longer --interval. --record DIR keeps the answers, and gpubench explain DIR reads them.
+""",
+)
+
+_EXPLAIN = HelpPage(
+    (
+        (
+            "Run any NCCL program with its log on, in every rank's environment",
+            "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log python train.py",
+        ),
+        ("Read the logs", "gpubench explain /tmp/nccl.*.log"),
+        ("Write the paths as CSV", "gpubench explain logs/ --output paths.csv"),
+        ("Read the output of all ranks in one file", "zcat slurm-4711.out.gz | gpubench explain -"),
+        ("Find the rank that hangs, in PyTorch's dumps", "gpubench explain dumps/"),
+        ("Fail if any path is in doubt", "gpubench explain logs/ --strict"),
+    ),
+    """
+Any program that uses NCCL writes such logs (PyTorch, nccl-tests, ...). One log of all ranks together, as mpirun or srun
+collects it, works too, and so does gzip. NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,NET,TUNING adds more about the causes.
+
+It also reads dumps of PyTorch's Flight Recorder (TORCH_NCCL_DUMP_ON_TIMEOUT=1; one a rank, named after it), answers of
+NCCL's RAS (ncclras -v, as text or JSON), dumps of py-spy beside them and files of NCCL's Inspector, and names the rank
+that keeps the others waiting.
+
+If a log is incomplete, a WARN says what is missing, and the result is about the rest.
+""",
+)
+
+
+def checked(plan: CheckPlan, shown: PresentationOptions, also: Sequence[str] = ()) -> CheckPlan:
+    """The plan with its presentation; `also` are more sections. Raises UsageError for a broken profile."""
+    from gpubench.jobs.check import SECTIONS
+
+    check_profile(plan.profile)
+    return replace(plan, presentation=shown.parse((*SECTIONS, *also)))
+
+
+def _run_check(plan: CheckPlan, shown: PresentationOptions) -> int:
+    from gpubench.jobs import check
+
+    plan = checked(plan, shown)
+    if not (plan.hosts or plan.slurm):
+        return check.run(plan, sys.argv[1:])
+    from gpubench.jobs.several_hosts import run_there
+
+    return run_there(plan, sys.argv[1:], ["check", *given_arguments(replace(plan, hosts=None, slurm=False))])
+
+
+def _run_briefly(plan: CheckPlan, shown: PresentationOptions) -> int:
+    from gpubench.jobs import check
+
+    return check.run(checked(replace(plan, brief=True), shown, ("nodes", "gpus", "nics")), sys.argv[1:])
+
+
+def _checked_scan(plan: ScanPlan) -> ScanPlan:
+    """The plan. Raises UsageError for ranks that would share GPUs without using any."""
+    if plan.ranks_per_gpu > 1 and plan.backend == "host":
+        raise exclusive(("--backend host", "--ranks-per-gpu"), "one of them: its ranks measure this machine's GPUs")
+    return plan
+
+
+_MOST_SECONDS, _SIMULATED_SECONDS = 7 * 86400.0, 10.0
+
+
+def _run_watch(plan: WatchPlan, shown: PresentationOptions) -> int:
+    if plan.hang:
+        from gpubench.jobs import hangs
+
+        _check_hang(plan)
+        return hangs.run(replace(plan, presentation=shown.parse(hangs.SECTIONS)), sys.argv[1:])
+    from gpubench.jobs import watch
+
+    plan = _checked_watch(plan)
+    return watch.run(replace(plan, presentation=shown.parse(watch.SECTIONS)), sys.argv[1:])
+
+
+def _check_hang(plan: WatchPlan) -> None:
+    """Raise UsageError for faults that --hang does not show, and for a simulation that is recorded."""
+    if plan.simulation is not None and plan.recording.record is not None:
+        raise exclusive(("--hang", "--record"), "one of them: nothing of a simulation is recorded")
+    _check_seconds(plan, 0.0)
+    for fault in () if plan.simulation is None else plan.simulation.faults:
+        if not fault.variables and not all(key == "hang" for key, _ in fault.settings):
+            raise UsageError(
+                f"--fault {fault} with --hang",
+                expected="a rank that hangs: NCCL's RAS shows nothing else",
+                next_step="gpubench watch --hang --simulate hgx-h100-8 --fault gpu5:hang=yes",
+            )
+
+
+def _checked_watch(plan: WatchPlan) -> WatchPlan:
+    """The plan, which ends if its machine is simulated. Raises UsageError for a fault that counters do not show."""
+    _check_seconds(plan, plan.interval_s)
+    if plan.simulation is None:
+        return plan
+    hanging = next((fault for fault in plan.simulation.faults if fault.get("hang")), None)
+    if hanging is not None:
+        raise UsageError(
+            f"--fault {hanging} without --hang",
+            expected="--hang with it: counters of links do not show which rank hangs",
+            next_step=f"gpubench watch --hang --simulate {shlex.quote(plan.simulation.text)} --fault {hanging}",
+        )
+    return plan if plan.seconds is not None else replace(plan, seconds=max(_SIMULATED_SECONDS, plan.interval_s))
+
+
+def _check_seconds(plan: WatchPlan, least: float) -> None:
+    if isinstance(plan.seconds, TypedSeconds):
+        plan.seconds.check("--for", least, _MOST_SECONDS)
+
+
+_APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
+    BARE.name: app_of(_BARE, CheckPlan, _run_briefly, without=("full", "hosts", "slurm", "ranks_per_gpu")),
+    "check": app_of(_CHECK, CheckPlan, _run_check),
+    "scan": app_of(_SCAN, ScanPlan, runner_of("gpubench.jobs.scan", _checked_scan)),
+    "watch": app_of(_WATCH, WatchPlan, _run_watch),
+    "explain": app_of(_EXPLAIN, ExplainPlan, runner_of("gpubench.jobs.explain")),
+}
+
+
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return _APPS[command.name](command)

@@ -1,0 +1,119 @@
+"""`gpubench topo`, `p2p` and `libraries`: what this machine has, and how fast its GPUs copy."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import typer
+
+from gpubench.cli.options import PresentationOptions, check_profile
+from gpubench.cli.signature import HelpPage, app_of, runner_of
+from gpubench.errors import UsageError
+from gpubench.jobs.plans import LibrariesPlan, MemoryKind, P2pPlan, TopoPlan
+from gpubench.model.terms.commands import Command
+
+_TOPO = HelpPage(
+    (
+        ("Show this machine", "gpubench topo"),
+        (
+            "Show a simulated cluster of 16 nodes with a fault",
+            "gpubench topo --simulate 'hgx-h100-8*16' --fault node3.gpu5:nvlink=12",
+        ),
+        ("Show what would make data take a slow path", "gpubench topo --causes"),
+        ("Show a file, e.g. of NCCL_TOPO_DUMP_FILE", "gpubench topo --from topo.xml"),
+        ("Read two nodes of eight GPUs and keep the result", "mpirun -n 16 gpubench topo --output cluster.json"),
+    ),
+    """
+topo measures nothing. It shows GPUs, NVLinks and NICs, how they are wired, which GPU can access whose memory, and the
+limit of each pair. Under mpirun every node is read once, and nodes that differ from the others are named.
+""",
+)
+
+_P2P = HelpPage(
+    (
+        ("Measure all pairs of GPUs of this host", "gpubench p2p"),
+        ("Measure some pairs at several sizes", "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G"),
+        ("Copy as nvbandwidth does, and write CSV", "gpubench p2p --as nvbandwidth --format csv > p2p.csv"),
+        ("Measure unified memory too", "gpubench p2p --memory managed"),
+        (
+            "Start a program without peer access where that is broken or slow",
+            'eval "$(gpubench p2p --veto)" && vllm serve MODEL -tp 2',
+        ),
+        ("Copy between ranks", "mpirun -n 4 gpubench p2p"),
+        ("Try it without a GPU", "gpubench p2p --simulate hgx-h100-8 --fault link0-3:staged=yes"),
+    ),
+    """
+Copies run with peer access off, then on: written and read by copy engines, by a kernel, in both directions at once,
+with 16 bytes for the latency, to and from host memory, and between many pairs at once. Every destination verifies the
+data. Each pair is compared with its limit, with its siblings, and with healthy machines of the type.
+
+Under mpirun or srun, copies run between ranks: through CUDA IPC within a node, by NCCL's send and receive between
+nodes, disjoint pairs at the same time. Host memory, kernels, patterns and peer access off are not measured then.
+""",
+)
+
+_LIBRARIES = HelpPage(
+    (
+        ("List the libraries of this environment", "gpubench libraries"),
+        ("Check all nodes of a job, and fail unless the verdict is PASS", "mpirun -n 16 gpubench libraries --strict"),
+        ("Write JSON", "gpubench libraries --format json"),
+        ("Show what --record wrote", "gpubench libraries --replay node7/"),
+    ),
+    """
+Libraries are NCCL, MPI, UCX, NVSHMEM, MSCCL++, PyTorch, nccl4py, CuPy, and the kernel modules that let a NIC reach GPU
+memory. The report has the version and place of each, and which program would load which. Two NCCLs of different
+versions in one environment are a finding. Nothing is measured, and each library is loaded in a process of its own;
+PyTorch is not loaded, its files are read.
+""",
+)
+
+
+def checked_topo(plan: TopoPlan, shown: PresentationOptions) -> TopoPlan:
+    """The plan with its presentation. Raises UsageError for a broken profile."""
+    from gpubench.model.results.topo import TOPO_SECTIONS
+
+    check_profile(plan.profile)
+    return replace(plan, presentation=shown.parse(TOPO_SECTIONS))
+
+
+def _run_topo(plan: TopoPlan, shown: PresentationOptions) -> int:
+    from gpubench.jobs import topo
+
+    return topo.run(checked_topo(plan, shown), sys.argv[1:])
+
+
+def checked_p2p(plan: P2pPlan, shown: PresentationOptions) -> P2pPlan:
+    """The plan with its presentation. Raises UsageError for managed memory of several sizes, or a broken profile."""
+    from gpubench.jobs.p2p import SECTIONS
+
+    if plan.memory is MemoryKind.MANAGED and plan.sizes is not None and len(plan.sizes) != 1:
+        raise UsageError(
+            f"--memory managed with {len(plan.sizes)} sizes",
+            expected="one size, for pinned and managed memory",
+            next_step="--sizes 256M",
+        )
+    check_profile(plan.profile)
+    presentation = shown.parse(SECTIONS)
+    if plan.veto:
+        from gpubench.formats.registry import VETO
+
+        presentation = replace(presentation, format=VETO, show_progress=False)
+    return replace(plan, presentation=presentation)
+
+
+def _run_p2p(plan: P2pPlan, shown: PresentationOptions) -> int:
+    from gpubench.jobs import p2p
+
+    return p2p.run(checked_p2p(plan, shown), sys.argv[1:])
+
+
+_APPS: Mapping[str, Callable[[Command], typer.Typer]] = {
+    "topo": app_of(_TOPO, TopoPlan, _run_topo),
+    "p2p": app_of(_P2P, P2pPlan, _run_p2p, plots=True),
+    "libraries": app_of(_LIBRARIES, LibrariesPlan, runner_of("gpubench.jobs.libraries")),
+}
+
+
+def app(command: Command) -> typer.Typer:
+    """The command for typer."""
+    return _APPS[command.name](command)

@@ -1,0 +1,115 @@
+"""Options that exclude each other, by command, and what happens if both are given."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpubench.errors import exclusive
+from gpubench.jobs.options import INPUT, SIMULATE
+from gpubench.model.terms.commands import Command
+
+if TYPE_CHECKING:
+    from gpubench.cli.options import Declared
+
+_REAL_MACHINES = "ranks can be started on real machines only, in one way"
+_OWN_GPUS = "its ranks measure this machine's GPUs"
+_STDOUT = "both write to stdout"
+_ONE_SOURCE = "computation time has one source"
+_RECORDING = "--replay shows a recording"
+
+_Excluded = Mapping[str, tuple[Sequence[str], str]]
+
+_EVERYWHERE: _Excluded = {
+    "--json": (("--format",), ""),
+    "--quiet": (("--verbose",), ""),
+    "--summary": (("--exit-style", "--format", "--json"), _STDOUT),
+    "--exit-style": (("--format", "--json"), _STDOUT + "; --output FILE writes another format"),
+    "--exit-zero": (("--strict", "--exit-style"), "--exit-zero hides the codes that the other asks for"),
+}
+_BY_COMMAND: Mapping[str, _Excluded] = {
+    "topo": {"--from": (("--replay", "--simulate"), "both name a machine"), "--replay": (("--simulate",), _RECORDING)},
+    "p2p": {
+        "--replay": (("--simulate", "--record", "--sizes", "--pairs", "--as"), _RECORDING),
+        "--as": (("--sizes", "--memory"), "nvbandwidth copies 512M of plain memory"),
+        "--veto": (("--format", "--json"), _STDOUT),
+    },
+    "libraries": {"--replay": (("--record",), _RECORDING)},
+    "check": {
+        "--replay": (("--simulate", "--record"), _RECORDING),
+        "--quick": (("--full",), ""),
+        "--hosts": (("--slurm", "--simulate", "--replay"), _REAL_MACHINES),
+        "--slurm": (("--simulate", "--replay"), _REAL_MACHINES),
+        "--ranks-per-gpu": (("--hosts", "--slurm", "--simulate", "--replay", "--quick"), _OWN_GPUS),
+    },
+    "scan": {
+        "--rounds": (("--resume", "--replay"), "--rounds starts a scan, --resume continues one, --replay judges one"),
+        "--resume": (("--replay",), "--resume continues a scan, --replay judges one"),
+        "--simulate": (("--replay",), ""),
+        "--ranks-per-gpu": (("--replay", "--simulate"), _OWN_GPUS),
+    },
+    "watch": {
+        "--replay": (("--simulate", "--record"), _RECORDING),
+        "--gpus": (("--simulate", "--replay"), "all GPUs of a simulated or recorded machine are shown"),
+        "--hang": (
+            ("--until-traffic", "--pid", "--job", "--gpus", "--replay"),
+            "--hang asks NCCL, and explain reads what it recorded",
+        ),
+    },
+    "compare": {
+        "--last": (
+            ("--base", "--new", "NEW", "--against", "--other-machine", "--collective"),
+            "its newest results are compared with those before them",
+        )
+    },
+    "collective": {
+        "--simulate": (("--skew", "--backend"), "no profile says what a skew costs, or how fast other libraries are"),
+        "-b": (("--sizes",), "-b 8 -e 4G -f 2, or --sizes 8:4G:2"),
+        "-f": (("-i",), "a factor between sizes, or a step"),
+        "-g": (("--np",), "both set the number of ranks"),
+        "-c": (("--check",), "-c 0 is --no-check, -c 1 is --check"),
+        "--in-place": (("--out-of-place", "--both"), ""),
+        "--out-of-place": (("--both",), ""),
+    },
+    "plan": {
+        "MODEL": (("--parameters",), "a file with the model, or its number of parameters"),
+        "--measure": (("--tflops", "--step", "--tokens-per-second"), _ONE_SOURCE),
+        "--tflops": (("--step", "--tokens-per-second"), _ONE_SOURCE),
+        "--step": (("--tokens-per-second",), _ONE_SOURCE),
+        "--simulate": (("--profile",), "both name a profile"),
+        "--global-batch": (("--microbatches",), "each follows from the other"),
+    },
+}
+"""By command, or `collective`: an option, those that cannot be combined with it, and why."""
+
+
+def without_excluded(
+    command: Command,
+    declared: Iterable["Declared"],
+    values: Mapping[str, Any],
+    context: Any,
+) -> dict[str, Any]:
+    """Return the values without the defaults that an option of the command line excludes.
+
+    A default stands in the environment or a file. It never gives way if it names the machine: then, and if both
+    options are from the same place, this raises UsageError. `context` is click's.
+    """
+
+    def source(option: "Declared") -> str:
+        return str(context.get_parameter_source(option.field.name).name)
+
+    options = {each.name: each for each in declared}
+    settled = dict(values)
+    own = "collective" if command.module == "collective" else command.name or "check"
+    for name, (others, why) in {**_EVERYWHERE, **_BY_COMMAND.get(own, {})}.items():
+        if name not in options:
+            continue
+        one, clashing = options[name], []
+        for other in (options[each] for each in others if each in options):
+            weaker = [each for each in (one, other) if source(each) == "DEFAULT_MAP"]
+            is_typed = "COMMANDLINE" in (source(one), source(other))
+            if len(weaker) == 1 and is_typed and weaker[0].heading not in (INPUT, SIMULATE):
+                settled[weaker[0].field.name] = weaker[0].own.default
+            elif one.is_asked(settled) and other.is_asked(settled):
+                clashing.append(other.name_with(settled))
+        if clashing:
+            raise exclusive((name, *clashing), f"one of them: {why}" if why else "one of them")
+    return settled
