@@ -66,8 +66,7 @@ _BY_COMMAND: Mapping[str, _Excluded] = {
         "-f": (("-i",), "a factor between sizes, or a step"),
         "-g": (("--np",), "both set the number of ranks"),
         "-c": (("--check",), "-c 0 is --no-check, -c 1 is --check"),
-        "--in-place": (("--out-of-place", "--both"), ""),
-        "--out-of-place": (("--both",), ""),
+        "--in-place": (("--out-of-place",), "both are measured without them"),
     },
     "plan": {
         "MODEL": (("--parameters",), "a file with the model, or its number of parameters"),

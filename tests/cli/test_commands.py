@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.cli.commands.collective import checked, help_of, settled
+from gpubench.cli.commands.collective import checked, help_of
 from gpubench.cli.options import PresentationOptions, grouped_options, parse_outputs
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
@@ -16,6 +16,7 @@ from gpubench.formats.presentation import Color
 from gpubench.formats.presenter import rank_style, terminal_style
 from gpubench.formats.registry import Style
 from gpubench.jobs.collective import job as alone
+from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.options import plan_from
 from gpubench.jobs.outputs import check_writable
@@ -30,7 +31,7 @@ from tests.cli.running import ASCII, gpubench
 def options(name: str = "allreduce", **given: object) -> CollectivePlan:
     names = {each.name for each, _, _ in (*grouped_options(CollectivePlan), *grouped_options(PresentationOptions))}
     assert given.keys() <= names
-    plan = plan_from(CollectivePlan, settled({**given, "command": name}, ()), name)
+    plan = plan_from(CollectivePlan, settle_nccl_tests({**given, "command": name}), name)
     return checked(plan, plan_from(PresentationOptions, given))
 
 
@@ -79,8 +80,8 @@ def test_a_typo_is_answered_with_the_nearest_command() -> None:
         (["allgather", "--op", "sum"], "--op"),
         (["allreduce", "--root", "1"], "--root"),
         (["alltoall", "--in-place"], "alltoall has no in-place form"),
-        (["sendrecv", "--both"], "sendrecv has no in-place form"),
-        (["allreduce", "--in-place", "--both"], "--in-place and --both exclude each other"),
+        (["sendrecv", "--in-place"], "sendrecv has no in-place form"),
+        (["allreduce", "--in-place", "--out-of-place"], "--in-place and --out-of-place exclude each other"),
         (["allreduce", "--backend", "ncl"], "try:      --backend nccl"),
         (["allreduce", "--format", "xml"], "one of table, csv, json, jsonl"),
         (["allreduce", "--output", "result.yaml"], "no format has this suffix"),

@@ -52,7 +52,7 @@ def checked(plan: CollectivePlan, shown: PresentationOptions) -> CollectivePlan:
 
 
 def _check_placements(plan: CollectivePlan) -> None:
-    if not plan.collective.in_place and (plan.in_place or plan.both):
+    if not plan.collective.in_place and plan.in_place:
         raise UsageError(
             f"{plan.command} has no in-place form",
             reason="a rank would overwrite data that it has not sent yet",

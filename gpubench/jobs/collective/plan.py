@@ -283,9 +283,8 @@ class CollectivePlan:
         max=1,
     )
     variants: Variants = field(default_factory=Variants)
-    in_place: bool = flag("Measure only in place: the result overwrites the input.")
+    in_place: bool = flag("Measure only in place: the result overwrites the input (default: both).")
     out_of_place: bool = flag("Measure only out of place.")
-    both: bool = flag("Measure in place and out of place (default, if the collective has both).")
     timing: Timing = field(default_factory=Timing)
     warmup: int = option("N", "Warm-up operations before each row.", name="--warmup -w", default=5, min=0)
     cycles: int = option(
