@@ -178,8 +178,10 @@ def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
         yield from ("", _sums(rows), "")
         outside = [each for each in rows if not each.is_inside]
         if outside:
-            yield from ("| outside | GPUs | layout, sequence, batch | published | range |", "|---|--:|---|--:|--:|")
-            yield from (f"| {' | '.join(_cells(each)[:5])} |" for each in outside)
+            yield from ("| outside | GPUs | published | range |", "|---|--:|--:|--:|")
+            for each in outside:
+                run, gpus, _, *figures = _cells(each)[:5]
+                yield f"| {' | '.join((run, gpus, *figures))} |"
             yield ""
 
 

@@ -78,6 +78,13 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert stale == [], "type python docs/generate.py"
 
 
+def test_pages_that_the_program_prints_stay_short() -> None:
+    """An option, a column or a condition is described once, so that these pages can be read."""
+    names = ("commands.md", "gpubench.1", "conditions.md", "faults.md", "formats.md", "plan_published.md")
+    words = {name: len((ROOT / "docs" / name).read_text(encoding="utf-8").split()) for name in names}
+    assert sum(words.values()) <= 30_000, words
+
+
 def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {CaseKey.__name__}
     listed = {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}

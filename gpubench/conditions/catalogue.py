@@ -54,13 +54,13 @@ def _entry(condition: Condition) -> str:
     known = {"by design": condition.by_design, "log only": condition.look is nothing_in_facts}
     marks = ", ".join(mark for mark, holds in known.items() if holds)
     cure = ". ".join(filter(None, (_code(condition.cure.commands), condition.cure.comment)))
-    sentences = {
-        "": f"{condition.title} ({marks})" if marks else condition.title,
-        "Severity: ": _severity(condition),
-        "Slows down ": ", ".join(condition.explains.slows),
-        "Once ": _code(condition.aliases),
-    }
-    text = " ".join(f"{label}{text}." for label, text in sentences.items() if text)
+    sentences = (
+        ("", f"{condition.title} ({marks})" if marks else condition.title),
+        ("", _severity(condition)),
+        ("Slows down ", ", ".join(condition.explains.slows)),
+        ("Once ", _code(condition.aliases)),
+    )
+    text = " ".join(f"{label}{text}." for label, text in sentences if text)
     return f"### `{condition.id}`\n{text}\n\nCure: {cure.removesuffix('.')}. [Source]({condition.link})\n"
 
 
