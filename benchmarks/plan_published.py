@@ -180,8 +180,8 @@ def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
         if outside:
             yield from ("| outside | GPUs | published | range |", "|---|--:|--:|--:|")
             for each in outside:
-                run, gpus, _, *figures = _cells(each)[:5]
-                yield f"| {' | '.join((run, gpus, *figures))} |"
+                run, ranks, _, *figures = _cells(each)[:5]
+                yield f"| {' | '.join((run, ranks, *figures))} |"
             yield ""
 
 

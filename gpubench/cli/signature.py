@@ -342,7 +342,7 @@ def typer_app(
     def call(context: typer.Context, **values: Any) -> None:
         defaults: Defaults | None = context.meta.get(_DEFAULTS)
         try:
-            chosen = without_excluded(command, options.values(), values, context)
+            chosen: Mapping[str, Any] = without_excluded(command, options.values(), values, context)
             if defaults is not None:
                 kept = {name: each for name, each in defaults.by_name.items() if chosen[name] is values[name]}
                 defaults = defaults._replace(by_name=kept)

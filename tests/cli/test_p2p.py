@@ -340,7 +340,7 @@ def test_managed_memory_stands_beside_plain_memory(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--sizes", "1M,2M"), "--memory managed with 2 sizes"),
-        (("--as", "nvbandwidth"), "--as nvbandwidth"),
+        (("--as", "nvbandwidth"), "--as and --memory exclude each other"),
     ],
 )
 def test_managed_memory_is_of_one_size(arguments: tuple[str, ...], message: str) -> None:
