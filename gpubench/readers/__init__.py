@@ -1,1 +1,1 @@
-"""Files of the field, read into the model."""
+"""Reads files of the field into the model: machines, logs, results."""

@@ -1,8 +1,8 @@
-"""What jobs that hang leave behind: PyTorch's recorder and watchdog, stacks by py-spy, answers of NCCL's RAS.
+"""Reads what hanging jobs leave behind: PyTorch's recorder and watchdog, py-spy stacks, and answers of NCCL's RAS.
 
-Dumps of the recorder are JSON or pickle, in the form of versions 2.x (torch/csrc/distributed/c10d/FlightRecorder.hpp).
-Nothing in a pickle is executed: it may hold plain data only. RAS answers `ncclras`, or `VERBOSE STATUS` on port 28028,
-as text or, since NCCL 2.28.7, as JSON.
+Recorder dumps are JSON or pickle of versions 2.x (torch/csrc/distributed/c10d/FlightRecorder.hpp). Nothing in a pickle
+is executed: it may contain only plain data. RAS answers `ncclras`, or `VERBOSE STATUS` on port 28028, as text or, since
+NCCL 2.28.7, as JSON.
 """
 
 import io
@@ -28,7 +28,7 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-"""What a pickle that was cut off or made up raises, and a dictionary of another form."""
+"""Raised for a truncated or forged pickle, or a dictionary of another form."""
 
 _DUMP_WORDS = (b'"pg_config"', b'"pg_status"', b'"entries"')
 _EXPECTED_DUMP = "a dump of PyTorch's Flight Recorder, as TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes one for every rank"
@@ -38,13 +38,13 @@ _PREFIX = re.compile(r"^[\w-]{1,20}:")
 
 
 def is_recorder_dump(beginning: bytes) -> bool:
-    """True if a file begins as a pickle does, or as JSON with the words of a dump."""
+    """True if a file starts like a pickle, or like a dump in JSON."""
     text = beginning.lstrip()
     return beginning.startswith(_PICKLE) or (text.startswith(b"{") and any(word in text for word in _DUMP_WORDS))
 
 
 class _PlainData(pickle.Unpickler):
-    """Reads dictionaries, lists, numbers and text, and refuses whatever else a pickle names."""
+    """Unpickles dictionaries, lists, numbers and text, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain data")
@@ -54,9 +54,9 @@ class _PlainData(pickle.Unpickler):
 
 
 def read_recorder_dump(data: bytes, name: str) -> RankRecord:
-    """The record in a dump. Its rank is the number at the end of the name of the file.
+    """Read the record in a dump. The number at the end of the file name is the rank.
 
-    Raises UsageError where it holds anything but plain data, is damaged, or is no dump.
+    Raises UsageError for anything but plain data, for a damaged file, or for another kind of file.
     """
     found = _RANK_OF_FILE.search(name)
     try:
@@ -108,7 +108,7 @@ def _calls(entries: list[Any]) -> Iterator[RecordedCall]:
 
 
 def _place(frames: Any) -> str:
-    """The innermost line that is not PyTorch's own."""
+    """Return the innermost line outside PyTorch."""
     for frame in frames:
         file = str(frame["filename"])
         if not any(library in file for library in _TORCH_FILES):
@@ -127,14 +127,14 @@ _LIBRARY_FILES = re.compile(
 
 
 def is_stack(beginning: bytes) -> bool:
-    """True if a file begins as py-spy's dump of a process does."""
+    """True if a file starts like a py-spy dump."""
     return _STACK_HEADER.match(beginning) is not None and _PYTHON_VERSION in beginning
 
 
 def read_stack(data: bytes, name: str) -> ProcessStack:
-    """The innermost frame of the main thread, and the innermost that is no library's.
+    """Read the innermost frame of the main thread, and the innermost frame outside libraries.
 
-    Its rank is the number at the end of the name of the file, where there is one.
+    A number at the end of the file name is the rank.
     """
     header = _STACK_HEADER.match(data)
     frames: list[str] = []
@@ -151,7 +151,7 @@ def read_stack(data: bytes, name: str) -> ProcessStack:
 
 
 _RANK_OF_LINE = re.compile(rb"\brank(\d{1,7})\]:|\b(?:PG [^\]]{1,80} )?Rank (\d{1,7})\]", re.ASCII)
-"""Also if the copy of a line lost its beginning."""
+"""Also matches a copied line without its start."""
 _CAUGHT = re.compile(
     rb"Watchdog caught collective operation timeout: WorkNCCL"
     rb"\(SeqNum=(\d{1,12}), OpType=(\w{1,40}), NumelIn=(\d{1,20})",
@@ -170,16 +170,16 @@ _FINGERPRINT = re.compile(
 )
 _BARRIER = re.compile(rb"Ranks? ([\d, ]{1,200}) failed to pass monitoredBarrier", re.ASCII)
 _FEWEST_DIGITS_OF_NONE = 18
-"""2**64 - 1 elements are none: of several operations together the watchdog knows no size."""
+"""The watchdog prints 2**64 - 1 elements for several operations together, whose size it does not know."""
 
 _BETWEEN_TWO = ("SEND", "RECV")
 _DEFAULT = ("0", "0 (default_pg)", "0(default_pg)", "0(default)", "default_pg")
 WRAPPER, BARRIER = "wrapper", "monitoredBarrier"
-"""Groups of lines that name none."""
+"""Groups for lines that name none."""
 
 
 class WatchdogLines:
-    """Collects such lines by rank."""
+    """Collects lines of PyTorch's watchdog by rank."""
 
     def __init__(self) -> None:
         self._caught: dict[tuple[int, int], RecordedCall] = {}
@@ -188,7 +188,7 @@ class WatchdogLines:
         self.missed_barrier: dict[int, None] = {}
 
     def add(self, line: bytes) -> None:
-        """Take a line, if it is one of them."""
+        """Add a line, and ignore lines of other programs."""
         if missed := _BARRIER.search(line):
             self.missed_barrier |= {int(each): None for each in missed[1].replace(b",", b" ").split()}
         for found in _FINGERPRINT.finditer(line):
@@ -215,9 +215,9 @@ class WatchdogLines:
             self._status.setdefault(place, (waits, int(status[2]), int(status[3])))
 
     def records(self) -> tuple[RankRecord, ...]:
-        """What each rank waits in, and the last that it completed. Groups have the ranks that said something of them.
+        """Return what each rank waits in and its last completed operation. A group has the ranks that logged it.
 
-        The default group has all ranks up to the highest where few of them said nothing.
+        The default group has all ranks up to the highest if few of them logged nothing.
         """
         calls: dict[int, list[RecordedCall]] = {}
         members: dict[str, set[int]] = {}
@@ -230,7 +230,7 @@ class WatchdogLines:
         for group, ranks in members.items():
             waited = {each.sequence for rank in ranks for each in calls[rank] if each.group == group and not each.done}
             for rank in ranks:
-                # A rank that completed a later one has passed those that others wait in.
+                # A rank that completed a later operation has passed those that others wait in.
                 passed = [number for number in waited if number < self._status.get((rank, group), (0, 0, 0))[2]]
                 calls[rank] += [RecordedCall(group, number, "operation", done=True) for number in passed]
         if not self._status and len({number for _, number in self._caught}) == 1:
@@ -250,7 +250,7 @@ class WatchdogLines:
         return tuple(RankRecord(rank, tuple(own), groups) for rank, own in sorted(calls.items()))
 
     def _caught_alone(self, calls: dict[int, list[RecordedCall]], members: dict[str, set[int]]) -> None:
-        """Add ranks without a line of their status to the only group that the other ranks name."""
+        """Add ranks without a status line to the only group that the other ranks name."""
         groups = {group for _, group in self._status}
         waited = {waits if waits is not None else done + 1 for waits, _, done in self._status.values()}
         have_status = {rank for rank, _ in self._status}
@@ -270,11 +270,11 @@ class WatchdogLines:
 
 
 _BEFORE = re.compile(r"(?:\s*(?:OK|SERVER PROTOCOL \d+|ERROR: [^\n]{0,200})\r?\n)*\s*")
-"""What the service says before an answer: to the time-out and format that were asked for."""
+"""The service's replies to the requested time-out and format, before the answer."""
 
 _RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')
-"""NCCL 2.28.7 to 2.28.9 leave a comma out of every missing rank (jsonWriteMissingRank); 2.29.2 has it."""
+"""NCCL 2.28.7 to 2.28.9 omit a comma for every missing rank (jsonWriteMissingRank). 2.29.2 fixed it."""
 
 _JSON_WORDS = ('"nccl_version"', '"communicators')
 _RAS_GROUP = re.compile(
@@ -300,7 +300,7 @@ _PROCESS = re.compile(r"^Process (?P<pid>\d+) on node (?P<host>\S+)")
 _SECTION = re.compile(r"^(?P<kind>INCOMPLETE|DEAD|TIMEOUT)$")
 _GONE = ("NOCOMM", "UNKNOWN", "FINALIZE", "ABORT")
 _DOUBTFUL_OF_ALL = ("INIT", "ABORT")
-"""A status that all ranks of a group may have for a moment, or because the job hangs there."""
+"""States that all ranks of a group may have briefly, or because the job hangs there."""
 _ERRORS = {
     1: "Unhandled CUDA error",
     2: "System error",
@@ -309,11 +309,11 @@ _ERRORS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""Values of ncclResult_t, in the words of the text."""
+"""Values of ncclResult_t, as the text names them."""
 
 
 def is_ras_answer(beginning: bytes) -> bool:
-    """True if a file begins as an answer of RAS."""
+    """True if a file starts like a RAS answer."""
     text = _ras_text(beginning)
     return _RAS_HEADER.match(text) is not None or (text.startswith("{") and all(word in text for word in _JSON_WORDS))
 
@@ -325,9 +325,9 @@ def _ras_text(data: bytes) -> str:
 
 
 def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
-    """The communicators of an answer; in text, those with which nothing is wrong have no ranks and no id.
+    """Read the communicators of an answer. In text, healthy ones have no ranks and no id.
 
-    Raises UsageError for JSON that is damaged, or no answer of RAS.
+    Raises UsageError for damaged JSON, or JSON of another program.
     """
     text = _ras_text(data)
     if not text.startswith("{"):
@@ -358,7 +358,7 @@ def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
         )
         for each in found["ranks"]
     ]
-    # A missing rank that does respond is not of this communicator any more.
+    # A missing rank that responds has left this communicator.
     ranks += [
         RasRank(
             rank=int(each["rank"]),
@@ -375,7 +375,7 @@ def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
 
 
 class RasText:
-    """The groups of communicators in the table, and those that have a paragraph below Errors and Warnings."""
+    """Reads the table of communicators, and the paragraphs below Errors and Warnings."""
 
     def __init__(self) -> None:
         self._found: dict[str, RasCommunicator] = {}
@@ -390,7 +390,6 @@ class RasText:
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
-        """What was read."""
         explained = {each.partition("-")[0] for each in self._paragraphs}
         cut = [
             RasCommunicator(
@@ -408,7 +407,6 @@ class RasText:
         return (*named, *cut, *whole)
 
     def add(self, line: str) -> None:
-        """Take a line."""
         if group := _RAS_GROUP.match(line):
             self._group(group)
         elif heading := _SECTION.match(line):
@@ -428,7 +426,7 @@ class RasText:
             self._of_communicator(line)
 
     def _group(self, group: re.Match[str]) -> None:
-        """Keep a row of the table of communicators."""
+        """Add a row of the table of communicators."""
         size, name = int(group["size"]), f"group {group['group']}"
         self._sizes[group["group"]] = size
         if group["errors"] != "OK":
@@ -472,7 +470,7 @@ class RasText:
             )
 
     def _add(self, rank: RasRank) -> None:
-        """Join it with what other paragraphs say of the same rank."""
+        """Merge a rank with what other paragraphs report about it."""
         own = self._ranks.setdefault(self._id, {})
         seen = own.get(rank.rank, rank)
         own[rank.rank] = replace(

@@ -1,8 +1,9 @@
-"""The leaf switches that nodes hang on: Slurm's topology.conf, ibnetdiscover's text, or two columns, node and leaf.
+"""Reads which leaf switch each node is on: Slurm's topology.conf, ibnetdiscover's text, or two columns, node and
+leaf.
 
-In ibnetdiscover's text a host's ports go by the description that rdma-ndd gives them, "HOST DEVICE" (its default,
-`%h %d`). In fabrics of rails a node has a switch a rail: a leaf is then all nodes that share most of theirs, though a
-cable of one is out.
+In ibnetdiscover's text, ports belong to hosts by rdma-ndd's default description, "HOST DEVICE" (`%h %d`). In a fabric
+of rails a node has one switch per rail. A leaf is then a group of nodes that share most switches, even if a cable is
+out.
 """
 
 import re
@@ -21,7 +22,7 @@ _SHARED = 0.5
 
 
 def _leaves_of_discovery(text: str) -> dict[str, str]:
-    """The leaf of every host that is named on a switch's port: the first switch of those of the leaf."""
+    """Return the leaf of every host at a switch port. The leaf's first switch gives it its name."""
     switches: dict[str, dict[str, str]] = {}
     for host, device, switch in _ports(text):
         switches.setdefault(host, {})[device] = switch
@@ -48,7 +49,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
         header = _SWITCH.match(line)
         if header is not None:
             named = header[2] and _OF_MELLANOX.fullmatch(header[2])
-            # Switches that nobody named all have the name of their model.
+            # All unnamed switches have the name of their model.
             switch = named[1] if named else header[1]
         elif not line.strip() or not line.startswith("["):
             switch = None
@@ -57,7 +58,7 @@ def _ports(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 MOST_BYTES = 16 * 2**20
-MOST_HOSTS = 2**17  # Of a list in brackets: more than any cluster has
+MOST_HOSTS = 2**17  # Hosts in one bracketed list, more than any cluster has
 _WANTED = Wanted(
     "Slurm's topology.conf, what ibnetdiscover wrote, or lines of a node and its leaf",
     "scontrol show topology, or a file with lines like: node17 leaf4",
@@ -69,9 +70,9 @@ _BRACKETS = re.compile(r"\[([0-9,\-]+)\]", re.ASCII)
 
 
 def read_leaves(path: Path) -> dict[str, str]:
-    """The leaf of every host in a file.
+    """Return the leaf of every host in a file.
 
-    Raises UsageError where it cannot be read, is of another kind, or names a host twice with different leaves.
+    Raises UsageError if it cannot be read, is of another kind, or gives a host two leaves.
     """
     text = read_text(path, _WANTED)
     if any(_SWITCH.match(line) for line in text.splitlines()):
@@ -93,9 +94,9 @@ def read_leaves(path: Path) -> dict[str, str]:
 
 
 def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The leaf of each of these hosts, which a file may name with or without their domain.
+    """Return the leaf of each host. The file may name hosts with or without their domain.
 
-    Raises UsageError for hosts that it does not name.
+    Raises UsageError for hosts that are not in the file.
     """
     short = {host.partition(".")[0]: leaf for host, leaf in by_host.items()}
     found = [by_host.get(host) or short.get(host.partition(".")[0]) for host in hosts]
@@ -143,7 +144,7 @@ def _of_line(line: str, where: str) -> Iterator[tuple[str, str]]:
 
 
 def expand_hostlist(text: str, where: str) -> list[str]:
-    """Hosts of a list as Slurm writes it: 'node[0-3,07],login'. Raises UsageError for a broken or endless one."""
+    """Expand a host list of Slurm: 'node[0-3,07],login'. Raises UsageError for a broken or endless one."""
     hosts: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
         if not part:

@@ -1,1 +1,1 @@
-"""Files that describe one machine: NCCL topology XML, `nvidia-smi topo -m`, recorded snapshots."""
+"""Reads files that describe one machine: NCCL topology XML, `nvidia-smi topo -m`, recorded snapshots."""

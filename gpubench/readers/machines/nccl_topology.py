@@ -1,8 +1,7 @@
-"""NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship to be used as NCCL_TOPO_FILE.
+"""Reads NCCL's topology XML: what NCCL_TOPO_DUMP_FILE writes, and what vendors ship for NCCL_TOPO_FILE.
 
-XML is read with expat itself and not with a tree library, for two reasons: expat says on which line an element stands,
-so that every message can, and its handlers refuse a document type before anything is declared in it. So no entity is
-ever expanded or fetched, whatever the file holds.
+Expat is used directly instead of a tree library for two reasons. It gives the line of each element, for messages. And
+its handlers refuse a document type before any entity is declared, so no entity is ever expanded or fetched.
 """
 
 import re
@@ -47,7 +46,7 @@ _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,18})", re.ASCII)
 
 @dataclass(slots=True)
 class Element:
-    """An element, where it stands, and what is in it."""
+    """An XML element with its line and children."""
 
     file: str
     line: int
@@ -56,15 +55,15 @@ class Element:
     children: list["Element"] = field(default_factory=list)
 
     def named(self, *tags: str) -> list["Element"]:
-        """The elements in it that have one of these tags."""
+        """Return the child elements with one of these tags."""
         return [each for each in self.children if each.tag in tags]
 
     def text(self, attribute: str) -> str | None:
-        """The text of an attribute; None where it is missing or empty."""
+        """Return the text of an attribute, or None if it is missing or empty."""
         return self.attributes.get(attribute, "").strip() or None
 
     def integer(self, attribute: str) -> int | None:
-        """Decimal or, as NCCL allows, hexadecimal; None where it is missing or empty."""
+        """Return a decimal or hexadecimal attribute, or None if it is missing or empty."""
         value = self.text(attribute)
         if value is None:
             return None
@@ -73,7 +72,7 @@ class Element:
         return int(value, 16 if "x" in value.lower() else 10)
 
     def wrong(self, seen: str, expected: str = _EXPECTED) -> UsageError:
-        """The error about something in this element."""
+        """Return the error about this element."""
         return _refused(self.file, self.line, f"<{self.tag}>: {seen}", _DAMAGED, expected)
 
 
@@ -82,7 +81,7 @@ def _refused(file: str, line: int, seen: str, reason: str, expected: str = _EXPE
 
 
 class Parser:
-    """Expat with every door closed: no document type, no entities, no deep nesting, at most so many elements."""
+    """Expat without document types, entities, deep nesting, or too many elements."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -95,7 +94,7 @@ class Parser:
         self._expat.EntityDeclHandler = self._refuse_doctype
 
     def root_of(self, text: str) -> Element:
-        """The outermost element; UsageError, with its line, for broken XML, another program's, or entities."""
+        """Return the root element. Raises UsageError with the line for broken XML, another program's, or entities."""
         document = self._open[0]
         try:
             self._expat.Parse(text.encode("utf-8", "surrogatepass"), True)  # noqa: FBT003
@@ -126,14 +125,14 @@ class Parser:
 
 
 _MOST_NVLINKS = 36
-_WIDEST = 32  # Lanes of PCI Express at most; NVML counts at most 36 NVLinks a GPU
+_WIDEST = 32  # Maximum PCI Express lanes. NVML has at most 36 NVLinks per GPU
 _GPU_CLASS, _NIC_CLASS, _SWITCH_CLASS = "0x03", "0x02", "0x0604"
 _PEERS = {"0x068001": NvlinkPeer.CPU, "0x0680": NvlinkPeer.SWITCH, "0x03": NvlinkPeer.GPU, "0x1200": NvlinkPeer.GPU}
-"""By the beginning of a PCI class, as in NCCL's topo.cc (0x068001: POWER's bridge to its CPU); 0x1200: AMD's MI300."""
+"""By PCI class prefix, as in NCCL's topo.cc (0x068001: POWER's bridge to its CPU). 0x1200 is AMD's MI300."""
 
 _AMD, _AMAZON = "0x1002", "0x1d0f"
 _VERSION_OF_SM = {60: "1.0", 70: "2.0", 75: "2.0", 80: "3.0", 86: "3.1", 90: "4.0", 100: "5.0", 103: "5.0", 120: "5.0"}
-_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}  # By compute capability × 10; both have version 3.x
+_RAW_GB_S_OF_SM = {80: 25.0, 86: 14.0625}  # By compute capability × 10. Both have NVLink version 3.x
 _RDMA_NAMES = ("mlx", "ib", "roce", "hfi", "bnxt_re", "irdma")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s.*", re.ASCII)
 _FAKE_BUS_ID = re.compile(r"f{4,8}:ff:ff\.?[0-9a-f]?")
@@ -141,20 +140,19 @@ _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8}){0,1023}")
 
 
 def recognises(text: str) -> bool:
-    """True if a text begins as XML does."""
+    """True if a text starts like XML."""
     return re.match(r"\ufeff?\s*<[?!A-Za-z]", text) is not None
 
 
 def read(text: str, name: str) -> Snapshot:
-    """The node in a text of the file `name`; its `host` is left empty, for the XML names none.
+    """Read the node in a text of the file `name`. Its `host` stays empty, because the XML has none.
 
-    Vendors' files have no `<gpu>`: PCI classes then say what a device is, and without one it is of unknown kind. NCCL
-    writes the speed and width that both ends of a link can reach, as sysfs has them, whatever the link is trained to:
-    they are taken for `max_generation` and `max_width`. Of GPUs newer NCCL writes what NVML says of the moment, on an
-    idle GPU less than it can do, so theirs are taken for `generation` and `width`; from an older NCCL's file they may
-    be too good.
+    Vendors' files have no `<gpu>`, so the PCI class tells what a device is. NCCL writes the speed and width that both
+    ends of a link can reach, as in sysfs, so they are read as `max_generation` and `max_width`. For GPUs, newer NCCL
+    writes NVML's current values, which are lower on an idle GPU, so they are read as `generation` and `width`. From
+    older NCCL these may be too high.
 
-    Raises UsageError, with its line, for broken XML, another program's, entities, and a value that is no number.
+    Raises UsageError with the line for broken XML, another program's, entities, or an invalid number.
     """
     return _Node(Parser(name).root_of(text)).snapshot()
 
@@ -208,7 +206,7 @@ class _Node:
         )
 
     def _numbered(self) -> tuple[GpuFacts, ...]:
-        """The GPUs by NCCL's device number; by their order in the file where those are not unlike each other."""
+        """Return the GPUs by NCCL's device number, or in file order if these are not unique."""
         numbers = [position if dev is None else dev for position, (dev, _) in enumerate(self._gpus)]
         if len(set(numbers)) < len(numbers):
             numbers = list(range(len(self._gpus)))
@@ -221,7 +219,7 @@ class _Node:
         node = number if number is not None and number >= 0 else None
         bridge = f"cpu{position if node is None else node}"
         if bridge in self._bridges:
-            # A file that joins several hosts has the same NUMA node more than once.
+            # A file of several hosts repeats NUMA nodes.
             bridge = f"{bridge}#{position}"
         self._bridges.add(bridge)
         if node is not None:
@@ -250,7 +248,7 @@ class _Node:
             self._switches.append(PciSwitch(bus_id=address, link=most, place=place))
             place = replace(place, switches=(*place.switches, address))
         else:
-            # Vendors list devices that NCCL finds on the machine itself, and say of them only where they are.
+            # Vendors list devices that NCCL finds on the machine itself, only with their place.
             self._others.append(PciDevice(bus_id=address, kind=PciKind.UNKNOWN, link=most, place=place, unknown=why))
         self._check_size(pci)
         for each in below:
@@ -331,7 +329,7 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
 
 
 def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
-    """The link as the file has it, and under 'pcie' what of it the file does not say."""
+    """Read the link, and under 'pcie' what the file does not contain."""
     why = []
     speed, width = pci.text("link_speed"), pci.integer("link_width")
     match = _SPEED.fullmatch(speed or "")
@@ -349,10 +347,10 @@ def _pcie(pci: Element) -> tuple[PcieLink, dict[str, str]]:
 
 
 def _nic_kind(parent: Element, name: str) -> NicKind:
-    """The kind of a NIC by its PCI class (0x0207 is InfiniBand), vendor and name; the XML does not say it."""
+    """Infer the kind of a NIC from PCI class (0x0207 is InfiniBand), vendor and name, which the XML does not state."""
     kind, device = (parent.text("class") or "").lower(), (parent.text("device") or "").lower()
     amazon = (parent.text("vendor") or "").lower() == _AMAZON
-    # Amazon's ENA, an Ethernet card, has the same vendor; EFA's device ids are 0xefa0 and up.
+    # Amazon's ENA, an Ethernet card, has the same vendor. EFA's device ids start at 0xefa0.
     if name.startswith(("rdmap", "efa")) or (amazon and (not device or device.startswith("0xefa"))):
         return NicKind.EFA
     if kind.startswith("0x0207"):
@@ -369,7 +367,7 @@ def _cpu_model(cpu: Element) -> str | None:
 
 
 def _mask(cpu: Element) -> int:
-    """NCCL's CPU mask as a number: comma-separated words of 32 bits in hexadecimal, the most significant first."""
+    """Parse NCCL's CPU mask: comma-separated hexadecimal words of 32 bits, most significant first."""
     text = cpu.text("affinity")
     if text is None:
         return 0

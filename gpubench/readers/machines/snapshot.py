@@ -1,4 +1,4 @@
-"""A recorded snapshot: the JSON that `--record` writes and `--replay` and `--from` read, and the rules it keeps."""
+"""Reads and writes snapshots, the JSON of `--record`, `--replay` and `--from`, and checks their consistency."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from gpubench.readers import limits
 from gpubench.readers.documents import check_printable, check_text, load_json
 
 _DEVICES = ("gpus", "nics", "switches")
-_NAMES = ("name", "bus_id", "model", "place")  # Fields of devices that outputs show as they are
-_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")  # Any text of these may be shown with a cause
+_NAMES = ("name", "bus_id", "model", "place")  # Device fields that outputs show unchanged
+_SAID = ("pci_devices", "rdma_ports", "kernel", "driver_settings")  # Sections whose texts may be shown with a cause
 _SAID_OF_RANKS = ("nccl_files", "topology_file", "container", "loadable", "verbs_providers", "mpi", "unknown")
 
 _MAY_BE_UNKNOWN = (".numa_node", ".iommu_group")
@@ -35,10 +35,9 @@ _MOST = {
 
 
 def _check_snapshot(snapshot: Snapshot) -> None:
-    """Refuse a snapshot that contradicts itself, or is none of a machine.
+    """Refuse a snapshot that contradicts itself or describes no machine.
 
-    Raises UsageError for names that are not unique or cannot be printed, a path that is none, more devices than a node
-    has.
+    Raises UsageError for duplicate or unprintable names, an unknown path, or more devices than a node has.
     """
     for name, limit in _MOST.items():
         count, most = len(getattr(snapshot, name)), getattr(limits, limit)
@@ -68,15 +67,12 @@ def _check_snapshot(snapshot: Snapshot) -> None:
 
 
 def check_rank(rank: RankFacts, where: str) -> None:
-    """Refuse facts of a process with texts in them that no output can show.
-
-    Raises UsageError where there is one; `where` leads to it.
-    """
+    """Refuse process facts with unprintable texts. Raises UsageError with `where`."""
     for field in _SAID_OF_RANKS:
         check_printable(to_plain(getattr(rank, field)), f"{where}: {field}")
 
 
-_MOST_LINK_GB_S = 200.0  # No NVLink carries more one way: those of NVLink 5 have 53 GB/s, line rate
+_MOST_LINK_GB_S = 200.0  # No NVLink carries more one way: NVLink 5 has a line rate of 53 GB/s
 
 
 def _check_gpus(snapshot: Snapshot) -> None:
@@ -159,15 +155,14 @@ _WIDTH = 160
 
 
 def recognises(text: str) -> bool:
-    """True if a text begins as a JSON object does."""
+    """True if a text starts like a JSON object."""
     return text.lstrip("\ufeff \t\r\n").startswith("{")
 
 
 def read(text: str, name: str) -> Snapshot:
-    """The snapshot in a text of the file `name`. What was measured when it was written is recorded now.
+    """Read the snapshot in a text of the file `name`. Its measured facts become recorded ones.
 
-    Raises UsageError where it is no JSON (with line and column), no snapshot (with the field), or one of a newer
-    gpubench.
+    Raises UsageError for invalid JSON (with line and column), an invalid field, or a newer gpubench.
     """
     document = _parsed(text.lstrip("\ufeff"), name)
     _check_version(document, name)
@@ -185,7 +180,7 @@ def read(text: str, name: str) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot) -> str:
-    """A snapshot as JSON that people can read and compare: one GPU, NIC or pair a line; `read` reads it."""
+    """Write a snapshot as JSON that people can read and compare: one GPU, NIC or pair per line."""
     document = {"schema_version": snapshot.schema_version} | to_plain(snapshot)
     entries = [f"  {json.dumps(key)}: {_entry(held)}" for key, held in document.items()]
     return "{\n" + ",\n".join(entries) + "\n}\n"

@@ -1,14 +1,14 @@
-"""The text of `nvidia-smi topo -m` and `topo -p2p`, as people save it, paste it and find it in logs.
+"""Reads the text of `nvidia-smi topo -m` and `topo -p2p`, as saved, pasted, or found in logs.
 
-Both print a matrix of devices and nothing that says which it is, so words tell: NV18, PIX, SYS are paths, OK, GNS, NS
-are answers of `topo -p2p`. What else nvidia-smi printed in the same text (its table, -L, -q, nvlink -s and -R) adds
-names, UUIDs, NVLinks and the driver; all other lines, legends and prefixes of lines are passed over.
+Neither matrix says which it is, but its words do: NV18, PIX, SYS are paths, and OK, GNS, NS are answers of `topo
+-p2p`. Other output of nvidia-smi in the text (its table, -L, -q, nvlink -s and -R) adds names, UUIDs, NVLinks and the
+driver. All other lines, legends and line prefixes are ignored.
 
-Paths are the same both ways. So a matrix of `topo -m` may lack the rows of NICs, and one row of a GPU, which may also
-end before its last cell: they are completed from the columns, and `Snapshot.completed` says so.
+Paths are the same in both directions. So a matrix of `topo -m` may lack the rows of NICs and one row of a GPU, and its
+last row may be cut. They are completed from the columns, and `Snapshot.completed` says so.
 
-Columns that run together, as where a text lost its tabs, are split where known words say how: GPU0GPU1 is two devices,
-NV12PIX two cells, SYS0-15 a cell and processors; NV12 before 0-15 is told from NV1 before 20-15, which is no range.
+If a text lost its tabs, columns that run together are split where known words allow it: GPU0GPU1 is two devices,
+NV12PIX two cells, SYS0-15 a cell and CPUs. NV12 before 0-15 is distinguished from NV1 before 20-15, which is no range.
 """
 
 import re
@@ -35,34 +35,34 @@ _BEFORE_A_COLUMN = re.compile(
     r"|(?<=[0-9y])(?=NUMA Affinity|GPU NUMA)"
 )
 _JOINED_GPUS = re.compile(r"(?<!\w)GPU[0-9]{1,4}(?:GPU|NIC)[0-9]\S{0,200}", re.ASCII)
-_LONGEST_WORD = 400  # Characters of what is taken apart: a row of 64 GPUs and 32 NICs has fewer
+_LONGEST_WORD = 400  # Characters of a word that is split: a row of 64 GPUs and 32 NICs has fewer
 _PROCESSORS = re.compile(r"(\d{1,5})-(\d{1,5})(?:,\d{1,5}(?:-\d{1,5})?)*(?:N/A)*|(?:N/A)+", re.ASCII)
-"""A single processor is none of them: NV12 would be NV1 and 2."""
+"""A single CPU number does not count, because NV12 could be NV1 and 2."""
 
 
 def header_apart(line: str) -> str:
-    """A header with blanks before the names of columns that stand right behind another one's number."""
+    """Insert blanks between column names of a header that run together."""
     return _BEFORE_A_COLUMN.sub(" ", line)
 
 
 def joined_in(line: str) -> str | None:
-    """The first words of a line that run together as those of a header would; None where none do."""
+    """Return the first words of a line that run together like a header's, or None."""
     found = _JOINED_GPUS.search(line)
     return found[0] if found else None
 
 
 def _begins_with_cells(word: str) -> bool:
-    """True if a word is a cell with more behind it, whether or not it can be taken apart."""
+    """True if a word starts with a cell and continues, whether or not it can be split."""
     return re.match(rf"{_WORD.pattern}(?:{_WORD.pattern}|[0-9]|N/A)", word, re.ASCII) is not None
 
 
 def cells_apart(words: Sequence[str]) -> list[str]:
-    """The words of a row, those that are several cells, or a cell and what follows the matrix, taken apart."""
+    """Split the words of a row that are several cells, or a cell and what follows the matrix."""
     return [part for word in words for part in _split_cells(word)]
 
 
 def row_apart(words: Sequence[str], columns: Collection[str]) -> list[str]:
-    """A row whose first word is a device and cells."""
+    """Split a row whose first word is a device and cells."""
     for device in sorted(columns, key=len, reverse=True):
         cells = words[0].removeprefix(device) if words else ""
         if words and cells != words[0] and cells and _WORD.fullmatch(_split_cells(cells)[0]):
@@ -78,7 +78,7 @@ def _split_cells(word: str) -> list[str]:
 
 
 def _ways(word: str) -> Iterator[list[str]]:
-    """Every way to read a word as cells and processors: the number of an NV has one digit or two."""
+    """Yield every way to read a word as cells and CPUs: the number of an NV has one or two digits."""
     if not word:
         yield []
         return
@@ -121,7 +121,7 @@ def _gpus_in_lines(lines: Sequence[str]) -> dict[int, snapshot.GpuFacts]:
             current = int(found[1])
             before = gpus.get(current) or snapshot.GpuFacts(index=current)
             if before.uuid not in (None, found[3]):
-                # Another boot, or another machine: links that were read before are not this GPU's.
+                # Another boot or machine follows, so earlier links belong to another GPU.
                 links.pop(current, None)
             gpus[current] = replace(before, name=found[2], uuid=found[3])
         elif current is not None and (found := _LINK_LINE.search(line)):
@@ -155,13 +155,13 @@ def _link(link: snapshot.NvLink, found: "re.Match[str]") -> snapshot.NvLink:
 _EXPECTED = "a whole matrix of nvidia-smi topo -m or topo -p2p, with a row for each device of its header"
 _NEXT_STEP = "nvidia-smi topo -m > topo.txt writes one that is neither wrapped nor cut"
 
-_MOST_PREFIX_WORDS = 10  # A launcher's, a collector's and a clock's prefix together have fewer
+_MOST_PREFIX_WORDS = 10  # Prefixes of a launcher, a collector and a clock together have fewer
 _DECORATION = re.compile(r"(?:\x1b|\^\[|␛)?\[[0-9;]*m|[\r\xa0\ufeff]")
-"""Underlining, which nvidia-smi puts around the header, also where the escape character got lost on the way."""
+"""nvidia-smi underlines the header. Copies may have lost the escape character."""
 
 _PATH_WORD = re.compile(PATH_WORDS, re.ASCII)
 _P2P_WORD = re.compile(P2P_WORDS)
-_OLD_WORDS = {"SOC": "SYS"}  # Old drivers' word for the link between sockets
+_OLD_WORDS = {"SOC": "SYS"}  # Old drivers' name for the link between sockets
 _GPU = re.compile(r"GPU(\d{1,4})", re.ASCII)
 _NIC = re.compile(
     r"(?=[\w.-]{1,64}\Z)(?:NIC\d{1,4}|[A-Za-z]\w*_[\w.-]*\d\w*|(?:ib|roce|rdmap|hfi|eth|en|bond)\w*\d\w*)", re.ASCII
@@ -182,18 +182,19 @@ _VERSION = re.compile(r"\b(Driver|CUDA) Version\s*:\s*(\d[\d.]*)", re.ASCII)
 
 
 def recognises(text: str) -> bool:
-    """True if a text mentions GPUs as nvidia-smi writes them."""
+    """True if a text names GPUs as nvidia-smi does."""
     return re.search(r"\bGPU ?\d|nvidia-smi|NVIDIA-SMI", text) is not None
 
 
 def read(text: str, name: str) -> snapshot.Snapshot:
-    """The node in a text of the file `name`; its `host` is left empty, for nvidia-smi names none.
+    """Read the node in a text of the file `name`. Its `host` stays empty, because nvidia-smi prints none.
 
-    Which of `topo -p2p r|w|n|a|p` a matrix is cannot be seen from it. It is taken from the command line above it where
-    the text has one. Those without are taken in the order of nvidia-smi's help, leaving out what a command line names:
-    the first is `read`, the second `write`, and `nvlink` comes next only because it does there. Where the same matrix
-    comes twice the last one counts, and so do the last UUID, driver and NVLink lines of a GPU. Raises UsageError where
-    there is no matrix, or one that is cut off, or contradicts itself; with its line.
+    A matrix of `topo -p2p r|w|n|a|p` does not show which one it is. If the text has the command line above it, that
+    decides. Matrices without one are assigned in the order of nvidia-smi's help, skipping those with a command line:
+    `read`, `write`, then `nvlink`. If a matrix is repeated, the last one counts. So do the last UUID, driver and NVLink
+    lines of a GPU.
+
+    Raises UsageError with the line if there is no matrix, or one that is cut off or contradicts itself.
     """
     lines = [_DECORATION.sub(" ", line) if len(line) <= limits.LONGEST_LINE else "" for line in text.split("\n")]
     fields = _by_field(_matrices(lines, name))
@@ -264,7 +265,7 @@ class _Matrix:
         return not any(_P2P_WORD.fullmatch(cell) for row in self.rows.values() for cell in row.cells)
 
     def add(self, number: int, device: str, words: Sequence[str]) -> None:
-        """Take a row; `words` are those behind its device. Raises UsageError, but a row that ends early may be cut."""
+        """Add a row of `words` after its device. Raises UsageError, but a short row may be cut off."""
         if self.cut is not None:
             raise self._wrong_length(*self.cut)
         cells = tuple(takewhile(_is_cell, words))
@@ -295,7 +296,7 @@ class _Matrix:
         )
 
     def complete(self) -> None:
-        """Complete rows of a path matrix that are missing, or the last one, from the columns of the others."""
+        """Complete missing rows, or the last one, of a path matrix from the columns of the others."""
         missing = [device for device in self.columns if device not in self.rows]
         lost_gpus = [device for device in missing if _GPU.fullmatch(device)]
         if not self.rows or not self.is_path or len(lost_gpus) > 1 or (self.cut and missing[:1] != [self.cut[1]]):
@@ -343,7 +344,7 @@ class _Matrix:
 
 
 def _fill(cells: list[str], words: Sequence[str]) -> bool:
-    """Fill gaps with the words of a row that was cut, the last of which may be cut too; False if they contradict."""
+    """Fill gaps with the words of a truncated row, whose last word may be truncated too. False if they contradict."""
     for place, word in enumerate(words):
         is_last = place == len(words) - 1
         if cells[place] and not (cells[place].startswith(word) if is_last else cells[place] == word):
@@ -358,7 +359,7 @@ def _is_cell(word: str) -> bool:
 
 
 def _bare(word: str) -> str:
-    """A word without what a launcher put before it: '[1,0]<stdout>:GPU0' → 'GPU0'."""
+    """Remove a launcher's prefix from a word: '[1,0]<stdout>:GPU0' → 'GPU0'."""
     return re.split(r"[:>|\]]", word)[-1]
 
 
@@ -375,12 +376,12 @@ def _matrices(lines: Sequence[str], name: str) -> list[_Matrix]:
             current.add(number, *row)
         elif header := _header(words) or _header(header_apart(line).split()):
             current = _Matrix(name, number, *header, commands)
-            # Commands of one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices one after another.
+            # Commands in one line (`topo -m; nvidia-smi topo -p2p r`) print their matrices in sequence.
             commands = commands[1:]
             found.append(current)
         elif "Legend:" in line:
             current = None
-    # A lone word GPU0 is a header only where rows follow.
+    # A lone word GPU0 is a header only if rows follow.
     found = [matrix for matrix in found if matrix.rows or len(matrix.columns) > 1 or matrix.after]
     for matrix in found:
         matrix.check()
@@ -426,7 +427,7 @@ def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
 
 
 def _named_fields(matrix: _Matrix) -> tuple[str, ...]:
-    """The fields that the command above a matrix means; none where it prints another kind of matrix."""
+    """Return the fields that the command above a matrix prints, or none for another kind of matrix."""
     command = matrix.commands[0] if matrix.commands else ""
     keys = [command] if command.startswith("-") else list(command)
     fields = tuple(_FIELDS[key] for key in keys)
@@ -453,7 +454,7 @@ def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, snapshot.GpuFacts])
                 continue
             index = int(number[1])
             facts = gpus.get(index) or known.get(index) or snapshot.GpuFacts(index=index)
-            # Cells of these columns are never blank in a row of a GPU, only further apart than tabs would have them.
+            # These columns are never blank in a GPU's row, only further apart than tabs.
             after = dict(zip(matrix.after, row.after, strict=False)) if len(row.after) == len(matrix.after) else {}
             affinity, node = after.get("CPU Affinity", "N/A"), after.get("NUMA Affinity", "")
             if affinity != "N/A":
@@ -471,7 +472,7 @@ def _with_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
 
 
 def _nic(name: str) -> snapshot.NicFacts:
-    """A NIC by its name alone: nvidia-smi lists RDMA devices and says nothing else of them."""
+    """Return a NIC with only a name, because nvidia-smi prints nothing else about RDMA devices."""
     unknown = {"rate_gbit_s": "nvidia-smi topo does not say it"}
     kind = next((kind for beginnings, kind in _KINDS.items() if name.startswith(beginnings)), None)
     if kind is None:

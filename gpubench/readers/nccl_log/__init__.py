@@ -1,1 +1,1 @@
-"""NCCL's debug log of any job."""
+"""Reads NCCL's debug log of any job."""

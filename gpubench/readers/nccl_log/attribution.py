@@ -1,9 +1,9 @@
-"""The processes and threads that write NCCL's log, and the communicator that each line belongs to.
+"""Assigns each line of NCCL's log to a process, a thread and a communicator.
 
-Lines of connections name ranks, ranks count within a communicator, and a process has many. A line is of a comm of its
-process with the writer's rank and GPU. Of several such comms it is the one that the thread initialises or named last;
-else the only one whose rings are not set up yet; else the one without that channel, for NCCL logs each once. What is
-still ambiguous waits until every log is read.
+Connection lines name ranks, but ranks count within a communicator, and a process has many. A line belongs to a comm of
+its process with the writer's rank and GPU. Among several such comms, choose the one that the thread initializes or
+named last, or else the only one whose rings are not set up yet, or else the one without that channel, because NCCL logs
+each channel once. What is still ambiguous is decided after every log is read.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ from gpubench.readers.nccl_log import lines
 from gpubench.records import dataclass
 
 _MOST_ENDS = 1024
-"""Of a thread: its own end of connections is its rank in each communicator, and with each NIC."""
+"""Texts of a thread's own end: its rank in each communicator, with each NIC."""
 
 
 class Comm:
     """One `ncclComm` of a process: its rank in a communicator. The comms of all ranks make up the communicator.
 
-    `comm_id` names the communicator in every process, None where no line does; `peer_devices` are the GPUs of peers,
-    which tell communicators without an id apart. `tuning_lines` are the whole lines that `tunings` were read from.
-    `began` and `is_complete` are the start and the end of its init, `is_connected` whether rings or trees were set up,
-    `has_multicast` whether it shares memory with the ranks of its node over NVLink SHARP (NVLS).
+    `comm_id` names the communicator in every process, and is None if no line does. `peer_devices` are the GPUs of
+    peers, which distinguish communicators without an id. `tuning_lines` are the lines that `tunings` were read from.
+    `began` and `is_complete` are the start and end of its init, `is_connected` tells whether rings or trees were set
+    up, and `has_multicast` whether it shares memory with the ranks of its node over NVLink SHARP (NVLS).
     """
 
     def __init__(self, process: "Process", line: lines.CommunicatorLine, sets: ChannelSets) -> None:
@@ -50,13 +50,13 @@ class Comm:
         self.tuning_lines: set[bytes] = set()
 
     def is_same(self, line: lines.CommunicatorLine, comm_id: str | None) -> bool:
-        """True if a line with this comm's address can be of it, not of a later comm at the same address."""
+        """True if a line with this comm's address belongs to it, and not to a later comm at the same address."""
         return (line.rank, line.size) == (self.rank, self.size) and (
             None in (comm_id, self.comm_id) or comm_id == self.comm_id
         )
 
     def update(self, line: lines.CommunicatorLine, comm_id: str | None) -> None:
-        """Take the facts of this comm from a line."""
+        """Update this comm from a line."""
         self.comm_id = self.comm_id or comm_id
         self.nodes = self.nodes if line.nodes is None else line.nodes
         self.local_rank = self.local_rank if line.local_rank is None else line.local_rank
@@ -64,11 +64,10 @@ class Comm:
         self.bus = self.bus if line.bus is None else line.bus
 
     def is_rank(self, rank: int, device: str) -> bool:
-        """True if it is this rank, on this GPU."""
         return rank == self.rank and self.is_on(device)
 
     def is_on(self, device: str) -> bool:
-        """True if its GPU may be the one that a line has in brackets: NVML's index, up to NCCL 2.17 the bus id."""
+        """True if its GPU may be the one in a line's brackets: NVML's index, or up to NCCL 2.17 the bus id."""
         if not device:
             return True
         if self.nvml_index is not None:
@@ -76,7 +75,7 @@ class Comm:
         return self.bus is None or device == f"{self.bus:x}"
 
     def may_write(self, rank: int, device: str, peer: int) -> bool:
-        """True if it lives, is this rank on this GPU, and has this peer."""
+        """True if it is alive, has this rank on this GPU, and has this peer."""
         return rank == self.rank and self.is_alive and peer < self.size and self.is_on(device)
 
     def has(self, peer: int, code: int) -> bool:
@@ -84,7 +83,7 @@ class Comm:
         return self.connections.of(peer).has(code)
 
     def connections_for(self, connection: lines.Connection) -> RankConnections:
-        """The connections of this comm, to which one is to be added."""
+        """Return the connections of this comm that a new one is added to."""
         if self.comm_id is None:
             self.peer_devices[connection.peer] = connection.peer_device
         return self.connections
@@ -99,7 +98,7 @@ class EarlyConnections:
 
 
 class AmbiguousChannel(NamedTuple):
-    """A channel, by its code, of a connection that each of several comms may have."""
+    """A channel, by its code, of a connection that several comms may have."""
 
     connection: lines.Connection
     code: int
@@ -107,7 +106,7 @@ class AmbiguousChannel(NamedTuple):
 
 
 class _Passing:
-    """The comms of a process that pass a test, among its first `tried` ones."""
+    """The comms among the first `tried` of a process that pass a test."""
 
     def __init__(self) -> None:
         self.comms: list[Comm] = []
@@ -116,9 +115,9 @@ class _Passing:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One process: its comms in order of appearance, and what may be of several of them.
+    """One process: its comms in order of appearance, and channels that may belong to several of them.
 
-    `ambiguous` has how often each channel was logged, at most as often as there are comms that may have it.
+    `ambiguous` counts how often each channel was logged, at most as often as there are comms that may have it.
     """
 
     host: str
@@ -131,38 +130,38 @@ class Process:
     splits: Counter[str] = field(default_factory=Counter)
     passing: dict[tuple[str | int, ...], _Passing] = field(default_factory=dict)
     remembering: list["Thread"] = field(default_factory=list)
-    """Threads that remember lines until the comms change."""
+    """Threads that cache lines until the comms change."""
 
     is_exiting: bool = False
     begins_again: bool = False
-    """It writes what communicators begin with, after the end of all that it had."""
+    """The process starts new communicators after all of its old ones ended."""
 
     has_bus_ids: bool = False
-    """NCCL up to 2.17: bus ids in brackets, and a communicator is named only when its init is complete."""
+    """NCCL up to 2.17: bus ids in brackets, and a communicator is named only after its init."""
 
     @property
     def name(self) -> str:
-        """As settings and remarks name it."""
+        """The name of the process in settings and remarks."""
         return f"{self.host}:{self.pid}"
 
     @property
     def is_closing(self) -> bool:
-        """True if it had communicators, and has none any more: what it closes then may fail in a healthy job too."""
+        """True if all its communicators ended. Errors while it closes resources also occur in healthy jobs."""
         if self.is_exiting:
             return True
         return bool(self.comms) and not self.begins_again and not any(comm.is_alive for comm in self.comms)
 
     @property
     def is_starting(self) -> bool:
-        """True if the init of any of its communicators began and did not end, or none is known."""
+        """True if the init of a communicator is in progress, or no communicator is known."""
         return not self.comms or any(comm.is_alive and not comm.is_complete for comm in self.comms)
 
     def first_passing(
         self, key: tuple[str | int, ...], test: Callable[[Comm], bool], most: int | None = None
     ) -> Sequence[Comm]:
-        """Return the first comms, at most so many, that pass the test of this key.
+        """Return the first comms, at most `most`, that pass the test with this key.
 
-        A comm that failed a test once is not tried again: a process of 8,000 communicators has a million lines.
+        A comm that failed a test is not tested again: a process with 8,000 communicators logs a million lines.
         """
         known = self.passing.get(key)
         if known is None:
@@ -176,13 +175,13 @@ class Process:
         return known.comms
 
     def add_ambiguous(self, channel: AmbiguousChannel) -> bool:
-        """Count a channel that several comms may have; True for a new one."""
+        """Count a channel that several comms may have. True if it is new."""
         before = self.ambiguous.get(channel, 0)
         self.ambiguous[channel] = min(before + 1, len(channel.comms))
         return not before
 
     def forget_caches(self) -> None:
-        """Drop what threads remember of lines: the comms changed."""
+        """Clear the line caches of threads after the comms changed."""
         for thread in self.remembering:
             thread.forget_caches()
         self.remembering.clear()
@@ -190,11 +189,11 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """One thread: the comm that it initialises or named last, the `newest` of those that it completed, and connections
-    logged before any was named.
+    """One thread: the comm that it initializes or named last, the `newest` comm that it completed, and connections
+    logged before any comm was named.
 
-    For speed, until the comms of the process change: `connections` has where a connection is added, by the text of the
-    writer's end of it; `tuning_lines` are lines that say nothing new of `comm`.
+    Until the comms of the process change, it caches lines: `connections` maps the text of the writer's end to where a
+    connection is added, and `tuning_lines` are lines that repeat what `comm` has.
     """
 
     process: Process
@@ -205,31 +204,30 @@ class Thread:
     tuning_lines: set[bytes] = field(default_factory=set)
 
     def use(self, comm: Comm | None) -> None:
-        """Take the following lines for those of a comm."""
+        """Assign the following lines to a comm."""
         if comm is not self.comm:
             self.comm = comm
             self.forget_caches()
 
     def forget_caches(self) -> None:
-        """Drop what is remembered of lines."""
         self.connections.clear()
         self.tuning_lines = self.comm.tuning_lines if self.comm is not None and self.comm.rank == 0 else set()
 
     def remember(self, own_end: bytes, connections: RankConnections) -> None:
-        """Remember where the connections with this text at the writer's end are added."""
+        """Cache where connections with this text at the writer's end are added."""
         if len(self.connections) >= _MOST_ENDS:
             self.connections.clear()
         self.connections[own_end] = connections
         self.process.remembering.append(self)
 
     def remember_tuning(self, line: bytes) -> None:
-        """Remember a line that says nothing new of the comm."""
+        """Cache a line that repeats what the comm has."""
         if len(self.tuning_lines) < _MOST_TUNINGS:
             self.tuning_lines.add(line)
             self.process.remembering.append(self)
 
     def early_connections(self, connection: lines.Connection, sets: ChannelSets) -> RankConnections:
-        """The connections to which one is added until its communicator is named."""
+        """Return the connections that collect a rank's lines until its communicator is named."""
         key = connection.rank, connection.device
         if key not in self.early:
             self.early[key] = EarlyConnections(sets)
@@ -237,7 +235,7 @@ class Thread:
         return self.early[key].connections
 
     def assign_early(self, comms: list[Comm]) -> None:
-        """Hand early connections to the one comm that can have them."""
+        """Move early connections to the only comm that can have them."""
         for (rank, device), early in list(self.early.items()):
             most_rank = max(early.connections, default=0)
             fitting = [comm for comm in comms if comm.is_rank(rank, device) and most_rank < comm.size]
@@ -250,7 +248,7 @@ class Thread:
 
 
 _MOST_TUNINGS = 4096
-"""Of a communicator: every size is kept once, and a job whose sizes all differ must not fill the memory."""
+"""Per communicator. Every size is kept once, but a job with ever new sizes must not fill the memory."""
 
 _MOST_CACHED = 2**16
 _MOST_LOST = 2**12
@@ -260,12 +258,11 @@ ARROW = b" -> "
 
 
 class Attribution:
-    """The processes of a job with their comms, to which lines are added one by one.
+    """The processes of a job with their comms, built line by line.
 
-    For speed it remembers the two sides of ` -> ` in connections: left, the source rank; right, the destination rank,
-    the line's code, and whether the receiver wrote it. `lost` are connections whose writer is not known, with the codes
-    of their channels; `cut_heads` counts processes whose host's name lost its beginning. Beyond a limit `reached` says
-    so, and reading has to end.
+    For speed it caches both sides of ` -> ` in connections: left the source rank, and right the destination rank, the
+    line's code, and whether the receiver wrote it. `lost` has connections of unknown writers, with their channel codes.
+    `cut_heads` counts processes whose host name lost its start. `reached` has the limits that were exceeded.
     """
 
     def __init__(self, reached: lines.ReachedLimits) -> None:
@@ -282,7 +279,7 @@ class Attribution:
         self.right_sides: dict[bytes, tuple[int, int, bool]] = {}
 
     def thread(self, source: lines.LineSource) -> Thread:
-        """The thread that a line comes from."""
+        """Return the thread that wrote a line."""
         process = self.processes.get((source.host, source.pid))
         if process is None:
             process = self.processes[source.host, source.pid] = Process(source.host, source.pid)
@@ -294,12 +291,12 @@ class Attribution:
         return process.threads[source.tid]
 
     def of_pid(self, pid: int) -> Sequence[Process]:
-        """The processes that have this number; none where so many have it that it tells nothing."""
+        """Return the processes with this pid, or none if too many share it."""
         found = self._by_pid.get(pid, ())
         return found if len(found) <= _MOST_NAMESAKES else ()
 
     def pairs(self) -> int:
-        """The number of connections of a rank with a peer, from either end."""
+        """Return the number of rank and peer pairs, counted from either end."""
         return sum(
             sum(len(comm.connections) for comm in process.comms)
             + sum(len(early.connections) for thread in process.threads.values() for early in thread.early.values())
@@ -311,12 +308,12 @@ class Attribution:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
     def without_text(self, source: lines.LineSource) -> lines.LineSource:
-        """The known process that is meant where other text without a line end stands before the host's name."""
+        """Return the known process if other text without a line end precedes the host name."""
         known = {each.host for each in self.of_pid(source.pid) if source.host.endswith(each.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:
-        """Add a channel, of NCCL's connection 0 or 1, from its text; False where that cannot be read."""
+        """Add a channel of NCCL's connection 0 or 1 from its text. False if it cannot be read."""
         connection = lines.parse_connection(text, cut=cut)
         if connection is None:
             return False
@@ -335,14 +332,14 @@ class Attribution:
         return True
 
     def add_lost(self, place: tuple[int, int], text: bytes) -> None:
-        """Keep a channel whose writer was cut away, unless it cannot be read, or there are too many."""
+        """Keep a channel whose writer was cut off, unless it is unreadable or there are too many."""
         connection = lines.parse_connection(text)
         if connection is not None and len(self.lost) < _MOST_LOST:
             line_code = self.sets.line_code(connection.transport, received=connection.received)
             self.lost.append((connection, line_code + channel_code(*place)))
 
     def connected(self, thread: Thread) -> None:
-        """Take a line that says that rings or trees are set up, which names no communicator."""
+        """Process a line that reports set-up rings or trees without naming the communicator."""
         comm = thread.comm or thread.newest
         if comm is None:
             unconnected = thread.process.first_passing(
@@ -355,7 +352,7 @@ class Attribution:
         thread.newest = None
 
     def _name(self, process: Process, handle: bytes, rank: int, size: int) -> Comm:
-        """The comm that a line of a connection names by its address, as RCCL's do: known, or new."""
+        """Return the known or new comm whose address a connection line contains, as RCCL's lines do."""
         comm = process.comm_by_address.get(handle)
         if comm is None or (comm.rank, comm.size) != (rank, size):
             line = lines.CommunicatorLine(handle, rank, size, None, None, None, None, None, None, None, None, "")
@@ -372,7 +369,7 @@ class Attribution:
         return comm
 
     def add_communicator(self, thread: Thread, message: bytes) -> None:
-        """Take a message that names a comm: its init, its shape, or its end."""
+        """Process a message about a comm's init, shape, or end."""
         line = lines.parse_communicator(message)
         if line is None:
             ranks = lines.claimed_ranks(message)
@@ -389,13 +386,13 @@ class Attribution:
                 comm.is_alive = False
             comm = self._begin_comm(process, line)
         if comm.nvml_index is None and line.nvml_index is not None and comm.bus is not None:
-            process.passing.clear()  # It may be on a GPU now that it was not on by its bus id.
+            process.passing.clear()  # With its bus id known, the comm may match other GPUs.
         comm.update(line, comm_id)
         comm.began = comm.began or line.event == "Init START"
         if line.event == "Init COMPLETE":
             comm.is_complete = True
             thread.newest = comm
-            # NCCL up to 2.17 names a communicator only now; later lines of this thread may be of any.
+            # NCCL up to 2.17 names a communicator only now, so later lines of this thread may belong to any.
             process.has_bus_ids = line.nvml_index is None and line.bus is not None
             thread.assign_early([comm])
             thread.use(None)
@@ -410,17 +407,21 @@ class Attribution:
             process.forget_caches()
 
     def add_multicast(self, thread: Thread, message: bytes) -> None:
-        """Take 'NVLS comm 0x7f headRank 0 nHeads 6 nvlsRanks 6 ...', which a rank writes once it shares NVLS memory."""
+        """Process 'NVLS comm 0x7f headRank 0 nHeads 6 nvlsRanks 6 ...', which a rank logs once it shares NVLS
+        memory.
+        """
         comm = thread.process.comm_by_address.get(message.split(b" ", 3)[2])
         if comm is not None:
             comm.has_multicast = True
 
     def use(self, thread: Thread, address: bytes) -> None:
-        """Take a thread's following lines for those of the comm that its operation names."""
+        """Assign a thread's following lines to the comm at an operation's address."""
         thread.use(thread.process.comm_by_address.get(address))
 
     def add_tuning(self, thread: Thread, message: bytes, line: bytes) -> None:
-        """Take algorithm and protocol of an operation, which rank 0 logs. `line` is all of it, if that is all in it."""
+        """Add the algorithm and protocol of an operation, which rank 0 logs. `line` is the whole line, if it has no
+        more in it.
+        """
         tuning = lines.parse_tuning(message)
         if tuning is None:
             return
@@ -437,7 +438,7 @@ class Attribution:
     def _connections_for(
         self, thread: Thread, connection: lines.Connection, code: int, *, of_sends: bool
     ) -> RankConnections | None:
-        """The connections to add a channel to; None where it is there already, or its comm is ambiguous yet."""
+        """Return the connections to add a channel to. None if it is there already or its comm is still ambiguous."""
         process, writer = thread.process, (connection.rank, connection.device, connection.peer)
         if thread.comm is not None and thread.comm.may_write(*writer):
             return thread.comm.connections
@@ -462,7 +463,7 @@ class Attribution:
         return None
 
     def _remember(self, thread: Thread, connection: lines.Connection, text: bytes, line_code: int) -> None:
-        """Remember where such texts are added, where that follows from the writer's end alone."""
+        """Cache where such a connection is added, if the writer's end alone decides it."""
         process = thread.process
         writer = (connection.rank, connection.device, 0)
         comm = thread.comm
@@ -485,9 +486,9 @@ def _is_living_root(comm: Comm) -> bool:
 
 
 def _comm_id(process: Process, line: lines.CommunicatorLine) -> str | None:
-    """The commId; of a split communicator its parent's with the number of the split and the colour.
+    """Return the commId. For a split communicator, combine the parent's with the number of the split and the color.
 
-    NCCL 2.23 does not log the number: there it is counted.
+    NCCL 2.23 does not log the number, so count the splits.
     """
     if line.id is not None:
         return line.id

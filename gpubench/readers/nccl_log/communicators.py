@@ -1,10 +1,10 @@
-"""The communicators of a job and the machines of their ranks, put together once all logs are read.
+"""Assembles the communicators of a job and the machines of their ranks after all logs are read.
 
-Ranks of one communicator log the same commId. NCCL before 2.17 logs none: there size, order, and the GPUs that each
-rank names for its peers tell communicators apart. Channels that several communicators may have make up one more,
-without an id; so do connections of processes whose log has no init.
+Ranks of one communicator log the same commId. NCCL before 2.17 logs none, and then size, order, and the GPUs of peers
+distinguish communicators. Channels that several communicators may have form one more, without an id. So do connections
+of processes whose log has no init.
 
-The name of a host proves no machine: virtual machines and pods may share one, and containers of one machine have
+A host name does not identify a machine: virtual machines and pods may share one, and containers of one machine have
 several.
 """
 
@@ -21,14 +21,14 @@ from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, bus_id
 from gpubench.records import dataclass
 
 _BETWEEN_MACHINES = "P2P/MNNVL"
-"""The one kind of peer access that leaves a machine, over NVLinks between nodes."""
+"""The only peer access between machines, over NVLinks between nodes."""
 
 
 def nodes(comms: Sequence[Comm], count: int | None, host_ids: Mapping[str, str]) -> list[str]:
-    """The machine of every rank as NCCL tells them apart: by name, or NCCL_HOSTID.
+    """Return the machine of every rank as NCCL distinguishes them: by name or NCCL_HOSTID.
 
-    Where NCCL counts more machines than there are names, a new one begins with every local rank 0, if that gives as
-    many as NCCL counts.
+    If NCCL counts more machines than names, each local rank 0 starts a new one, provided that this matches NCCL's
+    count.
     """
     names = [host_ids.get(comm.process.name, comm.process.host) for comm in comms]
     if count is None or len(set(names)) >= count:
@@ -47,12 +47,11 @@ def machines(
     connections: Mapping[int, RankConnections],
     addresses: Mapping[str, str],
 ) -> list[str]:
-    """The machine of every rank as far as the log shows it; `by_node` is what NCCL takes for it.
+    """Return the machine of every rank as far as the log shows it. `by_node` is NCCL's view.
 
-    Ranks of different addresses are on different machines, whatever these are called. Ranks of one name are on one
-    machine where they share a process or an address, or where the GPU of the first rank of a node is not the machine's
-    first; without an address, ranks on the same bus id are not. Peer access and shared memory join ranks of one machine
-    whatever else is said.
+    Ranks with different addresses are on different machines. Ranks of one host name are on one machine if they share a
+    process or an address, or if the first GPU of a node is not the machine's first. Without an address, two ranks on
+    the same bus id are on different machines. Peer access and shared memory always join ranks of one machine.
     """
     by_host: dict[str, list[int]] = {}
     for place, comm in enumerate(comms):
@@ -83,7 +82,7 @@ def _numbers(
 
 
 def _is_one(comms: Sequence[Comm], of_node: Sequence[str], known: Sequence[str]) -> bool:
-    """True if ranks of one name are on one machine, of which NCCL may count several."""
+    """True if ranks of one host name are on one machine, although NCCL may count several."""
     if len(set(of_node)) == 1 or len({comm.process for comm in comms}) == 1 or _has_one_address(known):
         return True
     firsts = [comm.nvml_index for comm in comms if comm.local_rank == 0]
@@ -109,7 +108,7 @@ def _joined(comms: Sequence[Comm], names: list[str], connections: Mapping[int, R
 
 
 class _JoinedNames:
-    """Names of machines, of which several turn out to be one: a tree a machine, whose root is its name."""
+    """Names that may refer to the same machine: a union-find forest whose roots are the machines."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
@@ -133,7 +132,7 @@ class _Inside(dict[ChannelSet, bool]):
 
 
 def is_inside(channels: ChannelSet) -> bool:
-    """True if a rank reaches a peer over channels in a way that only ranks of one machine can."""
+    """True if channels use a transport that works only within a machine."""
     return any(
         each.transport.kind in (TransportKind.P2P, TransportKind.SHM) and each.transport.name != _BETWEEN_MACHINES
         for each in channels.logged
@@ -141,12 +140,14 @@ def is_inside(channels: ChannelSet) -> bool:
 
 
 _SHORTEST_BUS_ID = 4
-"""Digits of a bus id in brackets, where NCCL 2.18 and later have a small number."""
+"""Digits of a bus id in brackets. NCCL 2.18 and later print a small number instead."""
 
 
 @dataclass(slots=True, eq=False)
 class _Builder:
-    """A communicator to be. `without_init` are ranks of which no line names the communicator: process and device."""
+    """A communicator under construction. `without_init` are the processes and devices of ranks that no line assigns
+    to it.
+    """
 
     sets: ChannelSets
     id: str | None = None
@@ -158,7 +159,7 @@ class _Builder:
     candidates: tuple[str, ...] = ()
 
     def add(self, comm: Comm) -> None:
-        """Add a rank; a second log of the same rank only adds connections."""
+        """Add a rank. A second log of the same rank only adds connections."""
         if self.comms.setdefault(comm.rank, comm) is comm:
             self.by_rank[comm.rank] = comm.connections
         else:
@@ -166,7 +167,7 @@ class _Builder:
         self.tunings |= comm.tunings
 
     def of_rank(self, rank: int) -> RankConnections:
-        """The connections of a rank, to be added to: a copy where they are those of its comm."""
+        """Return the connections of a rank for changes, copied if they are those of its comm."""
         held = self.by_rank.get(rank)
         if held is None or (rank in self.comms and held is self.comms[rank].connections):
             self.by_rank[rank] = RankConnections(self.sets, self.size or limits.MOST_LOG_RANKS)
@@ -174,7 +175,7 @@ class _Builder:
         return self.by_rank[rank]
 
     def fits(self, comm: Comm) -> bool:
-        """True if a rank without a commId can be of this communicator: no other has its place, and the GPUs agree."""
+        """True if a rank without a commId may belong here: its place is free, and the GPUs agree."""
         return (
             comm.size == self.size
             and comm.rank not in self.comms
@@ -189,17 +190,17 @@ class _Builder:
 
 
 def _reach_inside(one: Comm, other: Comm) -> bool:
-    """True if either says that it reaches the other's rank in a way that only ranks of one machine can."""
+    """True if either comm reaches the other's rank by a transport that works only within a machine."""
     return is_inside(one.connections.of(other.rank)) or is_inside(other.connections.of(one.rank))
 
 
 def communicators(
     attribution: Attribution, host_ids: Mapping[str, str], addresses: Mapping[str, str]
 ) -> tuple[Communicator, ...]:
-    """All communicators in order of appearance, then those without an id.
+    """Return all communicators in order of appearance, then those without an id.
 
-    `host_ids` are the values of NCCL_HOSTID by process: where it is set, NCCL takes it for the machine. `addresses` are
-    those of the interfaces over which processes meet.
+    `host_ids` has NCCL_HOSTID by process, which NCCL uses as the machine. `addresses` has the interface addresses over
+    which processes meet.
     """
     processes, sets = tuple(attribution.processes.values()), attribution.sets
     attribution.cut_heads = 0
@@ -217,7 +218,7 @@ def communicators(
             _assign(channel, count, builder_of, ambiguous, sets)
     for process in processes:
         roots = [builder_of[comm] for comm in process.comms if comm.rank == 0 and comm in builder_of]
-        # Operations that several communicators may have run tell something only where none of these is connected.
+        # Operations that several communicators may have run are evidence only if none of these is connected.
         roots = roots or list(dict.fromkeys(builder_of[comm] for comm in process.comms if comm in builder_of))
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
@@ -238,14 +239,14 @@ def _add_multicast(builder: _Builder) -> None:
 
 
 def _add_lost(builder: _Builder, lost: Sequence[tuple[Connection, int]]) -> None:
-    """Add channels whose writer was cut away to the only communicator that there is: their ends name the writer."""
+    """Add channels of unknown writers to the only communicator, because their ends name the writer."""
     for connection, code in lost:
         if builder.size is None or max(connection.rank, connection.peer) < builder.size:
             builder.of_rank(connection.rank).add(connection.peer, code)
 
 
 def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list[_Builder]:
-    """The first communicators, as many as are reported, with no more ranks in all than are."""
+    """Return the first communicators within the limits on their number and total ranks."""
     kept, places = list[_Builder](), 0
     for builder in builders:
         places += builder.size or 0
@@ -260,7 +261,7 @@ def _within_limits(builders: Sequence[_Builder], reached: ReachedLimits) -> list
 
 
 def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None:
-    """The one process that this one is: its host's name stands behind other text, or lost its beginning."""
+    """Return the process that this one duplicates, because its host name lost its start or follows other text."""
     found = [
         each
         for each in of_its_pid
@@ -280,7 +281,7 @@ def _with_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Build
 
 
 def _without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
-    """Ranks without a commId: the nth of a size in its process is tried first in the nth communicator of that size."""
+    """Group ranks without a commId. Try the nth of a size in its process first in the nth communicator of that size."""
     builders: list[_Builder] = []
     by_size: dict[int, list[_Builder]] = {}
     for process in processes:
@@ -312,9 +313,9 @@ def _assign(
     ambiguous: dict[tuple[str, ...], _Builder],
     sets: ChannelSets,
 ) -> None:
-    """Add a channel to every comm that may have it, if it was logged for each; else to the one comm that lacks it."""
+    """Add a channel to every comm that may have it, if each logged it. Otherwise add it to the only comm without it."""
     connection, code, comms = channel
-    comms = tuple(comm for comm in comms if comm in builder_of)  # of a damaged log some may be in none
+    comms = tuple(comm for comm in comms if comm in builder_of)  # a damaged log may leave comms without a communicator
     lacking = [
         comm
         for comm in comms
@@ -325,7 +326,7 @@ def _assign(
     if count == len(comms):
         builders = [builder_of[comm] for comm in comms]
     elif len(silent) == 1:
-        # In rings and trees every rank sends: without these channels this one would be the only rank that does not.
+        # In rings and trees every rank sends. Without these channels this rank would be the only one that does not.
         builders = [builder_of[silent[0]]]
     elif len(lacking) == 1:
         builders = [builder_of[lacking[0]]]
@@ -340,7 +341,7 @@ def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
 
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
-    """The communicator of what may be of any of these; its ranks are those in which they all agree."""
+    """Return the communicator of channels that may belong to any candidate. It has the ranks on which all agree."""
     ids = tuple(sorted({str(each.id) for each in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)
@@ -354,8 +355,8 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
 def _without_init(
     processes: Sequence[Process], attribution: Attribution, builders: Sequence[_Builder]
 ) -> list[_Builder]:
-    """Connections of processes that name no communicator: of the only one that there is, where its ranks can be theirs;
-    else put together as long as no two have the same rank.
+    """Assign connections of processes without init lines to the only communicator, if their ranks fit. Otherwise
+    join them as long as no two have the same rank.
     """
     found: list[_Builder] = []
     for process in processes:
@@ -412,9 +413,9 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
 def with_listed_ranks(
     found: tuple[Communicator, ...], listed: Mapping[int, Set[tuple[str, int]]]
 ) -> tuple[Communicator, ...]:
-    """Add the ranks without a line of their own that nccl-tests lists, if the text has one run and no init lines.
+    """Add the silent ranks that nccl-tests lists, if the text has one run and no init lines.
 
-    `listed` has the hosts and processes by rank: more than one of a rank are of several runs.
+    `listed` has hosts and processes by rank. Several for one rank mean several runs.
     """
     if len(found) != 1 or found[0].id is not None or any(len(places) > 1 for places in listed.values()):
         return found
@@ -447,9 +448,9 @@ def _member(comm: Comm, node: str, machine: str) -> Member:
 def _member_without_init(
     rank: int, process: Process, device: str, host_ids: Mapping[str, str], *, is_unique: bool
 ) -> Member:
-    """A rank of which connections alone are known, with its GPU as they have it in brackets.
+    """Return a rank known only from connections, with the GPU in their brackets.
 
-    Where a name of a host has one GPU twice it is that of several machines, and does not tell which (`is_unique`).
+    If a host name has one GPU twice, it stands for several machines and identifies none (`is_unique`).
     """
     is_bus_id = len(device) >= _SHORTEST_BUS_ID
     machine = process.host if is_unique else f"{process.host}~{rank}"

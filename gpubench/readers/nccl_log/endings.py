@@ -1,4 +1,4 @@
-"""What other programs print when a job ends or fails: launchers, frameworks, the kernel, nccl-tests."""
+"""Reads what other programs print when a job ends or fails: launchers, frameworks, the kernel, nccl-tests."""
 
 import re
 
@@ -12,7 +12,7 @@ _TYPES = (
     *(b" float ", b" bfloat16 ", b" half ", b" double ", b" char ", b" int ", b"int8 ", b"int32 ", b"int64 "),
     *(b"e4m3 ", b"e5m2 "),
 )
-"""Of nccl-tests' rows of every type, which have no other word."""
+"""Element types, the only word in rows of nccl-tests."""
 
 _OF_TESTS = (b"nThread ", b"busbw", b"Out of bounds", b"bus bandwidth")
 _OF_ERRORS = (
@@ -68,23 +68,23 @@ _OF_TRACEBACKS = (
     b"failed collective",
 )
 WORDS_OF_OTHERS = (*_OF_ERRORS, *_OF_TESTS, *_OF_TRACEBACKS, *_TYPES, b"lacks GPU P2P")
-"""Words of which each line of another program has one that may say something here; each costs a pass over the text."""
+"""Every relevant line of another program contains one of these words. Each word costs a pass over the text."""
 
 says_something = re.compile(b"|".join(map(re.escape, WORDS_OF_OTHERS))).search
-"""Finds one of these words in a line, in a quarter of the time that it takes to look for each."""
+"""Finds one of these words in a line, four times as fast as separate searches."""
 
 _says_errors = re.compile(b"|".join(map(re.escape, _OF_ERRORS))).search
 _says_tests = re.compile(b"|".join(map(re.escape, _OF_TESTS))).search
 
 _ROW = re.compile(rb"\d\s+\d{1,18}\s+(?:" + "|".join(sorted(ELEMENT_TYPES, key=len, reverse=True)).encode() + rb")\s")
-"""The beginning of a row, told quickly."""
+"""The start of a row, for a quick test."""
 
 _DIAGNOSTIC = re.compile(rb"(?:([\w.-]{1,255}:\d{1,10}) )?(NCCL DIAG \[INFO\] .*)", re.ASCII)
 _MODELS = (
     re.compile(rb"(?:^|[#\s])Rank\s+\d+ .{1,300}\bdevice\s+\d+ \[[\w:.]+\] ([\w][\w .+-]{3,80})"),
     re.compile(rb"\bGPU \d+: ((?:NVIDIA|Tesla|GeForce|Quadro) [\w .+-]{3,80}?)(?: \(|\s*$)"),
 )
-"""GPUs in nccl-tests' header, and as nvidia-smi -L lists them."""
+"""GPU models in nccl-tests' header, and in the list of nvidia-smi -L."""
 
 _EXCEPTION = rb"(?:^|[\s:>\]])(?:[\w.]+\.)?\w*(?:Error|Exception)\w*: "
 _says_exception = re.compile(_EXCEPTION).search
@@ -120,13 +120,13 @@ _PROGRAM_ERROR = re.compile(
     rb"|\bmlx5_core .*(?:Link down|Port module event\[error\].*)|\b[Nn]\w* Link is Down.*"
     rb"|\bCUDA (?:driver )?error(?: \d+)?: (?!no error).*|Out of bounds values : [1-9]\d* FAILED.*"
 )
-"""What nccl-tests, PyTorch and the kernel print where a call returned an error, or did not return."""
+"""What nccl-tests, PyTorch and the kernel print if a call failed or did not return."""
 
 _IN_SOURCE = re.compile(
     rb"(?<=NCCL error) in: \S+(?=, )|^Execution of replica \d+ failed: .*?(?=NCCL operation)"
     rb"| \(run with NCCL_DEBUG=\w+ for details\)"
 )
-"""PyTorch and XLA put their own source before what NCCL reported."""
+"""PyTorch and XLA print their source location before NCCL's error."""
 
 _PROCESS = (
     rb"\b(?:ranks?|tasks?|proc(?:ess)?(?:es)?|(?:sub|child )process(?:es)?|workers?|workerproc|actors?|child(?:ren)?"
@@ -148,7 +148,7 @@ _TOLD = (
     rb"\bexit signals?:? [A-Z][a-z]|\bexited \(" + _NOT_ZERO,
     rb"\b(?:received|got|caught)(?: signal)? SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL|TERM|QUIT)\b|\bSIG[A-Z]+ \(@0x",
 )
-"""A rank, task, process or proc that died, was killed, or exited with a code that is not 0, whoever tells it."""
+"""A rank, task, process or proc that died, was killed, or exited with a code other than 0, in any program's words."""
 
 _OF_LAUNCHERS = (
     rb"\btasks? [\d,-]+(?: [^:]{1,60})?: (?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Out Of Memory)",
@@ -202,10 +202,10 @@ _SUPPOSED = re.compile(
     + rb"|\b(?:not|never|n't|before (?:it|they)) (?:\w+ )?(?:killed|died|dead|crashed)|\blikely:",
     re.IGNORECASE,
 )
-"""In a sentence about processes that end it says that this one only could, or did not."""
+"""Marks a sentence in which a process only might have ended, or did not."""
 
 _COUNTED_NONE = re.compile(rb"(?:(?!code|status|signal)[\w ]){0,40}[:=] ?0(?![\w.])", re.IGNORECASE)
-"""Behind the verb it says that there was no such process."""
+"""After the verb, it means that there was no such process."""
 
 _LONGEST_ENDING, _BEFORE_ENDING, _BEHIND_ENDING = 120, 60, 40
 
@@ -215,14 +215,13 @@ _END_OF_TESTS = (re.compile(r"Out of bounds values :"), re.compile(r"Avg bus ban
 
 
 class TestRuns:
-    """Counts runs of nccl-tests that began, by their two headers, and that ended, by their two last lines."""
+    """Counts nccl-tests runs that started, by their two headers, and that ended, by their two last lines."""
 
     def __init__(self) -> None:
         self._begun, self._ended = [0, 0], [0, 0]
         self._most_at_once = 0
 
     def add(self, line: bytes) -> None:
-        """Count a line."""
         if not _says_tests(line):
             return
         text = line.decode("utf-8", "replace")
@@ -233,11 +232,11 @@ class TestRuns:
 
     @property
     def unfinished(self) -> int:
-        """Those that did not end in the text."""
+        """The number of runs that did not end in the text."""
         return max(0, max(self._begun) - max(self._ended))
 
     def complaint(self) -> tuple[str, int] | None:
-        """What is wrong with them, and how often; of several at once only where all of them ended."""
+        """Return the fault in the runs and its count. Parallel runs are judged only if all of them ended."""
         if self.unfinished:
             return "no line of Avg bus bandwidth behind the header of a run", self.unfinished
         if self._most_at_once > 1:
@@ -246,14 +245,14 @@ class TestRuns:
 
 
 class FailedCollectives:
-    """Joins PyTorch's stack of a collective that failed: its operation, and the innermost line of the program."""
+    """Joins PyTorch's stack of a failed collective: its operation, and the program's innermost line."""
 
     def __init__(self) -> None:
         self._open: list[str] | None = None
         self._head = ""
 
     def add(self, line: bytes) -> str | None:
-        """Take a line; return what failed once a stack has ended."""
+        """Add a line, and return the failure if a stack has ended."""
         if b"Stack trace of the failed collective" in line:
             done = self.end()
             rank = _RANK.search(line)
@@ -268,7 +267,7 @@ class FailedCollectives:
         return self.end()
 
     def end(self) -> str | None:
-        """Return what failed, if a stack is open."""
+        """Return the failure of an open stack."""
         frames, self._open = self._open, None
         if frames is None:
             return None
@@ -284,32 +283,31 @@ _OF_LIBRARY = re.compile(r"(?:site|dist)-packages/|/torch/|/lib/python")
 
 
 class Tracebacks:
-    """Counts what Python printed of exceptions; not those that a destructor raised, which end nothing."""
+    """Counts Python tracebacks, except those raised in a destructor, which end nothing."""
 
     def __init__(self) -> None:
         self._count = self._ignored = self._frames = 0
         self._exceptions = False
 
     def add(self, line: bytes) -> None:
-        """Count a line."""
         self._ignored += b"Exception ignored in" in line
         self._frames += b'distributed_c10d.py", line' in line
         if b"Traceback (most recent" in line:
-            # Python prints it below the line that says so.
+            # Python prints the ignored traceback below this line.
             follows = self._ignored > 0
             self._ignored -= follows
             self._count += not follows
         self._exceptions = self._exceptions or _says_exception(line) is not None
 
     def complaint(self) -> tuple[str, int] | None:
-        """What is wrong where none of them says its exception, and how many there are."""
+        """Return the complaint and count for tracebacks without an exception."""
         if self._exceptions or not (self._count or self._frames):
             return None
         return "a Traceback of Python without its exception", self._count or 1
 
 
 def parse_program_error(line: bytes) -> str | None:
-    """Return what a line of another program says of a failure, or of wrong data; None if it says nothing of it."""
+    """Return the failure or wrong data that another program's line reports, or None."""
     if _ROW.search(line) and (row := wrong_data_in(line.decode("utf-8", "replace").rstrip())):
         return f"wrong data in a row of nccl-tests: {row[:_LONGEST]}"
     found = _PROGRAM_ERROR.search(line) if _says_errors(line) else None
@@ -326,14 +324,14 @@ def parse_program_error(line: bytes) -> str | None:
 
 
 def _ending(line: bytes) -> str | None:
-    """What a line tells of a process that did not end well."""
+    """Return the unsuccessful process end that a line reports."""
     found = _ENDING.search(line) if _says_errors(line) else None
     if found is None:
         return None
     start = max(0, found.start() - _BEFORE_ENDING)
     if found["told"] and (_SUPPOSED.search(line, start, found.end()) or _COUNTED_NONE.match(line, found.end())):
         return None
-    if len(line) > _LONGEST_ENDING:  # a command line with all its arguments, and the exit code behind it
+    if len(line) > _LONGEST_ENDING:  # a command line with all its arguments, followed by the exit code
         start, end = max(0, found.start() - _BEFORE_ENDING), found.end() + _BEHIND_ENDING
         cut = line[:end].rpartition(b" ")[0] if end < len(line) else line
         line = cut[start:].partition(b" ")[2] if start else cut
@@ -341,7 +339,7 @@ def _ending(line: bytes) -> str | None:
 
 
 def may_be_of_any_job(complaint: str) -> bool:
-    """True if people write this about jobs in general: 'A command that fails ends with exit code 1.'"""
+    """True for a general statement about jobs: 'A command that fails ends with exit code 1.'"""
     line = complaint.removeprefix(_ENDED)
     return line != complaint and is_sentence(line) and _SPECIAL_ENDING.search(line.encode()) is None
 
@@ -350,15 +348,15 @@ _LISTED_RANK = re.compile(rb"\bRank +(\d{1,7}) .{0,40}\bPid +(\d{1,10}) on +([\w
 
 
 def parse_listed_rank(line: bytes) -> tuple[int, str, int] | None:
-    """Return rank, host and process in a line of nccl-tests' list of devices."""
+    """Return rank, host and process in a line of nccl-tests' device list."""
     found = _LISTED_RANK.search(line)
     return None if found is None else (int(found[1]), found[3].decode(), int(found[2]))
 
 
 def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
-    """What NCCL 2.31 and later report of their own checks where one did not go well: the process, and the text.
+    """Return process and text of a failed self-check of NCCL 2.31 and later.
 
-    `host:pid NCCL DIAG [INFO] check: …`; `[OK]` says nothing that is worth keeping.
+    The form is `host:pid NCCL DIAG [INFO] check: …`. Checks with `[OK]` are ignored.
     """
     found = _DIAGNOSTIC.search(line) if b"NCCL DIAG" in line else None
     if found is None:
@@ -367,7 +365,7 @@ def parse_diagnostic(line: bytes) -> tuple[str, str] | None:
 
 
 def parse_gpu_model(line: bytes) -> tuple[str, bool] | None:
-    """The model of a GPU in a line of another program, and whether it is a rank's, as in nccl-tests' header."""
+    """Return the GPU model in a line of another program, and whether it belongs to a rank, as in nccl-tests' header."""
     for form in _MODELS if b"GPU " in line or b"Rank " in line else ():
         if found := form.search(line):
             return found[1].decode("ascii", "replace").strip(), form is _MODELS[0]

@@ -1,4 +1,4 @@
-"""Files, folders and standard input with logs, packed by gzip or not, opened for the reader of `stream.py`."""
+"""Opens log files, folders and standard input, with or without gzip, for the reader in `stream.py`."""
 
 import io
 import os
@@ -29,11 +29,11 @@ _UNPACKERS = {
 }
 _LONGEST_MAGIC = 6
 _PACKED_BYTES = 2**10
-"""Little at a time: what is unpacked together with the damage is lost."""
+"""Unpack in small pieces, because a damaged piece is lost as a whole."""
 
 _MOST_AT_ONCE = 2**18
 _WITH_HEADER = 16
-"""What zlib takes for the header of a gzip."""
+"""zlib's flag for a gzip header."""
 
 _MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
@@ -41,9 +41,9 @@ _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file that was read, how many of its lines are NCCL's, and whether it is a gzip that ends before its end.
+    """A file that was read, its number of NCCL lines, and whether it is a truncated gzip.
 
-    `beginning` is its first text, if no line in it is NCCL's.
+    `beginning` is its first text, if it has no NCCL line.
     """
 
     name: str
@@ -53,17 +53,17 @@ class LogFile:
 
 
 ReadSoFar = Callable[[int, int, str], None]
-"""Is told how many bytes of all files were read, how many there are, and which file is being read."""
+"""Called with the bytes read, the total bytes, and the current file."""
 
 
 def read_logs(
     names: Sequence[str], reader: NcclLogReader, stdin: BinaryIO, read_so_far: ReadSoFar | None = None
 ) -> tuple[LogFile, ...]:
-    """Have `reader` read all of these: '-' is `stdin`, and a folder is every file in it but hidden ones.
+    """Read files ('-' is `stdin`) and all visible files of folders with `reader`.
 
-    A file that is named twice is read once. Behind a limit nothing more is read, which `reader.reached` says. Raises
-    UsageError where something is not there, cannot be opened, or is packed in another way than by gzip, and where
-    nothing of NCCL was read before a line or a pipe that does not end.
+    A file named twice is read once. Reading stops at a limit, which `reader.reached` reports. Raises UsageError if a
+    file is missing, cannot be opened, or is packed by another program than gzip, and for an endless line or pipe before
+    the first NCCL line.
     """
     found: list[LogFile] = []
     unended: list[UsageError] = []
@@ -101,7 +101,7 @@ def _endless(name: str) -> UsageError:
 
 
 def _size(name: str) -> int:
-    """The bytes of a file; 0 of what tells none, a pipe."""
+    """Return the bytes of a file, 0 for a pipe."""
     try:
         return 0 if name == STDIN else Path(name).stat().st_size
     except (OSError, ValueError):
@@ -131,7 +131,7 @@ class _Metered:
 
 
 def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter) -> bool:
-    """Read a file, or standard input; whether it is a gzip that ends before its end."""
+    """Read a file or standard input. True if it is a truncated gzip."""
     meter.name = name
     if name == STDIN:
         return _read(reader, _waiting(stdin), "standard input", meter)
@@ -143,7 +143,7 @@ def _read_file(name: str, reader: NcclLogReader, stdin: BinaryIO, meter: _Meter)
 
 
 class _WaitingInput(io.RawIOBase):
-    """Standard input that its parent made non-blocking: setting it back would change it for the parent too."""
+    """Standard input that its parent made non-blocking. Resetting the flag would change it for the parent too."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -160,7 +160,7 @@ class _WaitingInput(io.RawIOBase):
 
 
 def _waiting(stdin: BinaryIO) -> io.BufferedReader:
-    """Standard input that can be looked into, and that waits for its writer."""
+    """Return standard input as a stream that can be peeked and that waits for its writer."""
     try:
         is_waiting = os.get_blocking(stdin.fileno())
     except (OSError, ValueError):  # no file
@@ -243,7 +243,7 @@ class _Gunzipped:
         self.is_damaged = False
 
     def read(self, size: int, /) -> bytes:
-        """At least that many bytes, as long as there are; none at the end, or where the damage begins."""
+        """Return at least `size` bytes if there are as many, and none at the end or where damage starts."""
         parts, length = [], 0
         while length < size and (text := self._text()):
             parts.append(text)
