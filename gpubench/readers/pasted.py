@@ -1,8 +1,8 @@
-"""Splits a file into the parts that people paste behind each other: commands, prose, and the output of programs.
+"""Splits a pasted text into its parts: commands, prose, and the output of programs.
 
-A reader splits a text first, reads the parts of its own kind, and lets a command judge all of them:
-`for part in split(text.splitlines()): ...`. A reader of tables takes `without_commands_and_prose`. Lines of logs and
-tables are `OUTPUT`. Only kinds whose beginning is unmistakable have a name of their own.
+A reader splits a text first and reads the parts of its own kind: `for part in split(text.splitlines()): ...`. A reader
+of tables calls `without_commands_and_prose`. Lines of logs and tables are `OUTPUT`. Only kinds with an unmistakable
+start have their own name.
 """
 
 import re
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What a part is."""
+    """The kind of a part."""
 
     OUTPUT = "output"
-    """Logs and tables of programs: whatever is nothing else."""
+    """Logs and tables of programs, and everything that is nothing else."""
     COMMAND = "command"
-    """A command behind a prompt, with the lines that continue it, or the code of a Markdown document."""
+    """A command after a prompt with its continuation lines, or code in a Markdown document."""
     PROSE = "prose"
     """The text of a Markdown document."""
     RAS = "answer of NCCL's RAS"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class PastedPart(NamedTuple):
-    """Lines of one kind that follow each other; `first_line` counts from 1."""
+    """Consecutive lines of one kind. `first_line` counts from 1."""
 
     kind: Kind
     first_line: int
@@ -56,7 +56,7 @@ _COMMAND = re.compile(
     rf"\s*(?:{_PROMPT}\s*(?=[\w./~(!\"'-])|(?:# )?(?={_ASSIGNMENTS}{_PROGRAMS}\b|{_ASSIGNMENTS}\w+ -|{_EXPORT})"
     rf"|(?:# )?(?={_PROGRAMS} +(?:(?:run|exec|launch|serve|logs|dump) +)?(?:-{{1,2}}\w|\./|/|\S+\.(?:py|sh)\b)))"
 )
-"""Behind a prompt anything is a command; without one, what begins with variables or a launcher and its options."""
+"""After a prompt, any text is a command. Without one, it starts with variables or with a launcher and its options."""
 
 _RAS_HEADER = re.compile(r"NCCL version \S+ compiled with CUDA")
 _RAS_TITLES = r"Job summary|Communicators\.\.\.|Group +Comms +Nodes +Ranks|# +in group +per comm"
@@ -92,12 +92,12 @@ _ASSIGNED = re.compile(rb"NCCL_[A-Z0-9_]{2,40}=")
 
 
 def may_hold_parts(block: bytes) -> bool:
-    """False of a block of a log that is `OUTPUT` alone, which most of a long log is."""
+    """False for a block of a log that is only `OUTPUT`, like most of a long log."""
     return any(mark in block for mark in _MARKS) or block.startswith(b"```") or _ASSIGNED.search(block) is not None
 
 
 def split(lines: Sequence[str]) -> Iterator[PastedPart]:
-    """Yield the parts in order: every line is in exactly one of them."""
+    """Yield the parts in order. Every line is in exactly one of them."""
     has_prose = is_markdown(lines)
     fence, kind, held, first = "", Kind.OUTPUT, list[str](), 1
     at = 0
@@ -147,16 +147,16 @@ def _is_continued(held: Sequence[str]) -> bool:
 
 
 def _begins_again(line: str, kind: Kind) -> bool:
-    """True if a line begins the next part of the kind that the line before has."""
+    """True if a line starts another part of the same kind."""
     return (kind is Kind.RAS and begins_ras_answer(line)) or (
         kind is Kind.STACK and _STACK_BEGINS.match(line) is not None
     )
 
 
 def _json_lines(lines: Sequence[str], at: int) -> int:
-    """Return how many lines the object takes that begins in this one; 0 if there is none of RAS or the Inspector.
+    """Return the number of lines of the JSON object that starts here, 0 unless it is RAS's or the Inspector's.
 
-    An object that was cut off ends before the next one, or before what is no JSON.
+    A truncated object ends before the next one, or before text that is no JSON.
     """
     if not lines[at].lstrip().startswith("{"):
         return 0
@@ -175,7 +175,7 @@ def _json_lines(lines: Sequence[str], at: int) -> int:
 
 _FENCE = re.compile(r" {0,3}(?:```|~~~)+\s*([\w.+-]*)")
 _CODE = ("bash", "sh", "shell", "zsh", "python", "py", "yaml", "yml", "toml", "dockerfile", "c", "cpp", "rust", "go")
-"""Languages of Markdown's fences whose lines nobody's program printed."""
+"""Languages of Markdown fences that contain no program output."""
 
 _HEADING = re.compile(r"#{1,6} [A-Z0-9`*][^:]*$")
 _LINK = re.compile(r"\]\([^()\s]+\)")
@@ -188,7 +188,7 @@ _OF_PROGRAMS = re.compile(
     r"|\b[\w/-]+\.(?:cc|cpp|cu|h|c|py):\d+\b|ProcessGroupNCCL|NVRM: |\bSXid\b|^\s*(?:\w+\.)*\w+(?:Error|Exception): "
     r"|^\S+:\d+:\d+ \[\d+\]|^\([\w ]{0,60}\bpid=\d"
 )
-"""What a program prints also where somebody pasted it into Markdown without a fence."""
+"""Program output, even in Markdown without a fence."""
 
 
 def _of_a_program(line: str) -> bool:
@@ -199,11 +199,11 @@ _FIRST_PERSON = re.compile(
     r"^\W*(?:[Ww]e|[Oo]ur|[Mm]y|[Hh]ello|[Hh]i|[Tt]hanks?|[Aa]ny(?:one| idea)|[Ii]s (?:this|it))\b"
     r"|\b(?:we|our|my)\b|\bI(?:'\w+)? (?:have|am|was|r[au]n|see|saw|g[eo]t|think|tr[iy]\w*|used?|did|had|c\w+|w\w+)\b"
 )
-"""What people write of themselves, and programs do not: a job that "we killed" last week did not end here."""
+"""People write this about themselves, programs do not: a job that "we killed" last week did not end here."""
 
 
 def is_told_by_person(line: str) -> bool:
-    """True if a person wrote this line, in a text that is no Markdown, about a job: 'we killed it'."""
+    """True if a person wrote this line about a job, in a text that is no Markdown: 'we killed it'."""
     return _FIRST_PERSON.search(line) is not None and not _of_a_program(line)
 
 
@@ -214,7 +214,7 @@ _FEWEST_PLAIN_WORDS, _FEWEST_JOINING_WORDS, _PLAIN_SHARE, _FEWEST_SENTENCES = 5,
 
 
 def is_sentence(line: str) -> bool:
-    """True if most words of a line are plain ones, and no mark of a program is in it."""
+    """True if most words of a line are plain words, and nothing in it looks like program output."""
     words = line.split() or [""]
     plain = sum(1 for word in words if _PLAIN_WORD.fullmatch(word))
     joining = sum(1 for word in words if word.lower() in _OF_SENTENCES)
@@ -223,19 +223,19 @@ def is_sentence(line: str) -> bool:
 
 
 def is_prose(lines: Sequence[str]) -> bool:
-    """True if at least half of the lines of a text are sentences, and no line is of a program."""
+    """True if at least half of the lines are sentences and none is program output."""
     written = [line for line in lines if line.strip()]
     sentences = sum(map(is_sentence, written))
     return sentences >= max(_FEWEST_SENTENCES, len(written) / 2) and not any(map(_of_a_program, written))
 
 
 def begins_ras_answer(line: str) -> bool:
-    """True if a line is the first of an answer of RAS."""
+    """True for the first line of a RAS answer."""
     return _RAS_HEADER.match(line.strip()) is not None
 
 
 def is_markdown(lines: Sequence[str]) -> bool:
-    """True if a text has headings, and fences or links; nccl-tests begins lines with one # too."""
+    """True if a text has headings, and fences or links. nccl-tests also starts lines with one #."""
     headings = [line for line in lines if _HEADING.match(line)]
     others = sum(1 for line in lines if _FENCE.match(line) or _LINK.search(line))
     below = sum(1 for line in headings if line.startswith("##"))
@@ -243,7 +243,7 @@ def is_markdown(lines: Sequence[str]) -> bool:
 
 
 def without_commands_and_prose(lines: Sequence[str]) -> list[str]:
-    """Return the lines with an empty one for each line of a command or of prose, so that numbers stay the same."""
+    """Return the lines with commands and prose blanked, so that line numbers stay the same."""
     kept: list[str] = []
     for part in split(lines):
         is_left_out = part.kind in (Kind.COMMAND, Kind.PROSE)

@@ -1,6 +1,6 @@
-"""Programs whose output people paste and gpubench does not read, named by words that only they print.
+"""Recognizes programs whose output people paste and gpubench does not read, by words that only they print.
 
-`report`, `topo --from` and `explain` use it for a text in which they find nothing. A new program is one line here.
+`report`, `topo --from` and `explain` use it if a text contains nothing for them. A new program is one line here.
 """
 
 import re
@@ -11,7 +11,7 @@ from gpubench.model.terms.verdict import Cure
 
 
 class Program(NamedTuple):
-    """A program, what its output shows, and what gpubench offers instead: a command, or a sentence."""
+    """A program, the content of its output, and gpubench's alternative as a command or a sentence."""
 
     name: str
     output: str
@@ -19,7 +19,7 @@ class Program(NamedTuple):
     sign: re.Pattern[str]
 
     def refusal(self, file: str, expected: str) -> UsageError:
-        """Return the error for a file that holds this program's output."""
+        """Return the error for a file with this program's output."""
         return UsageError(
             f"{file} is {self.name}'s output: {self.output}",
             expected=expected,
@@ -33,7 +33,7 @@ def _program(name: str, output: str, instead: Cure, *signs: str) -> Program:
 
 
 def _command(name: str) -> str:
-    """Return the pattern of a command line: the name at a line's beginning or behind a prompt, not one in prose."""
+    """Return the pattern of a command line: the name at the start of a line or after a prompt, but not in prose."""
     return rf"(?:^|[$#] )\s*(?:[\w./~-]{{1,200}}/)?{name}(?: -|\s*$)"
 
 
@@ -124,9 +124,9 @@ PROGRAMS = (
         r"\bDCGM Diagnostic\b|\+-+ +Deployment +-+\+",
     ),
 )
-"""The first whose sign is in a text is the one."""
+"""The first program whose sign is in a text counts."""
 
 
 def program_of(text: str) -> Program | None:
-    """Return the program that printed a text; None if none of these signs is in it."""
+    """Return the program that printed a text, or None."""
     return next((program for program in PROGRAMS if program.sign.search(text)), None)

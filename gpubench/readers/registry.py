@@ -1,4 +1,6 @@
-"""The kinds of files that gpubench reads, of machines and of results. A new kind is one file and one line here."""
+"""Lists the kinds of files that gpubench reads, of machines and of results. A new kind is one file and one line
+here.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """One kind of file. Its module is imported when a file may be of it; `summary` completes "a file may be ...".
+    """One kind of file. Its module is imported when a file may match. `summary` completes "a file may be ...".
 
-    The module has `recognises(text)`, which looks at how a text begins or what it mentions, and `read(text, name)`,
-    which returns what is in it or raises a UsageError that begins with `name`. `takes` names what a person may tell
-    `read` besides.
+    The module has `recognises(text)`, which checks a text's start or content, and `read(text, name)`, which returns the
+    content or raises a UsageError that starts with `name`. `takes` lists the facts a user may pass to `read`.
     """
 
     module: str
@@ -37,7 +38,7 @@ class FileKind(Generic[T]):
         return bool(import_module(self.module).recognises(text))
 
     def read(self, text: str, name: str, user_facts: Mapping[str, Any]) -> T:
-        """The value in a text of the file `name`; of what a person told, the module is given what it takes."""
+        """Read a text of the file `name`, with those of the user's facts that the module accepts."""
         value: T = import_module(self.module).read(text, name, **{key: user_facts.get(key) for key in self.takes})
         return value
 
@@ -51,7 +52,7 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
     except NotSaidError:
         raise
     except UsageError:
-        # A reader may take another program's table for its own, as nvidia-smi's does of rocm-smi's.
+        # A reader may match another program's table, as nvidia-smi's reader does rocm-smi's.
         program = program_of(text)
         if program is None:
             raise
@@ -73,9 +74,9 @@ _WANTED = Wanted(
 
 
 def read_file(path: Path) -> Snapshot:
-    """The machine that a file describes; named after the file where its text names no host.
+    """Read the machine in a file. If its text has no host name, it gets the file's name.
 
-    Raises UsageError where there is no such text, none of READERS knows it, or the one that does finds it wrong.
+    Raises UsageError if the file is missing, no reader matches, or the matching reader finds a fault.
     """
     snapshot = _read_text_of(READERS, read_text(path, _WANTED), str(path), _WANTED)
     return snapshot if snapshot.host else replace(snapshot, host=path.stem)
@@ -91,7 +92,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
     FileKind("gpubench.readers.results.osu", "OSU's text of a collective, or of osu_bw", takes=("user_facts",)),
 )
 
-_LOOKED_AT_CHARACTERS = 2**18  # Of a file whose kind is asked for: a table stands at its beginning
+_LOOKED_AT_CHARACTERS = 2**18  # Characters searched for the kind of a file: a table is near its start
 WANTED = Wanted(
     kinds=", or ".join(each.summary for each in RESULT_READERS),
     how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
@@ -101,15 +102,15 @@ WANTED = Wanted(
 
 
 def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """The rows of a file; `user_facts` is what a person says of rows that do not say it.
+    """Read the rows of a file. `user_facts` supplies what rows do not contain.
 
-    Raises UsageError where there is no such file, no reader knows it, or the one that does finds it wrong.
+    Raises UsageError if the file is missing, no reader matches, or the matching reader finds a fault.
     """
     return results_in(read_text(path, WANTED), str(path), user_facts)
 
 
 def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """The rows of a text that was read already; raises as `read_results`."""
+    """Read the rows of a text. Raises like `read_results`."""
     with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
         file = _read_text_of(RESULT_READERS, text, name, WANTED, user_facts=user_facts)
         count = file.count
@@ -130,7 +131,7 @@ PROSE = "prose"
 
 
 class OtherText(NamedTuple):
-    """A text without a line of NCCL: what it is, and what to do instead."""
+    """A text without NCCL lines: its kind, and the command to use instead."""
 
     name: str
     what: str
@@ -138,7 +139,7 @@ class OtherText(NamedTuple):
 
 
 def other_text(text: str, name: str) -> OtherText | None:
-    """Return what a text of the file `name` is, by its beginning; None if no reader and no program is known."""
+    """Identify a text of the file `name` by its start. None if no reader and no program matches."""
     text, file = text[:_LOOKED_AT_CHARACTERS], "FILE" if name == STANDARD_INPUT else name
     if not text.strip():
         return None

@@ -1,7 +1,7 @@
-"""The lines of NCCL's log on communicators, connections and algorithms, from NCCL 2.4 to 2.32, parsed from bytes.
+"""Parses lines about communicators, connections and algorithms in NCCL's log, from NCCL 2.4 to 2.32, as bytes.
 
-Every line is `host:pid:tid [cudaDev] NCCL INFO message`, behind whatever a launcher, a clock or a collector puts first.
-People who post logs take parts of that away: the thread, the name of the host, or all of it.
+Every line is `host:pid:tid [cudaDev] NCCL INFO message`, after a prefix from a launcher, a clock or a collector. Posted
+logs may lack the thread, the host name, or all of it.
 """
 
 import re
@@ -14,37 +14,39 @@ from gpubench.readers import limits
 
 
 class ReachedLimits:
-    """Keeps each limit once, with what was seen first beyond it and how often; `ends_reading` once one has to."""
+    """Keeps each exceeded limit once, with its first excess and the count. `ends_reading` is set once reading has
+    to stop.
+    """
 
     def __init__(self) -> None:
         self.ends_reading = False
         self._seen: dict[str, tuple[str, int]] = {}
 
     def pass_over(self, seen: str, most: str) -> None:
-        """Say that something was left out; `most` says of what, and how many are read."""
+        """Record that something was skipped. `most` names the limit."""
         first, times = self._seen.get(most, (seen, 0))
         self._seen[most] = first, times + 1
 
     def end(self, seen: str, most: str) -> None:
-        """Have reading end."""
+        """Record a limit that stops reading."""
         self.ends_reading = True
         self.pass_over(seen, most)
 
     def found(self) -> tuple[ReachedLimit, ...]:
-        """The limits in order of appearance."""
+        """Return the limits in order of appearance."""
         return tuple(ReachedLimit(seen, most, times) for most, (seen, times) in self._seen.items())
 
 
 _COLOR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LOST_COLOR = re.compile(rb"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
-"""The same where the escape character got lost on the way."""
+"""A color code that lost its escape character."""
 
 _STAMP = re.compile(rb"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+-]{0,20}Z?\]? ", re.M)
 _STAMPED_BYTES = 4096
-"""True if lines begin with a clock's time is seen in that many."""
+"""The first bytes show whether lines start with a timestamp."""
 
 _BARE = re.compile(rb"^(?=NCCL (?:INFO|WARN) )", re.M)
-"""The beginning of a line of which nothing but the level is left."""
+"""The start of a line that lost everything before its level."""
 
 
 _STRIPPED = re.compile(
@@ -64,15 +66,15 @@ _OF_STRIPPED = (
     b" set by env",
     b" P2P is",
 )
-"""Messages of NCCL, to find them also behind a line's beginning if somebody cut off host, process and level."""
+"""NCCL's messages, also found in lines that lost host, process and level."""
 
 
-_ESCAPED = b"-&gt;"  # The arrow of a connection in a log that was copied from the source of a web page
+_ESCAPED = b"-&gt;"  # The arrow of a connection in a log copied from the source of a web page
 _CHARACTERS = ((b"&gt;", b">"), (b"&lt;", b"<"), (b"&quot;", b'"'), (b"&#39;", b"'"), (b"&amp;", b"&"))
 
 
 def cleaned(block: bytes) -> bytes:
-    """Lines without carriage returns, colours, timestamps and HTML escapes, and with the level where it was cut off."""
+    """Remove carriage returns, colors, timestamps and HTML escapes, and add the level if it was cut off."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in block:
@@ -93,7 +95,7 @@ def _with_level(found: re.Match[bytes]) -> bytes:
 
 
 def without_colors(line: bytes) -> bytes:
-    """A line without colours, also those that lost their escape character."""
+    """Remove colors from a line, including those without their escape character."""
     return _LOST_COLOR.sub(b"", _COLOR.sub(b"", line))
 
 
@@ -105,32 +107,34 @@ _LONGEST_HEAD = 512
 _LONGEST_NAME = 60
 
 _PLACE = rb"(?: (?:\w{1,80}\(\), )?[^ ]+:\d{1,9}(?: \([^()]*\))?| [\w:]{1,40} [^\n]{1,400}\)[^\n]{0,40}:\d{1,9})?$"
-"""What a warning has behind the device: the place in NCCL's source, and the function, before it or in brackets; of a
-plugin in C++ the function as its compiler spells it.
+"""In a warning, the device is followed by the place in NCCL's source, with the function before it or in brackets. A
+C++ plugin prints the function as its compiler spells it.
 """
 
 _HOST = rb"([\w.-]{1,255}|<[^<>:]{1,255}>|\[[\w.-]{1,255}\])"
-"""A name, a placeholder, or a Kubernetes tag in its place."""
+"""A name, a placeholder, or a Kubernetes tag."""
 
 _OF_NAMES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _LONGEST_HOST = 255
 _BEHIND_HOST = re.compile(rb":(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE)
 _NO_NAME = re.compile(rb"(?:<[^<>:]{1,255}>|\[[\w.-]{1,255}\])$")
-"""What stands in a host's place. Its name is taken from its end: a search would try every letter of a long word."""
+"""A placeholder for a host name. Names are taken from the end of a text: a search would try every letter of a long
+word.
+"""
 
 _HEADS = (
     re.compile(rb"(?:^|(?<= ))" + _HOST + rb":(\d{1,10})() \[-?\d{1,9}\]" + _PLACE),
     re.compile(rb"(?:^|(?<= ))():(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\]" + _PLACE),
 )
-"""Host, process, and thread; some leave out the last, some the first."""
+"""Host, process, and thread. Some forms omit the thread, some the host."""
 
 _NAMELESS_HEAD = re.compile(
     rb"(?:\(\w{1,60} (?:pid|rank)=[^()]{1,60}\) )?(?:\[[\d :T.+-]{8,40}\] )?(?:\[(-?\d{1,9})\])?" + _PLACE
 )
-"""Of a line whose writer was cut away: the device at most, behind a clock's time or Ray's tag."""
+"""A line that lost its writer has at most the device, after a timestamp or Ray's tag."""
 
 NAMELESS = "anonymous"
-"""The host of such lines, whose process nobody knows."""
+"""The host of lines that lost their writer."""
 
 _ENDS = (
     rb"(?P<src>\d{1,7})(?:\[(?P<src_device>-?[0-9a-f]{1,12})\])? -> "
@@ -141,7 +145,7 @@ _CONNECTION = re.compile(
     rb"(?: comm (?P<handle>0x[0-9a-f]{1,16}) nRanks (?P<size>\d{1,7}))?",
     re.S,
 )
-"""RCCL names the communicator behind the transport. NCCL 2.4 has no devices in brackets between nodes."""
+"""RCCL names the communicator after the transport. NCCL 2.4 has no devices in brackets between nodes."""
 
 _HIDDEN_COMM = re.compile(rb" comm 0x\.{2,3} nRanks \d{1,7}$")
 _CHANNEL = re.compile(rb"(?:Channel|CollNet|Coll|Ring) (\d{1,4})(?:/([01]))?")
@@ -162,7 +166,7 @@ _TUNING = re.compile(
 )
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""By the numbers that NCCL 2.20 to 2.23 print."""
+"""Protocols by the numbers that NCCL 2.20 to 2.23 print."""
 
 _WITHOUT_CHANNELS = {b"Symmetric": "SYMMETRIC", b"Copy Engine": "COPY_ENGINE", b"Hierarchical CE": "HIERARCHICAL_CE"}
 
@@ -176,9 +180,9 @@ class LineSource(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """One end's line of a connection. Devices are as in brackets: NVML's index, up to NCCL 2.17 the bus id.
+    """The line of one end of a connection. Devices are as in brackets: NVML's index, or up to NCCL 2.17 the bus id.
 
-    `handle` and `size` are of its communicator, where the line names that, as RCCL's do.
+    `handle` and `size` describe its communicator, if the line names it as RCCL's lines do.
     """
 
     src: int
@@ -202,7 +206,7 @@ class Connection(NamedTuple):
 
 
 class CommunicatorLine(NamedTuple):
-    """A line that names a communicator by its address in the process. None is not in this kind of line."""
+    """A line that names a communicator by its address in the process. Fields of other kinds of lines are None."""
 
     handle: bytes
     rank: int
@@ -219,9 +223,9 @@ class CommunicatorLine(NamedTuple):
 
 
 def parse_head(head: bytes) -> LineSource | None:
-    """The thread that wrote a line, from the text before ` NCCL INFO ` or ` NCCL WARN `.
+    """Parse the writer of a line from the text before ` NCCL INFO ` or ` NCCL WARN `.
 
-    A line without host and process is of an anonymous one, in which devices stand for threads.
+    A line without host and process gets an anonymous process, whose threads are the devices.
     """
     end = head[-_LONGEST_HEAD:]
     if (found := _BEHIND_HOST.search(end)) and (name := _last_name(end[: found.start()])):
@@ -236,7 +240,7 @@ def parse_head(head: bytes) -> LineSource | None:
 
 
 def _last_name(text: bytes) -> bytes:
-    """The host's name at the end of a text, or what stands in its place; empty where there is none."""
+    """Return the host name or placeholder at the end of a text, or empty bytes."""
     name = text[len(text.rstrip(_OF_NAMES)) :][-_LONGEST_HOST:]
     if name:
         return name
@@ -246,7 +250,9 @@ def _last_name(text: bytes) -> bytes:
 
 @lru_cache(_MOST_CACHED)
 def parse_channel(text: bytes) -> tuple[int, int] | None:
-    """'Channel 03/1' → channel 3 of connection 1; None for the order of a ring, 'Channel 03/24', and for other text."""
+    """Parse 'Channel 03/1' → channel 3 of connection 1. None for 'Channel 03/24', the order of a ring, and other
+    text.
+    """
     found = _CHANNEL.fullmatch(text)
     if found is None or int(found[1]) >= MOST_CHANNELS:
         return None
@@ -255,7 +261,7 @@ def parse_channel(text: bytes) -> tuple[int, int] | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
-    """'0[0] -> 1[1] via P2P/CUMEM'; None where the text is cut off or garbled. `cut` says that it may well be."""
+    """Parse '0[0] -> 1[1] via P2P/CUMEM'. None if it is truncated (probable if `cut`) or garbled."""
     found = _CONNECTION.fullmatch(_HIDDEN_COMM.sub(b"", text))
     if found is None or bool(found["rank"]) != (b"COLLNET/" in found["via"]):
         return None
@@ -282,7 +288,7 @@ def parse_connection(text: bytes, *, cut: bool = False) -> Connection | None:
 
 @lru_cache(_MOST_CACHED)
 def _transport(via: bytes, *, cut: bool) -> Transport | None:
-    """The transport in a text that may have something behind it: a collector's quotes, or another line."""
+    """Parse a transport that may be followed by a collector's quotes or another line."""
     text = via.decode("ascii", "replace").partition('\\n"')[0].rstrip()
     transport = parse_transport(text)
     if cut or " NCCL " in text:
@@ -297,7 +303,7 @@ def _transport(via: bytes, *, cut: bool) -> Transport | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_communicator(message: bytes) -> CommunicatorLine | None:
-    """A line of a communicator's beginning, its shape, or its end."""
+    """Parse a line about a communicator's start, shape, or end."""
     found = _COMMUNICATOR.search(message)
     if found is None:
         return None
@@ -321,7 +327,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
 
 
 def claimed_ranks(message: bytes) -> int | None:
-    """The number of ranks that a line of a communicator says, however large; None where it says none."""
+    """Return the number of ranks that a communicator's line claims, even if it is implausible, or None."""
     found = _CLAIMED_RANKS.search(message)
     return None if found is None else int(found[1])
 
@@ -332,9 +338,9 @@ def _number(text: bytes | None) -> int | None:
 
 @lru_cache(_MOST_MESSAGES)
 def parse_tuning(message: bytes) -> Tuning | None:
-    """'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and its forms since NCCL 2.20.
+    """Parse 'AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}' and its forms since NCCL 2.20.
 
-    NCCL 2.20 to 2.22 do not say which function, which is then ''.
+    NCCL 2.20 to 2.22 do not print the function, which is then ''.
     """
     found = _TUNING.match(message)
     if found is None:
@@ -353,14 +359,14 @@ def parse_tuning(message: bytes) -> Tuning | None:
 
 
 def _named(value: bytes | None, names: tuple[str, ...]) -> str | None:
-    """A name, also where NCCL prints its number; None for a number that has none."""
+    """Return a name, translating NCCL's number. None for an unknown number."""
     if value is None or not value.isdigit():
         return None if value is None else value.decode()
     return names[int(value)] if int(value) < len(names) else None
 
 
 def bus_id(number: int) -> str:
-    """The PCI bus id in NCCL's number as lspci writes it: 0x1a000 → '0000:1a:00.0'."""
+    """Format NCCL's number as a PCI bus id: 0x1a000 → '0000:1a:00.0'."""
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
@@ -370,11 +376,11 @@ _RING = re.compile(rb" NCCL INFO Ring \d{1,4} : (\d{1,7}) -> (\d{1,7}) -> (\d{1,
 _TREES = re.compile(rb" NCCL INFO Trees((?: \[\d{1,4}\] -?\d+/-?\d+/-?\d+->\d+->-?\d+)+)")
 _TREE = re.compile(rb"\[\d+\] (-?\d+)/(-?\d+)/(-?\d+)->(\d+)->(-?\d+)(?= |$)")
 _LONGEST_LINE = 1000
-"""NCCL cuts a line off behind 1023 characters, its beginning included: what stands at the end may be half a number."""
+"""NCCL truncates a line after 1,023 characters, including its start, so its end may be half a number."""
 
 
 def ring_pairs(line: bytes) -> tuple[Pair, ...]:
-    """'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH): data come from 3 to 0 and go from 0 to 1."""
+    """Parse 'Ring 00 : 3 -> 0 -> 1' (subsystem GRAPH): data moves from 3 to 0 and from 0 to 1."""
     found = _RING.search(line)
     if found is None:
         return ()
@@ -383,7 +389,7 @@ def ring_pairs(line: bytes) -> tuple[Pair, ...]:
 
 
 def tree_pairs(line: bytes) -> tuple[Pair, ...]:
-    """'Trees [0] 2/-1/-1->1->0 [1] …' (children, rank, parent, a tree a channel): data go both ways to each of them."""
+    """Parse 'Trees [0] 2/-1/-1->1->0 [1] …' (children, rank, parent, one tree per channel): data moves both ways."""
     found = _TREES.search(line)
     if found is None:
         return ()

@@ -1,4 +1,4 @@
-"""The lines of a log that explain something, from NCCL and from other programs, each kept once with its processes."""
+"""Collects explanatory lines of a log, from NCCL and other programs, each kept once with its processes."""
 
 import re
 from collections import Counter
@@ -24,10 +24,10 @@ def _form(kind: RemarkKind, pattern: str) -> _Form:
 
 _PAIR_OF_DEVICES = r" between dev -?\d{1,6}\(=([0-9a-f]{1,12})\) and dev -?\d{1,6}\(=([0-9a-f]{1,12})\)"
 _ABOUT_BUS_IDS = (RemarkKind.PEER_ACCESS_REFUSED, RemarkKind.PEER_QUERY_FAILED)
-"""Of these all groups are bus ids."""
+"""All groups of these lines are bus ids."""
 
 _ABOUT_OWN_GPU = (RemarkKind.GDR_FAR, RemarkKind.GDR_NEAR)
-"""Of these NCCL 2.24 and later name the GPU by its rank, which only the communicator at hand tells from a bus id."""
+"""NCCL 2.24 and later name the GPU by its rank in these lines. Only the communicator tells a rank from a bus id."""
 
 _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "NET/IB": (
@@ -93,7 +93,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
         _form(RemarkKind.GDR_NEAR, r"GPU Direct RDMA Enabled for GPU ([0-9a-f]{1,16}) / HCA ([0-9a-f]{1,16})"),
     ),
 }
-"""By the first word of the message."""
+"""Forms by the first word of the message."""
 
 FIRST_WORDS = frozenset(word.encode() for word in _FORMS)
 
@@ -118,30 +118,30 @@ _PATHS = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) :")
 _PATH = re.compile(rb"GPU/(?:[0-9a-fA-F]{1,4}-)?([0-9a-fA-F]{1,14}) \(\d+/[\d.]+/([A-Z0-9]{2,4})\)")
 _NVLINK_SIGNS = (b"+ NVL[", b"NVS/", b"/NVL)", b"/NVB)", b"/C2C)", b", type NVL/")
 _LOCAL_BITS = (1 << 40) - 1
-"""NCCL 2.30 numbers several ranks on one GPU above the bus id."""
+"""NCCL 2.30 numbers several ranks on one GPU in the bits above the bus id."""
 
 
 class OwnGpu(NamedTuple):
-    """The rank of the writing thread in the communicator that it initialises, and its GPU's bus id as NCCL has it."""
+    """The writing thread's rank in the communicator that it initializes, and NCCL's bus id of its GPU."""
 
     rank: int
     bus: int
 
 
 class ReturnedError(NamedTuple):
-    """A place in NCCL's source, and the error that it hands on: 1 CUDA, 2 system, 3 internal, 6 a remote process."""
+    """A place in NCCL's source and the error it returns: 1 CUDA, 2 system, 3 internal, 6 a remote process."""
 
     place: str
     code: int
 
     @property
     def is_of_sockets(self) -> bool:
-        """True if it is of what reads and serves sockets, and is told of nothing else."""
+        """True if only code that serves sockets returned it."""
         return _SOCKETS.search(self.place) is not None
 
 
 def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
-    """The note in a message; None where it is none of these lines, or about the GPU of another process."""
+    """Parse the note in a message. None for other lines, and for the GPU of another process."""
     text = message[:_LONGEST].decode("ascii", "replace").rstrip()
     if text.startswith("NET/") and (found := _GDR.match(text)):
         kind = RemarkKind.GDR_ENABLED if found[1] == "Enabled" else RemarkKind.GDR_DISABLED
@@ -166,7 +166,9 @@ def _own_bus_id(gpu: str, own: OwnGpu | None) -> int | None:
 
 
 def parse_setting(message: bytes) -> tuple[str, str] | None:
-    """'NCCL_P2P_DISABLE set by environment to 1', some of which end with a full stop; 'NCCL_IB_HCA set to mlx5_0'."""
+    """Parse 'NCCL_P2P_DISABLE set by environment to 1', with or without a full stop, and 'NCCL_IB_HCA set to
+    mlx5_0'.
+    """
     found = _SETTING.match(message[:_LONGEST])
     if found is None:
         return None
@@ -180,13 +182,17 @@ _BY_EQUALS = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]*\"|'[^']*'|(?:(?!,[A
 
 
 def parse_command(text: str) -> list[tuple[str, str]]:
-    """`NCCL_P2P_DISABLE=1 mpirun`, `-x NAME=1`, `--env NAME=1`, `export NAME=1`, `setenv NAME 1` set variables."""
+    """Return the variables that a command sets: `NAME=1 mpirun`, `-x NAME=1`, `--env NAME=1`, `export NAME=1`,
+    `setenv NAME 1`.
+    """
     found = [*_BY_EQUALS.findall(text), *_BY_SPACE.findall(text)]
     return [(name, value.strip("\"'")) for name, value in found]
 
 
 def parse_failed_call(message: bytes) -> ReturnedError | None:
-    """'transport/shm.cc:551 -> 2', 'Failed to execute operation Connect from rank 2, retcode 2'; 7 is no error."""
+    """Parse 'transport/shm.cc:551 -> 2' and 'Failed to execute operation Connect from rank 2, retcode 2'. 7 is no
+    error.
+    """
     found = _FAILED_CALL.match(message)
     if found is None or found[3] == _IN_PROGRESS:
         return None
@@ -194,19 +200,19 @@ def parse_failed_call(message: bytes) -> ReturnedError | None:
 
 
 def parse_network(message: bytes) -> str | None:
-    """'Using network IB'."""
+    """Parse 'Using network IB'."""
     found = _NETWORK.match(message)
     return None if found is None else found[1].decode("ascii", "replace").strip()
 
 
 def parse_version(line: bytes) -> str | None:
-    """'NCCL version 2.28.9+cuda13.0', which has no prefix below the level INFO, anywhere in a line."""
+    """Parse 'NCCL version 2.28.9+cuda13.0' anywhere in a line. Below level INFO it has no prefix."""
     found = _VERSION.search(line)
     return None if found is None else found[1].decode()
 
 
 def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
-    """A row of NCCL's matrix of path types: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...', by bus ids."""
+    """Parse a row of NCCL's path matrix by bus ids: 'GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ...'."""
     row = _PATHS.match(message)
     if row is None:
         return {}
@@ -221,14 +227,14 @@ def _bus(text: bytes) -> str:
 Key = TypeVar("Key")
 
 OF_COMMAND = ""
-"""In place of a process: a command that sets a variable starts all of them."""
+"""Stands for a process: a command that sets a variable starts all of them."""
 
 _MOST_PATHS = 2**16
 """The GPUs of a thousand nodes."""
 
 _MOST_VERSIONS = 32
 _NUMBERS = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*\b")
-"""Complaints that differ by numbers alone are one."""
+"""Complaints that differ only in numbers count as one."""
 
 _PLACE = re.compile(rb"(?:^| )([\w./-]{1,200}:\d{1,9})$", re.ASCII)
 _MOST_MODELS = 32
@@ -236,14 +242,14 @@ _LONGEST_WARNING = 300
 _LONGEST_SHOWN = 60
 
 _WITHOUT_PEERS = b"platform lacks GPU P2P capability"
-"""vLLM says so of all GPUs of its machine, which it asked the driver about."""
+"""vLLM prints this about all GPUs of its machine, after it queried the driver."""
 
 _COLLNET = re.compile(r"(?:^|/)coll_net\.(?:cc|h):", re.ASCII)
 _CALLERS_OF_COLLNET = re.compile(r"^(?:transport|init)\.cc:", re.ASCII)
-"""Through these the failure reaches NCCL's initialization, which then connects the ranks without it."""
+"""The failure reaches NCCL's initialization through these files, and NCCL continues without CollNet."""
 
 _LAST_ERROR = b"Last error:"
-"""Behind it, on a line of its own, PyTorch puts what NCCL last warned of."""
+"""PyTorch prints NCCL's last warning on the line after it."""
 
 _MOST_TAGS = 32
 _LONGEST_OF_OTHERS = 1024
@@ -254,19 +260,21 @@ _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOP
 
 
 def _without_the_middle(line: bytes) -> bytes:
-    """A long line's beginning and end: of a command with all its arguments the exit code is told behind them."""
+    """Shorten a long line to its start and end: the exit code follows a command with all its arguments."""
     if len(line) <= _LONGEST_OF_OTHERS:
         return line
     return line[: _LONGEST_OF_OTHERS - _LONGEST_END] + b" " + line[-_LONGEST_END:]
 
 
 def may_be_noted(message: bytes) -> bool:
-    """True if a message begins as one does that explains something."""
+    """True if a message starts like an explanatory one."""
     return message.startswith(_BEGINNINGS) or message.partition(b" ")[0] in FIRST_WORDS
 
 
 class Notes:
-    """The settings, networks, remarks, paths, complaints and failed calls of a log; `reached` says what is left out."""
+    """The settings, networks, remarks, paths, complaints and failed calls of a log. `reached` lists what was
+    skipped.
+    """
 
     def __init__(self, reached: ReachedLimits) -> None:
         self._reached = reached
@@ -294,7 +302,7 @@ class Notes:
         self._remarks: dict[tuple[RemarkKind, tuple[str, ...]], tuple[Note, dict[str, None]]] = {}
 
     def add(self, host: str, process: str, message: bytes, own: OwnGpu | None = None) -> None:
-        """Keep a message of level INFO that is one of these."""
+        """Keep an explanatory message of level INFO."""
         if message.startswith(b"NCCL_"):
             self._keep(self._settings, parse_setting(message), process)
         elif message.startswith(b"Using "):
@@ -312,26 +320,26 @@ class Notes:
                 self._tell(self._remarks.setdefault(key, (note, {}))[1], process)
 
     def add_command(self, text: str) -> None:
-        """Keep the variables of NCCL that a command sets."""
+        """Keep the NCCL variables that a command sets."""
         for name, value in parse_command(text):
             self._keep(self._settings, (name, value), OF_COMMAND)
 
     def add_version(self, line: bytes) -> None:
-        """Keep NCCL's version, which the level VERSION prints without host and process."""
+        """Keep NCCL's version, which level VERSION prints without host and process."""
         version = parse_version(line)
         if version is not None and len(self.versions) < _MOST_VERSIONS:
             self.versions[version] = None
 
     def add_warning(self, host: str, process: str, message: bytes, head: bytes) -> None:
-        """Keep a message of level WARN, which the next lines may continue.
+        """Keep a message of level WARN, which later lines may continue.
 
-        Of calls of CUDA's it is kept with the place in NCCL's source, with which `head` ends.
+        For failed CUDA calls, keep the place in NCCL's source, at the end of `head`.
         """
         self.end_warning()
         self._warning = host, process, message.strip(), head
 
     def continues_warning(self, line: bytes) -> bool:
-        """True if a line continues the last warning: it is indented, or the warning's own line has no text."""
+        """True if a line continues the last warning: it is indented, or the warning has no text yet."""
         if self._warning is None:
             return False
         host, process, message, head = self._warning
@@ -344,7 +352,7 @@ class Notes:
         return True
 
     def end_warning(self) -> None:
-        """Keep the last warning as it is: the next line is another one."""
+        """Close the last warning."""
         if self._warning is None:
             return
         (host, process, message, head), self._warning = self._warning, None
@@ -358,7 +366,7 @@ class Notes:
         self.add(host, process, message)
 
     def add_failed_call(self, process: str, call: ReturnedError) -> None:
-        """Keep the error that a function of NCCL's returned; not of CollNet's set-up, after which NCCL does without."""
+        """Keep the error of an NCCL function, except in CollNet's set-up, after which NCCL continues without it."""
         self.end_warning()
         if _COLLNET.search(call.place):
             self._without_collnet[process] = None
@@ -370,7 +378,7 @@ class Notes:
             self._warned.setdefault(call, self._last_warnings.get(process, ""))
 
     def add_other(self, line: bytes) -> None:
-        """Keep what a line of another program says of the GPUs, or of calls of NCCL's that failed."""
+        """Keep what another program's line reports about GPUs or failed NCCL calls."""
         for tag in self._before_last_error:
             if line.startswith(tag):
                 del self._before_last_error[tag]
@@ -383,7 +391,7 @@ class Notes:
         self._add_told(_without_the_middle(line))
 
     def _add_told(self, line: bytes) -> None:
-        """Keep what a line says that has a word of other programs."""
+        """Keep the content of a line with a word of other programs."""
         self._tests.add(line)
         self._tracebacks.add(line)
         if (whole := line.rstrip()).endswith(_LAST_ERROR) and len(self._before_last_error) < _MOST_TAGS:
@@ -399,7 +407,7 @@ class Notes:
         self._add_device(line)
 
     def _add_device(self, line: bytes) -> None:
-        """Keep the rank and the model of a GPU that a line lists."""
+        """Keep the rank and the GPU model in a line of a device list."""
         if (listed := endings.parse_listed_rank(line)) and len(self.listed_ranks) < limits.MOST_LOG_RANKS:
             self.listed_ranks.setdefault(listed[0], set()).add(listed[1:])
         if model := endings.parse_gpu_model(line):
@@ -441,7 +449,7 @@ class Notes:
 
     @property
     def host_ids(self) -> dict[str, str]:
-        """NCCL_HOSTID by process: where it is set, NCCL takes it for the machine."""
+        """NCCL_HOSTID by process, which NCCL uses as the machine."""
         return {
             process: value
             for (name, value), processes in self._settings.items()
@@ -461,14 +469,14 @@ class Notes:
         return (*found, *(Complaint(*each, ()) for each in of_whole))
 
     def failed_calls(self) -> tuple[FailedCall, ...]:
-        """The calls that failed, in order of appearance."""
+        """The failed calls in order of appearance."""
         self.end_warning()
         return tuple(
             FailedCall(*key, tuple(processes), self._warned[key]) for key, processes in self._failed_calls.items()
         )
 
     def addresses(self) -> Mapping[str, str]:
-        """The address of the interface over which a process meets the others, by process."""
+        """The interface address over which each process meets the others."""
         return {
             process: note.about[1]
             for note, processes in self._remarks.values()
@@ -484,7 +492,7 @@ class Notes:
         )
 
     def networks(self) -> Mapping[str, int]:
-        """The number of processes that use each network."""
+        """The number of processes per network."""
         return {name: len(processes) for name, processes in self._networks.items()}
 
     def remarks(self) -> tuple[Remark, ...]:

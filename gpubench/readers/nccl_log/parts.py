@@ -1,4 +1,4 @@
-"""Hands the parts of a pasted text to their readers: answers of RAS, stacks, the Inspector's JSON, commands, logs."""
+"""Passes the parts of a pasted text to their readers: RAS answers, stacks, the Inspector's JSON, commands, logs."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ _LONG_BLOCK_BYTES = 2**18
 
 
 class PastedParts:
-    """The parts of one stream, which come block by block; `name` is that of its file."""
+    """The parts of one stream, which arrives in blocks. `name` is its file."""
 
     def __init__(self, reader: "NcclLogReader", name: str) -> None:
         self._reader, self._name = reader, name
@@ -25,7 +25,7 @@ class PastedParts:
         self._header = Header()
 
     def add(self, block: bytes) -> None:
-        """Take whole lines."""
+        """Add complete lines."""
         if not (self._open or pasted.may_hold_parts(block)):
             self._reader.read_lines(block)
             return
@@ -41,7 +41,7 @@ class PastedParts:
             self._open = b""
 
     def end(self, rest: bytes) -> None:
-        """Take the last line, which has no end."""
+        """Add the last line, which has no line end."""
         parts = list(pasted.split(_lines(self._open + rest)))
         is_cut = bool(rest and parts and parts[-1].kind is pasted.Kind.OUTPUT)
         if is_cut:
@@ -68,7 +68,7 @@ class PastedParts:
             self._reader.add_command(part.text)
 
     def _ras(self, part: pasted.PastedPart) -> None:
-        """Read lines of an answer; one that other output interrupts goes on behind it."""
+        """Read lines of an answer, which other output may interrupt."""
         if self._answer is None or pasted.begins_ras_answer(part.lines[0]):
             self._end_answer()
             self._answer = RasText()

@@ -1,6 +1,6 @@
-"""NCCL's debug log of a job, and what stands between its lines, read as a stream; `files.py` opens the files.
+"""Reads a job's NCCL log, and the text between its lines, as a stream. `files.py` opens the files.
 
-A log of gigabytes is mostly lines that say nothing new: these are recognised by their parts and not parsed again.
+Most lines of a log of gigabytes repeat earlier ones. They are recognized by their parts and not parsed again.
 """
 
 import re
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 2**16
 _TIMES_REPEATED = 4
-"""As often as a line has to come in a block, on average, for it to be quicker to look at the different ones."""
+"""Average repetitions in a block from which checking only distinct lines is faster."""
 
 
 class KnownLines(set[bytes]):
-    """Whole lines that say nothing new, whichever communicator their thread is at.
+    """Complete lines that add nothing, whatever communicator their thread is at.
 
-    What algorithms run operations with is known beside, of the communicator that the thread is at: `tuning_lines`.
+    `tuning_lines` has lines about algorithms, which add nothing for the thread's current communicator.
     """
 
     def __init__(self, threads: Mapping[bytes, Thread]) -> None:
@@ -46,14 +46,14 @@ class KnownLines(set[bytes]):
         self._threads = threads
 
     def remember(self, line: bytes) -> None:
-        """Remember a line; an empty one is none."""
+        """Add a line, unless it is empty."""
         if line:
             if len(self) >= _MOST_LINES:
                 self.clear()
             self.add(line)
 
     def hold_all(self, lines: Sequence[bytes]) -> bool:
-        """True if lines are few different ones, all of them known, as of operations that come again and again."""
+        """True if there are few distinct lines and all are known, as with repeated operations."""
         different = set(lines)
         return len(different) * _TIMES_REPEATED < len(lines) and all(
             line in self or self._is_known_tuning(line) for line in different
@@ -67,33 +67,33 @@ class KnownLines(set[bytes]):
 _BLOCK_BYTES = 2**20
 _BEGINNING_BYTES = 2**18
 _BYTES_BETWEEN_PAIRS = 2**26
-"""Of a log, between two countings of its pairs, which take a few milliseconds."""
+"""Log bytes between two counts of its pairs, which take milliseconds."""
 
 _LONGEST_LINE = 2**15
-"""NCCL formats a line in 1,024 bytes, and its longest lists grow with the GPUs of a node; what is longer is no line."""
+"""NCCL formats a line in 1,024 bytes, and its longest lists grow with the GPUs of a node. Longer text is no line."""
 
 _MOST_THREADS = 2**14
 
 _REPEATED = re.compile(rb" ?\[repeated (\d{1,9})x across cluster\][^\n]*")
-"""What Ray puts behind a line in place of those that are alike but for numbers, of other ranks too."""
+"""Ray's remark on a line in place of repetitions that differ only in numbers, from other ranks too."""
 
 _CHANNEL = INFO + b"Channel "
 _MESSAGE = re.compile(rb" NCCL (INFO|WARN) ")
 _OPERATION = b": opCount "
 _ADDRESS = b" comm 0x"
 _REMNANT = b"] via "
-"""In what is left of a connection's line whose beginning another line took away."""
+"""The rest of a connection's line whose start was overwritten."""
 
 _AT_EXIT = b"driver shutting down"
 _RETURNED = (b" -> ", b"Failed to execute")
 _OF_A_START = (b"Using network ", b"Bootstrap", b"Channel ", b"Trees ", b"Ring ")
-"""What a process writes while it makes communicators; after the end of all it had, it makes more."""
+"""Lines that a process logs while it creates communicators. After all have ended, it creates new ones."""
 
 _MULTICAST = b"NVLS comm 0x"
 _INTERNAL_ERROR = 3
 
 _WORDS = (b"NCCL", _REMNANT, *WORDS_OF_OTHERS)
-"""Lines without any of these say nothing."""
+"""Lines without any of these words are irrelevant."""
 
 _LONGEST_NAME = 50
 _SIZE = b" Bytes -> "
@@ -102,20 +102,18 @@ _SIZE = b" Bytes -> "
 class Readable(Protocol):
     """A binary stream."""
 
-    def read(self, size: int, /) -> bytes:
-        """At most that many bytes, none at its end."""
-        ...
+    def read(self, size: int, /) -> bytes: ...
 
 
 class EndlessLineError(Exception):
-    """A stream whose line goes on and on."""
+    """A stream has a line without an end."""
 
 
 class NcclLogReader:
-    """Reads the logs of a job, line by line or as streams, in any order; `facts` is what they hold together.
+    """Reads the logs of a job, as lines or streams, in any order. `facts` returns their combined content.
 
-    `lines` counts the lines that were read, `beginning` is that of the last stream. `reached` are the limits of
-    `readers/limits.py` that the logs went beyond; once it says so, nothing more is read.
+    `lines` counts all lines. `beginning` is the start of the last stream. `reached` lists the exceeded limits of
+    `readers/limits.py`, after which nothing more is read.
     """
 
     def __init__(self) -> None:
@@ -141,13 +139,13 @@ class NcclLogReader:
 
     @property
     def nccl_lines(self) -> int:
-        """The number of lines of NCCL."""
+        """The number of NCCL lines."""
         return self.lines - self._other_lines
 
     def read(self, stream: Readable, name: str = "") -> None:
-        """Read a stream, that of the file `name`, to its end or to a limit. A last line without an end may be cut off.
+        """Read a stream of the file `name` to its end or a limit. A last line without a line end may be truncated.
 
-        Raises EndlessLineError where it has a line that no program writes.
+        Raises EndlessLineError.
         """
         rest, is_endless, without_end = b"", False, 0
         parts = PastedParts(self, name)
@@ -179,11 +177,11 @@ class NcclLogReader:
         self._other_lines += count
 
     def add_command(self, text: str) -> None:
-        """Keep the variables that a command sets, for all processes."""
+        """Keep the variables that a command sets for all processes."""
         self._notes.add_command(text)
 
     def read_cut_line(self, line: bytes) -> None:
-        """Read the last line of a stream, which may be cut off."""
+        """Read the last line of a stream, which may be truncated."""
         self.lines += 1
         self._read_messages(without_colors(line), cut=True)
 
@@ -203,7 +201,7 @@ class NcclLogReader:
                 self.reached.end(f"more than {most:.0f} {what}", f"{most:.0f} {what}")
 
     def facts(self, cut_files: tuple[str, ...] = ()) -> LogFacts:
-        """All that was read so far; `cut_files` ended before their end."""
+        """Return everything read so far. `cut_files` are truncated."""
         attribution, notes = self._attribution, self._notes
         found = communicators(attribution, notes.host_ids, notes.addresses())
         found = with_listed_ranks(found, notes.listed_ranks)
@@ -234,10 +232,10 @@ class NcclLogReader:
         )
 
     def read_lines(self, block: bytes) -> None:
-        """Read whole lines: most are connections whose parts were all in earlier lines, if of other pairs."""
+        """Read complete lines. Most are connections whose parts all occurred before, in other combinations."""
         block = self._with_what_was_left_out(block)
         if not any(word in block for word in _WORDS):
-            # Three times as fast as bytes.count where every byte is a line's end.
+            # Three times as fast as bytes.count if every byte ends a line.
             count = len(block) - len(block.translate(None, b"\n"))
             self.lines += count
             self._other_lines += count
@@ -255,7 +253,7 @@ class NcclLogReader:
             if found:
                 channel, _, text = rest.partition(b" : ")
                 try:
-                    # NCCL writes the channels of a pair behind each other.
+                    # NCCL logs the channels of a pair in sequence.
                     if text == last and head == last_head:
                         connections[peer] = connections[peer].plus[line_code + channel_codes[channel]]
                         continue
@@ -271,21 +269,21 @@ class NcclLogReader:
                         continue
                 except KeyError:
                     pass
-            # What is read now may change what the text of a connection stands for.
+            # This line may change what a connection's text means.
             last = None
             if line in known_lines or self._read_line(line):
                 known += 1
         self._repeats = known * 2 > len(lines)
 
     def _with_what_was_left_out(self, block: bytes) -> bytes:
-        """Count the lines that Ray left out, and read those that it wrote in their place."""
+        """Count the lines that Ray omitted, and read its remarks."""
         if b"x across cluster]" in block:
             self._left_out += sum(int(found[1]) for found in _REPEATED.finditer(block))
             return _REPEATED.sub(b"", block)
         return block
 
     def _read_line(self, line: bytes) -> bool:
-        """Read a line; True if nothing in it was new. In long logs most are operations, and how NCCL runs them."""
+        """Read a line. True if it adds nothing. In long logs most lines are about operations."""
         head, _, message = line.partition(INFO)
         thread = self._threads.get(head)
         if thread is None:
@@ -326,7 +324,9 @@ class NcclLogReader:
             self._info(thread, message, line)
 
     def _read_messages(self, line: bytes, *, cut: bool = False) -> None:
-        """Read a line that may hold several messages, as processes that share a file write; the last may be `cut`."""
+        """Read a line with several messages, from processes that share a file. The last one may be truncated
+        (`cut`).
+        """
         if len(line) > _LONGEST_LINE:
             self._other_lines += 1
             self._unreadable += _REMNANT in line
@@ -372,7 +372,7 @@ class NcclLogReader:
         return thread
 
     def _info(self, thread: Thread, message: bytes, line: bytes, *, cut: bool = False) -> None:
-        """Read a message of level INFO. `line` is its whole line, empty where that has more in it or may be cut off."""
+        """Read a message of level INFO. `line` is the whole line, or empty if it has more in it or may be truncated."""
         if message.startswith(_OF_A_START):
             thread.process.begins_again = True
         if message.startswith((b"Channel ", b"CollNet ", b"Ring ", b"Coll ")):
@@ -393,25 +393,25 @@ class NcclLogReader:
             self._attribution.add_communicator(thread, message)
 
     def _failed(self, thread: Thread, message: bytes) -> bool:
-        """Keep a call that failed; False where the message is none."""
+        """Keep a failed call. False if the message is none."""
         process, call = thread.process, parse_failed_call(message)
         if call is None:
             return False
-        # Sockets' readers hand on an internal error when communicators are taken down, in healthy jobs too.
+        # Socket code returns an internal error when communicators are destroyed, in healthy jobs too.
         is_of_the_end = call.code == _INTERNAL_ERROR and call.is_of_sockets and not process.is_starting
         if not process.is_closing and not is_of_the_end:
             self._notes.add_failed_call(process.name, call)
         return True
 
     def _lost(self, message: bytes) -> None:
-        """Keep a connection whose writer was cut away, if its line is whole from there on."""
+        """Keep a connection of an unknown writer, if the rest of its line is complete."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is not None:
             self._attribution.add_lost(place, text)
 
     def _channel(self, thread: Thread, message: bytes, line: bytes, *, cut: bool) -> None:
-        """Read a channel of a connection; 'Channel 03/24 : 0 1 2' is the order of a ring and no connection."""
+        """Read a connection's channel. 'Channel 03/24 : 0 1 2' is the order of a ring instead."""
         channel, _, text = message.partition(b" : ")
         place = parse_channel(channel)
         if place is None or b" via " not in text:

@@ -1,1 +1,1 @@
-"""Files of results: gpubench's own, and those of nccl-tests, rccl-tests and OSU."""
+"""Reads result files: gpubench's own, and those of nccl-tests, rccl-tests, nvbandwidth, OSU and others."""

@@ -1,4 +1,4 @@
-"""gpubench's CSV: rows of a collective, or pairs. It has no metadata, so nothing but its rows is known."""
+"""Reads gpubench's CSV: rows of a collective, or pairs. It has no metadata, so only its rows are known."""
 
 import csv
 import re
@@ -16,14 +16,14 @@ _REQUIRED = {
 
 
 def recognises(text: str) -> bool:
-    """True if a text begins with the columns of rows or pairs, whatever separates them."""
+    """True if a text starts with the columns of rows or pairs, with any separator."""
     return re.match(r'\s*"?(?:collective"?[,;\t]"?backend|source"?[,;\t]"?destination)\b', text) is not None
 
 
 def read(text: str, name: str) -> ResultFile:
-    """The rows of a text.
+    """Read the rows of a text.
 
-    Raises UsageError for a column that is not known, missing or twice; a line of another length; a cell that cannot be.
+    Raises UsageError for an unknown, missing or duplicate column, a line of another length, or an invalid cell.
     """
     header, *lines = _cells(text, name)
     kind: type[CollectiveRow] | type[PairRow] = CollectiveRow if "collective" in header else PairRow

@@ -1,4 +1,4 @@
-"""Results that a user keeps: a folder of dated results, the past runs in it, and baselines under a name."""
+"""Reads a user's stored results: a folder of dated results, the past runs in it, and named baselines."""
 
 import os
 import re
@@ -23,26 +23,26 @@ _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
 _END_OF_METADATA = re.compile(r"  \},?\s*")
 _BEGINNING_OF_METADATA = '  "metadata": {'
-_MOST_HEAD_BYTES = 16 * 2**20  # A thousand ranks make 300 KB of metadata
+_MOST_HEAD_BYTES = 16 * 2**20  # A thousand ranks have 300 KB of metadata
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The names in a folder: of dated results the newest first, and of visible files that are none."""
+    """The names in a folder: dated results, newest first, and other visible files."""
 
     folder: Path
     names: tuple[history.DatedName, ...]
     others: tuple[str, ...]
 
     def path(self, name: history.DatedName) -> Path:
-        """The path of a result."""
+        """Return the path of a result."""
         return self.folder / str(name)
 
 
 def list_results(folder: Path) -> Kept:
-    """The results in a folder, by their names alone. Hidden files, which are being written, are passed over.
+    """List the results in a folder by name, without hidden files, which are still being written.
 
-    Raises UsageError where there is no such folder, or it cannot be read.
+    Raises UsageError if the folder is missing or cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -68,9 +68,9 @@ def _no_folder(folder: Path, error: OSError) -> UsageError:
 
 
 def read_head(path: Path) -> history.ResultHead:
-    """A result's metadata and verdict; of a file that gpubench wrote, rows are not read.
+    """Read a result's metadata and verdict, without its rows if gpubench wrote the file.
 
-    Raises UsageError where it cannot be read, is none of gpubench's, or of a newer version.
+    Raises UsageError if it cannot be read, is no result of gpubench, or is of a newer version.
     """
     with _naming(path):
         document = load_json(_beginning(path))
@@ -100,12 +100,12 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _beginning(path: Path) -> str:
-    """A document's JSON up to its metadata, closed; the whole of one that is laid out otherwise."""
+    """Return a document's JSON up to its metadata, closed, or the whole document in another layout."""
     lines: list[str] = []
     read_bytes, within = 0, False
     kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        # A pipe that nobody writes would hold its reader up for ever.
+        # A pipe without a writer would block its reader forever.
         raise ValueError("a pipe, socket or device of that name")
     with path.open(encoding="utf-8") as file:
         while read_bytes < _MOST_HEAD_BYTES and (line := file.readline(_MOST_HEAD_BYTES)):
@@ -122,17 +122,17 @@ def _beginning(path: Path) -> str:
     return "".join(lines)
 
 
-MOST_RESULTS_LOOKED_AT = 200  # Results of a command and host whose beginnings are read
+MOST_RESULTS_LOOKED_AT = 200  # Results of a command and host whose heads are read
 MOST_RESULTS_READ = 30  # Results whose rows are read
-MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Of one of them: a sweep of a thousand ranks has a few
-MOST_SECONDS = 3.0  # For opening files, half of it for beginnings: ranks wait for who reads
+MOST_BYTES_OF_A_RESULT = 32 * 2**20  # Bytes of one result: a sweep of a thousand ranks has a few MiB
+MOST_SECONDS = 3.0  # Time to open files, half of it for heads, because ranks wait for the reader
 T = TypeVar("T")
 
 
 def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
-    """What earlier results of a command, on its machine and in its circumstances, let the run with `metadata` expect.
+    """Return the figures of earlier results of the same command, machine and circumstances.
 
-    Raises UsageError where the folder cannot be read; files that cannot be are left out and counted.
+    Raises UsageError if the folder cannot be read. Unreadable files are skipped and counted.
     """
     reader = _Reader(
         list_results(folder), history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
@@ -143,7 +143,7 @@ def past_figures(folder: Path, metadata: Metadata) -> history.PastFigures:
 
 
 def newest_and_spread(newest_first: Sequence[T], most: int) -> list[T]:
-    """The newest half of `most`, and as many evenly over all before them, for a slow decline shows over a long time."""
+    """Select the newest results for half of `most`, and the rest evenly from older ones, which show a slow decline."""
     if len(newest_first) <= most:
         return list(newest_first)
     recent = most - most // 2
@@ -161,7 +161,7 @@ class _Reader:
 
     @property
     def left_out(self) -> tuple[history.LeftOut, ...]:
-        """The results that were not used, by reason."""
+        """Return the skipped results by reason."""
         more = (
             (history.LeftOut("not opened, for there are many or the disk is slow", "", self._not_opened),)
             if self._not_opened
@@ -183,7 +183,7 @@ class _Reader:
             yield from self._read(name, head)
 
     def _bounded(self, newest_first: Sequence[T], most: int, seconds: float) -> Iterator[T]:
-        """As many of them, until so many seconds have passed since the folder was opened."""
+        """Yield at most `most` results, until `seconds` after the folder was opened."""
         chosen = newest_and_spread(newest_first, most)
         self._not_opened += len(newest_first) - len(chosen)
         for number, each in enumerate(chosen):
@@ -193,7 +193,7 @@ class _Reader:
             yield each
 
     def _fit(self, name: history.DatedName) -> tuple[history.DatedName, history.ResultHead] | None:
-        """A name with its head; None of what is no measure, and of the run itself, which is not counted."""
+        """Return a name with its head. None if it is no measure for this run, or the run itself."""
         try:
             head = read_head(self._kept.path(name))
         except UsageError:
@@ -225,15 +225,14 @@ class _Reader:
 
 
 MOST_RUNS = 30  # Runs of a command that are read
-MOST_RUNS_LOOKED_AT = 200  # Names of a command whose beginnings are read to find them
-PastRun = tuple[str, Verdict, Mapping[str, float]]  # The time when a run began, its verdict, its headline figures
+MOST_RUNS_LOOKED_AT = 200  # Names of a command whose heads are read to find runs
+PastRun = tuple[str, Verdict, Mapping[str, float]]  # The start time of a run, its verdict, and its headline figures
 
 
 def past_runs(folder: Path, metadata: Metadata) -> list[PastRun]:
-    """The runs before one on its machine: of its command those of its kind, of other commands those of the newest kind.
+    """Return earlier runs on a machine: the same kind of run of its command, and the newest kind of other commands.
 
-    Files that cannot be used tell nothing; `gpubench compare --last` says why. Raises UsageError where the folder
-    cannot be read.
+    Unusable files are ignored. `gpubench compare --last` says why. Raises UsageError if the folder cannot be read.
     """
     kept = list_results(folder)
     own = history.ResultHead.of(metadata.to_record(), "", Verdict.ERROR, complete=False)
@@ -263,7 +262,7 @@ def _runs(kept: Kept, command: str, names: list[history.DatedName], own: history
 
 
 def _is_past(head: history.ResultHead, own: history.ResultHead) -> bool:
-    """True if it is a whole run of that machine, before this one; a file without GPUs may be of any."""
+    """True for a complete, earlier run of that machine. A file without GPUs may be of any machine."""
     if not head.complete or head.run_id == own.run_id or head.started_at > own.started_at:
         return False
     known = set(head.models), set(own.models)
@@ -278,7 +277,9 @@ _MOST_SHOWN = 8
 
 
 def baseline_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of a user's baselines; it need not exist. UsageError where nobody says where it would be."""
+    """Return the folder of a user's baselines, which may not exist. Raises UsageError if no variable gives its
+    place.
+    """
     named = environment.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
@@ -293,7 +294,7 @@ def baseline_folder(environment: Mapping[str, str]) -> Path:
 
 
 def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
-    """The file of a baseline, whether or not it exists; UsageError for what is no name."""
+    """Return the file of a baseline, which may not exist. Raises UsageError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name of a baseline",
@@ -304,7 +305,7 @@ def baseline_path(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def baseline_names(environment: Mapping[str, str]) -> list[str]:
-    """The names of the baselines that there are."""
+    """Return the names of all baselines."""
     try:
         folder = baseline_folder(environment)
     except UsageError:
@@ -313,7 +314,7 @@ def baseline_names(environment: Mapping[str, str]) -> list[str]:
 
 
 def find_baseline(name: str, environment: Mapping[str, str]) -> Path:
-    """The file of a baseline that exists; UsageError with those that there are."""
+    """Return the file of an existing baseline. Raises UsageError that lists the existing ones."""
     path = baseline_path(name, environment)
     if not path.is_file():
         known = baseline_names(environment)

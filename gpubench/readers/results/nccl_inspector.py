@@ -1,6 +1,7 @@
-"""The JSON of NCCL's Inspector (plugins/profiler/inspector), format v4: one object per operation, one file per process.
+"""Reads the JSON of NCCL's Inspector (plugins/profiler/inspector), format v4: one object per operation, one file
+per process.
 
-v4.1 begins each dump with an object of `dump_stats`. v4.3 writes header and metadata in that object only.
+v4.1 starts each dump with an object of `dump_stats`. v4.3 writes header and metadata only in that object.
 """
 
 import json
@@ -28,12 +29,12 @@ _ROOTED = ("broadcast", "reduce")
 
 
 def recognises(text: str) -> bool:
-    """True if a text begins with an operation as the Inspector writes it."""
+    """True if a text starts with an operation as the Inspector writes it."""
     return _BEGINNING.match(text) is not None
 
 
 class Header:
-    """The last header and metadata of a file, which hold for the operations behind them."""
+    """The last header and metadata of a file, which apply to the operations after them."""
 
     def __init__(self) -> None:
         self.header: Any = None
@@ -41,7 +42,7 @@ class Header:
 
 
 class InspectorLines:
-    """Joins the lines of all processes by communicator and number of the operation."""
+    """Joins the lines of all processes by communicator and operation number."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, int], tuple[int, int, int, dict[int, float]]] = {}
@@ -49,7 +50,7 @@ class InspectorLines:
         self.damaged = self.lines = self.left_out = 0
 
     def add(self, line: str, before: "Header") -> None:
-        """Take an object behind the header `before`; count it if it is damaged, or no collective with a time."""
+        """Add an object that follows the header `before`. Count it if it is damaged, or no collective with a time."""
         self.lines += 1
         if self.lines > limits.MOST_INSPECTED or len(line) > _LONGEST_LINE:
             self.left_out += 1
@@ -78,14 +79,13 @@ class InspectorLines:
         self.hosts[host] = None
 
     def operations(self) -> tuple[InspectedOperation, ...]:
-        """All that were read."""
         return tuple(
             InspectedOperation(communicator, collective, size, ranks, nodes, times)
             for (communicator, collective, _), (size, ranks, nodes, times) in self._found.items()
         )
 
     def remarks(self) -> Iterable[str]:
-        """What was not taken."""
+        """Return remarks on skipped objects."""
         if self.damaged:
             yield f"{counted(self.damaged, 'damaged line')} left out"
         if self.left_out:
@@ -93,9 +93,9 @@ class InspectorLines:
 
 
 def read(text: str, name: str) -> ResultFile:
-    """A row for each collective and size of a text, which may hold the files of several processes.
+    """Return one row per collective and size of a text, which may contain the files of several processes.
 
-    Raises UsageError where no operation in it can be read.
+    Raises UsageError if no operation can be read.
     """
     found, header = InspectorLines(), Header()
     for part in split(lines_of(text, name)):

@@ -1,9 +1,8 @@
-"""The matrices of nvbandwidth, versions 0.2 to 0.10, of its text and of its JSON (-j): copies between pairs, and with
-host memory.
+"""Reads the matrices of nvbandwidth 0.2 to 0.10, as text or JSON (-j): copies between pairs, and with host memory.
 
-Formats: output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow of a title says which way bytes go,
-"GPU(row) <- GPU(column)"; the test's name who starts the copy, and by which engine. Neither says the size of a copy:
-it is the default of 512 MiB, or what the command above says (-b, MiB).
+Formats: output.cpp, json_output.cpp and testcases_*.cpp of nvbandwidth. The arrow in a title gives the direction of the
+bytes, "GPU(row) <- GPU(column)". The test's name says which GPU starts the copy, with which engine. The copy size is
+the default of 512 MiB, or -b (MiB) in the command above.
 """
 
 import re
@@ -45,7 +44,7 @@ _VALUE = re.compile(r"N/A|\d{1,9}(?:\.\d{1,6})?")
 _LIKE_A_VALUE = r"(?:N/A|-?\d{1,9}(?:\.\d{1,6})?|-?(?:nan|inf))"
 _ROW = re.compile(rf"\s*(?P<row>\d{{1,4}})\s+(?P<values>{_LIKE_A_VALUE}(?:\s+{_LIKE_A_VALUE})*)\s*")
 _SUM = re.compile(r"^\s*SUM \w{1,100} (?P<sum>\d{1,12}(?:\.\d{1,6})?)\s*$")
-_MOST_ROUNDING = 1e-3  # Of a sum: its values are printed with two decimals
+_MOST_ROUNDING = 1e-3  # Tolerance of a sum, whose values are printed with two decimals
 _BY_ARROW = {"->": "read", "<-": "write"}
 _PAIRS = re.compile(
     r"(?:multinode_)?device_to_device_(?P<both>bidirectional_)?memcpy_(?P<way>read|write)_(?P<engine>ce|sm)"
@@ -59,20 +58,20 @@ def recognises(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """True if a text begins as nvbandwidth's JSON does."""
+    """True if a text starts like nvbandwidth's JSON."""
     return _JSON.match(text) is not None
 
 
 def _json_in(text: str) -> str:
-    """Return nvbandwidth's JSON in a text, without prompts and prose around it; an empty text if there is none."""
+    """Return nvbandwidth's JSON without surrounding prompts and prose, or '' if there is none."""
     found = _JSON.search(text)
     return text[found.start() : text.rfind("}") + 1] if found else ""
 
 
 def read(text: str, name: str) -> ResultFile:
-    """The rows of every matrix between GPUs, or with pinned host memory, in a text.
+    """Read every matrix between GPUs or with pinned host memory as rows.
 
-    Raises UsageError where there are none, or the text is damaged.
+    Raises UsageError if there are none, or the text is damaged.
     """
     parser, json = _MatrixParser(), _json_in(text)
     if json:
@@ -126,7 +125,7 @@ class _OpenMatrix:
     sum_gb_s: float = 0.0
 
     def missing_rows(self) -> list[int]:
-        """Return the GPUs that have a column and no row."""
+        """Return the GPUs with a column but no row."""
         is_square = self.title["row"] == self.title["column"]
         return [gpu for gpu in self.columns if gpu not in self.rows] if is_square else []
 
@@ -176,7 +175,7 @@ class _MatrixParser:
             self._host = text.strip()
 
     def end(self) -> None:
-        """End the matrix that is being read, and name a test that printed none."""
+        """End the current matrix, and record a test that printed none."""
         self._end_matrix()
         if self._announced:
             self.unread.append(f"line {self._announced} ({self._test}): no matrix")
@@ -185,7 +184,7 @@ class _MatrixParser:
     def _begin_matrix(self, title: re.Match[str], number: int) -> None:
         self._end_matrix()
         if not self._test and title["row"] == title["column"] == "GPU" and title["arrow"] != "<->":
-            # Without the line above a matrix the arrow says whether its copies are read or written.
+            # Without the line above a matrix, the arrow shows whether its copies are reads or writes.
             self._test = f"device_to_device_memcpy_{_BY_ARROW[title['arrow']]}_{title['engine'].lower()}"
         if self._announced or not self.runs:
             hosts = tuple(dict.fromkeys(each.host for each in self.devices.values()))
@@ -246,7 +245,7 @@ class _MatrixParser:
         return True
 
     def cell(self, test: str, title: re.Match[str], row: int, column: int, gb_s: float) -> None:
-        """Keep a value; of both directions only their sum counts, and of host memory that of a copy engine."""
+        """Keep a value: of both directions only the sum, and of host memory only the copy engine's."""
         between = _PAIRS.fullmatch(test)
         if gb_s <= 0 or max(row, column) >= _MOST_GPUS:
             return

@@ -1,8 +1,8 @@
-"""The text of the OSU micro-benchmarks: collectives (osu_allreduce and its like), osu_bw and osu_bibw.
+"""Reads the text of the OSU micro-benchmarks: collectives (osu_allreduce and others), osu_bw and osu_bibw.
 
-Of MPI on CPU or device buffers, and of NCCL or RCCL (osu_xccl_*), versions 3 to 7. Latencies are means over ranks of
-operations that were timed one by one, in microseconds; bandwidths of a pair are MB/s of 1e6 bytes. The output tells
-neither ranks nor nodes: a launcher's command line above it may. Formats: util/osu_util_mpi.c and each program.
+It covers MPI on CPU or device buffers, and NCCL or RCCL (osu_xccl_*), versions 3 to 7. Latencies are means over ranks
+of operations timed one by one, in µs. Bandwidths of a pair are MB/s of 1e6 bytes. The output contains neither ranks nor
+nodes, but a launcher's command line above it may. Formats: util/osu_util_mpi.c and each program.
 """
 
 import re
@@ -60,20 +60,20 @@ _ENDS = re.compile(r"\s(?P<send>[DHM]) (?P<receive>[DHM])\s*$")
 _MEMORY = {"D": "device", "H": "host", "M": "managed"}
 _WHOLE, _FIGURE, _CHECKED = re.compile(r"\d{1,18}"), re.compile(r"\d{1,15}\.\d\d"), re.compile(r"Pass|Fail")
 _LIKE_A_CELL = re.compile(r"-?[\d.]+|[-+]?(?:nan|inf)|Pass|Fail", re.IGNORECASE)
-_MOST_SHOWN = 40  # Characters of a row that cannot be read
+_MOST_SHOWN = 40  # Characters of an unreadable row in messages
 _MB_PER_GB = 1e3
 _UNKNOWN_NODE = "unknown"
 
 
 def recognises(text: str) -> bool:
-    """True if a text has the first line that OSU's programs print."""
+    """True if a text has the first line of an OSU program."""
     return re.search(r"# OSU (?:MPI|NCCL|RCCL)\S* ", text) is not None
 
 
 def read(text: str, name: str, user_facts: result_file.UserFacts = result_file.NO_USER_FACTS) -> result_file.ResultFile:
-    """The rows of every run in a text; `user_facts` is what a person says of runs that do not say it.
+    """Read the rows of every run in a text. `user_facts` supplies what runs do not contain.
 
-    Raises UsageError where it has none, or none of a program that is read.
+    Raises UsageError if it has none, or only runs of unsupported programs.
     """
     parser = _OsuText(user_facts.ranks)
     for number, line in enumerate(lines_of(text, name), 1):

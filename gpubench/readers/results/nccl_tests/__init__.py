@@ -1,1 +1,1 @@
-"""The text and the JSON of nccl-tests."""
+"""Reads the text and the JSON of nccl-tests."""

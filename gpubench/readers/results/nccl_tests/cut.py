@@ -1,7 +1,7 @@
-"""Tables of nccl-tests that somebody cut, renamed or retyped.
+"""Reads tables of nccl-tests that somebody cut, renamed or retyped.
 
-Such a table has a header that names its columns, in whatever words and order, with units in brackets or none. What it
-leaves out follows from the rest once ranks and collective are known.
+Such a table has a header with any names and order of columns, and optional units in brackets. The missing columns
+follow from the others once ranks and collective are known.
 """
 
 import re
@@ -43,14 +43,14 @@ _FACTORS = {
 
 @dataclass(frozen=True, slots=True)
 class CutColumns:
-    """The columns of such a table by their names; `scales` turn a column's unit into µs, or GB/s."""
+    """The columns of such a table by name. `scales` convert their units to µs or GB/s."""
 
     names: tuple[str, ...]
     scales: tuple[float, ...]
 
     @classmethod
     def of(cls, line: str) -> "CutColumns | None":
-        """Those that a line names; None of a line that is no header of such a table."""
+        """Return the columns in a header line. None if the line is no header."""
         names: list[str] = []
         scales: list[float] = []
         end, between = 0, ""
@@ -67,7 +67,7 @@ class CutColumns:
         return cls(tuple(names), tuple(scales))
 
     def line(self, text: str) -> "CutLine | str | None":
-        """The figures of a row; a word on what is wrong with it; None of a line that is no row."""
+        """Return the values of a row, or its fault as text. None if the line is no row."""
         cells = _CELL.findall(text.replace("|", " "))
         size = _SIZE.fullmatch(cells[0]) if cells else None
         if size is None or not all(map(_LIKE_A_FIGURE.fullmatch, cells[1:])):
@@ -97,13 +97,13 @@ def _scale(name: str | None, unit: re.Match[str] | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """One row: its size, and by placement the figures that were left."""
+    """One row: its size and remaining values by placement."""
 
     size_bytes: int
     halves: tuple[dict[str, float], ...]
 
     def whole(self, collective: str, ranks: int) -> OutputLine:
-        """The row with what follows from the rest: algbw is size over time, and busbw that times the factor."""
+        """Complete the row: algbw is size over time, and busbw is algbw times the factor."""
         return OutputLine(
             size_bytes=self.size_bytes,
             count=self.size_bytes // 4,
@@ -132,7 +132,7 @@ class CutLine:
 
 
 def cut_collectives(lines: Sequence[CutLine]) -> list[str]:
-    """The collectives that such rows may be of: all, but where busbw is more than algbw only all-reduce."""
+    """Return the collectives that such rows may belong to. If busbw exceeds algbw, only all-reduce fits."""
     halves = [half for line in lines for half in line.halves if {"algbw", "busbw"} <= half.keys()]
     if any(half["busbw"] > 1.2 * half["algbw"] for half in halves):
         return ["allreduce"]

@@ -1,7 +1,7 @@
-"""The JSON of nccl-tests (-J, since 2.17.5), versions 1 to 3, also of a run that was killed before its end.
+"""Reads the JSON of nccl-tests (-J, since 2.17.5), versions 1 to 3, including that of a killed run.
 
-Booleans are the words "true" and "false" there, and `env` is the whole environment: only settings that change results
-are taken.
+Its booleans are the words "true" and "false". `env` is the whole environment, from which only settings that change
+results are used.
 """
 
 import re
@@ -35,14 +35,14 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 
 
 def recognises(text: str) -> bool:
-    """True if a text begins as nccl-tests' JSON does."""
+    """True if a text starts like nccl-tests' JSON."""
     return re.match(r'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"', text) is not None
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """The rows of the run in a text; `user_facts` is what a person says of a run that does not say it.
+    """Read the rows of the run in a text. `user_facts` supplies what the run does not contain.
 
-    Raises UsageError where it is damaged, of a version that is not known, or has no rows.
+    Raises UsageError if it is damaged, of an unknown version, or without rows.
     """
     document, whole = _loaded(text, name)
     version = document.get("version")
@@ -132,7 +132,7 @@ _KEYS = {Placement.OUT_OF_PLACE: "out_of_place", Placement.IN_PLACE: "in_place"}
 
 
 def _placed(result: Mapping[str, Any], samples: int) -> Iterator[table.Placed]:
-    """The halves of a result; one that was not measured is null, and a bandwidth of no time the word "nan"."""
+    """Yield both placements of a result. One that was not measured is null, and a bandwidth without a time is "nan"."""
     for placement, key in _KEYS.items():
         body = result.get(key)
         if body is None:

@@ -1,4 +1,4 @@
-"""One run of a program of nccl-tests, from text, JSON or a cut table, and the rows of results that it becomes."""
+"""One run of an nccl-tests program, from text, JSON or a cut table, and its conversion to result rows."""
 
 import math
 from collections import Counter
@@ -36,12 +36,12 @@ _Z95 = 1.96
 
 @dataclass(slots=True, kw_only=True)
 class NcclTestsRun:
-    """A run while it is read. `average` is -a: 0 rank 0, 1 mean, 2 fastest, 3 slowest; None where nothing says.
+    """A run while it is read. `average` is -a: 0 rank 0, 1 mean, 2 fastest, 3 slowest, or None if unknown.
 
-    `program` is nccl-tests or rccl-tests, `library` the name and version of what it measured. `halves` are lines of
-    which the second half is missing, and `left_out` says which rows could not be read, both by line; `transports` are
-    those that NCCL's lines name, as they name them. `ends` counts last lines: of
-    runs at once, one has those of all. `is_elided` if somebody left out a part of the list of devices.
+    `program` is nccl-tests or rccl-tests, `library` the name and version of the measured library. `halves` are lines
+    without their second placement, and `left_out` has the reasons for unreadable rows, both by line. `transports` are
+    those in NCCL's lines. `ends` counts last lines: for parallel runs, one run has those of all. `is_elided` tells
+    whether somebody omitted part of the device list.
     """
 
     program: str = "nccl-tests"
@@ -68,17 +68,17 @@ class NcclTestsRun:
 
     @property
     def has_begun(self) -> bool:
-        """True if the run has devices or rows, so that another header begins another run."""
+        """True if the run has devices or rows, so that another header starts a new run."""
         return bool(self.devices or self.lines or self.cut)
 
     @property
     def measured(self) -> list[table.OutputLine]:
-        """The lines of which something can be judged: small sizes are rounded down to 0, where nothing moves."""
+        """Return lines that can be judged. Small sizes may be rounded down to 0, where nothing moves."""
         return [line for line in self.lines if line.size_bytes > 0]
 
     @property
     def lacks_devices(self) -> bool:
-        """True where the list of devices is not whole, as in an excerpt that begins with the last of them."""
+        """True if the device list is incomplete, as in an excerpt that starts with its last lines."""
         if self.is_elided:
             return True
         processes = len({(device.host, device.pid) for device in self.devices})
@@ -86,10 +86,10 @@ class NcclTestsRun:
         return max((device.rank for device in self.devices), default=-1) >= listed
 
     def rows(self, where: str, user_facts: UserFacts = NO_USER_FACTS) -> list[CollectiveRow]:
-        """Its lines as rows, one a placement; `user_facts` is what a person says of a run that does not say it.
+        """Return one row per line and placement. `user_facts` supplies what the run does not contain.
 
-        Raises NotSaidError where nothing says how many ranks there were, or which collective it was, and UsageError
-        where figures contradict each other or `user_facts`; `where` names the file.
+        Raises NotSaidError if ranks or collective are unknown, and UsageError if values contradict each other or
+        `user_facts`. `where` names the file.
         """
         lines = self.measured
         if not (lines or self.cut):
@@ -114,10 +114,10 @@ class NcclTestsRun:
         return [self._row(collective, by, shape, line, placed) for line in lines for placed in line.placed]
 
     def _check_devices(self, lines: Sequence[table.OutputLine], where: str, ranks: int) -> None:
-        """Raise UsageError if the rows are those of another number of ranks than there are devices.
+        """Raise UsageError if the rows do not match the number of devices.
 
-        All-reduce tells it by its bandwidths, others by the count of a block, whose meaning changed before versions
-        were printed.
+        All-reduce shows it by its bandwidths, other collectives by the count of a block, whose meaning changed before
+        versions were printed.
         """
         large = [line for line in lines if line.size_bytes >= table.LARGE_BYTES]
         tells = self.collective == "allreduce" or self.version is not None
@@ -160,7 +160,7 @@ class NcclTestsRun:
         return error
 
     def _shape(self, where: str, user_facts: UserFacts) -> tuple[int, int, str | None] | None:
-        """Ranks, nodes and part of a communicator; None where nothing says how many ranks there were."""
+        """Return ranks, nodes and part of a communicator. None if the number of ranks is unknown."""
         if user_facts.ranks is None and not self.devices:
             return self._shape_of_process(user_facts.collective)
         if user_facts.ranks is None and self.lacks_devices:
@@ -171,7 +171,7 @@ class NcclTestsRun:
         groups = sorted({device.group for device in self.devices})
         own = [device for device in self.devices if device.group == self.devices[0].group]
         nodes = len({device.host for device in own})
-        # A list of devices is cut at 2 kB a process, and JSON names only the first of each.
+        # A device list is cut at 2 kB per process, and JSON names only the first device of each.
         processes = len({(device.host, device.pid) for device in own})
         ranks = max(len(own), processes * self.ranks_a_process)
         if not 0 < ranks <= limits.MOST_RESULT_RANKS:
@@ -179,7 +179,7 @@ class NcclTestsRun:
         return ranks, nodes, f"each of {len(groups)} groups, as one" if len(groups) > 1 else None
 
     def _shape_of_process(self, collective: str | None) -> tuple[int, int, None] | None:
-        """Return the shape of one process, if its rows are those of as many ranks as its '# nThread' line has GPUs."""
+        """Return the shape of a single process, if its rows match the GPUs in its '# nThread' line."""
         if "gpus" not in self.settings or not self.measured:
             return None
         possible = table.possible_collectives(self.measured, None)
@@ -188,7 +188,9 @@ class NcclTestsRun:
         return (ranks, 1, None) if named and table.likely_ranks(self.measured, named) == ranks else None
 
     def _shape_by_gaps(self) -> tuple[int, int, None] | None:
-        """Return ranks and nodes of a list of devices with gaps, if its first two and its last one leave no doubt."""
+        """Return ranks and nodes of a device list with gaps, if its first two devices and its last one are
+        unambiguous.
+        """
         per_node = 1 + max(device.index for device in self.devices)
         ranks = 1 + max(device.rank for device in self.devices)
         likely = table.likely_ranks(self.measured, self.collective) if self.measured and self.collective else None
@@ -206,14 +208,14 @@ class NcclTestsRun:
         return (ranks, ranks // per_node, None) if is_known and is_regular else None
 
     def machine(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return its hosts, and the model of each rank's GPU; both empty if the list of devices does not say them."""
+        """Return its hosts, and the GPU model of each rank. Both are empty if the device list lacks them."""
         hosts, names = tuple(dict.fromkeys(each.host for each in self.devices)), [each.name for each in self.devices]
         if self.lacks_devices:
             shape = self._shape_by_gaps()
             if shape is None or len(set(names)) != 1:
                 return (), ()
             return hosts if len(hosts) == shape[1] else (), (names[0],) * shape[0]
-        # JSON names only the first device of each process, and text is cut at 2 kB: the others are taken to be alike.
+        # JSON names only the first device of each process, and text is cut at 2 kB. Assume that the others are alike.
         processes = len({(device.host, device.pid) for device in self.devices})
         unnamed = max(0, processes * self.ranks_a_process - len(names))
         each = self.ranks_a_process if len(names) == processes else 1
@@ -222,12 +224,12 @@ class NcclTestsRun:
 
     @property
     def ranks_a_process(self) -> int:
-        """GPUs that a process drives, several ranks on each where rccl-tests has that."""
+        """GPUs per process, times the ranks on each GPU for rccl-tests."""
         return math.prod(self.settings.get(name, 1) for name in ("threads", "gpus", "ranks_a_gpu"))
 
     @property
     def launches(self) -> int:
-        """GPUs on which one thread launches, by the '# nThread' line, else by the ranks that share a process."""
+        """GPUs that one thread launches on, from the '# nThread' line, or else from the ranks that share a process."""
         if "gpus" in self.settings:
             return self.ranks_a_process // self.settings.get("threads", 1)
         shared = Counter((device.group, device.host, device.pid) for device in self.devices if device.pid)
@@ -235,7 +237,7 @@ class NcclTestsRun:
 
     @property
     def _paths(self) -> list[Transport]:
-        """The transports of NCCL's own lines among the rows, without the numbers of NICs."""
+        """Return the transports in NCCL's lines among the rows, without NIC numbers."""
         return [replace(each, name=each.family) for each in map(parse_transport, self.transports)]
 
     @property
@@ -316,7 +318,7 @@ class NcclTestsRun:
 
 
 def _ci95_percent(each: table.PerIteration) -> float | None:
-    """Half the 95 % interval of the mean, as if operations were independent: 1.96 standard errors."""
+    """Return half the 95 % confidence interval of the mean, 1.96 standard errors, as if operations were independent."""
     if each.cv_percent is None or not each.samples:
         return None
     return _Z95 * each.cv_percent / math.sqrt(each.samples)
@@ -331,10 +333,10 @@ def result_file(
     *,
     user_facts: UserFacts = NO_USER_FACTS,
 ) -> ResultFile:
-    """The rows of all runs, with the circumstances of the first that has rows; `kind` is text or JSON.
+    """Return the rows of all runs, with the circumstances of the first run that has rows. `kind` is text or JSON.
 
-    `user_facts` is what a person says of runs that do not say it. Raises UsageError if nothing was measured, and
-    NotSaidError where nothing says of how many ranks, or of which collective, rows are.
+    `user_facts` supplies what runs do not contain. Raises UsageError if nothing was measured, and NotSaidError if ranks
+    or collective of rows are unknown.
     """
     measured = [run for run in runs if run.measured or run.cut]
     left_out = tuple(fault for run in runs for fault in run.left_out.values())

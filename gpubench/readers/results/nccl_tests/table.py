@@ -1,6 +1,6 @@
-"""Rows of nccl-tests as it prints them, and the collectives and numbers of ranks that they may be of.
+"""Rows as nccl-tests prints them, and the collectives and numbers of ranks that they fit.
 
-Names, units and formulas are those of nccl-tests 1.0 to 2.20 (src/common.cu, src/util.cu); rccl-tests has the same.
+Names, units and formulas are those of nccl-tests 1.0 to 2.20 (src/common.cu, src/util.cu). rccl-tests has the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ COLLECTIVE_NAMES = {
     **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "sendrecv", "alltoall", "alltoallv")},
     "hypercube": "hypercube",
 }
-"""gpubench's name by nccl-tests'. alltoallv and hypercube are nccl-tests' alone."""
+"""gpubench's names by nccl-tests' names. Only nccl-tests has alltoallv and hypercube."""
 
 ELEMENT_TYPES = {
     **{f"{sign}int{bits}": (f"{sign}int{bits}", bits // 8) for sign in ("", "u") for bits in (8, 32, 64)},
@@ -29,14 +29,14 @@ ELEMENT_TYPES = {
     "bfloat16": ("bfloat16", 2),
     **{name: (name.replace("_", "").replace("fp", "f"), 1) for name in ("f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2")},
 }
-"""gpubench's name and the bytes of an element, by nccl-tests' name."""
+"""gpubench's name and bytes per element, by nccl-tests' name."""
 
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A rank as nccl-tests lists it. `bus_id` is None where it prints less than a whole one, as before 2.11."""
+    """A rank in nccl-tests' device list. `bus_id` is None if it is incomplete, as before 2.11."""
 
     rank: int
     group: int
@@ -49,7 +49,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerIteration:
-    """The statistics of -I: microseconds between CUDA events around single operations; None is left out in text."""
+    """The statistics of -I: microseconds between CUDA events around single operations. None if the text lacks it."""
 
     p50_us: float | None = None
     p95_us: float | None = None
@@ -61,7 +61,7 @@ class PerIteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One half of a line: out of place, or in place. `wrong` is None where nothing was compared."""
+    """One placement of a line: out of place or in place. `wrong` is None if nothing was compared."""
 
     placement: str
     time_us: float
@@ -73,9 +73,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLine:
-    """One line of the table, in nccl-tests' own words.
+    """One line of the table, in nccl-tests' terms.
 
-    `names_reduction` and `names_root` are whether the table has such a column, as all have since 2.11.
+    `names_reduction` and `names_root` tell whether the table has such a column, as all tables since 2.11 do.
     """
 
     size_bytes: int
@@ -89,7 +89,7 @@ class OutputLine:
 
     @classmethod
     def of(cls, cells: Mapping[str, Any], placed: tuple[Placed, ...]) -> Self:
-        """The line of these cells, named as in nccl-tests' JSON."""
+        """Return the line of these cells, named as in nccl-tests' JSON."""
         return cls(
             size_bytes=int(cells["size"]),
             count=int(cells["count"]),
@@ -113,18 +113,19 @@ _SHAPES: Mapping[str, tuple[bool | None, bool, bool | None]] = {
     "alltoallv": (False, False, None),
     "hypercube": (False, False, True),
 }
-"""Whether rows name a reduction and a root, and count the elements of one rank's block; None is either. sendrecv names
-the first reduction, which it does not use."""
+"""Whether rows name a reduction and a root, and count the elements of one rank's block (None: either). sendrecv
+names the first reduction, which it does not use.
+"""
 
-_FACTOR_OF_THREE_RANKS = 1.2  # allreduce's busbw is 4/3 of algbw with three ranks; sendrecv's is algbw
-LARGE_BYTES = 2**20  # From here on bandwidths have enough digits to contradict a list of devices
-_MOST_TRIED = 4096  # Ranks that busbw over algbw is tried for; from some hundred on several fit
+_FACTOR_OF_THREE_RANKS = 1.2  # With three ranks, busbw of allreduce is 4/3 of algbw, and of sendrecv equal to it
+LARGE_BYTES = 2**20  # From this size on, bandwidths have enough digits to contradict a device list
+_MOST_TRIED = 4096  # Ranks that are tried for a ratio of busbw to algbw. Above some hundred, several fit
 
 
 def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, where: str) -> str:
-    """The collective of rows that do not name it; `named` is what a person says, `where` names the file.
+    """Return the collective of rows that do not name it. `named` is the user's answer, `where` the file.
 
-    Raises UsageError where several have such rows and nobody says which, or where none with that name has.
+    Raises UsageError if several fit and `named` is None, or if the named one does not fit.
     """
     possible = possible_collectives(lines, ranks)
     if not possible:
@@ -156,7 +157,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, wh
 
 
 def possible_collectives(lines: Sequence[OutputLine], ranks: int | None) -> list[str]:
-    """The collectives that have rows like the largest of these; `ranks` are None where nothing says how many."""
+    """Return the collectives that fit the largest of these rows. `ranks` is None if unknown."""
     line = max(lines, key=lambda each: each.size_bytes)
     blocks = None if ranks == 1 else _blocks(line) == ranks if ranks else _blocks(line) != 1
     seen = line.reduction != "none", line.root >= 0, blocks
@@ -181,9 +182,10 @@ def _blocks(line: OutputLine) -> int:
 
 
 def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
-    """The ranks that figures tell: by the blocks of a size, or of all-reduce by busbw over algbw, which is 2(n-1)/n.
+    """Infer the number of ranks from the blocks of a size, or for all-reduce from busbw over algbw, which is
+    2(n-1)/n.
 
-    None where they do not, or where rounding leaves several.
+    None if nothing shows it, or if several fit after rounding.
     """
     line = max(lines, key=lambda each: each.placed[0].algbw_gb_s)
     if _SHAPES.get(collective, (None, None, None))[2]:
@@ -202,12 +204,12 @@ def likely_ranks(lines: Sequence[OutputLine], collective: str) -> int | None:
 
 
 def _rounded(gb_s: float) -> float:
-    """GB/s that a bandwidth is rounded by at most: nccl-tests prints two decimals, people fewer."""
+    """Return the largest rounding error in GB/s: nccl-tests prints two decimals, people fewer."""
     return next((0.5 / 10**digits for digits in (0, 1) if round(gb_s, digits) == gb_s), 0.005)
 
 
 def _before_2_11(line: OutputLine) -> tuple[str, ...]:
-    """The collectives whose programs printed these columns: alltoall's redop was blank, and sendrecv had none."""
+    """Return the collectives that printed these columns before 2.11: alltoall left redop blank, sendrecv had none."""
     if line.names_root:
         return ("reduce",) if line.names_reduction else ("broadcast", "gather", "scatter")
     if line.names_reduction:

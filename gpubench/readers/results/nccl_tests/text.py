@@ -1,7 +1,7 @@
-"""The text of nccl-tests: tables run after run, behind launchers' tags, among NCCL's lines, cut off anywhere.
+"""Reads the text of nccl-tests: several runs, launcher tags, NCCL's lines in between, and truncation anywhere.
 
-Before 2.11 a column was printed only by programs that need it: no root without a root, no redop where data are only
-moved. 1.x counted milliseconds. rccl-tests can leave one placement out (-O).
+Before 2.11 programs printed only the columns that they need: no root without a root, no redop if data is only moved.
+1.x printed milliseconds. rccl-tests can omit one placement (-O).
 """
 
 import math
@@ -29,17 +29,17 @@ ROW = re.compile(
 _VALUE = re.compile(r"(?:\d{1,15}(?:\.\d{1,6})?(?:e[+-]?\d{1,3})?|N/A|-?inf|-?nan)\*?")
 """rccl-tests marks an error beyond its threshold with an asterisk."""
 
-_RANK_TAG = re.compile(r"\[\d{1,7}\]")  # What MPICH's -prepend-rank and Intel MPI's -l put before output
+_RANK_TAG = re.compile(r"\[\d{1,7}\]")  # Prefix of MPICH's -prepend-rank and Intel MPI's -l
 _ROOT = re.compile(r"-1|\d{1,7}")
 _TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _US_PER_MS = 1e3
-_MOST_SHOWN = 40  # Characters of a row that cannot be read
-_FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong; with -I least, most, 99th percentile, variation
+_MOST_SHOWN = 40  # Characters of an unreadable row in messages
+_FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong. With -I: minimum, maximum, 99th percentile, variation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a table. `largest_error`: the last one is the largest error, which rounding makes too."""
+    """The columns of a table. `largest_error`: the last one is the largest error, which rounding also causes."""
 
     reduction: bool = True
     root: bool = True
@@ -51,7 +51,7 @@ class Columns:
 
     @classmethod
     def of(cls, header: re.Match[str], line_above: str) -> Self:
-        """Those that a header names; of a single placement the line above says which."""
+        """Return the columns of a header. With a single placement, the line above tells which one."""
         words = header["others"].split()
         only = Placement.OUT_OF_PLACE if "out-of-place" in line_above else Placement.IN_PLACE
         return cls(
@@ -66,7 +66,9 @@ class Columns:
 
     @classmethod
     def guessed(cls, row: re.Match[str]) -> Self:
-        """Those of a row whose header was cut off: whether it has a root, and in its last column the largest error."""
+        """Guess the columns of a row without a header: whether it has a root, and the largest error in its last
+        column.
+        """
         words = _words(row["rest"])
         reduction = bool(words) and words[0] in table.REDUCTIONS
         words = words[reduction:]
@@ -76,12 +78,12 @@ class Columns:
 
     @property
     def each(self) -> int:
-        """Values of one placement."""
+        """Values per placement."""
         return _FIGURES + _STATISTICS * self.statistics
 
 
 class TableRow:
-    """A row while it is read, for other lines may stand in the middle of it."""
+    """A row while it is read, because other lines may interrupt it."""
 
     def __init__(self, found: re.Match[str], columns: Columns, number: int) -> None:
         self.number = number
@@ -99,11 +101,11 @@ class TableRow:
 
     @property
     def is_whole(self) -> bool:
-        """True when no value is missing."""
+        """True if no value is missing."""
         return len(self._values) == self._columns.each * len(self._columns.placements)
 
     def goes_on(self, text: str) -> bool:
-        """True if a line goes on with this row: behind the same prefix it has values, and nothing else."""
+        """True if a line continues this row: after the same prefix it has only values."""
         values = behind_prefix(_TIMESTAMP.sub("", text), self._prefix)
         if not values or not all(map(_VALUE.fullmatch, values)):
             return False
@@ -127,12 +129,12 @@ class TableRow:
         return f"line {self.number} ({self._cells['size']} bytes): {why}"
 
     def line(self, iterations: int | None) -> table.OutputLine | None:
-        """The row; None where its numbers are none, as of a time of zero, or where nothing was timed."""
+        """Return the row. None if its numbers are invalid (a time of zero) or nothing was timed."""
         placed = tuple(self._placed(iterations))
         return self._line_of(placed) if len(placed) == len(self._columns.placements) else None
 
     def first_half(self, iterations: int | None) -> table.OutputLine | None:
-        """The row's first placement, where that and no value more was printed."""
+        """Return the row's first placement, if exactly its values were printed."""
         whole = not self.is_damaged and len(self._values) == self._columns.each
         placed = tuple(self._placed(iterations)) if whole else ()
         return self._line_of(placed) if placed else None
@@ -151,7 +153,7 @@ class TableRow:
             if time is None or algbw is None or busbw is None or time <= 0:
                 return
             if wrong is not None and not self._columns.largest_error and not wrong.is_integer():
-                # A number of elements is whole: this one is a value of another column.
+                # The number of elements is an integer, so this is a value of another column.
                 return
             yield table.Placed(
                 placement=placement,
@@ -166,9 +168,10 @@ class TableRow:
 
 
 def wrong_data_in(line: str) -> str | None:
-    """A row that counts wrong elements, read without its header, as people paste and cut tables; None of other lines.
+    """Return the wrong elements that a row counts, without its header, as in pasted and cut tables. None for other
+    lines.
 
-    Before 2.12 the same column was the largest error: of 1 and more it is beyond what nccl-tests allows of any type.
+    Before 2.12 the column was the largest error. From 1 on it exceeds nccl-tests' tolerance for every type.
     """
     found = ROW.search(line)
     if found is None:
@@ -197,12 +200,12 @@ def _number(text: str) -> float | None:
 
 
 def _is_possible(text: str, *, is_time: bool) -> bool:
-    """True if a row may have such a value: a bandwidth is rounded down to 0.00, and what was not compared is N/A."""
+    """True for a valid value: a bandwidth may be rounded down to 0.00, and N/A means not compared."""
     number = _number(text)
     return text == "N/A" if number is None else number > 0 or (number == 0 and not is_time)
 
 
-TORN = "\ufffd"  # Stands where digits may be of a row or a host's name, so that the row is damaged
+TORN = "\ufffd"  # Marks possible digits of a row or a host name, which make the row damaged
 _NCCL_LINE = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*\]? )?(?P<glued>(?<![\w.-])[\w.-]{0,280}):\d{1,10}:\d{1,10} "
     r"\[-?\d{1,9}\](?: \S+:\d{1,9}(?: \([^()]*\))?)? NCCL [A-Z]+ .*"
@@ -211,14 +214,16 @@ _CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*table.REDUCT
 
 
 def without_nccl(text: str, hosts: Collection[str]) -> str:
-    """A text without the line that NCCL wrote into it; `hosts` tell the row's last digits from a host that has some."""
+    """Remove the line that NCCL wrote into a text. `hosts` separates a row's last digits from a host name's."""
     if " NCCL " not in text:
-        return text  # as most of thousands of lines
+        return text  # most lines contain nothing of NCCL
     return _NCCL_LINE.sub(lambda found: _of_row(found["glued"], text[: found.start()], hosts), text)
 
 
 def _of_row(glued: str, before: str, hosts: Collection[str]) -> str:
-    """The beginning of a word that is a cell of a row; the rest is a host's name, which NCCL wrote right behind."""
+    """Return the start of a word that is a cell of a row. The rest is a host name that NCCL printed directly after
+    it.
+    """
     for host in sorted(hosts, key=len, reverse=True):
         cell = glued.removesuffix(host)
         if cell != glued and (not cell or _CELL.fullmatch(cell)):
@@ -243,13 +248,13 @@ _CONCLUDED = re.compile(r"\bCollective test concluded: (?P<name>\w+?)_perf")
 _COMMAND = re.compile(r"(?<!\w)(?P<name>[a-z_]+?)_perf(?:_mpi)?(?P<options>\s.*|$)")
 _AVERAGE = re.compile(r"\s(?:-a|--average)[ =]?([0-3])(?!\S)")
 _SETTING = re.compile(r"(?:^|\s)(?P<name>NCCL_[A-Z0-9_]{2,60})=(?P<value>[^\s\\]{0,200})")
-"""On the command line, of export, or of mpirun's -x."""
+"""Set on a command line, by export, or by mpirun's -x."""
 
 _OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s*: *(?P<count>\d{1,18})\b")
 _ELLIPSIS = re.compile(
     r"[#\s]*(?:\.{2,}|…|\W*(?:snip|truncated|omitted|elided)\W*|(?:[\[(<]\s*)?(?:\.{2,}|…).{0,40})\s*"
 )
-"""What people write in the place of lines that they left out."""
+"""What people write in place of omitted lines."""
 
 _VIA = re.compile(r"NCCL INFO .{0,200} via (?P<via>[A-Z][\w/().+ -]{2,60}?)(?: comm .*)?\s*$")
 _MAY_BE_CUT = re.compile(r"(?i)size|bytes")
@@ -257,7 +262,7 @@ _WHOLE_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.
 
 
 def recognises(text: str) -> bool:
-    """True if a text has what nccl-tests prints above its rows, or a row."""
+    """True if a text has a header or a row of nccl-tests."""
     return "Using devices" in text or _SETTINGS.search(text) is not None or _has_row(text)
 
 
@@ -270,9 +275,9 @@ def _has_row(text: str) -> bool:
 
 
 def read(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
-    """The rows of every run in a text; `user_facts` is what a person says of runs that do not say it.
+    """Read the rows of every run in a text. `user_facts` supplies what runs do not contain.
 
-    Raises UsageError where there are no rows, or nothing says of how many ranks or of which collective they are.
+    Raises UsageError if there are no rows, or if ranks or collective are unknown.
     """
     parser = _Parser()
     for number, line in enumerate(lines_of(text, name), 1):
@@ -303,10 +308,10 @@ class _Parser:
             if " via " in piece and (via := _VIA.search(piece)):
                 self.runs[-1].transports.add(via["via"])
             plain = without_nccl(piece, self._hosts)
-            # Ranks write at the same time: a row of one goes on behind lines of the others.
+            # Ranks write at the same time, so a row may continue after lines of other ranks.
             if self._row is None or tag == self._tag or "#" in plain or ROW.search(plain):
                 self._take(plain, tag)
-            # Only what NCCL or another rank wrote ends the line of a row: after a bare one its values are lost.
+            # Only NCCL or another rank interrupts a row. After a bare line end its values are lost.
             self._torn = self._row is not None and (self._torn or plain != piece or len(said) > 1 or tag != self._tag)
 
     def _take(self, plain: str, tag: str) -> None:
@@ -343,7 +348,7 @@ class _Parser:
         if found := self._program_in(plain):
             average = _AVERAGE.search(found["options"])
             self._command = table.COLLECTIVE_NAMES[found["name"]], int(average[1]) if average else None
-            # A line among rows may name the program too: a command has options.
+            # A line among rows may name the program too, but a command has options.
             if " -" in found["options"] and (self.runs[-1].lines or self.runs[-1].cut):
                 self._begin().collective = self._command[0]
 
@@ -364,7 +369,7 @@ class _Parser:
                 run.lines.append(line)
 
     def drop_row(self) -> None:
-        """A row that was begun does not go on."""
+        """End an unfinished row."""
         if self._row is not None:
             run = self.runs[-1]
             if half := self._row.first_half(run.settings.get("iterations")):
@@ -411,13 +416,13 @@ class _Parser:
             run.library = found["name"], found["version"]
             run.program = "rccl-tests" if found["name"] == "RCCL" else run.program
         else:
-            # Root's prompt ends with the sign that a comment begins with.
+            # Root's prompt ends with the comment sign.
             is_comment = re.search(r"#(?:\s|$)", text) is not None and self._program_in(text) is None
             return self._note(run, text) or is_comment
         return True
 
     def _device(self, device: table.Device) -> None:
-        """Add a rank to the run, or begin another run if this one has that rank, or rows, already."""
+        """Add a rank to the run, or start another run if this one already has that rank, or rows."""
         run = self.runs[-1]
         if device.rank in run.listed or run.lines or run.cut or not run.devices:
             run = self._begin()
@@ -449,7 +454,7 @@ class _Parser:
         run.out_of_bounds, run.complete = out_of_bounds, True
         run.ends += 1
         if run.halves and not run.lines:
-            # No row of a whole run has a second half: this program leaves it out.
+            # No row of the complete run has a second placement, so this program omits it.
             run.lines, run.is_halved = list(run.halves.values()), True
             run.left_out = {number: fault for number, fault in run.left_out.items() if number not in run.halves}
 
