@@ -105,29 +105,6 @@ def test_visible_devices_are_counted_as_cuda_counts_them(setting: str | None, co
     assert visible_count(4, setting) == count
 
 
-def test_ranks_take_their_own_gpu_or_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(4))
-    device = cuda.open_device(2, 4, "n0", Driver(version="580"))
-    assert device.identity == cuda.GpuIdentity(
-        "Fake GPU", 2, "0000:0c:00.0", "GPU-02020202-0202-0202-0202-020202020202"
-    )
-    assert device.libraries() == {"driver": "580 (runs CUDA 13.0)", "CuPy": "14.2.0 (CUDA 13.2)"}
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1))
-    assert cuda.open_device(3, 4, "n0", Driver()).identity.index == 0
-
-
-def test_memory_is_plain_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = cupy_on_numpy.Runtime(1, free_bytes=10 * 2**30)
-    cupy_on_numpy.install(monkeypatch, runtime)
-    device = cuda.open_device(0, 1, "n0", Driver())
-    assert device.free_bytes() == 8 * 2**30
-    memory = device.allocate(4096)
-    memory.array(1024, 4, "float32")[:] = 1.5
-    assert memory.array(1028, 1, "float32")[0] == 1.5
-    device.close()
-    assert not runtime.allocations
-
-
 def test_a_small_gpu_keeps_half(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(1, free_bytes=2**31))
     assert cuda.open_device(0, 1, "n0", Driver()).free_bytes() == 2**30

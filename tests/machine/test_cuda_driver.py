@@ -124,9 +124,3 @@ def test_a_library_that_is_there_is_loaded(monkeypatch: pytest.MonkeyPatch) -> N
     library = load_cuda()
     assert isinstance(library, ctypes.CDLL)
     assert library.getpid() == os.getpid()
-
-
-def test_features_are_those_that_the_driver_knows() -> None:
-    library = FakeCuda(1)
-    library.attributes |= {102: 1, 128: 0}
-    assert read_cuda(library).gpus[0].features == {"virtual_memory": True, "fabric_handles": False}

@@ -57,13 +57,6 @@ def test_of_the_parameters_only_those_that_bear_on_paths_are_kept(tree: Tree) ->
     assert not {"parameters", "registry_keys"} & set(settings.unknown)
 
 
-def test_without_the_driver_its_settings_are_unknown(tree: Tree) -> None:
-    settings = read_driver_settings(tree.root)
-    assert (settings.parameters, settings.registry_keys, settings.configured) == (None, None, None)
-    assert settings.unknown["parameters"] == settings.unknown["registry_keys"] == "params: No such file or directory"
-    assert settings.unknown["configured"] == "this root has no modprobe.d"
-
-
 def test_what_modprobe_will_set(tree: Tree) -> None:
     tree.write("etc/modprobe.d/a.conf", "# options nvidia NVreg_NvLinkDisable=9\noptions nvidia NVreg_NvLinkDisable=1")
     tree.write(
@@ -85,26 +78,6 @@ def a_host(tree: Tree, **names: str) -> None:
     tree.symlink("proc/self/ns/pid", "pid:[4026531836]")
     for pid, name in ({"p1": "systemd"} | names).items():
         tree.write(f"proc/{pid[1:]}/comm", name)
-
-
-def test_services_by_their_names_as_the_kernel_cuts_them(tree: Tree) -> None:
-    a_host(tree, p71="nv-fabricmanage", p72="nvidia-persiste", p900="bash")
-    found, unknown = read_services(tree.root)
-    assert {name: each.running for name, each in found.items()} == {
-        "nv-fabricmanager": True,
-        "nvlsm": False,
-        "nvidia-imex": False,
-    }
-    assert not [field for field in unknown if field.endswith(".running")]
-
-
-def test_the_kernels_own_threads_are_not_looked_at(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysfs, "_MOST_PROCESSES", 4)
-    threads = {f"p{pid}": "kworker" for pid in range(100, 140)}
-    a_host(tree, p2="kthreadd", p71="nvidia-imex", p900="bash", **threads)
-    tree.write("proc/2/task/2/children", " ".join(pid[1:] for pid in threads))
-    assert read_services(tree.root)[0]["nvidia-imex"].running is True
-    assert read_services(tree.root)[0]["nvlsm"].running is False
 
 
 def test_children_of_the_first_process_come_first_and_too_many_are_too_many(
@@ -139,11 +112,6 @@ def test_in_a_real_namespace_of_processes_services_are_unknown() -> None:
     assert HIDDEN in result.stdout, result.stderr
 
 
-def test_where_proc_hides_others_services_are_unknown(tree: Tree) -> None:
-    tree.symlink("proc/self/ns/pid", "pid:[4026531836]")
-    assert read_services(tree.root)[1]["services.nvlsm.running"] == "/proc hides the processes of other users"
-
-
 @pytest.mark.parametrize(
     ("log", "version"),
     [
@@ -162,15 +130,6 @@ def test_the_version_that_a_service_last_wrote(tree: Tree, log: str, version: st
     assert found["nv-fabricmanager"].version == version
     reason = unknown.get("services.nv-fabricmanager.version")
     assert reason == (None if version else "fabricmanager.log names no version near its end")
-
-
-def test_a_log_that_only_root_reads_says_so(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("gpubench.machine.host.os.open", refuse)
-    unknown = read_services(tree.root)[1]
-    assert unknown["services.nv-fabricmanager.version"] == "needs root: fabricmanager.log"
 
 
 def test_settings_survive_being_sent(tree: Tree) -> None:

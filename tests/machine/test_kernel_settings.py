@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.machine.sysfs import read_kernel_settings
-from gpubench.model.facts.snapshot import IommuFacts, KernelSettings, PciDevice, PciKind
+from gpubench.model.facts.snapshot import KernelSettings, PciDevice, PciKind
 from tests.fakes.sysfs import Tree
 
 
@@ -61,31 +61,6 @@ def test_windows_linux_by_its_gpu_device(tree: Tree) -> None:
     tree.write("proc/version", "Linux version 6.1.0-custom")
     tree.write("dev/dxg", "")
     assert read(tree).wsl is True
-
-
-def test_imex_channels_are_a_device_of_the_driver(tree: Tree) -> None:
-    assert read(tree).imex is None
-    tree.write("proc/devices", "Character devices:\n195 nvidia\n234 nvidia-caps\n\nBlock devices:\n  8 sd")
-    assert read(tree).imex is False
-    tree.write("proc/devices", "Character devices:\n195 nvidia\n235 nvidia-caps-imex-channels")
-    assert read(tree).imex is True
-
-
-def test_the_iommu_and_the_groups_in_question(tree: Tree) -> None:
-    for unit in ("dmar1", "dmar0"):
-        tree.write(f"sys/class/iommu/{unit}/x", "")
-    for group, kind in (("3", "DMA-FQ"), ("12", "identity"), ("40", "DMA")):
-        tree.write(f"sys/kernel/iommu_groups/{group}/type", kind)
-    assert read(tree, 3, None, 12, 3, 99).iommu == IommuFacts(
-        units=("dmar0", "dmar1"),
-        group_types={"3": "DMA-FQ", "12": "identity"},
-        unknown={"group_types": "type: No such file or directory"},
-    )
-
-
-def test_a_kernel_without_an_iommu(tree: Tree) -> None:
-    (tree.root / "sys/class/iommu").mkdir(parents=True)
-    assert read(tree).iommu == IommuFacts(units=())
 
 
 @given(st.text(max_size=60))

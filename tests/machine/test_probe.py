@@ -1,10 +1,8 @@
 """The probe's children, which may hang, crash or talk nonsense, and the one snapshot made of what they say."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from gpubench.machine import probe as probe_module
 from gpubench.machine import probe as stages_module
 from gpubench.machine.drivers import CudaFacts, CudaGpu, CudaUnavailableError
 from gpubench.machine.gpus import NvmlFacts, read_node
-from gpubench.machine.probe import UNLISTED, Probe, merge, probe, run_stages, stage_commands, watch_errors
+from gpubench.machine.probe import Probe, merge, probe, run_stages, stage_commands, watch_errors
 from gpubench.machine.stage import main, read_stage
 from gpubench.machine.sysfs import SysfsFacts
 from gpubench.model.facts.health import HIDDEN
@@ -33,8 +31,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.model.terms.verdict import Origin
-from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
+from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.sysfs import H200, Tree
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
@@ -91,52 +88,6 @@ def cuda(*numbers: int, visible_devices: str | None = None) -> CudaFacts:
     )
 
 
-def test_three_sources_make_one_snapshot() -> None:
-    snapshot = merge("node1", on_bus(6, 7), nvml(), cuda(7, 6))
-    assert (snapshot.host, snapshot.origin, snapshot.failures) == ("node1", Origin.MEASURED, ())
-    assert snapshot.source.startswith("gpubench ")
-    assert snapshot.taken_at is not None
-    assert snapshot.taken_at.endswith("+00:00")
-    assert len(snapshot.taken_at) == len("2026-01-01T00:00:00+00:00")
-    assert (snapshot.machine.cpus, snapshot.nvswitches) == (64, ("0000:0f:00.0",))
-    assert snapshot.driver == DriverFacts(version="580.159.04", cuda="13.0", open_kernel_module=True)
-    assert snapshot.gpudirect == GpuDirectFacts(peermem=False, dma_buf=True)
-    first, second = snapshot.gpus
-    assert (first.index, first.cuda_index, first.multiprocessors) == (0, 1, 132)
-    assert (second.index, second.cuda_index) == (1, 0)
-    assert (first.name, first.uuid, first.place) == ("NVIDIA H200", "GPU-06", PLACE)
-    assert first.pcie == PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    assert [(pair.source, pair.destination, pair.read, pair.cuda) for pair in snapshot.pairs] == [
-        ("GPU0", "GPU1", "OK", True),
-        ("GPU1", "GPU0", "OK", True),
-    ]
-    assert snapshot.pairs[0].unknown == {}
-    assert from_plain(Snapshot, json.loads(json.dumps(to_plain(snapshot)))) == snapshot
-
-
-def test_the_kernel_fills_in_what_nvml_does_not_say() -> None:
-    silent = {
-        "nvmlDeviceGetCurrPcieLinkWidth": NVMLError(3),
-        "nvmlDeviceGetName": NVMLError(3),
-        "nvmlDeviceGetUUID": NVMLError(3),
-    }
-    gpu = merge("node1", on_bus(6), nvml(FakeGpu("06", replies=silent)), None).gpus[0]
-    assert (gpu.name, gpu.uuid) == ("NVIDIA GPU 0x2335", "GPU-6")
-    assert gpu.pcie == PcieLink(generation=1, width=8, max_generation=5, max_width=16)
-
-
-def test_gpus_that_cuda_does_not_show() -> None:
-    snapshot = merge(
-        "node1", on_bus(6, 7, 8), nvml(*map(FakeGpu, ("06", "07", "08"))), cuda(7, 8, visible_devices="1,2")
-    )
-    assert [gpu.cuda_index for gpu in snapshot.gpus] == [None, 0, 1]
-    assert [gpu.unknown.get("cuda_index") for gpu in snapshot.gpus] == [HIDDEN, None, None]
-    told = {(pair.source, pair.destination): (pair.cuda, pair.unknown.get("cuda")) for pair in snapshot.pairs}
-    assert told["GPU0", "GPU1"] == (None, HIDDEN)
-    assert told["GPU1", "GPU2"] == (True, None)
-    assert snapshot.failures == ()
-
-
 def test_a_gpu_that_the_setting_names_and_cuda_does_not_show_is_not_hidden() -> None:
     snapshot = merge("node1", None, nvml(), cuda(6, visible_devices="0,1"))
     reason = "CUDA lists 1 of the 2 GPUs that CUDA_VISIBLE_DEVICES names"
@@ -189,21 +140,6 @@ def test_a_laptop_is_no_failure() -> None:
     assert snapshot.driver.absent == "NVML does not start (NVML Shared Library Not Found)"
 
 
-def test_a_gpu_that_the_driver_lost_altogether() -> None:
-    snapshot = merge("node1", on_bus(5, 6, 7), nvml(), cuda(6, 7))
-    assert [(gpu.index, gpu.bus_id, gpu.lost) for gpu in snapshot.gpus] == [
-        (0, bus(6), None),
-        (1, bus(7), None),
-        (2, bus(5), UNLISTED),
-    ]
-    assert len(snapshot.pairs) == 2
-
-
-def test_a_gpu_without_a_driver_is_lost_also_in_a_container() -> None:
-    kernel = replace(on_bus(5, 6, 7), gpu_drivers={bus(6): "nvidia", bus(7): "nvidia"}, device_files=2)
-    assert merge("node1", kernel, nvml(), None).gpus[2].lost == UNLISTED
-
-
 @pytest.mark.parametrize(
     ("drivers", "device_files"),
     [({bus(5): "vfio-pci", bus(6): "nvidia", bus(7): "nvidia"}, 3), (dict.fromkeys(map(bus, (5, 6, 7)), "nvidia"), 2)],
@@ -229,23 +165,6 @@ def test_a_gpu_lost_before_it_was_named_takes_the_bus_id_that_is_left() -> None:
     assert merge("node1", None, facts, None).gpus[1].bus_id is None
 
 
-def test_without_nvml_the_kernels_gpus_are_shown_and_the_driver_is_named() -> None:
-    failure = ProbeFailure(stage="nvml", error="no answer within 20 s", timed_out=True)
-    snapshot = merge("node1", on_bus(6, 7), None, cuda(6, 7), [failure])
-    assert [(gpu.index, gpu.lost, gpu.cuda_index) for gpu in snapshot.gpus] == [(0, None, 0), (1, None, 1)]
-    assert snapshot.driver == DriverFacts(version="570.0", open_kernel_module=True)
-    assert [pair.cuda for pair in snapshot.pairs] == [True, True]
-    assert snapshot.failures == (failure,)
-
-
-def test_without_cuda_its_failure_is_the_reason() -> None:
-    failure = ProbeFailure(stage="cuda", error="killed by SIGSEGV")
-    snapshot = merge("node1", None, nvml(), None, [failure])
-    assert snapshot.pairs[0].unknown["cuda"] == "killed by SIGSEGV"
-    assert merge("node1", None, nvml(), None).pairs[0].unknown["cuda"] == "CUDA was not asked"
-    assert snapshot.gpudirect.dma_buf is None
-
-
 @given(st.sets(st.integers(1, 9)), st.sets(st.integers(1, 9)), st.sets(st.integers(1, 9)))
 def test_every_gpu_appears_once_and_indices_are_unique(kernel: set[int], driver: set[int], shown: set[int]) -> None:
     facts = NvmlFacts(gpus=tuple(GpuFacts(index=i, bus_id=bus(each)) for i, each in enumerate(sorted(driver))))
@@ -254,14 +173,6 @@ def test_every_gpu_appears_once_and_indices_are_unique(kernel: set[int], driver:
     assert {gpu.bus_id for gpu in gpus} == {bus(each) for each in kernel | driver}
     assert [gpu.index for gpu in gpus] == list(range(len(kernel | driver)))
     assert {gpu.bus_id for gpu in gpus if gpu.lost} == {bus(each) for each in kernel - driver}
-
-
-def test_this_machine_is_read_whatever_it_is() -> None:
-    """Three real children. Where there is no driver, that is said, and is no failure."""
-    snapshot = probe(60, {**ENVIRONMENT, "PYTHONPATH": str(Path(probe_module.__file__).parents[3])})
-    assert snapshot.machine.cpus is not None
-    assert [each for each in snapshot.failures if each.stage == "sysfs"] == []
-    assert snapshot.driver.version is not None or snapshot.driver.absent is not None
 
 
 def test_a_source_that_hangs_costs_only_itself() -> None:
@@ -286,14 +197,6 @@ def test_a_child_that_waited_for_a_cpu_is_late_and_its_driver_is_not_silent(
         (failure,) = probing.snapshot(0.1).failures
     assert (failure.stage, failure.timed_out) == ("nvml", timed_out)
     assert failure.error.startswith("no answer within 0.1 s")
-
-
-def test_the_kernel_counts_the_time_without_a_cpu(tmp_path: Path) -> None:
-    assert probe_module.seconds_without_cpu(os.getpid()) >= 0
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/schedstat").write_text("940000000 15000000000 812\n")
-    assert probe_module.seconds_without_cpu(7, tmp_path) == 15.0
-    assert probe_module.seconds_without_cpu(8, tmp_path) == 0.0
 
 
 def test_what_was_answered_in_time_counts_though_it_is_read_late() -> None:
@@ -383,12 +286,6 @@ def test_a_process_that_closed_its_output_and_lives_on_is_killed(monkeypatch: py
     assert result.error == "it ended without an answer"
 
 
-def test_noise_before_a_long_answer_is_passed_over() -> None:
-    command = saying("a warning", "import json; print(json.dumps({'long': 'x' * 300_000}))")
-    result = run_stages({"one": command}, ENVIRONMENT, 30)["one"]
-    assert result.document == {"long": "x" * 300_000}
-
-
 def test_a_hanging_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     processes = started(monkeypatch)
     run_stages({"one": HANG}, ENVIRONMENT, 0.2)
@@ -406,28 +303,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
 
     monkeypatch.setattr(subprocess.Popen, "__init__", remember)
     return processes
-
-
-def test_the_childrens_environment_is_the_users() -> None:
-    command = [sys.executable, "-S", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-    document = run_stages({"one": command}, {"CUDA_VISIBLE_DEVICES": "3"}, 30)["one"].document
-    assert document is not None
-    assert document["CUDA_VISIBLE_DEVICES"] == "3"
-    assert "HOME" not in document
-
-
-def test_a_share_of_a_gpu_under_mps_is_not_read_as_the_gpu() -> None:
-    """With 12 % of its SMs an H100 has 14 multiprocessors for CUDA, and was below its profile."""
-    share = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-    tells = [
-        sys.executable,
-        "-S",
-        "-c",
-        f"import os; raise SystemExit('a share' if {share!r} in os.environ else 'all')",
-    ]
-    commands = {"sysfs": answer(on_bus(6)), "nvml": answer(nvml(FakeGpu("06"))), "cuda": tells}
-    snapshot = probe(30, {**ENVIRONMENT, share: "12"}, stages=commands)
-    assert [(each.stage, each.error) for each in snapshot.failures] == [("cuda", "all")]
 
 
 def test_the_child_writes_its_facts_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -475,17 +350,3 @@ def test_the_command_lines_of_the_children() -> None:
     commands = stage_commands(Path("/recorded"))
     assert list(commands) == ["sysfs", "nvml", "cuda"]
     assert commands["nvml"] == [sys.executable, "-P", "-m", "gpubench.machine.stage", "nvml", "/recorded"]
-
-
-def test_a_probe_goes_on_while_something_else_is_done(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    slow = [sys.executable, "-S", "-c", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(300)"]
-    with Probe(ENVIRONMENT, {"sysfs": answer(on_bus(6)), "nvml": slow, "cuda": answer(cuda(6))}) as probing:
-        deadline = time.monotonic() + 300
-        while not mark.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        wait_for(probing, "sysfs", "cuda")
-        snapshot = probing.snapshot(0.1)
-    assert [gpu.bus_id for gpu in snapshot.gpus] == [bus(6)]
-    assert [failure.stage for failure in snapshot.failures if "no answer" in failure.error] == ["nvml"]

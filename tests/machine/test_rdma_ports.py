@@ -70,22 +70,6 @@ def test_a_port_with_everything(tree: Tree) -> None:
     assert from_plain(RdmaPort, to_plain(facts.rdma_ports[0])) == facts.rdma_ports[0]
 
 
-def test_what_a_port_does_not_tell_says_why(tree: Tree) -> None:
-    folder = a_nic(tree, {})
-    found = only(tree)
-    assert found == RdmaPort(nic="mlx5_0", unknown=found.unknown)
-    assert found.unknown == {
-        "physical_state": "phys_state: No such file or directory",
-        "link_layer": "link_layer: No such file or directory",
-        "counters": "counters is empty or cannot be read",
-        "hardware_counters": "hw_counters is empty or cannot be read",
-        "gids": "gid_attrs/types is not there",
-        "device_file": "no verbs device of the kernel belongs to it: ib_uverbs may not be loaded",
-    }
-    (folder / "gid_attrs/types").mkdir(parents=True)
-    assert only(tree).gids == ()
-
-
 def test_several_ports_are_named_as_their_nics_are(tree: Tree) -> None:
     a_nic(tree, port(), {"phys_state": "2: Polling"})
     facts = read_sysfs(tree.root)

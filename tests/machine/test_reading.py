@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -21,8 +20,6 @@ from tests.examples import examples
 from tests.fakes.large_machine import LargeMachine
 
 SMALL = LargeMachine(gpus=2, pci_devices=16, cpus=4, processes=20)
-DEVICES_OF_A_GPU, FILES_OF_A_DEVICE, OF_THE_MACHINE = 6, 25, 90
-KERNELS_SHARE = 9 / 10
 NOBODY = 65534
 
 
@@ -39,28 +36,6 @@ class OpenedFiles:
 
 opened = OpenedFiles()
 sys.addaudithook(opened)
-
-
-def files_opened(machine: LargeMachine, root: Path) -> int:
-    machine.build(root)
-    opened.count, opened.counting = 0, True
-    try:
-        read_sysfs(root)
-        read_rank_facts(0, 0, 0, {}, root)
-    finally:
-        opened.counting = False
-    return opened.count
-
-
-def test_what_is_opened_grows_with_the_devices_and_with_nothing_else(tmp_path: Path) -> None:
-    usual = files_opened(LargeMachine(1, 10, 4, 20), tmp_path / "usual")
-    assert files_opened(LargeMachine(1, 10, 64, 20), tmp_path / "cpus") == usual
-    assert files_opened(LargeMachine(1, 30, 4, 20), tmp_path / "devices") == usual + 20
-    processes = files_opened(LargeMachine(1, 10, 4, 120), tmp_path / "processes")
-    assert processes - usual == round(100 * (1 - KERNELS_SHARE))
-    gpus = files_opened(LargeMachine(3, 30, 4, 20), tmp_path / "gpus")
-    assert (gpus - usual - 20) / 2 <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE
-    assert usual <= DEVICES_OF_A_GPU * FILES_OF_A_DEVICE + 10 + 10 + OF_THE_MACHINE
 
 
 def sent(facts: SysfsFacts) -> SysfsFacts:
@@ -189,20 +164,3 @@ def test_where_nothing_may_be_read_all_is_unknown_with_its_reason(tmp_path: Path
     assert (rank.capabilities, rank.imex_channels, rank.driver_gpus) == (None, None, None)
     assert rank.unknown["driver_gpus"] == "gpus: Permission denied"
     assert rank.unknown["nccl_files./etc/nccl.conf"] == "Permission denied"
-
-
-def test_files_that_may_not_be_read_leave_their_device_in_place() -> None:
-    with tempfile.TemporaryDirectory() as open_to_all:
-        Path(open_to_all).chmod(0o755)
-        root = SMALL.build(Path(open_to_all) / "half").root
-        for path in plain_files(root):
-            path.chmod(0)
-        with as_nobody(Path(open_to_all) / "none"):
-            facts = read_sysfs(root)
-    assert facts.gpus == ()
-    assert [nic.name for nic in facts.nics] == ["mlx5_0", "mlx5_1"]
-    assert all(device.unknown["errors"] == "aer_dev_correctable: Permission denied" for device in facts.pci_devices)
-    bridges = [device for device in facts.pci_devices if device.kind != "nic"]
-    assert bridges
-    assert {device.unknown["access_control"] for device in bridges} == {"config: Permission denied"}
-    assert None not in {device.iommu_group for device in bridges}

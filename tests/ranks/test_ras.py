@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from gpubench.ranks.ras import AS_JSON, ask_ras
+from gpubench.ranks.ras import ask_ras
 
 MOST = 1 << 16
 
@@ -57,12 +57,6 @@ def test_the_first_that_is_ready_is_asked_though_others_hang(listener: socket.so
         answer = ask_ras(20, environment(listener), most_bytes=MOST)
     assert answer == b"NCCL version 2.28.9\n\nJob summary\n"
     assert asked == [b"TIMEOUT 1\n"] * 8 + [b"VERBOSE STATUS\n"]
-
-
-def test_json_is_asked_for_before_the_status(listener: socket.socket) -> None:
-    with served(listener, b"OK\n{}\n") as asked:
-        assert ask_ras(20, environment(listener), question=AS_JSON, leg_seconds=3, most_bytes=MOST) == b"{}\n"
-    assert (asked[0], asked[-1]) == (b"TIMEOUT 3\n", b"SET FORMAT json\nVERBOSE STATUS\n")
 
 
 def test_what_was_said_before_the_time_is_over_counts(listener: socket.socket) -> None:

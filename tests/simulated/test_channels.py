@@ -32,11 +32,3 @@ def test_the_search_takes_the_most_bandwidth_of_equal_channels(
 @pytest.mark.parametrize(("slow", "together"), [(48.0, 384), (40.0, 320), (25.0, 200), (20.0, 350), (5.0, 350)])
 def test_one_slow_nic_slows_all_channels_unless_none_is_bound_to_it(slow: float, together: float) -> None:
     assert rings_gb_s([HEALTHY, with_one(slow)]) == pytest.approx(together)
-
-
-def test_nodes_have_as_many_channels_as_the_one_with_the_fewest() -> None:
-    assert rings_gb_s([HEALTHY]) == 400
-    assert rings_gb_s([HEALTHY, HEALTHY[2:]]) == 300
-    assert rings_gb_s([with_one(25.0)]) == 375, "where all nodes are alike the fast NICs carry two each"
-    assert rings_gb_s([HEALTHY, (*HEALTHY[:5], 25.0)]) == 200, "eight channels on six NICs, two on some"
-    assert rings_gb_s([HEALTHY, ()]) == 0

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from gpubench.model.profiles.fault import parse_fault
-from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, HostMemory, Place
+from gpubench.model.terms.operation import Block, DataPattern, DataType, Engine, Place
 from gpubench.ports.backend import Region
 from gpubench.ports.copies import CopyStream, LinkBytes
 from gpubench.simulated.links import NoCounters, SimulatedCopies
@@ -45,33 +45,6 @@ def enabled(name: str, *faults: str) -> SimulatedCopies:
     return machine
 
 
-def test_figures_are_the_profile_s() -> None:
-    machine = copies("hgx-h200-4")
-    assert gb_s(machine, stream(machine, 0, 1)) == pytest.approx(38, rel=0.02)
-    machine = enabled("hgx-h200-4")
-    assert gb_s(machine, stream(machine, 0, 1)) == pytest.approx(396, rel=0.01)
-    assert gb_s(machine, stream(machine, 0, 1, by=1)) == pytest.approx(393.7, rel=0.01)
-    assert gb_s(machine, stream(machine, 0, 1, engine=Engine.SM)) == pytest.approx(370, rel=0.01)
-    assert gb_s(machine, stream(machine, HostMemory.PINNED, 1)) == pytest.approx(55.5, rel=0.01)
-    assert gb_s(machine, stream(machine, 1, HostMemory.PAGEABLE)) < 25
-
-
-def test_the_same_copy_is_faster_once_peer_access_is_on() -> None:
-    machine = copies("hgx-h200-4")
-    own = [stream(machine, 0, 1)]
-    before = machine.seconds(own, 1)
-    machine.enable(0, 1)
-    assert machine.seconds(own, 1) < before / 5
-
-
-def test_pairs_share_what_leaves_and_what_enters_a_gpu() -> None:
-    machine = enabled("hgx-h200-4")
-    alone = gb_s(machine, stream(machine, 0, 1))
-    assert gb_s(machine, stream(machine, 0, 1), stream(machine, 1, 0)) == pytest.approx(2 * alone, rel=0.01)
-    assert gb_s(machine, stream(machine, 0, 1), stream(machine, 2, 1)) == pytest.approx(alone, rel=0.01)
-    assert gb_s(machine, stream(machine, 0, 1), stream(machine, 0, 2)) == pytest.approx(alone, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("fault", "share"),
     [("gpu1:nvlink=9", 0.5), ("gpu1:speed=0.25", 0.25), ("link0-1:speed=0.5", 0.5), ("link0-1:staged=yes", 38 / 396)],
@@ -92,33 +65,10 @@ def test_a_slow_pair_leaves_the_other_pairs_of_its_ends_as_they_are(name: str) -
         assert now / before == pytest.approx(share, rel=2e-3), (source, destination)
 
 
-def test_a_slow_pair_is_slow_on_the_way_that_its_copies_take() -> None:
-    """GPU2 and GPU5 of a DGX-1 reach each other through host memory; peer access off is another way than NVLinks."""
-    healthy, faulty = copies("dgx-1-v100"), copies("dgx-1-v100", "link2-5:speed=0.5", "link2-3:speed=0.5")
-    for ends, share in (((2, 5), 0.5), ((2, 3), 1.0)):
-        before, now = (gb_s(machine, stream(machine, *ends)) for machine in (healthy, faulty))
-        assert now / before == pytest.approx(share, rel=2e-3)
-
-
 def test_what_cuda_refuses_cannot_be_reached() -> None:
     machine = copies("rtx-4090-2")
     assert not machine.can_reach(0, 1)
     assert gb_s(machine, stream(machine, 0, 1)) > 0
-
-
-def test_a_lost_gpu_does_not_copy() -> None:
-    assert [gpu.device for gpu in copies("hgx-h200-4", "gpu1:lost=yes").gpus] == ["GPU0", "GPU2", "GPU3"]
-
-
-def test_a_machine_without_expectations_has_its_links() -> None:
-    machine = enabled("hgx-a100-8")
-    assert 0 < gb_s(machine, stream(machine, 0, 1)) <= 300
-
-
-def test_equal_seeds_are_equal() -> None:
-    first, second, third = copies("hgx-h200-2"), copies("hgx-h200-2"), copies("hgx-h200-2", seed=1)
-    times = [each.seconds([stream(each, 0, 1)], 5) for each in (first, second, third)]
-    assert times[0] == times[1] != times[2]
 
 
 def test_what_a_fault_corrupts_arrives_wrong_over_the_direct_path_alone() -> None:

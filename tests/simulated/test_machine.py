@@ -1,4 +1,3 @@
-import math
 import re
 import sys
 from dataclasses import replace
@@ -10,19 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench import profiles
-from gpubench.collectives.expected import ETHERNET_EFFICIENCY, NIC_EFFICIENCY
+from gpubench.collectives.expected import ETHERNET_EFFICIENCY
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.facts.health import describe_health
 from gpubench.model.facts.snapshot import NvlinkPeer, PciPlace, Snapshot
-from gpubench.model.paths.topology import pcie_path_class
 from gpubench.model.profiles.fault import FAULT_KEYS, parse_fault
 from gpubench.model.profiles.profile import NvlinkKind, Profile, SwitchKind
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.verdict import Origin
 from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, parse_machine, snapshots
-from gpubench.simulated.node import healthy_node
-from gpubench.simulated.times import STAGED_SHARE, CollectiveTimes
+from gpubench.simulated.times import CollectiveTimes
 
 PROFILES = profiles.all_profiles()
 NAMES = [each.name for each in COLLECTIVES]
@@ -44,13 +41,6 @@ def times(machine: str, *faults: str, seed: int = 0) -> Times:
 
 def pair_of(snapshot: Snapshot, source: str, destination: str) -> Any:
     return next(each for each in snapshot.pairs if (each.source, each.destination) == (source, destination))
-
-
-def test_machines_are_read_from_their_text() -> None:
-    machine = parse_machine(" hgx-h100-8*16 ")
-    assert (machine.profile.name, machine.nodes, str(machine)) == ("hgx-h100-8", 16, "hgx-h100-8*16")
-    assert parse_machine("hgx-h200-4").nodes == 1
-    assert str(parse_machine("hgx-h200-4*1")) == "hgx-h200-4"
 
 
 @pytest.mark.parametrize(
@@ -89,38 +79,6 @@ def test_a_healthy_node_is_complete_and_says_that_it_is_simulated(profile: Profi
             assert (getattr(gpu, name) is None) == (name in gpu.unknown)
     assert all(nic.state == "active" for nic in snapshot.nics)
     assert from_plain(Snapshot, to_plain(snapshot)) == snapshot
-
-
-def test_kinds_of_machine_differ_as_they_should() -> None:
-    slice_, hopper, ampere, workstation = (
-        node(name) for name in ("hgx-h200-4", "hgx-h100-8", "hgx-a100-8", "rtx-4090-2")
-    )
-    assert [gpu.bus_id for gpu in slice_.gpus] == ["0000:00:06.0", "0000:00:07.0", "0000:00:08.0", "0000:00:09.0"]
-    assert {gpu.place for gpu in slice_.gpus} == {PciPlace(host_bridge="pci0000:00")}
-    assert slice_.nics[0].bus_id == "0000:00:03.0"
-    assert {link.peer_bus_id for gpu in slice_.gpus for link in gpu.nvlinks or ()} == {None}
-    assert (slice_.nvswitches, slice_.machine.numa_nodes, slice_.machine.virtual_machine) == ((), (), True)
-    assert slice_.gpus[0].cpu_affinity == "0-63"
-    assert slice_.gpus[0].fabric is not None
-    assert describe_health(slice_.gpus[0].fabric.health_mask or 0) == "not reported"
-
-    assert hopper.gpus[0].fabric is not None
-    assert describe_health(hopper.gpus[0].fabric.health_mask or 0) == "healthy"
-    assert {link.peer_bus_id for link in hopper.gpus[0].nvlinks or ()} == set(hopper.nvswitches)
-    assert [gpu.place.numa_node for gpu in hopper.gpus] == [0] * 4 + [1] * 4
-    assert pcie_path_class(hopper.gpus[5].place, hopper.nics[5].place, 2) == "PIX"
-    paths = {(pair.source, pair.destination): pair.pcie_path for pair in hopper.pairs}
-    assert (paths["GPU0", "GPU3"], paths["GPU0", "GPU4"]) == ("NODE", "SYS")
-    assert [each.cpus for each in hopper.machine.numa_nodes] == ["0-111", "112-223"]
-
-    assert ampere.gpus[0].fabric is None
-    assert pair_of(ampere, "GPU2", "GPU3").pcie_path == "PIX"
-    assert pair_of(ampere, "GPU1", "GPU2").pcie_path == "NODE"
-
-    assert workstation.gpus[0].nvlinks == ()
-    pair = pair_of(workstation, "GPU0", "GPU1")
-    assert (pair.cuda, pair.read, pair.nvlink, pair.pcie_path) == (False, "GNS", "NS", "PHB")
-    assert workstation.gpus[1].place.root_port == "0000:00:02.0"
 
 
 def paired(name: str = "hgx-h100-8") -> Profile:
@@ -162,37 +120,6 @@ def test_gpus_may_be_joined_directly_and_switches_nested() -> None:
     whole = Times(machine)
     ratio = halved.ideal_seconds("allreduce", 2**34) / whole.ideal_seconds("allreduce", 2**34)
     assert ratio == pytest.approx(2, rel=0.01)
-
-
-def test_nics_beyond_the_free_slots_of_a_flat_bus_stand_behind_the_gpus() -> None:
-    profile = profiles.load("hgx-h200-2")
-    many = tuple(replace(profile.nic[0], name=f"eth{i}") for i in range(5))
-    (snapshot,) = snapshots(SimulatedMachine(replace(profile, nic=many)))
-    assert [nic.bus_id for nic in snapshot.nics] == [f"0000:00:{slot:02x}.0" for slot in (3, 4, 5, 8, 9)]
-
-
-def test_a_thousand_nodes_share_what_is_alike_and_nothing_else() -> None:
-    first, second, *others = snapshots(parse_machine("hgx-h100-8*1024"), [parse_fault("node1000.gpu5:nvlink=12")])
-    assert len(others) == 1022
-    assert first.pairs is second.pairs is others[-1].pairs
-    assert first.nics is second.nics
-    assert first.gpus[3].nvlinks is second.gpus[3].nvlinks
-    assert first.gpus[3].place is others[7].gpus[3].place
-    every = [first, second, *others]
-    assert [each.host for each in every] == [f"node{number}" for number in range(1024)]
-    assert len({gpu.uuid for each in every for gpu in each.gpus}) == 8192
-    assert len({each.machine.boot_id for each in every}) == 1024
-    down = {
-        (each.host, gpu.index) for each in every for gpu in each.gpus if not all(x.active for x in gpu.nvlinks or ())
-    }
-    assert down == {("node1000", 5)}
-
-
-def test_equal_seeds_give_equal_machines() -> None:
-    machine = parse_machine("hgx-h200-2*2")
-    assert snapshots(machine, seed=7) == snapshots(machine, seed=7)
-    assert snapshots(machine, seed=7)[0].gpus[0].uuid != snapshots(machine, seed=8)[0].gpus[0].uuid
-    assert (snapshots(machine)[0].gpus[0].uuid or "").startswith("GPU-")
 
 
 def gpu_fact(machine: str, fault: str) -> Any:
@@ -238,26 +165,6 @@ def test_refused_peer_access_shows_in_both_directions() -> None:
     assert sum(pair.read == "TNS" for pair in link.pairs) == 2
     assert pair_of(node("hgx-h100-8", "gpu1:nvlink=0"), "GPU3", "GPU1").nvlink == "NS"
     assert node("hgx-h100-8", "link0-1:staged=yes", "link0-2:speed=0.5") == node("hgx-h100-8")
-
-
-def test_a_missing_gpu_makes_the_others_count_down() -> None:
-    healthy, broken = node("hgx-h100-8"), node("hgx-h100-8", "gpu2:missing=yes", "gpu5:mig=on")
-    assert [gpu.index for gpu in broken.gpus] == [gpu.cuda_index for gpu in broken.gpus] == list(range(7))
-    assert [gpu.uuid for gpu in broken.gpus] == [gpu.uuid for gpu in healthy.gpus if gpu.index != 2]
-    assert broken.gpus[4].mig is True
-    assert len(broken.pairs) == 7 * 6
-    assert {pair.source for pair in broken.pairs} == {f"GPU{index}" for index in range(7)}
-
-
-def test_a_lost_gpu_keeps_its_place_and_nothing_else_is_known_of_it() -> None:
-    broken = node("hgx-h100-8", "gpu2:lost=yes")
-    lost = broken.gpus[2]
-    assert lost.lost
-    assert (lost.index, lost.name, lost.cuda_index) == (2, None, None)
-    assert lost.bus_id == node("hgx-h100-8").gpus[2].bus_id
-    assert [gpu.cuda_index for gpu in broken.gpus] == [0, 1, None, 2, 3, 4, 5, 6]
-    pair = pair_of(broken, "GPU2", "GPU0")
-    assert (pair.read, pair.cuda, pair.unknown["read"]) == (None, None, lost.lost)
 
 
 def test_every_fault_of_a_nic_shows() -> None:
@@ -359,17 +266,6 @@ def test_a_slow_pair_slows_the_collectives_that_use_the_path_between_the_two(
     assert ratio == pytest.approx(slower, rel=0.03)
 
 
-def test_times_go_through_the_profile_s_points() -> None:
-    model = times("hgx-h200-4")
-    assert model.ideal_seconds("allreduce", 2**20) == pytest.approx(17.71e-6)
-    assert model.ideal_seconds("allreduce", 16 * 2**20) == pytest.approx(102.9e-6)
-    assert model.ideal_seconds("allreduce", 8) == pytest.approx(10.11e-6)
-    assert 2**30 * 1.5 / model.ideal_seconds("allreduce", 2**30) / 1e9 == pytest.approx(353.0, rel=1e-3)
-    assert 2**33 * 1.5 / model.ideal_seconds("allreduce", 2**33) / 1e9 == pytest.approx(362.8, rel=0.02)
-    between = model.ideal_seconds("allreduce", 3 * 2**19)
-    assert between == pytest.approx((17.71e-6 + 29.78e-6) / 2)
-
-
 @pytest.mark.parametrize(("gpus", "busbw"), [(8, 478.9), (7, 460), (6, 436), (5, 414), (4, 363)])
 def test_nvls_on_a_part_of_the_board_is_as_fast_as_published_of_h200s(gpus: int, busbw: float) -> None:
     seconds = times("hgx-h100-8").ideal_seconds("allreduce", 2**33, ranks_per_node=gpus)
@@ -413,31 +309,6 @@ def test_times_rise_with_size_and_never_beat_the_links(
     assert slow >= healthy * (1 - 1e-12)
 
 
-def test_noise_is_small_seeded_and_different_by_row() -> None:
-    model = times("hgx-h200-4")
-    first = model.seconds("allreduce", 2**30, row=1)
-    assert first == times("hgx-h200-4").seconds("allreduce", 2**30, row=1)
-    assert first != model.seconds("allreduce", 2**30, row=2)
-    assert first != times("hgx-h200-4", seed=1).seconds("allreduce", 2**30, row=1)
-    for size, spread in ((1024, 0.015), (2**30, 0.003), (2**33, 0.003)):
-        ideal = model.ideal_seconds("allreduce", size)
-        logs = [math.log(model.seconds("allreduce", size, row=row)[0] / ideal) for row in range(200)]
-        mean = sum(logs) / len(logs)
-        deviation = math.sqrt(sum((each - mean) ** 2 for each in logs) / len(logs))
-        assert deviation == pytest.approx(spread, rel=0.2)
-        assert abs(mean) < spread
-
-
-def test_one_faulty_gpu_slows_everybody_and_is_the_slowest() -> None:
-    healthy = times("hgx-h100-8*2").seconds("allgather", 2**30, row=0)
-    for fault, rank in (("node1.gpu5:nvlink=2", 13), ("gpu2:speed=0.1", 2), ("node1.link3-4:staged=yes", 11)):
-        slow = times("hgx-h100-8*2", fault).seconds("allgather", 2**30, row=0)
-        assert min(slow) > 1.5 * max(healthy)
-        assert max(range(16), key=slow.__getitem__) == rank
-    unused = times("hgx-h100-8*2", "node1.gpu5:nvlink=2").seconds("allgather", 2**30, row=0, ranks_per_node=4)
-    assert unused == times("hgx-h100-8*2").seconds("allgather", 2**30, row=0, ranks_per_node=4)
-
-
 @pytest.mark.parametrize(
     "fault", ["gpu1:p2p=CNS", "gpu1:cuda_peer=no", "gpu1:nvlink=0", "link0-1:staged=yes", "link0-1:p2p=U"]
 )
@@ -445,49 +316,6 @@ def test_without_peer_access_the_staged_bandwidth_is_left(fault: str) -> None:
     """All-reduce reached 28.4 GB/s with NCCL_P2P_DISABLE=1 where one copy reaches 38."""
     busbw = 2**34 * 1.5 / times("hgx-h200-4", fault).ideal_seconds("allreduce", 2**34) / 1e9
     assert busbw == pytest.approx(28.4, rel=0.01)
-
-
-def test_a_profile_without_a_staged_figure_falls_back_to_pcie() -> None:
-    profile = profiles.load("hgx-h200-4")
-    bare = replace(profile, expected=tuple(each for each in profile.expected if "staged" not in each.quantity))
-    model = Times(SimulatedMachine(bare), [parse_fault("link0-1:staged=yes")])
-    assert 2**34 * 1.5 / model.ideal_seconds("allreduce", 2**34) / 1e9 == pytest.approx(
-        63.0 * STAGED_SHARE["allreduce"], rel=0.01
-    )
-
-
-def test_a_narrow_slot_matters_where_pcie_carries_the_data() -> None:
-    narrow = times("rtx-4090-2", "gpu1:width=4").ideal_seconds("broadcast", 2**30)
-    assert narrow / times("rtx-4090-2").ideal_seconds("broadcast", 2**30) == pytest.approx(4, rel=0.01)
-    wide = times("hgx-h200-4")
-    assert times("hgx-h200-4", "gpu1:width=4").ideal_seconds("broadcast", 2**30) == wide.ideal_seconds(
-        "broadcast", 2**30
-    )
-
-
-def test_missing_and_lost_gpus_leave_fewer_ranks() -> None:
-    assert times("hgx-h100-8", "gpu1:missing=yes", "gpu2:lost=yes").gpus == 6
-    assert len(times("hgx-h100-8*3", "node2.gpu1:missing=yes").seconds("allreduce", 1024, row=0)) == 21
-    assert times("hgx-h100-8", "gpu1:missing=yes").seconds("allreduce", 1024, row=0) != []
-
-
-def test_across_nodes_the_nics_limit_and_hops_add_latency() -> None:
-    one, four = times("hgx-h100-8"), times("hgx-h100-8*4")
-    assert four.ideal_seconds("reduce", 8) > 2 * one.ideal_seconds("reduce", 8)
-    size = 2**36
-    busbw = size * 62 / 32 / four.ideal_seconds("allreduce", size) / 1e9
-    assert busbw == pytest.approx(400 * NIC_EFFICIENCY, rel=0.01)
-    weak = times("hgx-h100-8*4", "node3.nic0:state=down", "node3.nic1:missing=yes", "node3.nic2:rate=200")
-    # Eight channels, as the other nodes have, each as slow as the slowest: tests/simulated/test_channels.py.
-    assert size * 62 / 32 / weak.ideal_seconds("allreduce", size) / 1e9 == pytest.approx(200 * NIC_EFFICIENCY, rel=0.01)
-    assert max(range(32), key=weak.seconds("allreduce", size, row=0).__getitem__) == 24
-    narrow = times("hgx-h100-8*4", "nic0:generation=3,width=8")
-    assert size / narrow.ideal_seconds("sendrecv", size) / 1e9 == pytest.approx(7.877 * NIC_EFFICIENCY, rel=0.01)
-    per_gpu = 50 * NIC_EFFICIENCY
-    assert size / four.ideal_seconds("sendrecv", size) / 1e9 == pytest.approx(per_gpu, rel=0.01)
-    assert size * 24 / 32 / four.ideal_seconds("alltoall", size) / 1e9 == pytest.approx(per_gpu, rel=0.01)
-    assert size * 24 / 32 / four.ideal_seconds("gather", size) / 1e9 == pytest.approx(per_gpu, rel=0.01)
-    assert four.ideal_seconds("scatter", size) == pytest.approx(four.ideal_seconds("gather", size), rel=0.01)
 
 
 def test_one_rank_a_node_uses_the_network_alone() -> None:
@@ -538,22 +366,6 @@ def test_what_cannot_be_simulated_says_why() -> None:
         times("hgx-h200-4*2").ideal_seconds("allreduce", 8)
 
 
-def test_a_healthy_node_has_no_name_of_its_own_yet() -> None:
-    bare = healthy_node(profiles.load("hgx-h200-4"))
-    assert bare.host == ""
-    assert {gpu.uuid for gpu in bare.gpus} == {None}
-
-
-def test_a_rack_is_one_nvlink_domain_and_two_racks_are_two() -> None:
-    racks = snapshots(parse_machine("gb200-nvl72*2"))
-    domains = [{gpu.fabric.domain for gpu in each.gpus if gpu.fabric is not None} for each in racks]
-    assert len(racks) == 36
-    assert all(len(each) == 1 for each in domains)
-    assert len(set.union(*domains[:18])) == len(set.union(*domains[18:])) == 1
-    assert domains[0] != domains[18]
-    assert str(parse_machine("gb200-nvl72*2")) == "gb200-nvl72*2"
-
-
 @pytest.mark.parametrize("fault", ["node3:imex=down", "node3:clique=1", "node3:mnnvl=off"])
 def test_a_rack_that_one_node_leaves_uses_the_nics(fault: str) -> None:
     """834 GB/s are published of a rack, 184 of its NICs."""
@@ -562,18 +374,6 @@ def test_a_rack_that_one_node_leaves_uses_the_nics(fault: str) -> None:
     factor = size * 2 * 71 / 72 / 1e9
     assert factor / whole == pytest.approx(834.57)
     assert factor / split < 200
-
-
-def test_a_fault_in_a_rack_is_on_its_gpu() -> None:
-    model = times("gb200-nvl72", "node7.gpu2:nvlink=9")
-    seconds = model.seconds("allreduce", 2**33, row=0)
-    assert len(seconds) == 72
-    assert max(range(72), key=seconds.__getitem__) == 7 * 4 + 2
-
-
-def test_what_has_no_domain_cannot_leave_it() -> None:
-    with pytest.raises(UsageError, match="no NVLink domain"):
-        snapshots(parse_machine("hgx-h100-8*2"), [parse_fault("node1:imex=down")])
 
 
 @pytest.mark.parametrize(

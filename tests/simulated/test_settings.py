@@ -100,12 +100,6 @@ def test_copies_of_cuda_are_as_fast_under_any_variable_of_nccl(machine: str) -> 
     assert found[0] == found[1]
 
 
-def test_a_node_with_a_variable_has_a_process_that_shows_it_and_others_do_not() -> None:
-    made = Simulated(simulation_of("hgx-h100-8*4", ["node3:env=NCCL_P2P_DISABLE=1"], 0)).machines()
-    assert [dict(each.environment) for each in made.processes] == [{}] * 24 + [{"NCCL_P2P_DISABLE": "1"}] * 8
-    assert not made.environment
-
-
 @pytest.mark.parametrize(
     ("machine", "job", "ignored"),
     [
@@ -132,14 +126,6 @@ def test_variables_without_a_known_effect_are_named_and_change_nothing(
 def test_a_fault_with_a_variable_of_unknown_effect_is_refused(fault: str) -> None:
     with pytest.raises(UsageError):
         simulation_of("hgx-h100-8", [fault], 0)
-
-
-def test_several_variables_of_a_node_come_in_one_fault_or_in_several() -> None:
-    one = simulation_of("hgx-h200-4", ["node0:env=NCCL_P2P_DISABLE=1,env=NCCL_MAX_CTAS=8"], 0)
-    two = simulation_of("hgx-h200-4", ["node0:env=NCCL_P2P_DISABLE=1", "env=NCCL_MAX_CTAS=8"], 0)
-    for made in (one, two):
-        processes = Simulated(made).machines().processes
-        assert [dict(each.environment) for each in processes] == [{"NCCL_P2P_DISABLE": "1", "NCCL_MAX_CTAS": "8"}] * 4
 
 
 def recorded(path: str) -> float:

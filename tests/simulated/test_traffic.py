@@ -28,11 +28,6 @@ def over(machine: str, *faults: str) -> NodeRates:
     return rates(before, after)
 
 
-def test_equal_seeds_give_equal_readings() -> None:
-    assert readings("hgx-h200-4") == readings("hgx-h200-4")
-    assert readings("hgx-h200-4") != readings("hgx-h200-4", seed=1)
-
-
 @pytest.mark.parametrize("kind", TRAFFIC)
 def test_every_kind_of_job_moves_something_else(kind: str) -> None:
     found = over("hgx-h200-4", f"node0:traffic={kind}")
@@ -64,13 +59,6 @@ def test_machines_without_nvlinks_train_over_pcie() -> None:
     assert {gpu.nvlink_sent for gpu in found.gpus} == {None}
     assert {gpu.unknown["nvlink_sent"] for gpu in found.gpus} == {"the GPU has no NVLinks"}
     assert all((gpu.pcie_sent or 0) > 1 for gpu in found.gpus)
-
-
-def test_several_nodes_use_their_network_and_one_does_not() -> None:
-    assert all((nic.sent or 0) > 1 for nic in over("hgx-h100-8*2").nics if nic.rdma)
-    assert not any(nic.sent for nic in over("hgx-h100-8").nics if nic.rdma)
-    down = over("hgx-h100-8*2", "nic1:state=down")
-    assert [nic.active for nic in down.nics if nic.rdma][1] is False
 
 
 def test_a_driver_that_is_silent_or_missing_says_so() -> None:

@@ -48,13 +48,6 @@ def test_what_the_driver_says_of_each_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert first.lacks == "GPU0 takes neither prefetch nor advice (concurrentManagedAccess 0)"
 
 
-def test_pages_are_prefetched_on_the_stream_of_a_gpu_and_timed_there(machine: Machine) -> None:
-    pages = machine.managed.allocate(SIZE)
-    assert machine.managed.prefetch(pages, 1, 1) == pytest.approx(1e-6)
-    assert machine.managed.prefetch(pages, HOST, 0) == pytest.approx(1e-6)
-    assert machine.driver.calls == [("prefetch", SIZE, 1), ("prefetch", SIZE, -1)]
-
-
 def test_advice_is_given_and_taken_back(machine: Machine) -> None:
     pages = machine.managed.allocate(SIZE)
     machine.managed.advise(pages, HOST, 1, stays=True)

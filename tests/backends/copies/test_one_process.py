@@ -117,20 +117,6 @@ def test_copies_to_and_from_the_host_arrive(machine: Machine, host: HostMemory, 
     assert bool(machine.cuda.waits) == (host is HostMemory.PINNED), "the host copies pageable memory itself"
 
 
-def test_sms_reach_pinned_memory_and_their_own(machine: Machine) -> None:
-    ends: tuple[tuple[Place, Place], ...] = ((HostMemory.PINNED, 2), (2, HostMemory.PINNED), (2, 2))
-    for source, destination in ends:
-        stream = machine.stream(source, destination, Engine.SM)
-        machine.copies.seconds([stream], 1)
-        assert wrong(stream) == 0
-
-
-def test_a_copy_within_a_gpu_is_a_plain_one(machine: Machine) -> None:
-    stream = machine.stream(2, 2)
-    machine.copies.seconds([stream], 1)
-    assert wrong(stream) == 0
-
-
 @pytest.mark.parametrize(("ends", "by"), [((0, 1), 0), ((0, 1), 1), ((0, HostMemory.PAGEABLE), 0)])
 def test_sms_that_cannot_address_an_end_are_refused(machine: Machine, ends: tuple[Place, Place], by: int) -> None:
     stream = machine.stream(ends[0], ends[1], Engine.SM, by)
@@ -169,14 +155,6 @@ def test_the_hosts_own_time_is_not_measured(machine: Machine, repeats: int) -> N
     stream = machine.stream(0, 1, size=SIZE)
     each = 2 + SIZE / 400e3
     assert microseconds(machine.copies, [stream], repeats) == pytest.approx(repeats * each)
-
-
-def test_without_a_gate_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, gate=False)
-    stream = machine.stream(0, 1)
-    for _ in range(2):
-        assert microseconds(machine.copies, [stream], 10) >= 9 * Runtime.HOST_US
-    assert machine.cuda.waits == []
 
 
 def test_streams_start_together_and_the_last_one_counts(machine: Machine) -> None:

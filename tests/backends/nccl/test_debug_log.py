@@ -115,20 +115,6 @@ def test_nothing_stays_behind_where_the_run_breaks(made: list[Process], tmp_path
     assert (own.environment, own.nccl.resets) == ({}, 1)
 
 
-def test_an_older_nccl_is_asked_for_what_costs_nothing_and_keeps_its_log(made: list[Process], tmp_path: Path) -> None:
-    own = process(made, tmp_path, OLD)
-    with own.listen() as log:
-        own.start()
-        assert log.is_readable()
-        assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL]
-        log.switch_off()
-        own.operation()
-        own.nccl.warn("No transport found")
-        assert log.warnings() == ["No transport found"]
-        assert "before 2.24.3" in log.no_tuning
-    assert own.stdout() == ""
-
-
 @pytest.mark.parametrize("version", [OLD, 22403, 22809])
 def test_a_user_who_asked_for_warnings_gets_them(made: list[Process], tmp_path: Path, version: int) -> None:
     own = process(made, tmp_path, version, NCCL_DEBUG="WARN")
@@ -220,25 +206,6 @@ def test_a_users_own_file_is_read_and_left_alone(made: list[Process], tmp_path: 
     assert text.count(CHANNEL) == text.count("later") == text.count("NCCL WARN") == 1
     assert own.nccl.resets == 0
     assert own.stdout() == ""
-
-
-def test_a_configuration_file_counts_like_the_environment(made: list[Process], tmp_path: Path) -> None:
-    warns = process(made, tmp_path, conf={"NCCL_DEBUG": "WARN"})
-    with warns.listen() as log:
-        warns.start()
-        warns.nccl.warn("first")
-        log.switch_off()
-        warns.nccl.warn("second")
-    assert "NCCL WARN first" in warns.stdout()
-    assert "NCCL WARN second" in warns.stdout()
-    talks = process(made, tmp_path, conf={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"})
-    with talks.listen() as log:
-        talks.start()
-        assert messages(log) == ["NCCL version 2.28.9+cuda13.0", CHANNEL]
-        log.switch_off()
-        talks.nccl.info("INIT", "still at INFO")
-    assert talks.stdout().endswith(line("still at INFO"))
-    assert talks.environment == {}
 
 
 def test_a_log_that_does_not_appear_is_said_so(made: list[Process], tmp_path: Path) -> None:

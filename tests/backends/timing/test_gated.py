@@ -1,10 +1,8 @@
 """The clock behind a gate: what the host takes to issue operations is no part of their time."""
 
-from typing import Any
-
 import pytest
 
-from gpubench.backends.cuda import MOST_HELD, GatedClock, GatedLaunch, open_device
+from gpubench.backends.cuda import GatedClock, GatedLaunch, open_device
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.ranks import Phase
@@ -57,38 +55,6 @@ def test_without_a_gate_the_host_is_in_the_time(monkeypatch: pytest.MonkeyPatch)
     bench = GatedBench(monkeypatch, gate=False)
     launch = bench.clock.bind(bench.launches(20), 0)
     assert bench.clock.together(launch) > 15 * PYTHON_US / 1e6
-
-
-def test_no_more_operations_wait_than_a_stream_has_places_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = GatedBench(monkeypatch)
-    launch: Any = bench.clock.in_batches(bench.launches(5 * MOST_HELD + 7), 2 * MOST_HELD)
-    assert bench.clock.together(launch) == pytest.approx((5 * MOST_HELD + 7) * OPERATION_US / 1e6)
-    assert bench.stream.most_queued <= MOST_HELD + 4
-    full = pytest.approx(2 * MOST_HELD * OPERATION_US / 1e6)
-    assert launch.batch_seconds() == [full, pytest.approx((MOST_HELD + 7) * OPERATION_US / 1e6)]
-    assert [len(part) for _, part in launch.parts()] == [MOST_HELD] * 5 + [7]
-
-
-def test_long_operations_are_progress_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = GatedBench(monkeypatch)
-    bench.clock._pace._known = (None, 0.0)
-    launches = bench.launches(12)
-    bench.clock._pace.groups(launches)
-    bench.clock._pace.measured(12 * 1.0)
-    reported: list[int] = []
-    monkeypatch.setattr(bench.clock._reports, "completed", lambda count=1: reported.append(count))
-    assert bench.clock.together(bench.clock.bind(launches, 0)) > 0
-    assert [each for each in reported if each] == [1] * 12
-
-
-def test_a_graph_is_captured_once_and_replayed_by_the_clock_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = GatedBench(monkeypatch)
-    launch = bench.clock.bind(bench.launches(5), 3)
-    assert bench.done == 0, "captured, not run"
-    assert bench.clock.together(launch) > 0
-    assert bench.done == 15
-    assert bench.progress.state().done == 15
-    assert bench.clock.issue_seconds(launch, 15) is None, "the host issues no operation of a graph"
 
 
 def test_alone_an_operation_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:

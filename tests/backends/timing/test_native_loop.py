@@ -33,17 +33,6 @@ def native(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def test_every_call_gets_its_arguments_in_order(native: bool) -> None:
-    recorder = Recorder()
-    full = (1, -2, 3, 2**62, -(2**62), 6, 7, 8)
-    table = CallTable([(recorder.address, *full), (recorder.address, 5), (recorder.address,)], native=native)
-    table()
-    table()
-    once = [full, (5, *[0] * 7), (0,) * 8]
-    # The first of `full` is positive, so nothing failed.
-    assert recorder.seen == once + once
-
-
 def test_a_failing_call_ends_the_walk_and_is_named(native: bool) -> None:
     recorder = Recorder()
     calls = [(recorder.address, 1), (recorder.address, -7), (recorder.address, 3)]

@@ -13,10 +13,6 @@ def launch() -> None:
     pass
 
 
-def other() -> None:
-    pass
-
-
 @given(st.integers(0, 300), st.integers(0, 9), st.floats(1e-7, 10))
 def test_groups_hold_every_operation_and_take_no_longer_than_asked(count: int, replays: int, seconds: float) -> None:
     pace = Pace(0.02)
@@ -32,15 +28,6 @@ def test_groups_hold_every_operation_and_take_no_longer_than_asked(count: int, r
     assert pace.measured(1) == (count * max(1, replays) if len(groups) == 1 and pace._single else 0)
 
 
-def test_of_other_operations_nothing_is_known() -> None:
-    pace = Pace(0.02)
-    pace.groups([launch])
-    pace.measured(1.0)
-    assert pace.groups([other] * 9) == [9]
-    assert pace.groups([launch] * 9) == [1] * 9
-    assert pace.groups([]) == [0]
-
-
 @pytest.mark.parametrize("groups", [[2, 2, 1], [5], [1] * 5])
 def test_a_group_that_is_through_is_told(groups: list[int]) -> None:
     progress, seen = FakeProgress(), []
@@ -49,13 +36,6 @@ def test_a_group_that_is_through_is_told(groups: list[int]) -> None:
     HostClockedLaunch(parts, progress)()
     assert seen == [sum(groups[:number]) for number, group in enumerate(groups) for _ in range(group)]
     assert progress.state().done == 5
-
-
-def test_groups_of_a_given_length_whatever_they_take() -> None:
-    pace = Pace(0.02)
-    assert pace.every([launch] * 7, 3) == [3, 3, 1]
-    assert pace.measured(7.0) == 0, "each group has told of itself"
-    assert pace.groups([launch] * 2) == [1, 1], "and an operation is known to take 1 s"
 
 
 def test_launches_with_a_clock_know_how_long_each_group_took() -> None:

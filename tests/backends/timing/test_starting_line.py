@@ -2,13 +2,9 @@
 
 import ctypes
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.backends.timing import CallTable, Entry, StartingLine
-
-if TYPE_CHECKING:
-    from gpubench.ports.group import Group
 
 
 class Barred(AloneGroup):
@@ -44,8 +40,3 @@ def test_the_clock_is_read_between_the_barrier_and_the_first_call() -> None:
         assert [name for name, _ in calls] == ["barrier", "call", "call"]
         assert calls[0][1] <= line.passed_at <= calls[1][1]
     assert kept is not kept_too
-
-
-def test_a_group_whose_barrier_is_no_c_function_has_no_such_line() -> None:
-    groups: tuple[Group, ...] = (AloneGroup(), Barred(None))
-    assert [StartingLine(group).before(CallTable([])) for group in groups] == [None, None]

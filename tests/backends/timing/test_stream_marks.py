@@ -1,7 +1,6 @@
 """Marks in long loops on a stream: where they are, and what is seen of them."""
 
 import ctypes
-from typing import Any
 
 import pytest
 
@@ -10,11 +9,11 @@ from gpubench.backends.cuda import open_device
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.backends.nccl.backend import AbortedError, NcclBackend
 from gpubench.backends.nccl.library import NcclLibrary
-from gpubench.backends.timing import MarkedLaunch, StreamClockedLaunch
+from gpubench.backends.timing import MarkedLaunch
 from gpubench.machine.nvml import Driver
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import Phase
-from gpubench.ports.backend import IssueClock, Launch, Region
+from gpubench.ports.backend import Launch, Region
 from tests.fakes import cupy_on_numpy
 from tests.fakes.progress import FakeProgress
 
@@ -59,14 +58,6 @@ def test_a_mark_every_20_ms_of_work_and_none_in_a_shorter_loop(
     assert bench.done_after(launch) == 10
 
 
-def test_nothing_is_known_of_other_operations_and_so_they_have_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    assert not isinstance(bench.backend.bind(bench.launches, 0), MarkedLaunch)
-    bench.warmed_up(1.0)
-    assert not isinstance(bench.backend.bind(bench.launches[1:], 0), MarkedLaunch)
-    bench.backend.bind([], 0)
-
-
 @pytest.mark.parametrize(("seconds", "marks"), [(1e-6, 0), (0.0002, 3), (0.001, 5), (0.5, 5)])
 def test_marks_between_replays_of_a_graph(monkeypatch: pytest.MonkeyPatch, seconds: float, marks: int) -> None:
     bench = Bench(monkeypatch)
@@ -74,40 +65,6 @@ def test_marks_between_replays_of_a_graph(monkeypatch: pytest.MonkeyPatch, secon
     launch = bench.backend.bind(bench.launches, 5)
     assert (len(launch.parts) if isinstance(launch, MarkedLaunch) else 0) == marks
     assert bench.done_after(launch) == 50
-
-
-def test_batches_have_an_event_each_whatever_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    launch = bench.backend.in_batches(bench.launches, 3)
-    assert isinstance(launch, StreamClockedLaunch)
-    assert bench.done_after(launch) == 10
-    assert len(launch.batch_seconds()) == 3
-
-
-def test_batches_of_launches_that_go_round_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    round_trip = bench.launches[:3]
-    launch = bench.backend.in_batches(round_trip * 4_000, 4)
-    assert isinstance(launch, StreamClockedLaunch)
-    assert len(launch.parts) == 3_000
-    assert len({id(table) for table, _ in launch.parts}) == 3
-    assert [operations for _, operations in launch.parts] == [4] * 3_000
-
-
-def test_the_time_of_a_batch_is_that_between_two_events() -> None:
-    class Event:
-        done = True
-
-        def __init__(self, at: float) -> None:
-            self.at = at
-
-    def elapsed(start: Event, stop: Event) -> float:
-        return stop.at - start.at
-
-    events = [Event(at) for at in (5.0, 7.0, 10.0)]
-    launch = StreamClockedLaunch([(list, 4)] * 3, events, lambda _event: None, FakeProgress(), elapsed)
-    launch()
-    assert launch.batch_seconds() == pytest.approx([2e-3, 3e-3])
 
 
 @pytest.mark.parametrize(
@@ -135,48 +92,6 @@ def test_the_time_to_issue_is_of_operations_that_found_room_in_the_queue(
     assert launch.issue_seconds is None
     launch()
     assert launch.issue_seconds == (seconds if seconds is None else pytest.approx(seconds))
-
-
-def test_a_backend_knows_the_time_to_issue_what_it_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    assert isinstance(bench.backend, IssueClock)
-    loop = bench.backend.bind(bench.launches, 0)
-    assert bench.backend.issue_seconds(loop, 10) is None
-    seconds = bench.backend.seconds(loop)
-    assert 0 < (bench.backend.issue_seconds(loop, 10) or 0.0) <= seconds / 10
-    assert bench.backend.issue_seconds(loop, timing.MOST_QUEUED + 1) is None
-    batches = bench.backend.in_batches(bench.launches, 3)
-    bench.backend.seconds(batches)
-    assert bench.backend.issue_seconds(batches, 10) is not None
-    graph = bench.backend.bind(bench.launches, 1)
-    bench.backend.seconds(graph)
-    assert bench.backend.issue_seconds(graph, 10) is None
-
-
-def test_what_is_complete_is_seen_while_more_is_issued() -> None:
-    class Event:
-        done = False
-
-    events, progress, seen = [Event(), Event(), Event()], FakeProgress(), []
-    progress.enter(Phase.OPERATION)
-
-    def part(number: int) -> Any:
-        def issue() -> None:
-            if number:
-                events[number - 1].done = True
-            seen.append(progress.state().done)
-
-        return issue
-
-    launch = MarkedLaunch([(part(number), 4) for number in range(3)], events, lambda _event: None, progress)
-    launch()
-    assert seen == [0, 0, 4]
-    assert progress.state().done == 8
-    launch.look()
-    assert progress.state().done == 8
-    events[2].done = True
-    launch.look()
-    assert progress.state().done == 12
 
 
 def test_a_marked_loop_that_fails_says_what_nccl_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,19 +179,6 @@ def test_graphs_of_gloo_are_refused() -> None:
     run_ranks(1, body)
 
 
-def test_replays_of_a_captured_graph_give_right_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy_on_numpy.install(monkeypatch, cupy_on_numpy.Runtime(2), cupy_on_numpy.Nccl(2))
-
-    def body(group: ThreadGroup) -> list[CollectiveRow]:
-        backend = opened("torch:nccl", group, open_device(group.rank, 2, "n0", Driver(version="580")))
-        request = request_of(COLLECTIVES[0], dtypes=(DataType.FLOAT32,), ops=(ReduceOp.SUM,), graph_replays=3)
-        return rows_of(backend, group, request)
-
-    rows = run_ranks(2, body)[0]
-    assert {(row.wrong, row.graph, row.iterations) for row in rows} == {(0, 3, 4)}
-    assert {row.issue_us for row in rows} == {None}
-
-
 def test_a_device_that_only_torch_drives_is_filled_and_checked_by_way_of_the_host() -> None:
     """No authors' machine has such a GPU: here its tensors are the fake's."""
 

@@ -14,7 +14,7 @@ from gpubench.backends.torch.backend import TorchGroups
 from gpubench.backends.torch.distributed import TorchDistributed
 from gpubench.backends.torch.symmetric import TorchSymmetric, check_operations
 from gpubench.collectives.record import SweepRequest
-from gpubench.collectives.registry import COLLECTIVES, collective_named
+from gpubench.collectives.registry import collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
 from gpubench.machine.nvml import Driver
@@ -172,7 +172,3 @@ def test_a_torch_without_the_operations_is_named() -> None:
             check_operations(TorchDistributed(torch, "gloo"))
 
     run_ranks(1, body)
-
-
-def test_only_all_reduce_is_asked_of_it() -> None:
-    assert backend_named("torch:symm").collectives == (COLLECTIVES[0].name,)

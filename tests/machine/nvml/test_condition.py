@@ -33,11 +33,6 @@ def read(monkeypatch: pytest.MonkeyPatch, bus_id: str = "06", start_error: int =
         condition.close()
 
 
-def test_nothing_is_off_with_a_healthy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = read(monkeypatch, ComputeRunningProcesses=[process(os.getpid(), 2**30)])
-    assert seen == GpuCondition(clock_mhz=1980, most_clock_mhz=1980)
-
-
 def test_throttling_clock_errors_and_other_users_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = read(
         monkeypatch, CurrentClocksEventReasons=SW_POWER_CAP, ClockInfo=1200, TotalEccErrors=2,
@@ -54,19 +49,6 @@ def test_throttling_clock_errors_and_other_users_are_read(monkeypatch: pytest.Mo
 def test_the_low_clock_of_an_idle_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = read(monkeypatch, CurrentClocksEventReasons=IDLE, ClockInfo=345)
     assert (seen.clock_mhz, list(seen.remarks())) == (None, [])
-
-
-def test_what_nvml_does_not_say_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise NVMLError(3)
-
-    functions = ("CurrentClocksEventReasons", "ClockInfo", "ComputeRunningProcesses", "TotalEccErrors", "MaxClockInfo")
-    monkeypatch.setitem(
-        sys.modules, "pynvml", ByBusId(FakeGpu(replies={f"nvmlDeviceGet{name}": refused for name in functions}))
-    )
-    seen = NvmlCondition("06").read()
-    assert set(seen.unread) == {"throttle_reasons", "clock", "processes", "memory_errors"}
-    assert list(seen.remarks()) == []
 
 
 def test_a_gpu_that_is_gone_and_a_missing_driver_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

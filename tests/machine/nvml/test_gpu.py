@@ -14,7 +14,7 @@ from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.gpus import NvmlFacts, read_node
 from gpubench.machine.nvml import read_nvml
 from gpubench.model.facts.process import GpuProcess, mps_in_use
-from gpubench.model.facts.snapshot import Fabric, GpuFacts, GpuLimits, NvlinkPeer, PcieLink, RemappedRows
+from gpubench.model.facts.snapshot import Fabric, GpuFacts, NvlinkPeer
 from gpubench.model.terms.units import ranges_of
 from tests.fakes.nvml import (
     Clique,
@@ -39,55 +39,6 @@ def only(gpu: FakeGpu, **changes: Any) -> GpuFacts:
     for name, value in changes.items():
         setattr(library, name, value)
     return node(library).gpus[0]
-
-
-def test_a_healthy_node() -> None:
-    facts = node(FakeNvml())
-    assert (facts.driver.version, facts.driver.cuda, facts.driver.absent) == ("580.159.04", "13.0", None)
-    assert [gpu.index for gpu in facts.gpus] == [0, 1, 2, 3]
-    gpu = facts.gpus[1]
-    assert (gpu.bus_id, gpu.name, gpu.uuid) == ("0000:07:00.0", "NVIDIA H200", "GPU-07")
-    assert (gpu.compute_capability, gpu.memory_bytes, gpu.memory_used_bytes) == ("9.0", 150754820096, 131072)
-    assert (gpu.mig, gpu.ecc, gpu.persistence, gpu.idle, gpu.throttle_reasons) == (False, True, True, True, ())
-    assert gpu.pcie == PcieLink(generation=1, width=16, max_generation=5, max_width=16)
-    assert (gpu.pcie_replays, gpu.bar1_bytes, gpu.processes) == (0, 274877906944, ())
-    assert gpu.remapped_rows == RemappedRows(correctable=0, uncorrectable=0, pending=False, failure=False)
-    assert gpu.cpu_affinity == "0-31"
-    assert gpu.lost is None
-    assert gpu.unknown == {"nvlinks.peer_bus_id": "this virtual machine hides it"}
-
-
-def test_clocks_and_power_that_somebody_set() -> None:
-    """Of a GPU that answers none of it no limit is known."""
-    assert node(FakeNvml()).gpus[0].limits == GpuLimits()
-    answers: dict[str, Any] = {
-        "nvmlDeviceGetApplicationsClock": 600,
-        "nvmlDeviceGetDefaultApplicationsClock": 1980,
-        "nvmlDeviceGetPowerManagementLimit": 500_000,
-        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-    }
-    assert only(FakeGpu(replies=answers)).limits == GpuLimits(
-        clock_mhz=600, default_clock_mhz=1980, power_w=500.0, default_power_w=700.0
-    )
-
-
-def test_links_behind_a_switch() -> None:
-    links = node(FakeNvml()).gpus[0].nvlinks
-    assert links is not None
-    assert [link.number for link in links] == list(range(18))
-    link = links[17]
-    assert (link.active, link.version, link.raw_gb_s) == (True, "4.0", 26.562)
-    assert (link.peer, link.peer_bus_id) == (NvlinkPeer.SWITCH, None)
-    assert link.errors == {"replay": 0, "recovery": 0, "crc_flit": 0}
-
-
-def test_fields_of_all_links_are_had_in_one_call() -> None:
-    library = FakeNvml(FakeGpu())
-    node(library)
-    assert library.calls.count("nvmlDeviceGetFieldValues") == 2
-    assert "nvmlDeviceGetNvLinkState" not in library.calls
-    assert "nvmlDeviceGetNvLinkVersion" not in library.calls
-    assert "nvmlDeviceGetNvLinkErrorCounter" not in library.calls
 
 
 def test_peers_on_bare_metal() -> None:
@@ -123,18 +74,6 @@ def test_without_fields_links_are_counted_to_the_first_invalid_index() -> None:
     assert gpu.nvlinks[0].errors == {"replay": 7, "recovery": 7, "crc_flit": 7}
 
 
-def test_before_hopper_the_function_says_the_state_first() -> None:
-    def down(link: int) -> int:
-        return 0
-
-    replies = {"nvmlDeviceGetCudaComputeCapability": (8, 0), "nvmlDeviceGetNvLinkState": down}
-    ampere = only(FakeGpu(replies=replies))
-    hopper = only(FakeGpu(replies={"nvmlDeviceGetNvLinkState": down}))
-    assert ampere.nvlinks is not None
-    assert hopper.nvlinks is not None
-    assert (ampere.nvlinks[0].active, hopper.nvlinks[0].active) == (False, True)
-
-
 @pytest.mark.parametrize(
     ("reply", "links", "reason"),
     [(3, (), None), (2, (), None), (999, None, "Unknown Error")],
@@ -149,17 +88,6 @@ def test_links_are_never_counted_past_the_most_there_can_be() -> None:
     gpu = only(FakeGpu(replies={"nvmlDeviceGetNvLinkState": lambda link: 1}, fields=lambda link: {}))
     assert gpu.nvlinks is not None
     assert len(gpu.nvlinks) == FakeNvml.NVML_NVLINK_MAX_LINKS
-
-
-def test_an_inactive_link_costs_only_what_it_does_not_answer() -> None:
-    def one_down(link: int) -> dict[int, int | None]:
-        return fields(link) | ({165: 0, 164: None, 166: None} if link == 5 else {})
-
-    gpu = only(FakeGpu(replies={"nvmlDeviceGetNvLinkVersion": NVMLError(3)}, fields=one_down))
-    assert gpu.nvlinks is not None
-    assert (gpu.nvlinks[5].active, gpu.nvlinks[5].version, gpu.nvlinks[5].raw_gb_s) == (False, None, None)
-    assert (gpu.nvlinks[6].active, gpu.nvlinks[6].version) == (True, "4.0")
-    assert gpu.unknown["nvlinks.version"] == "Not Supported"
 
 
 def test_a_counter_that_is_not_supported_is_asked_for_once() -> None:
@@ -217,11 +145,6 @@ def test_one_refusal_costs_one_fact(function: str, fact: str) -> None:
     assert all(getattr(gpu, other) is not None for other in others)
 
 
-def test_a_function_that_an_old_binding_lacks() -> None:
-    gpu = node(FakeNvml(FakeGpu(), missing=("nvmlDeviceGetRemappedRows",))).gpus[0]
-    assert gpu.unknown["remapped_rows"] == "this nvidia-ml-py has no nvmlDeviceGetRemappedRows"
-
-
 @pytest.mark.parametrize(
     ("replies", "margin"),
     [
@@ -232,35 +155,6 @@ def test_a_function_that_an_old_binding_lacks() -> None:
 )
 def test_the_margin_to_the_slowdown_temperature(replies: dict[str, Any], margin: int | None) -> None:
     assert node(FakeNvml(FakeGpu(replies=replies))).gpus[0].slowdown_margin_c == margin
-
-
-def test_memory_banks_without_spare_rows() -> None:
-    gpu = FakeGpu(replies={"nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=2)})
-    rows = node(FakeNvml(gpu)).gpus[0].remapped_rows
-    assert rows is not None
-    assert rows.banks_without_spares == 2
-
-
-def test_the_older_name_of_clock_reasons() -> None:
-    gpu = FakeGpu(replies={"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20 | 0x80 | 0x2})
-    library = FakeNvml(gpu, missing=("nvmlDeviceGetCurrentClocksEventReasons",))
-    facts = node(library).gpus[0]
-    assert (facts.idle, facts.throttle_reasons) == (False, ("sw_thermal_slowdown", "hw_power_brake"))
-
-
-def test_memory_of_an_older_driver() -> None:
-    def older(*version: int) -> SimpleNamespace:
-        if version:
-            raise NVMLError(25)
-        return SimpleNamespace(total=80, used=2)
-
-    gpu = only(FakeGpu(replies={"nvmlDeviceGetMemoryInfo": older}))
-    assert (gpu.memory_bytes, gpu.memory_used_bytes) == (80, 2)
-    assert "memory_bytes" not in gpu.unknown
-
-
-def test_a_pcie_generation_of_zero_is_unknown() -> None:
-    assert only(FakeGpu(replies={"nvmlDeviceGetCurrPcieLinkGeneration": 0})).pcie.generation is None
 
 
 def test_a_lost_gpu_is_not_asked_again_and_costs_none_of_the_others() -> None:
@@ -344,24 +238,6 @@ def test_a_fabric_that_failed_or_has_not_finished() -> None:
     assert only(FakeGpu(fabric={"state": 2, "status": 999})).fabric == Fabric(state="in_progress")
 
 
-def test_a_binding_that_knows_no_fabric() -> None:
-    forms = dict.fromkeys(("c_nvmlGpuFabricInfo_t", "c_nvmlGpuFabricInfo_v2_t", "c_nvmlGpuFabricInfo_v3_t"))
-    gpu = only(FakeGpu(), **forms)
-    assert gpu.fabric is None
-    assert gpu.unknown["fabric"] == "this nvidia-ml-py does not know of it"
-
-
-def test_every_ordered_pair() -> None:
-    library = FakeNvml(FakeGpu("06"), FakeGpu("07", replies={"nvmlDeviceGetP2PStatus": lambda _, index: index + 1}))
-    pairs = node(library).pairs
-    assert [(pair.source, pair.destination) for pair in pairs] == [("GPU0", "GPU1"), ("GPU1", "GPU0")]
-    there, back = pairs
-    assert (there.read, there.write, there.nvlink, there.atomics, there.pci) == ("OK", "OK", "OK", "OK", "NS")
-    assert (back.read, back.write, back.nvlink, back.atomics, back.pci) == ("CNS", "GNS", "TNS", "DR", "NS")
-    assert (there.pcie_path, back.pcie_path) == ("PHB", "PHB")
-    assert library.calls.count("nvmlDeviceGetTopologyCommonAncestor") == 1
-
-
 @pytest.mark.parametrize(
     ("level", "path"), [(0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"), (60, None)]
 )
@@ -370,18 +246,6 @@ def test_pcie_paths(level: int, path: str | None) -> None:
     pair = node(FakeNvml(*(FakeGpu(bus, replies=replies) for bus in ("06", "07")))).pairs[0]
     assert pair.pcie_path == path
     assert (pair.read, pair.unknown["read"]) == (None, "Not Supported")
-
-
-def test_a_status_from_a_newer_driver_is_unknown() -> None:
-    gpus = [FakeGpu(bus, replies={"nvmlDeviceGetP2PStatus": lambda _, index: 40}) for bus in ("06", "07")]
-    assert node(FakeNvml(*gpus)).pairs[0].read is None
-
-
-def test_no_call_of_field_values_at_all() -> None:
-    gpu = only(FakeGpu(replies={"nvmlDeviceGetFieldValues": NVMLError(999)}))
-    assert gpu.nvlinks is not None
-    assert len(gpu.nvlinks) == 18
-    assert (gpu.nvlinks[0].version, gpu.nvlinks[0].raw_gb_s) == ("4.0", None)
 
 
 @pytest.mark.parametrize("code", [9, 12])
@@ -413,10 +277,6 @@ def test_a_driver_that_starts_and_then_fails(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_driver_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     assert len(read_nvml().gpus) == 4
-
-
-def test_affinity_beyond_the_first_word() -> None:
-    assert node(FakeNvml(FakeGpu()), cpus=65).gpus[0].cpu_affinity == "0-31,64-67"
 
 
 @given(st.sets(st.integers(0, 600)))

@@ -49,23 +49,6 @@ def process_files(root: Path, pid: int, command: str, groups: str = "0::/user.sl
     (folder / "cgroup").write_text(groups)
 
 
-def test_processes_of_others_have_names_and_containers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    groups = f"0::/system.slice/docker-{'3f2a91bc04de' * 5}abcd.scope"
-    process_files(tmp_path, OTHER, "/usr/bin/python3\0train.py\0", groups)
-    machine = Machine(monkeypatch, tmp_path, [process(OTHER, 120 * GIB)])
-    use = machine.opened(process(OTHER, 120 * GIB), process(OWN, GIB))
-    other = GpuProcess(pid=OTHER, name="python3", memory_bytes=120 * GIB, container="docker 3f2a91bc04de")
-    assert use == GpuUse(utilization_percent=100, users=(other,), held_bytes=121 * GIB)
-
-
-def test_a_process_that_came_later_is_another_where_pids_are_ours(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    machine = Machine(monkeypatch, tmp_path, [])
-    assert [each.pid for each in machine.opened(process(OWN), process(77)).users] == [77]
-    assert machine.opened(process(OWN)).users == ()
-
-
 def test_pids_of_another_namespace_are_others_where_they_were_there_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -104,13 +87,3 @@ def test_what_nvml_does_not_say_is_not_known(monkeypatch: pytest.MonkeyPatch, tm
 def test_without_a_driver_there_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", ByBusId(start_error=9))
     assert NvmlUse().of([BUS], ()).read(0) == GpuUse()
-
-
-def test_an_mps_server_is_nobody_elses_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It has a context on the GPU for its clients, which are listed beside it."""
-    process_files(tmp_path, OTHER, "/usr/bin/nvidia-cuda-mps-server\0")
-    process_files(tmp_path, OTHER + 1, "train\0")
-    server, client = process(OTHER, GIB), process(OTHER + 1, GIB)
-    machine = Machine(monkeypatch, tmp_path, [server])
-    assert machine.opened(server, process(OWN, GIB)).users == ()
-    assert [each.name for each in machine.opened(server, client, process(OWN, GIB)).users] == ["train"]

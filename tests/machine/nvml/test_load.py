@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.machine.traffic import NvmlLoad
-from gpubench.model.facts.health import GpuLoad, load_of_ranks, mean_load
+from gpubench.model.facts.health import GpuLoad
 from tests.fakes.nvml import FakeGpu
 from tests.machine.nvml.test_condition import SW_POWER_CAP, ByBusId
 
@@ -37,10 +37,3 @@ def test_the_power_of_the_moment_comes_before_a_mean(monkeypatch: pytest.MonkeyP
 
 def test_what_nobody_tells_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, bus_id="gone") == GpuLoad()
-
-
-def test_readings_of_a_gpu_are_a_mean_and_those_of_a_job_the_slowest_clock() -> None:
-    first = mean_load([GpuLoad(1700, 680.0), GpuLoad(1600, 700.0, ("sw_power_cap",)), GpuLoad()])
-    assert first == GpuLoad(1650, 690.0, ("sw_power_cap",))
-    assert load_of_ranks([first, GpuLoad(1980, 610.0)]) == GpuLoad(1650, 650.0, ("sw_power_cap",))
-    assert load_of_ranks([GpuLoad()]) == GpuLoad()

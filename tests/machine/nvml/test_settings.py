@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpubench.machine.gpus import NvmlFacts, read_node, read_settings
-from gpubench.machine.probe import merge
-from gpubench.machine.sysfs import SysfsFacts
-from gpubench.model.facts.snapshot import ConfidentialComputing, DriverFacts, DriverSettings, ProbeFailure
+from gpubench.machine.gpus import read_settings
+from gpubench.model.facts.snapshot import ConfidentialComputing, DriverSettings
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
-
-ABSENT = "this nvidia-ml-py does not know of it"
 
 
 class Settings(ctypes.Structure):
@@ -41,13 +37,6 @@ def fail(code: int) -> Any:
         raise NVMLError(code)
 
     return raise_it
-
-
-def test_a_library_that_knows_nothing_of_it() -> None:
-    settings = read(library())
-    assert settings == DriverSettings(
-        unknown=dict.fromkeys(("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced"), ABSENT)
-    )
 
 
 def test_confidential_computing_with_what_it_says_of_several_gpus() -> None:
@@ -103,27 +92,3 @@ def test_gpus_with_modes_of_their_own() -> None:
 
     gpus = (FakeGpu("06", replies=answer(1)), FakeGpu("07", replies=answer(0)), FakeGpu("08"))
     assert read(library(*gpus, c_nvmlNvlinkGetBwMode_v1_t=Mode)).nvlink_bandwidth_reduced == ("GPU1",)
-
-
-def test_what_nvml_knows_joins_what_the_kernel_says() -> None:
-    fake = library(nvmlSystemGetNvlinkBwMode=lambda: 3)
-    kernel = SysfsFacts(driver_settings=DriverSettings(parameters={"NvLinkDisable": "1"}, unknown={"configured": "x"}))
-    settings = merge("node1", kernel, read_node(fake, 64), None).driver_settings
-    assert (settings.parameters, settings.nvlink_bandwidth_mode) == ({"NvLinkDisable": "1"}, "half")
-    assert set(settings.unknown) == {"configured", "confidential_computing", "nvlink_bandwidth_reduced"}
-
-
-def test_without_nvml_its_part_says_why() -> None:
-    failed = ProbeFailure(stage="nvml", error="no answer within 20 s", timed_out=True)
-    absent = NvmlFacts(driver=DriverFacts(absent="Driver Not Loaded"))
-    for facts, failures, reason in (
-        (None, [failed], failed.error),
-        (absent, [], "Driver Not Loaded"),
-        (None, [], "NVML was not asked"),
-    ):
-        settings = merge("node1", None, facts, None, failures).driver_settings
-        assert settings == DriverSettings(
-            unknown=dict.fromkeys(
-                ("confidential_computing", "nvlink_bandwidth_mode", "nvlink_bandwidth_reduced"), reason
-            )
-        )

@@ -4,8 +4,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from gpubench.machine.gpu_child import WINDOW_SECONDS, NvmlTraffic
 from gpubench.model.facts.traffic import GpuReading
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError, process
@@ -54,16 +52,6 @@ def read(library: Any, times: int = 1, **more: Any) -> list[GpuReading]:
     return [traffic.read()[0] for _ in range(times)][-1:]
 
 
-def test_the_driver_s_averages_are_taken_where_it_has_them() -> None:
-    library = GpmNvml(FakeGpu("06"), metrics=H200)
-    (found,) = read(library, 3)
-    assert found.bus_id == "0000:06:00.0"
-    assert found.pcie_sent_gb_s == pytest.approx(31921 * MIB / 1e9)
-    assert found.pcie_received_gb_s == pytest.approx(27933 * MIB / 1e9)
-    assert (found.nvlink_received_gb_s, found.nvlink_sent_gb_s) == (5 * MIB / 1e9, 7 * MIB / 1e9)
-    assert (found.kernels_percent, found.pcie_sampled_seconds) == (98.3, None)
-
-
 def test_kernels_are_asked_about_only_where_something_leaves_by_pcie() -> None:
     """It costs thirty times what all rates do."""
     (found,) = read(GpmNvml(FakeGpu("06"), metrics={**H200, 20: 3.0}), 3)
@@ -102,20 +90,6 @@ def counting(sent: list[int]) -> FakeGpu:
     )
 
 
-def test_counters_that_go_around_are_read_twice_in_a_moment() -> None:
-    waits: list[float] = []
-    gpu = counting([2**32 - 10**6, 2**32 - 10**6, 10**6, 10**6])
-    (found,) = read(FakeNvml(gpu), sleep=waits.append)
-    assert waits == [WINDOW_SECONDS]
-    assert found.pcie_sent_gb_s is not None
-    assert found.pcie_sent_gb_s > 0
-    assert (found.pcie_received_gb_s, found.pcie_sampled_seconds) == (0.0, WINDOW_SECONDS)
-    assert (found.nvlink_sent_bytes, found.nvlink_received_bytes) == (1000 * 1024, 2000 * 1024)
-    assert (found.utilization_percent, found.clock_mhz, found.kernels_percent) == (42, 1410, None)
-    assert [each.pid for each in found.processes or ()] == [7]
-    assert found.errors == {"PCIe replays": 0, "NVLink replay": 3}
-
-
 def test_counters_that_may_have_gone_around_meanwhile_are_unknown() -> None:
     """A machine so busy that 20 ms of sleep take 40."""
     (found,) = read(FakeNvml(counting([0, 0, 10**6])), sleep=lambda _: time.sleep(2 * WINDOW_SECONDS))
@@ -135,13 +109,6 @@ def test_the_driver_s_own_window_is_the_last_resort() -> None:
     )
     (found,) = read(FakeNvml(gpu), sleep=lambda _: None)
     assert (found.pcie_sent_gb_s, found.pcie_received_gb_s) == (663e-6, 664e-6)
-
-
-def test_what_nothing_counts_is_unknown_with_the_reason() -> None:
-    (found,) = read(FakeNvml(FakeGpu("06", fields=lambda _: {})), sleep=lambda _: None)
-    assert (found.pcie_sent_gb_s, found.nvlink_sent_bytes) == (None, None)
-    names = {"pcie_sent", "pcie_received", "nvlink_sent", "nvlink_received"}
-    assert {found.unknown[name] for name in names} == {"NVML does not count it on this GPU"}
 
 
 def test_of_a_gpu_with_nvlink_c2c_what_goes_to_host_memory_is_unknown() -> None:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.machine.host import UnknownFields
-from gpubench.machine.pci import NEEDS_ROOT, read_access_control, read_errors, read_pci_devices
+from gpubench.machine.pci import NEEDS_ROOT, read_access_control, read_errors
 from gpubench.machine.sysfs import read_sysfs
-from gpubench.model.facts.snapshot import AccessControl, PciDevice, PcieErrors, PcieLink, PciKind
+from gpubench.model.facts.snapshot import AccessControl, PciDevice, PcieErrors
 from gpubench.model.terms.plain import from_plain, to_plain
-from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
+from tests.fakes.sysfs import BRIDGE, H200, Tree, config_space, link
 
 ROOT_PORT, UPSTREAM, DOWNSTREAM, GPU = "0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0"
 ACS, AER, ATS = 0x0D, 0x01, 0x0F
@@ -40,64 +40,6 @@ def a_switch(tree: Tree) -> Path:
 
 def devices(tree: Tree) -> dict[str, PciDevice]:
     return {each.bus_id: each for each in read_sysfs(tree.root).pci_devices}
-
-
-def test_every_hop_is_there_once_with_its_own_link(tree: Tree) -> None:
-    path = a_switch(tree)
-    nic = tree.pci(f"pci0000:15/{ROOT_PORT}/{UPSTREAM}/0000:17:03.0/0000:1c:00.0", CONNECTX7)
-    tree.rdma("mlx5_0", nic, port())
-    tree.interface("ib0", nic)
-    found = devices(tree)
-    assert {name: (each.kind, each.above) for name, each in found.items()} == {
-        ROOT_PORT: (PciKind.ROOT_PORT, None),
-        UPSTREAM: (PciKind.UPSTREAM_PORT, ROOT_PORT),
-        DOWNSTREAM: (PciKind.DOWNSTREAM_PORT, UPSTREAM),
-        "0000:17:03.0": (PciKind.DOWNSTREAM_PORT, UPSTREAM),
-        GPU: (PciKind.GPU, DOWNSTREAM),
-        "0000:1c:00.0": (PciKind.NIC, "0000:17:03.0"),
-    }
-    assert list(found) == sorted(found)
-    assert found[UPSTREAM].link == PcieLink(generation=4, width=8, max_generation=5, max_width=16)
-    assert found[ROOT_PORT].link.max_generation == 6
-    assert read_pci_devices([path, path], [], {}) == read_pci_devices([path], [], {})
-
-
-def test_a_gpu_on_the_root_bus_has_nothing_above_it(tree: Tree) -> None:
-    tree.pci("pci0000:00/0000:00:06.0", H200)
-    (only,) = devices(tree).values()
-    assert (only.bus_id, only.kind, only.above) == ("0000:00:06.0", PciKind.GPU, None)
-    assert only.unknown == {
-        "address_translation": "config: No such file or directory",
-        "errors": "aer_dev_correctable: No such file or directory",
-        "iommu_group": "iommu_group: No such file or directory",
-        "bar1_bytes": "resource: No such file or directory",
-        "bar1_most_bytes": "resource1_resize: No such file or directory",
-        "minor": "the driver's page of this GPU in /proc does not tell it",
-    }
-
-
-def test_access_control_of_bridges_as_root_reads_it(tree: Tree) -> None:
-    folder = a_switch(tree).parent
-    (folder / "config").write_bytes(config_space((AER, 0), (ACS, REDIRECTING)))
-    (folder.parent / "config").write_bytes(config_space((AER, 0)))
-    (folder.parent.parent / "config").write_bytes(config_space())
-    found = devices(tree)
-    assert found[DOWNSTREAM].access_control == AccessControl(
-        capable=(
-            "source_validation",
-            "translation_blocking",
-            "request_redirect",
-            "completion_redirect",
-            "upstream_forwarding",
-            "direct_translated",
-        ),
-        enabled=("source_validation", "request_redirect", "completion_redirect", "upstream_forwarding"),
-    )
-    assert found[UPSTREAM].access_control == AccessControl()
-    assert found[ROOT_PORT].access_control == AccessControl()
-    assert found[GPU].access_control is None
-    assert (found[GPU].identity, found[DOWNSTREAM].identity) == ("10de:2335", "1000:c030")
-    assert found[DOWNSTREAM].address_translation is None
 
 
 @pytest.mark.parametrize(
@@ -180,14 +122,6 @@ def test_errors_are_counted_in_all_and_by_name(tmp_path: Path) -> None:
     assert unknown.reasons == {}
 
 
-def test_half_written_errors_cost_only_themselves(tmp_path: Path) -> None:
-    (tmp_path / "aer_dev_correctable").write_text("RxErr 2\nBadT")
-    (tmp_path / "aer_dev_fatal").write_text(FATAL)
-    unknown = UnknownFields()
-    assert read_errors(tmp_path, unknown) == PcieErrors(fatal=0)
-    assert unknown.reasons == {"errors": "aer_dev_correctable has no total"}
-
-
 @given(st.text(max_size=60))
 def test_no_text_of_errors_is_an_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "aer"
@@ -236,16 +170,6 @@ def test_sizes_of_windows_that_are_none(tree: Tree, text: str) -> None:
     tree.pci("pci0000:00/0000:00:06.0", H200 | {"resource1_resize": text})
     gpu = devices(tree)["0000:00:06.0"]
     assert (gpu.bar1_most_bytes, gpu.unknown["bar1_most_bytes"]) == (None, "resource1_resize names no size")
-
-
-def test_the_number_of_a_gpus_device_file(tree: Tree) -> None:
-    tree.pci("pci0000:00/0000:06:00.0", H200)
-    tree.pci("pci0000:00/0000:07:00.0", H200)
-    tree.write("proc/driver/nvidia/gpus/0000:06:00.0/information", "Model: \t\t NVIDIA H200\nDevice Minor: \t 3")
-    tree.write("proc/driver/nvidia/gpus/0000:07:00.0/information", "Device Minor: \t many")
-    found = devices(tree)
-    assert (found["0000:06:00.0"].minor, found["0000:07:00.0"].minor) == (3, None)
-    assert "minor" not in found["0000:06:00.0"].unknown
 
 
 def test_devices_survive_being_sent(tree: Tree) -> None:

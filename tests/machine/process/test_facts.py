@@ -9,7 +9,6 @@ import pytest
 from gpubench.machine import process
 from gpubench.machine.process import UNLIMITED, read_again, read_rank_facts
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.terms.plain import from_plain, to_plain
 from tests.fakes.sysfs import Tree
 
 MAPS = """\
@@ -35,23 +34,6 @@ def read(tree: Tree, **environment: str) -> RankFacts:
     return read_rank_facts(3, 1, 2, environment, tree.root)
 
 
-def test_an_empty_root_leaves_only_what_the_process_itself_knows(tree: Tree) -> None:
-    facts = read(tree)
-    assert (facts.rank, facts.node, facts.local_rank, facts.pid) == (3, 1, 2, os.getpid())
-    assert facts.host
-    assert "." not in facts.host
-    assert facts.affinity
-    assert (facts.boot_id, facts.ptrace_scope, facts.seccomp) == (None, None, None)
-    assert (facts.shm_device, facts.shm_bytes, facts.shm_free_bytes) == (None, None, None)
-    assert (facts.namespaces, facts.device_files, facts.libraries) == ({}, (), {})
-    assert (facts.capabilities, facts.memory_nodes, facts.driver_gpus, facts.imex_channels) == (None, None, None, None)
-    assert (facts.nccl_files, facts.topology_file, facts.container, facts.denied_device_files) == ({}, None, (), ())
-    assert (facts.loadable, facts.unknown["loadable"]) == ({}, "no folder of the dynamic loader's can be seen")
-    assert set(facts.unknown) - {"pidfd_getfd", "memory_policy"} == {
-        *("capabilities", "memory_nodes", "driver_gpus", "imex_channels", "verbs_providers", "ucx_cuda", "loadable"),
-    }
-
-
 def test_namespaces_are_this_processs_own(tree: Tree) -> None:
     for name, target in (
         ("pid", "pid:[4026531836]"),
@@ -72,42 +54,10 @@ def test_limits_of_the_kernel(tree: Tree) -> None:
     assert (facts.seccomp, facts.ptrace_scope, facts.boot_id) == (2, 1, "b0074d1d")
 
 
-def test_shared_memory(tree: Tree) -> None:
-    (tree.root / "dev/shm").mkdir(parents=True)
-    facts = read(tree)
-    assert facts.shm_device == tree.root.stat().st_dev
-    space = os.statvfs(tree.root)
-    assert facts.shm_bytes == space.f_blocks * space.f_frsize
-    assert facts.shm_free_bytes is not None
-    assert 0 <= facts.shm_free_bytes <= facts.shm_bytes
-
-
 @pytest.mark.parametrize(("limit", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, UNLIMITED)])
 def test_memory_that_may_be_locked(tree: Tree, monkeypatch: pytest.MonkeyPatch, limit: int, expected: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
     assert read(tree).memlock_bytes == expected
-
-
-def test_device_files_in_the_order_of_their_numbers(tree: Tree) -> None:
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "infiniband/uverbs0", "infiniband/rdma_cm"):
-        tree.write(f"dev/{name}", "")
-    assert read(tree).device_files == (
-        "/dev/nvidia2",
-        "/dev/nvidia10",
-        "/dev/infiniband/rdma_cm",
-        "/dev/infiniband/uverbs0",
-    )
-
-
-def test_libraries_are_the_first_of_each_name(tree: Tree) -> None:
-    tree.write("proc/self/maps", MAPS)
-    assert read(tree).libraries == {
-        "libnccl": "/opt/nccl/lib/libnccl.so.2.28.9",
-        "libnccl-net-ofi": "/opt/amazon/lib/libnccl-net-ofi.so",
-        "libmpi": "/opt/with space/libmpi.so.40",
-        "libcuda": "/usr/lib/libcuda.so.580.159.04",
-        "libucp": "/venv/lib/libucp-0a1b2c3d.so.0",
-    }
 
 
 @pytest.mark.parametrize(
@@ -144,36 +94,6 @@ def test_tools_and_plugins_that_come_later_are_read_again(tree: Tree) -> None:
     }
     assert later.libraries == {**first.libraries, "libnccl-tuner-example": "/opt/tuner/libnccl-tuner-example.so"}
     assert later.tracer == "7"
-
-
-def test_settings_are_taken_as_they_are_given(tree: Tree) -> None:
-    facts = read(tree, CUDA_VISIBLE_DEVICES="2,3", NCCL_DEBUG="INFO")
-    assert facts.visible_devices == "2,3"
-    assert facts.environment == {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_DEBUG": "INFO"}
-
-
-def test_this_process_itself() -> None:
-    facts = read_rank_facts(0, 0, 0, {})
-    assert facts.namespaces["pid"] == Path("/proc/self/ns/pid").stat().st_ino
-    assert from_plain(RankFacts, to_plain(facts)) == facts
-
-
-def test_rights_are_told_by_the_kernels_page_of_the_process(tree: Tree) -> None:
-    tree.write("proc/self/status", "Name:\tpython\nCapEff:\t0000000000284000\nMems_allowed_list:\t0-1,3")
-    facts = read(tree)
-    assert (facts.capabilities, facts.memory_nodes) == (("IPC_LOCK", "SYS_PTRACE", "SYS_ADMIN"), "0-1,3")
-    assert not {"capabilities", "memory_nodes"} & set(facts.unknown)
-    tree.write("proc/self/status", "CapEff:\t0000000000000000")
-    assert read(tree).capabilities == ()
-
-
-def test_gpus_of_the_driver_and_imex_channels(tree: Tree) -> None:
-    (tree.root / "proc/driver/nvidia/gpus/0000:1B:00.0").mkdir(parents=True)
-    (tree.root / "proc/driver/nvidia/gpus/0000:1a:00.0").mkdir()
-    tree.write("dev/nvidia-caps-imex-channels/channel0", "")
-    facts = read(tree)
-    assert facts.driver_gpus == ("0000:1b:00.0", "0000:1a:00.0")
-    assert facts.imex_channels == ("channel0",)
 
 
 def test_device_files_that_may_not_be_used(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

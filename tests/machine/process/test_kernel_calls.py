@@ -2,9 +2,6 @@
 
 import ctypes
 import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +40,6 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_here_descriptors_can_be_handed_on_or_it_says_why_not() -> None:
-    before, unknown = descriptors(), UnknownFields()
-    assert pidfd_getfd(unknown, allowed=True) is ("pidfd_getfd" not in unknown.reasons)
-    assert descriptors() == before
-
-
 class Refusing:
     """A libc whose calls fail, but for those that answer a descriptor."""
 
@@ -80,31 +71,3 @@ def test_calls_that_are_refused_say_why(monkeypatch: pytest.MonkeyPatch, library
     assert memory_policy(unknown, allowed=True) is None
     assert unknown.reasons == {"pidfd_getfd": reason, "memory_policy": f"get_mempolicy: {os.strerror(library.error)}"}
     assert descriptors() == before
-
-
-def test_a_machine_whose_calls_have_other_numbers_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    unknown = UnknownFields()
-    assert memory_policy(unknown, allowed=True) is None
-    assert unknown.reasons == {"memory_policy": "not asked on riscv64"}
-
-
-BOUND = """
-import ctypes, platform
-number = {"x86_64": 238, "aarch64": 237}[platform.machine()]
-mask = ctypes.c_ulong(1)
-assert ctypes.CDLL(None).syscall(number, 2, ctypes.byref(mask), 64) == 0
-from gpubench.machine.process import memory_policy
-from gpubench.machine.host import UnknownFields
-print(memory_policy(UnknownFields(), allowed=True))
-"""
-"""A process that binds itself to node 0 (set_mempolicy, MPOL_BIND)."""
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the call has another number here")
-def test_a_process_that_is_bound_to_a_memory_node() -> None:
-    unknown = UnknownFields()
-    if memory_policy(unknown, allowed=True) is None:
-        pytest.skip(f"this kernel does not answer: {unknown.reasons}")
-    result = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=False)
-    assert result.stdout == "bind 0\n", result.stderr

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.machine.environment import read_library, read_mpi
-from gpubench.model.facts.process import MpiFacts
+from gpubench.machine.environment import read_library
 
 
 class Running:
@@ -82,15 +81,6 @@ def test_a_library_that_does_not_run_is_not_asked(library: Any) -> None:
     facts = read_library(library)
     assert (facts.cuda_aware, facts.pml) == (None, None)
     assert facts.unknown["cuda_aware"] == "MPI is not running in this process"
-
-
-def test_without_a_library_all_is_unknown() -> None:
-    assert read_mpi(None) == MpiFacts(
-        unknown=dict.fromkeys(
-            ("cuda_built", "cuda_aware", "pml", "accelerator"), "no MPI library is loaded in this process"
-        )
-    )
-    assert read_mpi("/gone/libmpi.so.40").unknown["pml"].startswith("the MPI library cannot be asked: ")
 
 
 def test_variables_of_another_layout_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

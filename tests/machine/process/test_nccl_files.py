@@ -30,20 +30,6 @@ def test_each_file_with_its_own_variables_in_nccls_order(tree: Tree) -> None:
     assert effective(environment, files) == {"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "PIX"}
 
 
-def test_a_file_that_is_named_takes_the_place_of_the_users(tree: Tree) -> None:
-    tree.write("home/me/.nccl.conf", "NCCL_DEBUG=INFO")
-    tree.write("site/.nccl.conf", "NCCL_DEBUG=WARN")
-    assert read_nccl_files({"NCCL_CONF_FILE": "/site/.nccl.conf"}, tree.root)[0] == {
-        "/site/.nccl.conf": {"NCCL_DEBUG": "WARN"}
-    }
-
-
-def test_files_that_are_not_there_say_nothing_and_empty_ones_are_there(tree: Tree) -> None:
-    assert read_nccl_files({}, tree.root) == ({}, {})
-    tree.write("etc/nccl.conf", "")
-    assert read_nccl_files({}, tree.root) == ({"/etc/nccl.conf": {}}, {})
-
-
 def test_a_file_that_cannot_be_read_says_why(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree.root / "etc/nccl.conf").mkdir(parents=True)
     assert read_nccl_files({}, tree.root) == ({}, {"nccl_files./etc/nccl.conf": "nccl.conf: Is a directory"})

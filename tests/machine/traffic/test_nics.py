@@ -30,20 +30,6 @@ def tree(tmp_path: Path) -> Tree:
     return made
 
 
-def test_ports_count_words_and_interfaces_bytes(tree: Tree) -> None:
-    found = {each.name: each for each in NicCounters(tree.root).read()}
-    assert list(found) == ["mlx5_0:1", "mlx5_0:2", "eth0", "lo"]
-    assert (found["mlx5_0:1"].sent_bytes, found["mlx5_0:1"].received_bytes) == (4000, 32)
-    assert (found["mlx5_0:1"].active, found["mlx5_0:2"].active, found["eth0"].active) == (True, False, True)
-    assert (found["eth0"].sent_bytes, found["eth0"].received_bytes, found["eth0"].rdma) == (77, 88, False)
-    assert found["mlx5_0:1"].errors == {"port_rcv_errors": 3}
-    assert (found["lo"].sent_bytes, found["lo"].active) == (5, None)
-
-
-def test_the_interface_of_an_rdma_device_is_left_to_its_port(tree: Tree) -> None:
-    assert "ib0" not in {each.name for each in NicCounters(tree.root).read()}
-
-
 def test_a_counter_that_is_full_or_gone_is_unknown(tree: Tree) -> None:
     counters = NicCounters(tree.root)
     folder = tree.root / "sys/class/infiniband/mlx5_0/ports/1/counters"
@@ -67,7 +53,3 @@ def test_errors_are_read_seldom(tree: Tree) -> None:
         seen.append(counters.read()[0].errors["port_rcv_errors"])
         errors.write_text(f"{number + 4}\n")
     assert seen == [3] * 10 + [13]
-
-
-def test_a_host_without_anything_has_nothing(tmp_path: Path) -> None:
-    assert NicCounters(tmp_path).read() == ()
