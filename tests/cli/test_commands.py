@@ -63,12 +63,6 @@ def test_every_collective_has_help_of_its_own_in_eighty_columns(collective: Coll
     assert collective.description in help_of(collective).about
 
 
-def test_a_typo_is_answered_with_the_nearest_command() -> None:
-    result = gpubench("alreduce")
-    assert result.returncode == 2
-    assert "allreduce" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

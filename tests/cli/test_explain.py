@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from gpubench.jobs.plans import ExplainPlan
 from gpubench.measure.explain.report import SECTIONS
 from gpubench.model.results.fallback import CommunicatorRow, MemberRow, PathRow, TransportRow
 from gpubench.model.results.report import CauseRow
-from tests.cli.running import PROGRAM, ROOT, SECONDS, environment, gpubench
+from tests.cli.running import ROOT, SECONDS, environment, gpubench
 from tests.fakes.nccl_logs import Job, between
 from tests.formats.schema import SCHEMA, validate
 
@@ -58,13 +57,6 @@ def test_eighty_columns() -> None:
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert result.stdout.splitlines()[-1].startswith("FAIL: ")
     assert "\x1b" not in result.stdout
-
-
-def test_help_fits_eighty_columns() -> None:
-    result = gpubench("explain", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
-    assert result.returncode == 0
-    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
-    assert "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["h200x4-normal", "h200x4-p2p-disabled"])
@@ -210,20 +202,6 @@ def test_a_gzip_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "WARN log-cut-off" in result.stdout
     assert "4 pairs of 1 communicator" not in result.stderr
-
-
-def test_a_reader_that_goes_away(tmp_path: Path) -> None:
-    command = f"{shlex.join(PROGRAM)} explain {LOGS / 'h200x4-normal'} --format jsonl | head -n 1"
-    result = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        env=environment(PYTHONPATH=str(ROOT)),
-    )
-    assert json.loads(result.stdout)["kind"] == "metadata"
-    assert "Traceback" not in result.stderr
 
 
 def test_a_job_of_a_thousand_ranks_is_a_page(tmp_path: Path) -> None:

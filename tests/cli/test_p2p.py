@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.model.results.report import PAIR_COLUMNS
-from tests.cli.running import environment, gpubench, mpirun
+from tests.cli.running import gpubench, mpirun
 from tests.formats.schema import validate
 
 MACHINE = ("p2p", "--simulate", "hgx-h200-4")
@@ -288,12 +288,6 @@ def test_a_machine_without_gpus_says_what_it_needs() -> None:
     assert result.returncode == 3
     assert "at least one NVIDIA GPU for p2p" in result.stderr
     assert "--simulate hgx-h200-4" in result.stderr
-
-
-def test_help_fits_eighty_columns() -> None:
-    result = gpubench("p2p", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
-    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
-    assert "gpubench p2p --pairs 0-1,1-0 --sizes 8:1G" in result.stdout
 
 
 @pytest.mark.mpi

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import PAIR_COLUMNS
 from gpubench.model.results.topo import TOPO_SECTIONS
-from tests.cli.running import PROGRAM, ROOT, SECONDS, environment, gpubench, planned
+from tests.cli.running import ROOT, SECONDS, environment, gpubench, planned
 from tests.formats.schema import VALIDATOR, validate
 
 MACHINES = ROOT / "tests" / "machines"
@@ -43,13 +42,6 @@ def test_this_machine_is_shown() -> None:
     assert len(document["nodes"]) == 1
     assert document["nodes"][0]["kernel"] == os.uname().release
     assert [row["rank"] for row in document["ranks"]] == [0]
-
-
-def test_help_fits_eighty_columns() -> None:
-    result = gpubench("topo", "--help-all", env=environment(COLUMNS="80", TERMINAL_WIDTH="80"))
-    assert result.returncode == 0
-    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
-    assert "gpubench topo --from topo.xml" in result.stdout
 
 
 @pytest.mark.parametrize("path", [XML, TEXT], ids=["xml", "text"])
@@ -231,16 +223,6 @@ def test_damaged_rank_facts_name_their_line(recorded_here: Path, tmp_path: Path)
     result = gpubench("topo", "--replay", str(folder))
     assert result.returncode == 2
     assert "ranks.jsonl, line 2" in result.stderr
-
-
-def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    command = f"{shlex.join(PROGRAM)} topo --simulate 'hgx-h100-8*16' --format csv | head -1"
-    result = subprocess.run(
-        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
-        capture_output=True, text=True, timeout=SECONDS, check=False, env=environment(), cwd=ROOT,
-    )  # fmt: skip
-    assert result.stdout.splitlines() == [",".join(PAIR_COLUMNS), "0"]
-    assert result.stderr == ""
 
 
 def test_an_interrupt_is_one_line() -> None:
