@@ -9,7 +9,7 @@ from gpubench.formats.table import all_causes, named_causes, top_causes, unread_
 from gpubench.measure.topo import examine
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
-from gpubench.model.terms.verdict import Detail, Verdict
+from gpubench.model.terms.verdict import Detail
 from tests.cli.running import gpubench
 from tests.fakes.planted import PLANTS, Job, simulated, with_ranks
 from tests.formats.schema import VALIDATOR
@@ -40,17 +40,6 @@ def test_all_causes_come_with_what_they_are_and_a_link() -> None:
     everything = list(all_causes(report))
     assert [cause.line.split()[1] for cause in everything] == ["fabric-manager-stopped", "nccl-algorithm-forced"]
     assert all({"what", "on", "try", "settle", "see"} <= {each.label for each in cause.details} for cause in everything)
-
-
-def test_a_policy_is_said_to_be_one_with_the_run_that_tries_it() -> None:
-    (top,) = top_causes(looked_at(planted("nccl-default-level")))
-    assert (top.verdict, "(by design, proven)" in top.line) == (Verdict.SKIP, True)
-    assert any("NCCL_P2P_LEVEL=SYS gpubench allreduce" in each.text for each in top.details)
-
-
-def test_a_healthy_machine_has_nothing_to_say() -> None:
-    report = looked_at(simulated("hgx-h200-4"))
-    assert (list(top_causes(report)), list(all_causes(report)), unread_lines(report)) == ([], [], [])
 
 
 def test_what_nobody_could_read_is_said_once() -> None:

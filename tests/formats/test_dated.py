@@ -17,18 +17,6 @@ def begun(folder: Path) -> Writer:
     return writer
 
 
-def test_a_run_is_a_document_that_is_incomplete_until_it_ends(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
-    writer.row(ROW)
-    (path,) = tmp_path.iterdir()
-    assert path.name == "2026-11-20T080000Z-allreduce-n1.json"
-    document = json.loads(path.read_text())
-    assert (document["complete"], len(document["rows"])) == (False, 1)
-    writer.end(REPORT)
-    document = json.loads(path.read_text())
-    assert (document["complete"], document["verdict"]) == (True, REPORT.verdict)
-
-
 def test_runs_of_one_second_do_not_overwrite_each_other(tmp_path: Path) -> None:
     threads = [Thread(target=lambda: begun(tmp_path).end(REPORT)) for _ in range(12)]
     for each in threads:

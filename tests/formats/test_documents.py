@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.formats.registry import Format, Style, Target
-from gpubench.model.results.report import COLLECTIVE_COLUMNS, CheckRow, Report, Row
-from gpubench.model.results.sentence import JudgedCase, cases, worst_first
+from gpubench.model.results.report import COLLECTIVE_COLUMNS, Report, Row
 from gpubench.model.terms.verdict import Verdict
 from tests.cli.running import gpubench
-from tests.formats.sample import FINDING, GITHUB, JUNIT, MARKDOWN, METADATA, PROMETHEUS, REPORT, ROW, ROWS
+from tests.formats.sample import FINDING, GITHUB, JUNIT, METADATA, PROMETHEUS, REPORT, ROW, ROWS
 
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\} (?P<value>[-+.e0-9]+)')
 
@@ -52,19 +51,6 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_junit_counts_what_it_holds() -> None:
-    suite = ElementTree.fromstring(written(JUNIT))[0]
-    found = suite.findall("testcase")
-    assert int(suite.attrib["tests"]) == len(found) == len(ROWS) + 2
-    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) == 1, "one finding, one failure"
-    folded = [case.find("skipped") for case in found if case.attrib["classname"] == "gpubench.allreduce.rows"]
-    texts = [each.attrib["message"] for each in folded if each is not None]
-    assert texts.count("FAIL, counted with its finding") == sum(row.verdict == "FAIL" for row in ROWS) > 0
-    failure = next(case for case in found if case.attrib["classname"] == "gpubench.allreduce.findings").find("failure")
-    assert failure is not None
-    assert failure.attrib["message"] == "seen: 3 wrong elements in 1 rows"
-
-
 @pytest.mark.parametrize(
     ("verdict", "element"),
     [
@@ -94,15 +80,6 @@ def test_what_is_cut_short_is_an_error_in_junit() -> None:
 def test_junit_is_xml_whatever_was_seen(text: str) -> None:
     finding = replace(FINDING, subject=text, seen=text, cause=text)
     ElementTree.fromstring(written(JUNIT, replace(REPORT, findings=(finding,))).encode("utf-8", "surrogatepass"))
-
-
-def test_a_row_that_only_strict_would_judge_fails_no_case() -> None:
-    """Whoever counts cases comes to the same end as who reads the exit code."""
-    softened = Report(verdict=Verdict.WARN, complete=True)
-    found = list(cases(METADATA, [replace(ROW, verdict="FAIL")], softened))
-    assert [case.verdict for case in found] == [Verdict.WARN, Verdict.PASS]
-    unexplained = list(cases(METADATA, [], Report(verdict=Verdict.FAIL, complete=True)))
-    assert [case.verdict for case in unexplained] == [Verdict.FAIL]
 
 
 def both_of(folder: Path, *command: str) -> tuple[Any, ElementTree.Element]:
@@ -136,58 +113,6 @@ def test_cases_of_copies_name_their_nodes_and_none_is_of_a_copy_that_nobody_judg
     assert not [each for each in own if each.attrib["name"].endswith(")")], "numbers behind names that are alike"
 
 
-def test_what_was_not_judged_says_so() -> None:
-    rows = [replace(ROW, verdict=verdict, size_bytes=0) for verdict in (None, "PASS")]
-    unjudged, passed, _ = cases(METADATA, rows, Report(verdict=Verdict.PASS, complete=True))
-    assert unjudged.verdict is Verdict.SKIP
-    assert unjudged.name.startswith("0, allreduce")
-    assert "not judged" not in " ".join(passed.lines)
-    check = CheckRow(check="ecc", verdict="PASS", findings=0, looks_for="", note=None, origin="measured")
-    (case, _) = cases(METADATA, [check], Report(verdict=Verdict.PASS, complete=True))
-    assert case.lines == []
-
-
-def test_the_gravest_cases_come_first_and_what_is_well_is_left_out() -> None:
-    found = [JudgedCase("g", verdict, verdict, ()) for verdict in reversed(Verdict)]
-    assert [case.verdict for case in worst_first(found)] == ["FAIL", "ERROR", "INCONCLUSIVE", "WARN"]
-
-
-def test_cases_have_names_of_their_own() -> None:
-    found = list(cases(METADATA, [ROW, ROW], REPORT))
-    assert len({(case.group, case.name) for case in found}) == len(found)
-
-
-def test_prometheus_has_base_units_and_no_timestamps() -> None:
-    found = samples(written(PROMETHEUS))
-    by_name = {name: value for (name, labels), value in found.items() if 'size_bytes="1073741824"' in labels}
-    assert by_name["gpubench_collective_busbw_bytes_per_second"] == pytest.approx(353.46e9)
-    assert by_name["gpubench_collective_time_seconds"] == pytest.approx(4547.85e-6)
-    common = 'command="allreduce",origin="measured"'
-    assert found["gpubench_last_run_timestamp_seconds", common] == 1795161600.0
-    assert found["gpubench_last_run_exit_code", common] == 1
-    assert found["gpubench_last_run_verdict", f'{common},verdict="FAIL"'] == 1
-    assert found["gpubench_findings", f'{common},id="wrong-data",severity="FAIL"'] == 1
-    assert not any(name == "gpubench_collective_limit_bytes_per_second" for name, _ in found)
-
-
-def test_prometheus_has_what_is_expected() -> None:
-    expected = replace(ROW, expected_gb_s=0.3, expected_us=4.9, expected_percent=50.0)
-    values = {name: value for (name, _), value in samples(written(PROMETHEUS, rows=(expected,))).items()}
-    assert values["gpubench_collective_expected_bytes_per_second"] == pytest.approx(3e8)
-    assert values["gpubench_collective_expected_seconds"] == pytest.approx(4.9e-6)
-    assert values["gpubench_collective_expected_ratio"] == pytest.approx(0.5)
-
-
-def test_pages_say_how_much_of_what_is_expected_was_reached() -> None:
-    expected = replace(ROW, expected_gb_s=0.3, expected_percent=50.0, expected_source="profile hgx-h200-4")
-    text = written(MARKDOWN, rows=(expected,))
-    assert "Every row; expected: profile hgx-h200-4" in text
-    head, line = (next(line for line in text.splitlines() if start in line) for start in ("% exp |", "| 1K |"))
-    cells = dict(zip(*(map(str.strip, each.split("|")) for each in (head, line)), strict=True))
-    assert (cells["% exp"], cells["expected GB/s"]) == ("50", "0.30")
-    assert "count" not in cells
-
-
 @given(st.text())
 def test_labels_of_prometheus_hold_anything(text: str) -> None:
     found = samples(written(PROMETHEUS, rows=(replace(ROW, group=text),)))
@@ -204,23 +129,6 @@ def test_a_textfile_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
     writer.end(REPORT)
     assert samples(path.read_text())
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_document_of_a_run_that_was_killed_says_so(tmp_path: Path) -> None:
-    for format_ in (JUNIT, MARKDOWN):
-        path = tmp_path / f"result{format_.suffix}"
-        path.write_text("PASS")
-        format_.writer(Target(path=path), Style()).begin(METADATA, COLLECTIVE_COLUMNS)
-        assert "ERROR" in path.read_text()
-
-
-def test_markdown_tables_are_tables() -> None:
-    finding = replace(FINDING, seen="a | b\n<script>")
-    text = written(MARKDOWN, replace(REPORT, findings=(finding,)))
-    assert text.startswith("# gpubench allreduce: ❌ FAIL\n")
-    assert "a \\| b\\\\n&lt;script&gt;" in text
-    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
 
 def test_github_shows_the_worst_ten_and_counts_the_rest() -> None:

@@ -46,20 +46,6 @@ def printed(report: Report, metadata: Metadata = METADATA, width: int = 80) -> l
     return lines
 
 
-def test_who_talks_to_whom_inside_and_between_nodes() -> None:
-    lines = shown(*Job().logs())
-    assert lines[0] == "gpubench 0.1.0  explain  1 communicator  up to 4 ranks  (RECORDED)"
-    assert "  x.log: 3 files, 1 without a line of NCCL's" in lines
-    assert "  ! affects performance: NCCL_P2P_DISABLE=1" in lines
-    assert "communicator 0xabc1: 4 ranks on 2 nodes" in lines
-    table = lines[lines.index("communicator 0xabc1: 4 ranks on 2 nodes") + 1 :][:3]
-    assert table[0] == "where          transport      pairs  channels  host memory  verdict  who"
-    assert table[1].startswith("inside a node  P2P/CUMEM          4         2  no           PASS     0→1")
-    assert table[2].startswith("between nodes  NET/IB/GDRDMA      4         2  no           PASS     0→3")
-    assert "   2  nodeB  102  0000:1a:00.0" in lines
-    assert lines[-2:] == ["through host memory: 0 of 8 paths, as NCCL logged them", "verdict: PASS"]
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_pairs_are_named_as_far_as_there_is_room(width: int) -> None:
     lines = shown(
@@ -67,16 +53,6 @@ def test_pairs_are_named_as_far_as_there_is_room(width: int) -> None:
     )
     assert any("SHM/direct" in line and "FAIL" in line for line in lines)
     assert any(line.endswith(("0→1, 1→0, 2→3, 3→2", ", ...", "FAIL")) for line in lines)
-
-
-def test_communicators_that_are_alike_are_shown_once() -> None:
-    logs = [
-        "".join(Job(id=f"0x{number:x}", handle=0x1000 * number, ranks=2).log(rank) for number in range(1, 30))
-        for rank in range(2)
-    ]
-    lines = shown(*logs)
-    assert "communicator 0x1 and 28 alike: 2 ranks on 1 node" in lines
-    assert sum("P2P/CUMEM" in line for line in lines) == 1
 
 
 def test_many_kinds_of_communicators_are_cut_short() -> None:

@@ -1,6 +1,5 @@
 """Every format: to a stream, to a file, row by row, and cut short."""
 
-import csv
 import io
 import json
 import subprocess
@@ -61,17 +60,6 @@ def test_the_list_of_formats_imports_none_of_them() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) == {"gpubench.formats", "gpubench.formats.registry", "gpubench.records"}
-
-
-def test_csv_is_rows_and_nothing_else() -> None:
-    lines = list(csv.DictReader(io.StringIO(written(CSV))))
-    assert len(lines) == 4
-    assert list(lines[0]) == list(COLLECTIVE_COLUMNS)
-    assert lines[0]["time_us"] == "9.81"
-    assert lines[0]["limit_gb_s"] == ""
-    staged = written(CSV, rows=(replace(ROW, host_staged=True),))
-    assert ",true," in staged
-    assert "\r" not in staged
 
 
 def test_json_validates_against_the_schema() -> None:
@@ -186,13 +174,6 @@ def pair(host: str, note: str | None = None) -> PairRow:
     )
 
 
-def test_json_lines_say_what_they_are() -> None:
-    lines = [json.loads(line) for line in written(JSONL).splitlines()]
-    assert [line.pop("kind") for line in lines] == ["metadata", "row", "row", "row", "row", "report"]
-    VALIDATOR.evolve(schema={"$ref": "#/$defs/collective_row", "$defs": SCHEMA["$defs"]}).validate(lines[1])
-    assert lines[-1]["verdict"] == "FAIL"
-
-
 @pytest.mark.parametrize("format_", [CSV, JSONL, TABLE], ids=lambda each: each.name)
 def test_rows_are_on_disk_as_soon_as_they_are_measured(tmp_path: Path, format_: Format) -> None:
     path = tmp_path / f"result{format_.suffix}"
@@ -269,14 +250,6 @@ def test_no_line_is_wider_than_the_page(width: int) -> None:
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_single_placement_shows_the_spread_over_ranks() -> None:
-    metadata = replace(METADATA, options=dict(METADATA.options) | {"placements": ["in_place"]})
-    text = written(TABLE, metadata=metadata, rows=(IN_PLACE,))
-    assert "slowest µs" in text
-    line = next(line for line in text.splitlines() if line.lstrip().startswith("1K "))
-    assert line.split() == ["1K", "9.50", "0.10", "0.15", "-", "0", "9.70", "10.00", "1"]
-
-
 def options_with(**changes: object) -> Metadata:
     return replace(METADATA, options=dict(METADATA.options) | changes)
 
@@ -340,19 +313,6 @@ def row_of(text: str, size: str) -> str:
     return next(line for line in text.splitlines() if line.lstrip().startswith(f"{size} "))
 
 
-def test_a_slow_row_is_seen_without_colours_and_the_footer_says_what_was_expected() -> None:
-    for width in (80, 100):
-        text = written(TABLE, rows=(HEALTHY, SLOW), style=Style(width))
-        cells = row_of(text, "1G").split()
-        assert (cells[-2:], "98" in cells) == (["7.3!", "0"], True)
-        assert "expected          profile hgx-h200-4\n" in text
-        said = "marked rows 1 FAIL (!); the slowest at 1G, float32, in place, 7.3% of expected"
-        assert said in " ".join(text.split())
-        assert "lim" not in row_of(text, "1G")
-    assert "25.00!" in row_of(written(TABLE, rows=(HEALTHY, SLOW), style=Style(40)), "1G")
-    assert "marked rows" not in written(TABLE, rows=(HEALTHY, replace(HEALTHY, placement="in_place")))
-
-
 def test_the_limit_stands_in_where_nothing_is_expected() -> None:
     large = [
         replace(each, expected_percent=None, expected_source=None)
@@ -385,14 +345,6 @@ def test_figures_never_run_together() -> None:
     assert row_of(text, "1G").split().count("268435456") == 2
 
 
-def test_a_number_of_iterations_that_auto_fell_back_to_is_explained() -> None:
-    in_graphs = " ".join(written(TABLE, metadata=options_with(graph=10)).split())
-    assert "20 iterations (--iters auto is not for graphs) in a CUDA graph, replayed 10 times, after 5" in in_graphs
-    in_groups = written(TABLE, metadata=options_with(split="node"))
-    assert "20 iterations (--iters auto is not for groups) after 5 to warm up" in in_groups
-    assert "auto" not in written(TABLE, metadata=options_with(graph=10, iters=50))
-
-
 def test_a_header_in_full_has_every_rank_library_and_setting() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"}
     metadata = replace(METADATA, environment=environment)
@@ -422,11 +374,6 @@ def test_the_header_of_a_large_job_is_a_few_lines() -> None:
         text = written(TABLE, metadata=replace(METADATA, ranks=ranks, dropped_sizes=()), style=Style(width))
         assert "  rank 0-63 on 8 hosts: n0-7: NVIDIA H200" in text
         assert text.splitlines().index("") <= 10
-
-
-def test_colours_only_when_asked() -> None:
-    assert "\x1b" not in written(TABLE)
-    assert "\x1b[" in written(TABLE, style=Style(color=True))
 
 
 def test_unchecked_data_are_not_called_right() -> None:

@@ -179,51 +179,12 @@ def test_the_model_of_a_gpu_is_the_word_with_its_number_if_there_is_room(name: s
     assert re.findall(r'class="d" dx="6">([^<]*)<', svg(machine)) == [shown] * bool(shown)
 
 
-def test_one_slow_pair_is_an_arc_with_its_figure() -> None:
-    rows = copies({(0, 2): 39.0})
-    (machine,) = drawn(rows, [finding("GPU0 → GPU2")])
-    (odd,) = [wire for wire in machine.wires if wire.verdict]
-    assert (odd.ends, odd.reach.gb_s) == (("GPU0", "GPU2"), 39.0)
-    assert "GPU0 → GPU2, 256M: 39 of 390 GB/s expected" in odd.title
-    assert not [part for part in machine.parts if part.verdict]
-    text = svg(machine)
-    assert re.search(r'class="w s0 odd" d="M[\d. ]+C', text)
-    assert "✗ 39" in text
-
-
 def test_links_of_a_mesh_are_drawn_each() -> None:
     paths = {(0, 1): "NV2", (0, 2): "NV1", (1, 3): "NV1", (2, 3): "NV2", (0, 3): "SYS", (1, 2): "SYS"}
     rows = [copy(a, b, None, path=path, limit_gb_s=None, expected_gb_s=None) for (a, b), path in paths.items()]
     (machine,) = drawn(rows)
     assert machine.fabric == ""
     assert svg(machine).count("<path") - svg(machine).count('d="M0 6') == 6 + 4, "six lines up, four NVLinks"
-
-
-def test_host_memory_colours_the_way_up_by_its_slower_direction() -> None:
-    ways = [
-        copy(0, 0, gb_s, source="host", source_bus_id=None, destination_bus_id="0000:00:00.0", direction="read",
-             note="pinned host memory", expected_gb_s=55.0)
-        for gb_s in (55.0, 27.5)
-    ]  # fmt: skip
-    pageable = copy(1, 1, 20.0, source="host", source_bus_id=None, note="pageable host memory", expected_gb_s=None)
-    (machine,) = drawn([*ways, pageable])
-    reach = {part.name: part.reach for part in machine.parts}
-    assert reach["GPU0"].share == 0.5
-    assert reach["GPU1"].gb_s is None
-    assert "with pinned host memory 27.5 of 55 GB/s expected" in svg(machine)
-
-
-def test_what_is_not_measured_is_drawn_by_what_is_possible() -> None:
-    rows = [
-        copy(a, b, None, limit_gb_s=300.0 if 2 in (a, b) else 450.0, path="NV12" if 2 in (a, b) else "NV18")
-        for a in range(4)
-        for b in range(4)
-        if a != b
-    ]
-    (machine,) = drawn(rows)
-    assert machine.fabric == "NV18"
-    assert machine.of_gpu("GPU2") == Reach(300.0, 450.0, "possible")
-    assert machine.of_gpu("GPU2").words == "300 of 450 GB/s possible"
 
 
 def test_good_findings_mark_nothing_and_names_are_escaped() -> None:
@@ -233,11 +194,6 @@ def test_good_findings_mark_nothing_and_names_are_escaped() -> None:
     text = svg(machine)
     assert "<script>" not in text
     assert "<b>" not in text
-
-
-def test_a_run_without_a_tree_or_gpus_has_no_picture() -> None:
-    assert drawn(of=()) == []
-    assert drawn(of=tree((0, "NUMA node 0", ""), (1, "eth0", "0000:0a:00.0 ethernet"))) == []
 
 
 def test_everything_lies_inside_the_picture() -> None:

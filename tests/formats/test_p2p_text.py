@@ -1,11 +1,10 @@
 """Copies for people: what pairs reach of what is expected of them, or else of the limit."""
 
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpubench.formats.blocks import Listing, blocks
+from gpubench.formats.blocks import blocks
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Grid
 from gpubench.formats.registry import TABLE, Style, Target
@@ -45,31 +44,6 @@ def shown(rows: Sequence[PairRow], *, width: int = 80, verbose: bool = False) ->
     return stream.getvalue()
 
 
-def test_a_matrix_says_what_is_expected_of_it_and_who_is_lowest() -> None:
-    rows = [
-        replace(
-            SLOW if (source, destination) == (2, 0) else PAIR, source=f"GPU{source}", destination=f"GPU{destination}"
-        )
-        for source in range(4)
-        for destination in range(4)
-        if source != destination
-    ]
-    text = shown(rows)
-    assert "\n% exp: 6.3 to 100, lowest GPU2 → GPU0; expected: profile hgx-h200-4\n" in text
-    assert "25.0!" in text
-    assert "limit" not in text
-
-
-def test_pairs_in_lines_have_a_column_for_what_is_expected() -> None:
-    sizes = [replace(PAIR, size_bytes=size, expected_percent=99.6) for size in (2**20, 2**28)]
-    text = shown([*sizes, replace(UNKNOWN, size_bytes=2**30)])
-    assert "% exp" in text
-    cells = [line.split() for line in text.splitlines() if line.startswith("GPU0 → GPU1")]
-    assert [each[6] for each in cells] == ["100", "100", "88"]
-    assert cells[2][7] == "lim"
-    assert "% limit" in shown([UNKNOWN])
-
-
 def test_the_limit_is_for_large_copies_that_go_straight_there() -> None:
     assert list(expected_lines([UNKNOWN])) == []
     assert list(limit_lines([UNKNOWN, replace(UNKNOWN, limit_percent=12.0)])) == ["% limit: 12 to 88"]
@@ -98,16 +72,3 @@ def test_the_header_has_alike_gpus_in_one_line() -> None:
     assert "  GPU0-3: NVIDIA H200\n" in text
     assert text.splitlines().index("") <= 10
     assert "  GPU2 0000:02:00.0 NVIDIA H200\n" in shown([PAIR], verbose=True)
-
-
-def test_copies_of_some_pairs_have_the_same_cells_in_the_terminal_and_on_pages() -> None:
-    rows = [PAIR, SLOW]
-    metadata = replace(METADATA, subject="p2p", options={"gpus": GPUS})
-    listed = [each for each in blocks(DocumentRun(metadata, rows, REPORT)) if isinstance(each, Listing)]
-    copies = next(each for each in listed if each.title.startswith("Copies"))
-    text = shown(rows, width=200)
-    for line in copies.lines:
-        cells = [cell for head, cell in zip(copies.heads, line, strict=True) if head != "how" and cell]
-        assert any(all(cell in printed for cell in cells) for printed in text.splitlines()), cells
-    heads = next(printed for printed in text.splitlines() if printed.startswith("pair"))
-    assert [head for head in copies.heads if head != "how"] == re.split("  +", heads.strip())

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpubench.formats.table import other_lines, prospect_lines, was_looked_at
+from gpubench.formats.table import other_lines, prospect_lines
 from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuDirectFacts
 from gpubench.model.paths.topology import Topology
@@ -27,32 +27,6 @@ def others(job: Job) -> list[str]:
 
 def set_on(job: Job, *ranks: int, **environment: str) -> Job:
     return with_ranks(job, lambda each: replace(each, environment={**each.environment, **environment}), *ranks)
-
-
-def test_no_pair_would_fall_back_where_nothing_stands_in_the_way() -> None:
-    (line,) = lines(simulated("hgx-h200-4"))
-    assert line.startswith("no pair would fall back: direct possible for all 12 pairs (NV18; peer access possible)")
-    assert others(simulated("hgx-h200-4")) == []
-
-
-def test_which_pairs_would_fall_back_and_because_of_what_comes_first() -> None:
-    job = set_on(simulated("hgx-h200-4"), NCCL_P2P_DISABLE="1")
-    (line,) = lines(job)
-    assert line.startswith("all 12 pairs would fall back, because NCCL_P2P_DISABLE=1 in the environment: HOST-STAGED")
-    assert line.endswith("nccl-p2p-disabled (NV18; peer access possible)")
-
-
-def test_the_pairs_of_one_gpu_are_named_by_it_and_no_policy_is_called_a_fault() -> None:
-    mig, rest = lines(simulated("hgx-h200-4", "gpu2:mig=on"))
-    assert mig.startswith("all 6 pairs of GPU2 would fall back, because MIG is on: by design, mig-on")
-    assert rest.startswith("direct possible for all others (NV18")
-
-
-def test_an_odd_node_among_many_is_named() -> None:
-    first, rest = lines(simulated("hgx-h100-8*9", "node7.gpu3:fabric=in_progress"))
-    assert first.startswith("all 14 pairs of node7 GPU3 would fall back, because fabric state in progress: HOST-STAGED")
-    assert rest.startswith("direct possible for all others")
-    assert len(lines(simulated("hgx-h100-8*9", "node7.gpu3:throttle=hw_slowdown"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,8 +94,3 @@ def test_settings_between_nodes_are_findings_where_there_are_several() -> None:
     alone = set_on(simulated("hgx-h100-8"), NCCL_IB_DISABLE="1")
     assert [each.id for each in looked_at(alone).findings] == []
     assert "node0 → other nodes would fall back" in lines(alone)[1]
-
-
-def test_only_topo_says_what_would_be() -> None:
-    assert was_looked_at(looked_at(simulated("hgx-h200-2")))
-    assert not was_looked_at(Report(verdict=Verdict.PASS, complete=True))

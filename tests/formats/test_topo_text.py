@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.table import Page
-from gpubench.formats.text.topo import TopoView, is_worth_drawing
+from gpubench.formats.text.topo import TopoView
 from gpubench.machine.recorded import read_recording
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import GpuProcess, RankFacts
@@ -18,7 +18,6 @@ from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, NicFacts, NicKi
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Metadata, Report
-from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes.last_line import is_command
@@ -132,64 +131,11 @@ def test_colour_comes_only_when_asked_for(machine: Path) -> None:
     assert [line.rstrip() for line in stripped.splitlines()] == [line.rstrip() for line in plain.splitlines()]
 
 
-def test_the_header_counts_and_names_the_origin() -> None:
-    assert shown([HEALTHY], origin="simulated").startswith("gpubench 0  topo  1 node  8 GPUs  (SIMULATED)\n")
-    several = shown(machine("hgx-h100-8*3"), origin="measured", source="a file", environment={"NCCL_ALGO": "Ring"})
-    assert several.startswith(
-        "gpubench 0  topo  3 nodes  24 GPUs\n  from a file\n  ! affects performance: NCCL_ALGO=Ring\n"
-    )
-
-
-def test_the_header_names_the_profile_of_a_simulated_machine() -> None:
-    text = shown([HEALTHY], profile={"name": "hgx-h100-8", "note": "made up " * 9}, width=60)
-    assert "  profile hgx-h100-8: made up made up" in text
-    assert shown([HEALTHY], profile={"name": "hgx-h100-8"}).splitlines()[1] == "  profile hgx-h100-8"
-
-
 def test_of_a_run_cut_short_there_is_the_verdict_alone() -> None:
     stream = io.StringIO()
     view = TopoView(Page(Target(stream=stream), Style()), METADATA)
     view.end(Report(verdict=Verdict.ERROR, complete=False))
     assert stream.getvalue().startswith("verdict: ERROR: the run was cut short")
-
-
-def test_a_page_of_its_own_file_is_closed(tmp_path: Path) -> None:
-    page = Page(Target(path=tmp_path / "topo.txt"), Style())
-    page.print("a line")
-    page.close()
-    assert (tmp_path / "topo.txt").read_text() == "a line\n"
-
-
-def test_a_column_all_alike_becomes_part_of_the_sentence() -> None:
-    wide, narrow = (shown([ON_ONE_SOCKET], width=width, verbose=True) for width in (200, 50))
-    assert table(wide, "GPU")[0][:4] == ["GPU", "bus id", "name", "memory"]
-    assert "UUID" in table(wide, "GPU")[0]
-    assert table(narrow, "GPU")[0] == ["GPU", "bus id", "PCIe", "NUMA", "NVLinks"]
-    assert "  all: NVIDIA H100 80GB HBM3; memory " in narrow
-    assert f"GPU0 {HEALTHY.gpus[0].uuid}" in re.sub(r"\s+", " ", narrow)
-    assert "NVIDIA H100 80GB HBM3;" not in wide
-
-
-def test_one_gpu_speaks_for_itself() -> None:
-    assert "  GPU0: NVIDIA H200; memory" in shown(machine("hgx-h200-4/1"), width=44)
-
-
-def test_what_is_peculiar_to_some_is_said_of_them() -> None:
-    mixed = with_gpus({"name": "NVIDIA A", "ecc": False}, {"name": "NVIDIA B", "mig": True}, {"ecc": False})
-    wide, narrow = shown([mixed], width=200), shown([mixed], width=44)
-    assert {row[2] for row in table(wide, "GPU")[1:]} == {"NVIDIA A", "NVIDIA B", "NVIDIA H100 80GB HBM3"}
-    assert "name" not in table(narrow, "GPU")[0]
-    words = re.sub(r"\s+", " ", narrow)
-    assert "usual: NVIDIA H100 80GB HBM3; memory " in words
-    assert "ECC on; MIG off;" in words
-    assert "but GPU0: NVIDIA A; ECC off but GPU1: NVIDIA B; MIG on but GPU2: ECC off" in words
-    assert "NVIDIA A; ECC" not in re.sub(r"\s+", " ", wide)
-
-
-def test_gpus_with_the_same_peculiarity_share_a_sentence() -> None:
-    text = shown([with_gpus(*[{"ecc": False}] * 3)])
-    assert "  but GPU0-2: ECC off\n" in text
-    assert "  all: " in shown([ON_ONE_SOCKET])
 
 
 def test_a_lost_gpu_does_not_make_everything_peculiar() -> None:
@@ -200,13 +146,6 @@ def test_a_lost_gpu_does_not_make_everything_peculiar() -> None:
     everything = shown([replace(HEALTHY, gpus=tuple(GpuFacts(index=n, lost="gone") for n in range(2)), pairs=())])
     assert "  not known (gone): everything\n" in everything
     assert "all:" not in everything
-
-
-def test_a_gpu_without_links_leads_nowhere_and_says_nothing_of_it() -> None:
-    nvlinks = tuple(replace(link, active=False) for link in HEALTHY.gpus[0].nvlinks or ())
-    text = shown([with_gpus({}, {"nvlinks": nvlinks}, node=ON_ONE_SOCKET)])
-    assert "  but GPU1" not in text
-    assert "to NVSwitch;" in re.sub(r"\s+", " ", text)
 
 
 def test_pcie_links_in_a_table() -> None:
@@ -318,41 +257,6 @@ def test_nics_have_a_line_each() -> None:
     assert table(shown([unknown], width=120, verbose=True), "NIC")[1][-2] == "?"
 
 
-def test_eight_gpus_fit_on_one_screen_matrix_first() -> None:
-    text = shown([HEALTHY], source="--simulate hgx-h100-8", profile={"name": "hgx-h100-8"})
-    assert len(text.splitlines()) < 40
-    assert text.index("path  GPU0") < text.index("GPU   bus id") < text.index("NIC ")
-    assert str(HEALTHY.gpus[0].uuid) not in text
-    assert str(HEALTHY.gpus[0].uuid) in shown([HEALTHY], verbose=True)
-
-
-def test_nics_of_one_kind_are_one_line_and_each_gpu_names_its_nearest() -> None:
-    head, *gpus = table(shown([HEALTHY]), "GPU")
-    assert head[-1] == "nearest NIC"
-    assert [row[-1] for row in gpus] == [f"mlx5_{index} (PIX)" for index in range(8)]
-    assert [row[0] for row in table(shown([HEALTHY]), "NIC")] == ["NIC", "mlx5_0-7"]
-
-
-def test_of_many_near_gpus_some_are_named() -> None:
-    gpus = tuple(replace(gpu, place=HEALTHY.gpus[0].place) for gpu in HEALTHY.gpus)
-    nic = replace(HEALTHY.nics[0], place=HEALTHY.gpus[0].place)
-    assert "0,1,2,3... (PIX)" in shown([replace(HEALTHY, gpus=gpus, nics=(nic,))])
-
-
-def test_plain_ethernet_is_in_no_matrix() -> None:
-    ethernet = tuple(replace(nic, kind=NicKind.ETHERNET) for nic in HEALTHY.nics)
-    assert shown([HEALTHY], verbose=True).count("path  ") == 2
-    assert shown([replace(HEALTHY, nics=ethernet)], verbose=True).count("path  ") == 1
-
-
-def test_a_matrix_is_split_on_a_narrow_page() -> None:
-    text = shown([replace(HEALTHY, nics=())], width=40)
-    assert [line.split()[1:] for line in text.splitlines() if line.startswith("path")] == [
-        [f"GPU{index}" for index in range(6)],
-        ["GPU6", "GPU7"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("pairs", "sentence"),
     [
@@ -371,17 +275,6 @@ def test_peer_access_of_all_pairs_is_one_sentence(pairs: dict[str, Any], sentenc
     text = shown([replace(node, pairs=tuple(replace(pair, **pairs) for pair in node.pairs))])
     said = "not known: not asked" if sentence is None else f"all 2 ordered pairs: {sentence}"
     assert f"peer access  {said}\n" in text
-
-
-def test_peer_access_that_differs_is_a_matrix() -> None:
-    text = shown(machine("hgx-h200-4", "gpu3:p2p=CNS"))
-    start = text.index("peer access  GPU0")
-    assert [line.split() for line in text[start:].splitlines()[1:5]] == [
-        ["GPU0", "X", "OK", "OK", "CNS"],
-        ["GPU1", "OK", "X", "OK", "CNS"],
-        ["GPU2", "OK", "OK", "X", "CNS"],
-        ["GPU3", "CNS", "CNS", "CNS", "X"],
-    ]
 
 
 def test_limits_are_one_sentence_or_a_matrix_or_not_known() -> None:
@@ -408,14 +301,6 @@ def test_a_machine_in_phrases() -> None:
     virtual = replace(node, machine=replace(node.machine, virtual_machine=True, kernel="6.1", cpu="Xeon"))
     assert "Xeon, " in shown([virtual])
     assert "Linux 6.1, virtual machine, 2 NVSwitches" in re.sub(r"\s+", " ", shown([virtual]))
-
-
-def test_a_missing_driver_is_said() -> None:
-    text = shown(machine("hgx-h100-8", "node0:driver_missing=yes"))
-    assert "no driver: NVML does not start (Driver Not Loaded); PCI devices are read from sysfs" in re.sub(
-        r"\s+", " ", text
-    )
-    assert "ERROR driver-missing: node0" in text
 
 
 def test_nodes_alike_are_one_line_and_the_odd_one_another() -> None:
@@ -453,23 +338,6 @@ def test_ranks_share_memory_or_not() -> None:
     assert "2 ranks: several /dev/shm a node; the section ranks" in shown([HEALTHY], [rank(0, 1), rank(1, 2)])
     assert "rank" not in shown([HEALTHY], [rank(0, 1)]).replace("ranks", "rank").split("verdict")[1]
     assert "/dev/shm" not in shown([HEALTHY], [rank(0, 1)])
-
-
-def test_the_verdict_ends_the_page() -> None:
-    faulty = machine("hgx-h100-8", "gpu3:nvlink=12")
-    assert shown([HEALTHY]).endswith("\nverdict: PASS\n")
-    assert shown(faulty).endswith("\nverdict: FAIL\n")
-    assert "FAIL nvlink-down: GPU3" in shown(faulty)
-    assert "SKIP peer-access-refused: all 2 GPU pairs" in shown(machine("rtx-4090-2"))
-
-
-def test_the_tree_is_drawn_where_it_says_more() -> None:
-    assert "[PCIe 5 x16, 63.02 GB/s]" in shown([HEALTHY], verbose=True)
-    flat = TreeRow(node="n", depth=1, element="pci0000:00", what="host bridge", link=None, gb_s=None)
-    assert not is_worth_drawing([flat])
-    assert not is_worth_drawing([])
-    assert is_worth_drawing([flat, flat])
-    assert is_worth_drawing([replace(flat, what="PCIe switch")])
 
 
 def test_nothing_comes_row_by_row() -> None:

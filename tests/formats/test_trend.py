@@ -31,10 +31,6 @@ def trend(*values: float, verdict: Verdict = Verdict.PASS) -> str:
     return "".join(trend_figure(Trend("allreduce: peak busbw", tuple(points))))
 
 
-def test_a_page_without_a_folder_has_no_trend() -> None:
-    assert "Trend of" not in page(None)
-
-
 def test_runs_before_and_this_one(tmp_path: Path) -> None:
     for day in (1, 2, 3):
         keep(tmp_path, day)

@@ -66,25 +66,6 @@ def settings_in(lines: Sequence[str]) -> list[list[str]]:
     return [line.split(",") for line in lines if line and not line.startswith("#")]
 
 
-def test_ranges_have_no_gap_and_the_channels_that_were_heard(tmp_path: Path) -> None:
-    lines = settings_in(written(tmp_path, swept(CHANNELS)))
-    assert [line[3:] for line in lines] == [
-        ["ring", "ll", "24", "2", "8", "-1", "-1"],
-        ["tree", "simple", "4", "2", "8", "-1", "-1"],
-    ]
-    assert {line[0] for line in lines} == {"allreduce"}
-    spans = [(int(least), int(most)) for _, least, most, *_ in lines]
-    assert spans[0][0] == 0
-    assert spans[-1][1] == 2**64 - 1
-    assert spans[1][0] == spans[0][1] + 1
-    assert SIZES[5] < spans[1][0] < MIDDLE
-
-
-def test_names_are_those_that_the_plugin_knows(tmp_path: Path) -> None:
-    lines = settings_in(written(tmp_path, swept("nvlstree", algorithm="NVLS_TREE")))
-    assert [line[3] for line in lines] == ["ring", "nvls_tree"]
-
-
 def test_what_has_no_column_stands_above_the_line(tmp_path: Path) -> None:
     text = "\n".join(written(tmp_path, swept(BUFFERS)))
     assert f"# measured with {BUFFERS}, which has to be set too\nallreduce," in text

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.formats.text.watch import bar, broken, device_lines, frame_lines, plain_lines
+from gpubench.formats.text.watch import broken, device_lines, frame_lines, plain_lines
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.verdict import Origin, Verdict
 
@@ -82,20 +82,6 @@ def text(frame: WatchFrame, width: int = 79, height: int = 23) -> list[str]:
     return [line for line, _ in frame_lines(frame, width, height, "gpubench watch  node0  3 s")]
 
 
-def test_eight_gpus_and_eight_nics_fit_a_small_terminal() -> None:
-    lines = text(FULL)
-    assert len(lines) <= 23
-    assert max(map(len, lines)) <= 79
-    assert sum(line.startswith("GPU") for line in lines) == 9
-    assert sum(line.startswith("mlx5_") for line in lines) == 8
-    assert lines[-3:] == [
-        "staged  GPU0-7  NVLink 0.00, PCIe 264.8 out 232.3 in GB/s  python (torch 10.0.0.1:29500)"[:79],
-        "  because: NCCL_P2P_DISABLE=1 in the environment",
-        "  try:     unset NCCL_P2P_DISABLE",
-    ]
-    assert "GPU0        0.00   0.00     33.1   29.0    52 ████▎    1980  4000 (python)" in lines
-
-
 def test_because_and_try_are_whole_on_a_small_terminal() -> None:
     because = "PCIe carries GPU0, GPU1 → GPU1, GPU2 at the rate of the NVLinks between the other GPUs: fabric state"
     advice = "systemctl restart nvidia-fabricmanager. If it fails, `systemctl status nvidia-fabricmanager` shows why"
@@ -148,11 +134,6 @@ def test_throttling_and_errors_that_grew_are_on_the_line() -> None:
     (_, (line, style)) = device_lines([row], 120)
     assert "throttled: hw_slowdown; +3 PCIe replays" in line
     assert style == "yellow"
-
-
-def test_bars_have_eighths() -> None:
-    assert [bar(each) for each in (None, 0, 50, 100, 250)] == [" " * 8, " " * 8, "████    ", "█" * 8, "█" * 8]
-    assert bar(1.6) == "▏       "
 
 
 def test_equal_nodes_are_one_line_and_odd_ones_are_shown() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.operation import DataType
 from gpubench.training.workload_file import parse_parameters, read_model
 
 LLAMA = {
@@ -40,13 +39,6 @@ def written(path: Path, content: dict[str, Any] | str) -> Path:
     return path
 
 
-def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
-    model, notes = read_model(written(tmp_path / "config.json", LLAMA))
-    assert model.parameters == 6_738_415_616 - 4096
-    assert (model.name, model.sequence, model.gated, model.data_type) == (tmp_path.name, 2048, True, DataType.FLOAT16)
-    assert notes == ["sequence 2048: --sequence N sets another", "1 sequence a microbatch: --batch N sets another"]
-
-
 def test_the_names_of_gpt2_are_known(tmp_path: Path) -> None:
     model, _ = read_model(written(tmp_path / "config.json", GPT2), sequence=512, batch=8)
     assert (model.layers, model.hidden, model.heads, model.sequence, model.batch) == (12, 768, 12, 512, 8)
@@ -54,11 +46,6 @@ def test_the_names_of_gpt2_are_known(tmp_path: Path) -> None:
     assert not model.gated
     # GPT-2 has 124,439,808 parameters, one table for words going in and out, 1024 positions and a last norm.
     assert model.parameters == 124_439_808 - 1024 * 768 - 2 * 768
-
-
-def test_experts_are_read(tmp_path: Path) -> None:
-    model, _ = read_model(written(tmp_path / "config.json", MIXTRAL))
-    assert (model.experts, model.experts_per_token, model.key_value_heads) == (8, 2, 8)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

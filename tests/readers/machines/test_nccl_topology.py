@@ -10,7 +10,6 @@ from gpubench.model.facts.snapshot import (
     GpuFacts,
     NicFacts,
     NicKind,
-    NumaNode,
     NvlinkPeer,
     PcieLink,
     PciPlace,
@@ -21,7 +20,6 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.topo import tree_rows
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.nccl_topology import read as read_nccl_topology
-from gpubench.readers.machines.nccl_topology import recognises
 from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-nccl-xml" / "from.xml").read_text()
@@ -156,14 +154,6 @@ def test_a_device_without_a_class_is_one_of_unknown_kind_where_it_hangs() -> Non
     assert list(tree_rows(Topology(found)))[-1].gb_s == 15.754
 
 
-def test_numa_nodes_and_their_cpus() -> None:
-    snapshot = read(VENDOR)
-    assert snapshot.machine.cpu == "AuthenticAMD family 23 model 49"
-    assert snapshot.machine.cpus == 40
-    assert snapshot.machine.numa_nodes == (NumaNode(number=0, cpus="0-15"), NumaNode(number=1, cpus="0,24-47"))
-    assert (snapshot.gpus[2].cpu_affinity, snapshot.gpus[2].place.numa_node) == ("0,24-47", 1)
-
-
 @pytest.mark.parametrize(
     ("cpu", "bridge", "node", "model"),
     [
@@ -192,16 +182,6 @@ def test_a_file_that_joins_two_hosts_keeps_them_apart() -> None:
     assert [gpu.index for gpu in snapshot.gpus] == list(range(6))
     assert [gpu.place.host_bridge for gpu in snapshot.gpus] == ["cpu0", "cpu0", "cpu0#1", "cpu0#1", "cpu0#2", "cpu0#2"]
     assert [nic.name for nic in snapshot.nics] == ["mlx5_0", "mlx5_0:1", "mlx5_0#2"]
-
-
-def test_gpus_are_in_the_order_of_their_device_numbers() -> None:
-    snapshot = with_pci(pci("0000:1b:00.0", '<gpu dev="1" sm="90"/>') + pci("0000:1c:00.0", '<gpu dev="0" sm="90"/>'))
-    assert [(gpu.index, gpu.bus_id) for gpu in snapshot.gpus] == [(0, "0000:1c:00.0"), (1, "0000:1b:00.0")]
-
-
-def test_a_device_number_below_zero_is_none() -> None:
-    snapshot = with_pci(pci("0000:1b:00.0", '<gpu dev="-1" sm="90"/>') + pci("0000:1c:00.0", '<gpu dev="1" sm="90"/>'))
-    assert [(gpu.index, gpu.bus_id) for gpu in snapshot.gpus] == [(0, "0000:1b:00.0"), (1, "0000:1c:00.0")]
 
 
 @pytest.mark.parametrize(
@@ -310,15 +290,6 @@ def test_far_ends_of_nvlinks(target: str, tclass: str, peer: NvlinkPeer | None, 
     assert gpu.nvlinks is not None
     assert [(link.peer, link.peer_bus_id) for link in gpu.nvlinks] == [(peer, far_end)]
     assert gpu.unknown == {}
-
-
-def test_links_to_several_ends_are_numbered_on_and_real_switches_are_listed_once() -> None:
-    link = '<nvlink target="0000:c{}:00.0" count="{}" tclass="0x068000"/>'
-    gpu = f'<gpu sm="80">{link.format(5, 2)}{link.format(4, 1)}{link.format(5, 1)}</gpu>'
-    snapshot = with_pci(pci("0000:1b:00.0", gpu) + pci("0000:1c:00.0", gpu))
-    assert snapshot.gpus[0].nvlinks is not None
-    assert [link.number for link in snapshot.gpus[0].nvlinks] == [0, 1, 2, 3]
-    assert snapshot.nvswitches == ("0000:c5:00.0", "0000:c4:00.0")
 
 
 def test_a_gpu_that_is_its_own_far_end_is_a_placeholder() -> None:
@@ -433,14 +404,6 @@ def test_impossible_counts_of_nvlinks_are_refused(count: str) -> None:
     assert error.seen.startswith("topo.xml, line 2: <nvlink>: count is ")
 
 
-def test_the_deepest_nesting_that_is_read() -> None:
-    def nested(depth: int) -> str:
-        return f"<system><cpu>{'<x>' * (depth - 2)}{'</x>' * (depth - 2)}{GPU}</cpu></system>"
-
-    assert len(read(nested(64)).gpus) == 1
-    assert "nested more than 64 deep" in refusal(nested(65)).seen
-
-
 @pytest.mark.parametrize(
     ("root", "reason"),
     [
@@ -473,17 +436,6 @@ def test_entities_are_refused_where_they_are_declared(declaration: str) -> None:
     error = refusal(text)
     assert error.seen == "topo.xml, line 1: a document type (<!DOCTYPE>)"
     assert "passwd" not in str(error)
-
-
-def test_an_encoding_that_the_xml_claims_does_not_matter() -> None:
-    assert len(read(f'<?xml version="1.0" encoding="utf-16"?><system><cpu>{GPU}</cpu></system>').gpus) == 1
-
-
-def test_it_knows_its_files() -> None:
-    assert recognises(CAPTURE)
-    assert recognises("\ufeff\n<?xml version='1.0'?>")
-    assert recognises(VENDOR)
-    assert not recognises("{")
 
 
 @given(st.lists(st.sets(st.integers(0, 127), min_size=1), min_size=1, max_size=4))

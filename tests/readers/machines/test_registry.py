@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import GpuFacts, Snapshot
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.limits import MOST_MACHINE_BYTES
-from gpubench.readers.machines.snapshot import write_snapshot
 from gpubench.readers.registry import read_file
 from tests.examples import examples
 
@@ -47,16 +45,6 @@ def test_the_content_picks_the_reader_and_the_file_names_the_host(file: str, sou
     assert snapshot.source.startswith(source)
     assert snapshot.origin is Origin.RECORDED
     assert len(snapshot.gpus) == 4
-
-
-def test_a_recording_keeps_its_host(tmp_path: Path) -> None:
-    snapshot = Snapshot(host="node3", origin=Origin.SIMULATED, source="a test", gpus=(GpuFacts(index=0),))
-    assert read_file(written(tmp_path, write_snapshot(snapshot).encode())) == snapshot
-
-
-def test_a_utf8_byte_order_mark_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
-    content = codecs.BOM_UTF8 + MATRIX.replace(b"\n", b"\r\n")
-    assert len(read_file(written(tmp_path, content)).gpus) == 2
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.terms.plain import from_plain, to_plain
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.snapshot import read as read_snapshot
-from gpubench.readers.machines.snapshot import recognises, write_snapshot
+from gpubench.readers.machines.snapshot import write_snapshot
 from tests.examples import examples
 from tests.machines.test_machines import FOLDER
 
@@ -69,31 +69,6 @@ def refusal(text: str) -> UsageError:
     return caught.value
 
 
-def test_one_device_a_line_and_long_lists_of_links_too() -> None:
-    lines = write_snapshot(SNAPSHOT).split("\n")
-    link = '"active": true, "version": "4.0", "raw_gb_s": 26.5625}'
-    assert lines == [
-        "{",
-        '  "schema_version": 1,',
-        '  "host": "node3",',
-        '  "origin": "simulated",',
-        '  "source": "a test",',
-        '  "gpus": [',
-        '    {"index": 0, "bus_id": "0000:1b:00.0", "nvlinks": [',
-        *(f'      {{"number": {i}, {link}{"," if i < 17 else ""}' for i in range(18)),
-        "    ]},",
-        '    {"index": 1, "nvlinks": []}',
-        "  ],",
-        '  "nvswitches": ["0000:c4:00.0"],',
-        '  "pairs": [',
-        '    {"source": "GPU0", "destination": "GPU1", "path": "NV18"},',
-        '    {"source": "GPU1", "destination": "GPU0"}',
-        "  ]",
-        "}",
-        "",
-    ]
-
-
 def test_a_long_object_without_lists_and_a_long_text_stay_on_their_line() -> None:
     long = replace(SNAPSHOT, source="x" * 300, machine=HostFacts(product="y" * 300))
     text = write_snapshot(long)
@@ -111,12 +86,6 @@ def test_a_long_object_without_lists_and_a_long_text_stay_on_their_line() -> Non
 )
 def test_what_was_measured_is_recorded_when_read(written: Origin, read: Origin) -> None:
     assert read_snapshot(write_snapshot(replace(SNAPSHOT, origin=written)), "x").origin is read
-
-
-def test_a_byte_order_mark_does_no_harm() -> None:
-    assert read_snapshot("\ufeff" + write_snapshot(SNAPSHOT), "x") == SNAPSHOT
-    assert recognises("\ufeff {")
-    assert not recognises("[1,0]<stdout>:")
 
 
 def test_broken_json_is_refused_with_line_and_column() -> None:

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import NicKind, NvlinkPeer, PairFacts, Snapshot
+from gpubench.model.facts.snapshot import PairFacts, Snapshot
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.machines.topo_matrix import read as read_topo_matrix
-from gpubench.readers.machines.topo_matrix import recognises
 from tests.examples import examples
 
 CAPTURE = (Path(__file__).parents[2] / "machines" / "h200x4-smi-text" / "from.txt").read_text()
@@ -78,52 +77,6 @@ def test_our_own_capture() -> None:
     ]
 
 
-def test_nics_take_their_names_from_the_legend() -> None:
-    snapshot = read(WITH_NICS)
-    assert [(nic.name, nic.kind) for nic in snapshot.nics] == [
-        ("mlx5_0", NicKind.INFINIBAND),
-        ("rdmap16s27", NicKind.EFA),
-        ("rocep65s0", NicKind.ROCE),
-    ]
-    assert snapshot.nics[0].unknown["kind"] == "the text does not say infiniband or RoCE"
-    assert "kind" not in snapshot.nics[1].unknown
-    said = paths(snapshot)
-    assert len(said) == 20
-    assert said["GPU0", "mlx5_0"] == "PIX"
-    assert said["rdmap16s27", "GPU1"] == "PXB"
-    assert said["rocep65s0", "mlx5_0"] == "SYS"
-
-
-def test_affinities_are_those_of_the_columns() -> None:
-    first, second = read(WITH_NICS).gpus
-    assert (first.cpu_affinity, first.place.numa_node) == ("0-55,112-167", 0)
-    assert (second.cpu_affinity, second.place.numa_node) == ("56-111", None)
-
-
-def test_what_the_text_lacks_has_a_reason() -> None:
-    gpu = read(WITH_NICS).gpus[0]
-    assert gpu.nvlinks is None
-    assert set(gpu.unknown) == {"nvlinks", "bus_id"}
-
-
-def test_an_old_driver_names_nics_in_the_header_and_sockets_soc() -> None:
-    snapshot = read(
-        "\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\n"
-        "GPU0\t X \tSOC\tPHB\t0-9,20-29\n"
-        "GPU1\tSOC\t X \tSOC\t10-19\n"
-        "mlx4_0\tPHB\tSOC\t X \t\n"
-    )
-    assert paths(snapshot)["GPU1", "mlx4_0"] == "SYS"
-    assert [gpu.cpu_affinity for gpu in snapshot.gpus] == ["0-9,20-29", "10-19"]
-    assert [nic.name for nic in snapshot.nics] == ["mlx4_0"]
-
-
-def test_one_gpu_is_a_matrix_too() -> None:
-    snapshot = read("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tN/A\tN/A\n")
-    assert [(gpu.index, gpu.cpu_affinity) for gpu in snapshot.gpus] == [(0, None)]
-    assert snapshot.pairs == ()
-
-
 P2P = "\n".join(["\tGPU0\tGPU1\t", " GPU0\tX\t{0}\t", " GPU1\t{0}\tX\t", "", "Legend:", "  X    = Self", ""])
 
 
@@ -135,11 +88,6 @@ def test_a_command_line_says_which_p2p_matrix_follows(letter: str, field: str) -
     assert pair == PairFacts(source="GPU0", destination="GPU1", **{field: "GNS"})  # type: ignore[arg-type]
 
 
-def test_without_command_lines_the_order_is_that_of_the_help() -> None:
-    pair = read(P2P.format("OK") + P2P.format("CNS") + P2P.format("NS")).pairs[0]
-    assert (pair.read, pair.write, pair.nvlink) == ("OK", "CNS", "NS")
-
-
 def test_a_named_one_leaves_the_others_their_order() -> None:
     pair = read(P2P.format("OK") + "# nvidia-smi topo -p2p w\n" + P2P.format("TNS") + P2P.format("NS")).pairs[0]
     assert (pair.read, pair.write, pair.nvlink) == ("OK", "TNS", "NS")
@@ -149,17 +97,6 @@ def test_more_than_five_unnamed_p2p_matrices_are_not_guessed_at() -> None:
     words = ("OK", "CNS", "GNS", "TNS", "DR", "U")
     pair = read("".join(P2P.format(word) for word in words)).pairs[0]
     assert (pair.read, pair.write, pair.nvlink, pair.atomics, pair.pci) == words[:5]
-
-
-def test_several_commands_on_one_line_print_one_after_another() -> None:
-    path = "\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n"
-    text = "$ nvidia-smi topo -m; nvidia-smi topo -mp; nvidia-smi topo -p2p rw\n"
-    pair = read(text + path + path.replace("NV4", "PIX") + P2P.format("GNS")).pairs[0]
-    assert (pair.path, pair.pcie_path, pair.read, pair.write) == ("NV4", "PIX", "GNS", "GNS")
-
-
-def test_a_command_of_another_kind_names_nothing() -> None:
-    assert read("$ nvidia-smi topo -m\n" + P2P.format("GNS")).pairs[0].read == "GNS"
 
 
 def test_the_last_of_two_blocks_wins() -> None:
@@ -174,43 +111,8 @@ def test_the_last_of_two_blocks_wins() -> None:
     assert [(link.number, link.active, link.raw_gb_s) for link in gpu.nvlinks] == [(0, False, None)]
 
 
-def test_nvlinks_that_name_another_gpu_face_it() -> None:
-    table = (
-        "|   0  NVIDIA A100-SXM4-80GB      On  |   00000000:07:00.0 Off |                    0 |\n"
-        "|   1  NVIDIA A100-SXM4-8...      On  |   00000000:0F:00.0 Off |                    0 |\n"
-    )
-    links = (
-        "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)\n"
-        "\t Link 0: Remote Device 00000000:0F:00.0: Link 3\n"
-        "\t Link 1: Remote Device 00000000:C4:00.0: Link 0\n"
-    )
-    first, second = read("\tGPU0\tGPU1\nGPU0\tX\tNV2\nGPU1\tNV2\tX\n" + table + links).gpus
-    assert first.nvlinks is not None
-    assert [(link.peer, link.peer_bus_id) for link in first.nvlinks] == [
-        (NvlinkPeer.GPU, "0000:0f:00.0"),
-        (None, "0000:c4:00.0"),
-    ]
-    assert (second.bus_id, second.name) == ("0000:0f:00.0", None)
-
-
-def test_prefixes_and_lines_of_others_are_passed_over() -> None:
-    snapshot = read(
-        "[1,0]<stdout>:\tGPU0\tGPU1\tCPU Affinity\n"
-        "[1,0]<stdout>:GPU0\t X \tPHB\t0-3\n"
-        "2026-01-02 03:04:05 node3: something else with GPU1 in it\n"
-        f"{'y' * 9000} GPU0 GPU1\n"
-        "2026-01-02 03:04:05 node3: GPU1\tPHB\t X \t4-7\n"
-    )
-    assert paths(snapshot)["GPU1", "GPU0"] == "PHB"
-    assert [gpu.cpu_affinity for gpu in snapshot.gpus] == ["0-3", "4-7"]
-
-
 def test_a_line_that_ends_with_a_gpus_name_is_no_header() -> None:
     assert len(read("waiting for GPU0\nusing GPU1, GPU2\n" + WITH_NICS).gpus) == 2
-
-
-def test_an_equal_row_twice_is_one() -> None:
-    assert len(read("GPU0 GPU1\nGPU0 X NV4\nGPU0 X NV4\nGPU1 NV4 X\n").pairs) == 2
 
 
 @pytest.mark.parametrize(
@@ -259,12 +161,6 @@ def test_our_own_capture_cut_in_the_matrix_is_refused() -> None:
         refusal(CAPTURE[:cut]).seen
     )
     assert f"line {line + 3}: the row of GPU2 has 2 cells" in refusal(CAPTURE[: cut + len("GPU2\tNV18\tNV18")]).seen
-
-
-def test_it_knows_its_files() -> None:
-    assert recognises(CAPTURE)
-    assert recognises("\tGPU0\tGPU1\n")
-    assert not recognises("hello")
 
 
 @dataclass(frozen=True)

@@ -36,23 +36,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_one_by_one(folder: Path) -> None:
-    reader, files = read([folder / "nccl.0.log", folder / "nccl.1.log"])
-    assert [file.nccl_lines for file in files] == LINES
-    assert (pairs(reader), reader.lines) == (2, sum(LINES))
-
-
-def test_a_folder_is_the_files_in_it(folder: Path) -> None:
-    (folder / ".hidden").write_text("junk\n")
-    (folder / "below").mkdir()
-    (folder / "below" / "nccl.9.log").write_bytes(LOGS[0])
-    (folder / "stdout.txt").write_text("loss 0.5\n")
-    reader, files = read([folder])
-    assert [Path(file.name).name for file in files] == ["nccl.0.log", "nccl.1.log", "stdout.txt"]
-    assert [file.nccl_lines for file in files] == [*LINES, 0]
-    assert pairs(reader) == 2
-
-
 def test_a_file_that_is_named_twice_is_read_once(folder: Path) -> None:
     (folder / "link.log").symlink_to(folder / "nccl.0.log")
     reader, files = read([folder / "nccl.0.log", folder, folder / "link.log"])
@@ -137,25 +120,6 @@ def test_a_file_whose_disk_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(GpubenchError, match="cannot be read: Input/output error") as caught:
         read([folder])
     assert caught.value.exit_code == WRONG_USAGE
-
-
-def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
-    (tmp_path / "empty.log").touch()
-    reader, files = read([tmp_path / "empty.log"])
-    assert (reader.lines, files[0].nccl_lines) == (0, 0)
-
-
-def test_how_far_reading_is_counts_the_bytes_on_the_disk(tmp_path: Path) -> None:
-    log = b"vm:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n" * 20_000
-    packed = gzip.compress(log)
-    (tmp_path / "a.log").write_bytes(log)
-    (tmp_path / "b.log.gz").write_bytes(packed)
-    told: list[tuple[int, int, str]] = []
-    read_logs([str(tmp_path)], NcclLogReader(), io.BytesIO(), lambda *each: told.append(each))
-    done = [each[0] for each in told]
-    assert done == sorted(done)
-    assert {each[1] for each in told} == {len(log) + len(packed)}
-    assert told[-1] == (len(log) + len(packed), len(log) + len(packed), str(tmp_path / "b.log.gz"))
 
 
 def test_what_tells_no_size_is_read_with_a_total_that_grows() -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.transport import TransportKind, Tuning
 from gpubench.readers.nccl_log.lines import (
-    bus_id,
     parse_channel,
     parse_communicator,
     parse_connection,
@@ -16,11 +15,9 @@ from gpubench.readers.nccl_log.lines import (
 )
 from gpubench.readers.nccl_log.notes import (
     OwnGpu,
-    parse_network,
     parse_paths,
     parse_remark,
     parse_setting,
-    parse_version,
 )
 
 P2P, SHM, NET, COLLNET = TransportKind.P2P, TransportKind.SHM, TransportKind.NET, TransportKind.COLLNET
@@ -73,20 +70,6 @@ def test_what_a_transport_says_beside_its_name() -> None:
     assert (hop.device, hop.peer_device) == ("1a000", "2f000")
 
 
-def test_the_receiver_writes_what_it_receives() -> None:
-    connection = parse_connection(b"8[0] -> 1[1] [receive] via NET/IB/0/GDRDMA")
-    assert connection is not None
-    assert (connection.src, connection.dst, connection.rank, connection.peer) == (8, 1, 1, 8)
-    assert (connection.device, connection.peer_device) == ("1", "0")
-
-
-def test_collnet_has_no_peer() -> None:
-    connection = parse_connection(b"3 [receive] via COLLNET/SHARP/0/GDRDMA")
-    assert connection is not None
-    assert (connection.src, connection.dst) == (3, 3)
-    assert (connection.transport.kind, connection.transport.gdr) == (COLLNET, True)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,12 +89,6 @@ def test_a_line_that_may_be_cut_counts_as_far_as_it_can_mean_nothing_else() -> N
     assert whole.transport.name == "P2P/CUMEM"
     # Behind this, '/GDRDMA' may be missing.
     assert parse_connection(b"0[0] -> 1[1] [send] via NET/IB/0", cut=True) is None
-
-
-def test_two_lines_without_an_end_between_them() -> None:
-    glued = parse_connection(b"0[0] -> 1[1] via P2P/CUMEMvm:1:1 [0] NCCL INFO Channel 01/0")
-    assert glued is not None
-    assert glued.transport.name == "P2P/CUMEM"
 
 
 @given(st.binary(max_size=80))
@@ -190,27 +167,6 @@ def test_what_people_cut_away_from_heads(head: bytes, host: str, pid: int, tid: 
 @pytest.mark.parametrize("head", [b"node:1", b"node:1:2", b"node:1:2 [x]", b"node:x:2 [0]", b"x [0]", b"a" * 5000])
 def test_what_is_no_head(head: bytes) -> None:
     assert parse_head(head) is None
-
-
-def test_communicators_of_every_version() -> None:
-    old = parse_communicator(b"comm 0x7f01 rank 1 nranks 8 cudaDev 1 busId 1b000 - Init COMPLETE")
-    shape = parse_communicator(b"comm 0xfc0 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 1")
-    new = parse_communicator(
-        b"ncclCommInitRankConfig comm 0xfc0 rank 0 nranks 4 cudaDev 0 nvmlDev 2 busId 60 commId 0x2e5 - Init START"
-    )
-    split = parse_communicator(
-        b"ncclCommSplit comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 60 parent 0xfc0 splitCount 3 color 1 key 0 "
-        b"- Init START"
-    )
-    assert old is not None
-    assert (old.rank, old.size, old.bus, old.nvml_index, old.id) == (1, 8, 0x1B000, None, None)
-    assert (old.handle, old.event) == (b"0x7f01", "Init COMPLETE")
-    assert shape is not None
-    assert (shape.nodes, shape.local_rank) == (2, 0)
-    assert new is not None
-    assert (new.nvml_index, new.bus, new.id, new.event) == (2, 0x60, "0x2e5", "Init START")
-    assert split is not None
-    assert (split.parent, split.split, split.color) == (b"0xfc0", 3, 1)
 
 
 def test_a_communicator_whose_rank_is_beyond_its_size_is_garbled() -> None:
@@ -299,35 +255,6 @@ def test_how_far_the_own_gpu_is_from_a_nic(gpu: bytes) -> None:
     assert old.about == ("0000:4f:00.0", "0")
 
 
-def test_the_interface_over_which_processes_meet_is_told_without_rdma_devices_too() -> None:
-    """NCCL 2.32 says it here, and has no line of its own for it."""
-    found = parse_remark(b"NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>")
-    assert found is not None
-    assert (found.kind, found.about) == (RemarkKind.BOOTSTRAP, ("eth0", "192.0.2.2"))
-
-
 @pytest.mark.parametrize("text", [b"CC Off, workFifoBytes 1", b"", b"GPU/60"])
 def test_what_explains_nothing(text: bytes) -> None:
     assert parse_remark(text) is None
-
-
-def test_settings() -> None:
-    assert parse_setting(b"NCCL_P2P_DISABLE set by environment to 1") == ("NCCL_P2P_DISABLE", "1")
-    assert parse_setting(b"NCCL_NVLS_ENABLE set by environment to 0.") == ("NCCL_NVLS_ENABLE", "0")
-    assert parse_setting(b"NCCL_P2P_LEVEL set by environment to LOC") == ("NCCL_P2P_LEVEL", "LOC")
-    assert parse_setting(b"NCCL_IB_HCA set to mlx5_0") == ("NCCL_IB_HCA", "mlx5_0")
-    assert parse_setting(b"NCCL_IB_HCA is fine") is None
-
-
-def test_networks_versions_paths_and_bus_ids() -> None:
-    assert parse_network(b"Using network AWS Libfabric") == "AWS Libfabric"
-    assert parse_version(b"[1,0]<stdout>:NCCL version 2.18.3+cuda12.1") == "2.18.3+cuda12.1"
-    assert parse_version(b"NCCL version unknown") is None
-    row = parse_paths(b"GPU/0-1a000 :GPU/0-1a000 (0/5000.0/LOC) GPU/0-1b000 (4/24.0/PHB) CPU/0-0 (2/24.0/PHB)")
-    assert row == {("0000:1a:00.0", "0000:1a:00.0"): "LOC", ("0000:1a:00.0", "0000:1b:00.0"): "PHB"}
-    assert parse_paths(b"GPU/60 :GPU/60 (0/5000.0/LOC) GPU/70 (2/240.0/NVL) ") == {
-        ("0000:00:06.0", "0000:00:06.0"): "LOC",
-        ("0000:00:06.0", "0000:00:07.0"): "NVL",
-    }
-    assert bus_id(0x60) == "0000:00:06.0"
-    assert bus_id(0x10101A000) == "1010:1a:00.0"

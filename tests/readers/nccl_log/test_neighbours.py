@@ -12,18 +12,6 @@ LOGS = Path(__file__).parents[2] / "logs"
 HEAD = b"vm:4310:4310 [0] NCCL INFO "
 
 
-def test_a_ring_has_the_one_before_and_the_one_after() -> None:
-    assert ring_pairs(HEAD + b"Ring 00 : 3 -> 0 -> 1") == ((3, 0), (0, 1))
-    assert ring_pairs(HEAD + b"Ring 1023 : 1 -> 0 -> 1") == ((1, 0), (0, 1))
-    assert ring_pairs(HEAD + b"Ring 00 : 0 -> 0 -> 0") == ()
-
-
-def test_trees_go_both_ways() -> None:
-    line = HEAD + b"Trees [0] 2/-1/-1->1->0 [1] 0/3/-1->1->-1"
-    assert tree_pairs(line) == ((0, 1), (1, 0), (1, 2), (1, 3), (2, 1), (3, 1))
-    assert tree_pairs(HEAD + b"Trees [0] -1/-1/-1->0->-1") == ()
-
-
 def test_the_chain_of_four_h200s() -> None:
     pairs: set[tuple[int, int]] = set()
     for path in sorted((LOGS / "h200x4-normal").glob("*.log")):

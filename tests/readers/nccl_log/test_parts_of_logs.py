@@ -32,17 +32,6 @@ def test_connections_of_writers_whose_names_were_cut_off(heads: list[str]) -> No
     assert facts.unreadable == 0
 
 
-def test_ends_name_the_writer_in_a_log_of_one_communicator() -> None:
-    """Lines that lost their beginning count as damaged all the same."""
-    kept = ["".join(line for line in log.splitlines(keepends=True) if " via " not in line) for log in JOB.logs()]
-    lost = [connections(JOB, rank, f"{JOB.head(rank)[5:9]} garbage NCCL INFO ") for rank in range(2)]
-    facts = read(*kept, *lost)
-    assert [paths(each) for each in facts.communicators] == [BOTH_WAYS]
-    assert facts.unreadable == sum(text.count("\n") for text in lost)
-    other = Job(ranks=2, id="0xabc2", handle=0x9000, hosts=("nodeB",), via=lambda *_: None)
-    assert [paths(each) for each in read(*kept, *other.logs(), *lost).communicators] == [{}, {}]
-
-
 def test_processes_without_init_lines_are_of_the_only_communicator_that_there_is() -> None:
     first, second = JOB.logs()[0], connections(JOB, 1)
     (communicator,) = read(first, second).communicators
@@ -50,14 +39,6 @@ def test_processes_without_init_lines_are_of_the_only_communicator_that_there_is
     large = Job(ranks=8, per_node=8)
     *_, unknown = read(first, connections(large, 5)).communicators
     assert unknown.id is None
-
-
-def test_a_host_whose_name_lost_its_beginning_is_the_one_with_its_process() -> None:
-    logs = JOB.logs()
-    cut = logs[1].replace("nodeA:101:101 [1] NCCL INFO Channel", "deA:101:101 [1] NCCL INFO Channel")
-    facts = read(logs[0], cut)
-    assert [paths(each) for each in facts.communicators] == [BOTH_WAYS]
-    assert facts.unreadable == 1
 
 
 def test_what_ray_left_out_is_counted_and_what_it_wrote_is_read() -> None:
@@ -108,21 +89,6 @@ def started(job: Job, rank: int) -> str:
     return "".join(f"{job.head(rank)}{job.communicator(rank, f'Init {end}')}\n" for end in ("START", "COMPLETE"))
 
 
-def test_a_subgroup_that_is_made_when_the_world_is_connected_has_what_follows() -> None:
-    """As PyTorch makes process groups: each when its first collective runs."""
-    world, part = Job(ranks=4, per_node=4), Job(ranks=2, id="0xabc2", handle=0x9000)
-    rings = "Connected all rings, use ring PXN 0 GDR 1"
-    logs = []
-    for rank in range(4):
-        log = started(world, rank) + connections(world, rank) + f"{world.head(rank)}{rings}\n"
-        if rank < 2:
-            log += started(part, rank) + connections(part, rank) + f"{part.head(rank)}{rings}\n"
-        logs.append(log)
-    found = {each.id: paths(each) for each in read(*logs).communicators}
-    assert found.keys() == {"0xabc1", "0xabc2"}
-    assert found["0xabc2"] == BOTH_WAYS
-
-
 def test_channels_without_which_one_rank_would_be_silent_are_that_ranks() -> None:
     """In rings and trees every rank sends. The lines of rank 1 may be of either communicator, and one lacks it."""
     one, other = JOB, Job(ranks=2, id="0xabc2", handle=0x9000)
@@ -136,17 +102,6 @@ def test_channels_without_which_one_rank_would_be_silent_are_that_ranks() -> Non
 
 def facts_of(*messages: str, job: Job = JOB) -> LogFacts:
     return read(*job.logs(), *(f"{message}\n" for message in messages))
-
-
-def test_models_of_gpus_that_other_programs_name() -> None:
-    facts = facts_of(
-        "#  Rank  0 Group  0 Pid   2553 on         vm device  0 [0000:00:06] NVIDIA H200",
-        "[1,0]<stdout>:#   Rank  1 Pid  12345 on node1 device  0 [0x1a] Tesla V100-SXM2-32GB",
-        "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1234)",
-        "the NVIDIA driver is loaded",
-    )
-    assert facts.gpu_models == ("NVIDIA H200", "Tesla V100-SXM2-32GB")
-    assert facts.listed_models == ("NVIDIA GeForce RTX 4090",)
 
 
 def test_calls_that_failed_before_the_end_and_complaints_of_programs() -> None:
@@ -229,11 +184,3 @@ def test_peer_access_and_shared_memory_join_what_names_part() -> None:
     assert machines(job) == ["nodeA", "nodeA"]
     between_machines = Job(ranks=2, per_node=1, via=lambda a, b, r: None if r else "P2P/MNNVL")
     assert machines(between_machines) == ["nodeA", "nodeB"]
-
-
-def test_ranks_without_a_commid_are_not_joined_against_what_they_say() -> None:
-    """NCCL before 2.17: two jobs of the same size on two hosts, whose ranks reach each other by peer access."""
-    one = Job(version=(2, 12), ranks=2, via=lambda a, b, r: None if r else "P2P/IPC")
-    other = Job(version=(2, 12), ranks=2, hosts=("nodeB",), first_pid=200, via=one.via)
-    found = read(one.logs()[0], other.logs()[1], one.logs()[1], other.logs()[0]).communicators
-    assert [[member.host for member in each.members] for each in found] == [["nodeA"] * 2, ["nodeB"] * 2]

@@ -1,7 +1,6 @@
 """Logs of whole jobs: of every version, in every shape in which they reach a disk."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from gpubench.model.paths.nccl_log import Communicator, Complaint, LogFacts, RemarkKind
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.stream import NcclLogReader
-from tests.fakes.nccl_logs import Job, between, direct, interleaved
+from tests.fakes.nccl_logs import Job, between, interleaved
 
 LOGS = Path(__file__).parents[2] / "logs"
 VERSIONS = [(2, minor) for minor in (10, 12, 14, 16, 17, 18, 20, 21, 23, 26, 28, 30, 32)]
@@ -117,21 +116,6 @@ def test_two_communicators_of_the_same_ranks(version: tuple[int, int]) -> None:
     ]
 
 
-def test_lazy_connections_of_two_communicators_are_told_by_the_operation_that_names_one() -> None:
-    job = Job(ranks=2)
-    other = Job(ranks=2, id="0xabc2", handle=0x9000)
-    logs = []
-    for rank in range(2):
-        begin = [*job.messages(rank)][:5], [*other.messages(rank)][:5]
-        both = [line for lines in begin for line in lines if "Init" in line or "nRanks" in line]
-        both += [job.communicator(rank, "Init COMPLETE"), other.communicator(rank, "Init COMPLETE")]
-        operation = f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {other.handle + rank:#x} [nranks=2] stream 0x2"
-        both += [operation, *other.connections(rank)]
-        logs.append("".join(f"{job.head(rank)}{line}\n" for line in both))
-    found = {each.id: paths(each) for each in read(*logs).communicators}
-    assert found == {"0xabc1": {}, "0xabc2": {(0, 1): [("P2P/CUMEM", 2, False)], (1, 0): [("P2P/CUMEM", 2, False)]}}
-
-
 def test_lines_that_fit_two_communicators_are_kept_apart_and_name_both() -> None:
     job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
     events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
@@ -195,17 +179,6 @@ def test_an_address_that_is_used_again_is_another_communicator() -> None:
     ]
 
 
-def test_a_destroyed_communicator_has_no_more_connections() -> None:
-    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
-    logs = []
-    for rank in range(2):
-        events = [(each, event) for each in (job, other) for event in ("Init START", "Init COMPLETE")]
-        lines = [each.communicator(rank, event) for each, event in (*events, (job, "Destroy COMPLETE"))]
-        logs.append("".join(f"{job.head(rank)}{line}\n" for line in (*lines, *other.connections(rank))))
-    found = {each.id: len(paths(each)) for each in read(*logs).communicators}
-    assert found == {"0xabc1": 0, "0xabc2": 2}
-
-
 def test_a_communicator_without_an_id_that_is_made_again_at_its_address_lives_again() -> None:
     job = Job(version=(2, 12), ranks=2)
     destroyed = [f"{job.head(rank)}{job.communicator(rank, 'Destroy COMPLETE')}\n" for rank in range(2)]
@@ -213,61 +186,6 @@ def test_a_communicator_without_an_id_that_is_made_again_at_its_address_lives_ag
     logs = [job.log(rank) + destroyed[rank] + again.log(rank) for rank in range(2)]
     (communicator,) = read(*logs).communicators
     assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
-
-
-def test_connections_of_a_second_process_with_the_same_rank_are_added() -> None:
-    job = Job(ranks=2)
-    other = replace(job, first_pid=900, via=lambda a, b, r: None if r else "SHM/direct")
-    (communicator,) = read(*job.logs(), *other.logs()).communicators
-    assert [member.pid for member in communicator.members] == [100, 101]
-    assert {name for found in paths(communicator).values() for name, *_ in found} == {"P2P/CUMEM", "SHM/direct"}
-
-
-def test_a_rank_without_a_log_is_missing() -> None:
-    logs = Job().logs()
-    (communicator,) = read(*logs[:2], logs[3]).communicators
-    assert communicator.missing_ranks == (2,)
-    assert (1, 2) in paths(communicator)
-
-
-def test_a_log_without_any_communicator() -> None:
-    job = Job()
-    logs = ["".join(f"{job.head(rank)}{line}\n" for line in job.connections(rank)) for rank in range(4)]
-    (communicator,) = read(*logs).communicators
-    assert (communicator.id, communicator.size, len(communicator.members)) == (None, None, 4)
-    assert paths(communicator) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
-
-
-def test_both_ends_of_a_network_may_differ() -> None:
-    def via(source: int, destination: int, received: bool) -> str:
-        return "NET/IB/0" if received and destination == 0 else "NET/IB/0/GDRDMA"
-
-    (communicator,) = read(*Job(ranks=2, per_node=1, via=via).logs()).communicators
-    assert paths(communicator)[1, 0] == [("NET/IB/0/GDRDMA, received NET/IB/0", 2, True)]
-    assert paths(communicator)[0, 1] == [("NET/IB/0/GDRDMA", 2, False)]
-
-
-def test_collnet_nvls_and_proxies() -> None:
-    job = Job(ranks=2, per_node=1, via=lambda a, b, r: "NET/IB/1(3)/GDRDMA/Shared")
-    more = [
-        f"{job.head(rank)}CollNet 00/0 : {rank} [{end}] via COLLNET/SHARP/0/GDRDMA\n"
-        for rank in range(2)
-        for end in ("send", "receive")
-    ]
-    nvls = f"{job.head(0)}NVLS multicast support is available on dev 0\n"
-    facts = read(*job.logs(), nvls, *more)
-    found = paths(facts.communicators[0])
-    assert found[0, 0] == [("COLLNET/SHARP/0/GDRDMA", 1, False)]
-    assert found[0, 1] == [("NET/IB/1/GDRDMA", 2, False)]
-    assert [remark.note.about for remark in facts.remarks if remark.note.kind is RemarkKind.MULTICAST] == [("", "0")]
-
-
-def test_a_machine_is_what_nccl_takes_for_one() -> None:
-    notes = {rank: [f"NCCL_HOSTID set by environment to half{rank // 2}"] for rank in range(4)}
-    split = read(*Job(hosts=("vm", "vm"), notes_of=notes).logs()).communicators[0]
-    assert [member.node for member in split.members] == ["half0", "half0", "half1", "half1"]
-    namesakes = read(*Job(hosts=("localhost", "localhost")).logs()).communicators[0]
-    assert [member.node for member in namesakes.members] == ["localhost", "localhost", "localhost~2", "localhost~2"]
 
 
 LAUNCHERS = {
@@ -293,36 +211,9 @@ def test_what_launchers_and_terminals_add(prefix: str, end: str) -> None:
     assert facts.nccl_lines == facts.lines
 
 
-def test_lines_that_different_clocks_stamp() -> None:
-    logs = [
-        "".join(
-            f"2026-11-20 10:{number % 60:02}:00,{number:03} {line}\n" for number, line in enumerate(log.splitlines())
-        )
-        for log in Job().logs()
-    ]
-    assert paths(read(*logs).communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
-
-
 def test_colours_whose_escape_character_got_lost() -> None:
     log = "".join(Job().logs()).replace("NCCL INFO", "[0mNCCL INFO").replace("node", "[1;32mnode")
     assert paths(read(log).communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
-
-
-def test_other_programs_write_between_and_without_line_ends() -> None:
-    log = "".join(
-        f"step {number} loss 0.5{line}" if number % 2 else f"{line}{{'loss': 1.0}}\n"
-        for number, line in enumerate("".join(Job(ranks=2).logs()).splitlines(keepends=True))
-        if "Channel" not in line or number
-    )
-    facts = read(log + "epoch 2 of 3 with NCCL\n\n")
-    assert len(facts.communicators) >= 1
-    assert facts.lines > facts.nccl_lines
-
-
-def test_several_messages_in_one_line_are_all_read() -> None:
-    logs = [log.replace("\n", "") for log in Job(ranks=2).logs()]
-    facts = read(*(f"{log}\n" for log in logs))
-    assert paths(facts.communicators[0]) == {pair: [("P2P/CUMEM", 2, False)] for pair in ((0, 1), (1, 0))}
 
 
 def test_a_last_line_without_an_end_may_be_cut() -> None:
@@ -374,13 +265,6 @@ def test_warnings_are_counted() -> None:
     assert facts.complaints == (Complaint("Call to connect failed", 2, ("nodeA:100",)),)
 
 
-def test_lines_one_by_one_say_the_same() -> None:
-    reader = NcclLogReader()
-    for line in "".join(Job().logs()).splitlines(keepends=True):
-        reader.read(io.BytesIO(line.encode()))
-    assert paths(reader.facts().communicators[0]) == ring(4, "P2P/CUMEM", "NET/IB/0/GDRDMA")
-
-
 def test_what_comes_again_and_again_is_of_the_communicator_that_its_thread_is_at() -> None:
     """Blocks of a few lines that are all known are passed over, and another communicator's first ones are not."""
     job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
@@ -397,46 +281,6 @@ def test_what_comes_again_and_again_is_of_the_communicator_that_its_thread_is_at
     text = "".join(f"{head}{line}\n" for line in [*begin, *blocks, tunings[2]])
     found = {each.id: [tuning.size_bytes for tuning in each.tunings] for each in read(text).communicators}
     assert found == {"0xabc1": [1024, 4096, 65536], "0xabc2": [4096, 65536]}
-
-
-def test_the_channels_of_a_pair_may_be_of_another_communicator_from_one_line_to_the_next() -> None:
-    job, other = Job(ranks=2), Job(ranks=2, id="0xabc2", handle=0x9000)
-    logs = []
-    for rank in range(2):
-        head = job.head(rank)
-        lines = [*job.messages(rank), *other.messages(rank)]
-        # The first rank makes known what comes behind each channel; the other's are of one, then of the other.
-        turns = ((range(7, 14), job),) if rank == 0 else ((range(7, 10), job), (range(10, 14), other))
-        for channels, each in turns:
-            address = f"{each.handle + rank:#x}"
-            lines.append(f"AllReduce: opCount 0 sendbuff 0x1 count 9 comm {address} [nranks=2] stream 0x2")
-            ends = f"{rank}[{rank}] -> {1 - rank}[{1 - rank}] via P2P/CUMEM"
-            lines += [f"Channel {channel:02}/0 : {ends}" for channel in channels]
-        logs.append("".join(f"{head}{line}\n" for line in lines))
-    found = {each.id: paths(each) for each in read(*logs).communicators}
-    assert {name: pairs[1, 0][0][1] for name, pairs in found.items()} == {"0xabc1": 5, "0xabc2": 6}
-
-
-def test_every_pair_of_many_ranks() -> None:
-    class AllToAll(Job):
-        def connections(self, rank: int) -> Sequence[str]:
-            pairs = [(a, b) for peer in range(self.ranks) if peer != rank for a, b in ((rank, peer), (peer, rank))]
-            return [
-                self.line(channel, a, b, via, b == rank).replace("/0 :", "/1 :")
-                for a, b in pairs
-                for channel in range(2)
-                if (via := self.via(a, b, b == rank)) is not None
-            ]
-
-    job = AllToAll(ranks=16, hosts=[f"n{number}" for number in range(8)])
-    for contents in (job.logs(), ["".join(job.logs())], [interleaved(job.logs(), 3)]):
-        (communicator,) = read(*contents).communicators
-        found = paths(communicator)
-        assert found == {
-            (a, b): [(direct(a, b, False) or "", 2, False)] for a in range(16) for b in range(16) if a != b
-        }
-        pairs = [pair for _, found in communicator.connections.by_source() for pair in found.values()]
-        assert all(route.peer_to_peer for pair in pairs for route in pair.routes)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(VERSIONS), st.integers(1, 3))
@@ -478,7 +322,3 @@ def test_a_cut_connection_line_is_never_taken_for_a_better_transport(data: st.Da
         for found in paths(communicator).values():
             for name, _, _ in found:
                 assert set(name.split(", received ")) <= {"NET/IB/0/GDRDMA", "NET/IB/0"}, lines[place]
-
-
-def test_the_version_is_read_from_a_line_without_host_and_process() -> None:
-    assert read("NCCL version 2.27.3+cuda12.9\n").versions == ("2.27.3+cuda12.9",)

@@ -11,7 +11,6 @@ import pytest
 
 from gpubench.errors import UsageError
 from gpubench.formats.registry import DATED, Style, Target
-from gpubench.model.results.history import DatedName
 from gpubench.model.results.report import COLLECTIVE_COLUMNS
 from gpubench.readers.results.history import list_results, read_head
 from tests.formats.sample import METADATA, REPORT, ROWS
@@ -26,26 +25,6 @@ def kept(folder: Path) -> Path:
         writer.row(row)
     writer.end(REPORT)
     return folder / NAME
-
-
-def test_names_are_listed_the_newest_first_and_nothing_is_opened(tmp_path: Path) -> None:
-    dated = [f"2026-11-{day:02}T080000Z-allreduce-n1.json" for day in (3, 1, 2)]
-    for name in (*dated, "base.json", ".2026-11-04T080000Z-allreduce-n1.json.tmp"):
-        (tmp_path / name).mkdir()
-    found = list_results(tmp_path)
-    assert [str(name) for name in found.names] == [dated[0], dated[2], dated[1]]
-    assert found.others == ("base.json",)
-    assert found.path(found.names[0]) == tmp_path / dated[0]
-
-
-def test_a_head_is_read_without_the_rows(tmp_path: Path) -> None:
-    path = kept(tmp_path)
-    head = read_head(path)
-    assert (head.command, head.hosts, head.complete, head.verdict) == ("allreduce", ("n1",), True, REPORT.verdict)
-    assert head.models == ("NVIDIA H200", "NVIDIA H200")
-    text = path.read_text()
-    path.write_text(text[: text.index('"rows"')] + "rows that nobody reads")
-    assert read_head(path) == head
 
 
 @pytest.mark.parametrize("layout", [{"indent": 4}, {"separators": (",", ":")}, {"sort_keys": True, "indent": 1}])
@@ -83,19 +62,6 @@ def test_what_is_no_result_is_named(tmp_path: Path, damage: Callable[[str], str]
     assert caught.value.seen.startswith(str(path))
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    path.write_bytes(b"\xff\xfe{")
-    with pytest.raises(UsageError, match="is no result: UnicodeDecodeError"):
-        read_head(path)
-
-
-def test_a_folder_where_a_result_should_be(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        read_head(tmp_path / NAME)
-
-
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         list_results(tmp_path / "nowhere")
@@ -112,10 +78,3 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="cannot be read: Permission denied") as caught:
         list_results(tmp_path)
     assert caught.value.next_step == f"ls -ld {tmp_path}"
-
-
-def test_names_are_enough_to_sort_many_files(tmp_path: Path) -> None:
-    names = [DatedName(f"2026-11-20T{second:06}Z", 1, "allreduce", "n1") for second in range(100)]
-    for name in names:
-        (tmp_path / str(name)).touch()
-    assert list_results(tmp_path).names == tuple(reversed(names))

@@ -60,21 +60,6 @@ def test_recorded() -> None:
     assert (first.size_bytes, first.verified, first.origin) == (512 * 2**20, "no", "recorded")
 
 
-def test_the_arrow_says_which_way_bytes_go() -> None:
-    assert pairs(matrix(arrow="->")) == {("GPU0", "GPU1"): 100.0, ("GPU1", "GPU0"): 200.0}
-    assert pairs(matrix(arrow="<-")) == {("GPU1", "GPU0"): 100.0, ("GPU0", "GPU1"): 200.0}
-
-
-def test_of_both_directions_their_sum_counts() -> None:
-    test = "device_to_device_bidirectional_memcpy_write_ce"
-    with pytest.raises(UsageError, match="has no matrix of nvbandwidth that is read"):
-        read(matrix(test, "<->", " Write1"), "x")
-    assert pairs(matrix(test, "<->", " Write1") + matrix(test, "<->", " Total", 9.0, 8.0)) == {
-        ("GPU0", "GPU1"): 9.0,
-        ("GPU1", "GPU0"): 8.0,
-    }
-
-
 def test_the_size_is_that_of_the_command() -> None:
     def size(text: str) -> set[int | None]:
         return {row.size_bytes for row in read(text, "x").pairs}

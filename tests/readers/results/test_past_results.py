@@ -27,16 +27,6 @@ def keep_well(folder: Path, day: int, row: CollectiveRow = WELL, **changes: Any)
     return path
 
 
-def test_results_of_the_command_on_the_machine(tmp_path: Path) -> None:
-    for day in range(1, 8):
-        keep_well(tmp_path, day, replace(WELL, time_us=9.0 + day / 10))
-    found = past_figures(tmp_path, NOW_LATE)
-    figure = found.time_of(ROW)
-    assert figure is not None
-    assert (figure.time_us, figure.runs) == (9.3, 7)
-    assert figure.source == f"this machine's past, 7 results of {tmp_path}/"
-
-
 def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
     for day in range(1, 6):
         keep_well(tmp_path, day)
@@ -64,13 +54,6 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
         "cut short, or still running": 1,
     }
     assert found.time_of(ROW) is not None
-
-
-def test_a_link_to_a_result_is_one(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    path = keep_well(tmp_path / "old", 1)
-    (tmp_path / path.name).symlink_to(path)
-    assert past_figures(tmp_path, NOW_LATE).used == 1
 
 
 def test_large_files_and_slow_disks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pytest
 from gpubench.errors import UsageError
 from gpubench.formats.registry import DATED, Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, CollectiveRow, Metadata
-from gpubench.readers.results import history as module
 from gpubench.readers.results.history import past_runs
 from tests.formats.sample import METADATA, REPORT, ROW
 
@@ -34,13 +33,6 @@ def days(folder: Path) -> list[int]:
     return sorted(int(began[8:10]) for began, _, _ in past_runs(folder, NOW))
 
 
-def test_figures_and_verdicts_of_whole_runs(tmp_path: Path) -> None:
-    keep(tmp_path, 1)
-    assert past_runs(tmp_path, NOW) == [
-        ("2026-11-01T08:00:00+00:00", REPORT.verdict, {"allreduce: peak busbw": ROW.busbw_gb_s})
-    ]
-
-
 def test_other_machines_options_and_the_run_itself_do_not_count(tmp_path: Path) -> None:
     keep(tmp_path, 1)
     keep(tmp_path, 2, hosts=("n2",))
@@ -54,24 +46,6 @@ def test_other_machines_options_and_the_run_itself_do_not_count(tmp_path: Path) 
     keep(tmp_path, 7).write_text("")
     (tmp_path / "notes.txt").write_text("x")
     assert days(tmp_path) == [1]
-
-
-def test_other_commands_count_with_their_newest_kind(tmp_path: Path) -> None:
-    gather = replace(ROW, collective="allgather")
-    other = {"subject": "allgather", "collective": "allgather"}
-    keep(tmp_path, 1, gather, **other, options={"dtypes": ["bfloat16"]})
-    keep(tmp_path, 2, gather, **other)
-    keep(tmp_path, 3, gather, **other)
-    assert days(tmp_path) == [2, 3]
-
-
-def test_only_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for day in range(1, 10):
-        keep(tmp_path, day)
-    monkeypatch.setattr(module, "MOST_RUNS", 3)
-    assert days(tmp_path) == [7, 8, 9]
-    monkeypatch.setattr(module, "MOST_RUNS_LOOKED_AT", 2)
-    assert days(tmp_path) == [8, 9]
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

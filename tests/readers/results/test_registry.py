@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.formats.registry import CSV, Format, Style, Target
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, PAIR_COLUMNS, CollectiveRow, PairRow
-from gpubench.readers.registry import RESULT_READERS, read_results
+from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_csv import read as read_gpubench_csv
 from gpubench.readers.results.gpubench_json import read as read_gpubench_json
 from tests.formats.sample import JSON, JSONL, METADATA, REPORT, ROWS
@@ -194,10 +194,3 @@ def test_any_text(text: str) -> None:
             read(text, "x")
         except UsageError as error:
             assert str(error)  # noqa: PT017 - both outcomes are right
-
-
-def test_every_reader_knows_its_own_alone(tmp_path: Path) -> None:
-    texts = [written(JSON), written(JSONL), written(CSV)]
-    for number, text in enumerate(texts):
-        found = [reader.recognises(text) for reader in RESULT_READERS[:3]]
-        assert found == [number < 2, number == 2, False]

@@ -8,7 +8,7 @@ from gpubench.readers.results.nccl_tests.cut import CutColumns, CutLine
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.nccl_tests import Half, Output, Result
-from tests.fakes.old_nccl_tests import COLUMNS, FIRST, RCCL, RCCL_OLD, old_output
+from tests.fakes.old_nccl_tests import COLUMNS, RCCL, RCCL_OLD, old_output
 
 FIGURES = "     time   algbw   busbw #wrong"
 VALUES = "    60.00   17.48    8.74      0"
@@ -30,24 +30,10 @@ def test_columns_that_a_program_does_not_need_were_left_out_before_2_11(program:
     assert {row.wrong for row in found.rows} == {0}
 
 
-def test_a_long_time_without_decimals_is_no_root() -> None:
-    rows = rows_of(old_output("all_reduce", sizes=(2**33,))).rows
-    assert [(row.root, row.time_us) for row in rows] == [(None, 85919.0)] * 2
-
-
 def test_a_row_without_the_root_that_its_header_names_is_damaged() -> None:
     text = old_output("reduce").replace("sum       0", "sum        ", 1)
     found = rows_of(text)
     assert ([row.size_bytes for row in found.rows], len(found.left_out)) == ([2**25] * 2, 1)
-
-
-def test_the_first_version_counts_milliseconds() -> None:
-    found = rows_of(FIRST, "allreduce")
-    assert [(row.time_us, row.placement, row.ranks) for row in found.rows] == [
-        (125.0, "out_of_place", 2),
-        (250.0, "in_place", 2),
-    ]
-    assert found.complete
 
 
 @pytest.mark.parametrize(

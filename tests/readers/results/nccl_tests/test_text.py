@@ -56,26 +56,10 @@ def test_recorded(
     assert (last.time_us_fastest_rank, last.slowest_rank, last.p99_us) == (None, None, None)
 
 
-def test_a_table_that_lost_its_hashes_reads_the_same() -> None:
-    """A page that takes them for headings leaves them out, and may put more space between words."""
-    pasted = re.sub(r"(?m)^#", "", ALL_REDUCE).replace(" iters: ", "       iters: ")
-    assert pasted != ALL_REDUCE
-    assert read(pasted) == read(ALL_REDUCE)
-
-
 def test_ranks_that_mpich_puts_before_every_piece_are_taken_away() -> None:
     pieces = re.sub(r"(?<=\S)(?=    +\d+\.\d\d )", "[0]", re.sub("(?m)^", "[0] ", ALL_REDUCE))
     assert "[0]  " in pieces
     assert read(pieces) == read(ALL_REDUCE)
-
-
-def test_recorded_circumstances() -> None:
-    found = read_results(RECORDED / "all_reduce_graph.txt")
-    assert found.circumstances.tool == "nccl-tests 2.19.6"
-    assert found.circumstances.gpus == ("NVIDIA H200",) * 4
-    assert found.circumstances.libraries == {"NCCL": "2.28.9"}
-    assert found.circumstances.wrong_elements == 0
-    assert {row.graph for row in found.rows} == {50}
 
 
 def test_two_runs_in_one_file() -> None:
@@ -99,16 +83,6 @@ MANGLINGS = {
 def test_launchers_and_terminals_change_nothing(how: str) -> None:
     mangled = "\n".join(map(MANGLINGS[how], ALL_REDUCE.split("\n")))
     assert read(mangled).rows == read(ALL_REDUCE).rows
-
-
-def test_lines_of_nccl_in_the_middle_of_rows() -> None:
-    said = "vm:2230:2261 [3] NCCL INFO Channel 00/0 : 3[3] -> 0[0] via P2P/CUMEM\n"
-    torn = re.sub(r"(sum      -1)(    .*)", rf"\1{said}{said}\2", ALL_REDUCE)
-    torn = re.sub(r"(       0)(    \d+\.\d+ .*)", rf"\1{said}\2", torn)
-    assert torn.count("NCCL INFO") >= 20
-    found = read(torn).rows
-    assert {(row.transport, row.host_staged) for row in found} == {("P2P/CUMEM", False)}
-    assert tuple(replace(row, transport=None, host_staged=None) for row in found) == read(ALL_REDUCE).rows
 
 
 @given(st.integers(0, len(ALL_REDUCE)))
@@ -227,11 +201,6 @@ def test_which_rank_the_time_is_of(average: int, fastest: float | None, slowest:
         assert f"(-a {average})" in (row.note or "")
 
 
-def test_groups_are_one_number_of_all() -> None:
-    rows = read(Output(hosts=("n1", "n1", "n2", "n2"), gpus=2, groups=(0, 1, 0, 1)).text()).rows
-    assert {(row.ranks, row.nodes, row.group) for row in rows} == {(4, 2, "each of 2 groups, as one")}
-
-
 def test_json_that_was_killed_keeps_what_it_has() -> None:
     text = Output(results=(Result(), Result(size=2048), Result(size=4096))).json()
     cut = text[: text.index('"size":4096') + 20]
@@ -239,10 +208,6 @@ def test_json_that_was_killed_keeps_what_it_has() -> None:
     assert [row.size_bytes for row in found.rows] == [1024, 1024, 2048, 2048]
     assert not found.complete
     assert found.remarks[0] == "the file has no end: the run was killed"
-
-
-def test_only_settings_of_the_environment_are_kept() -> None:
-    assert read_nccl_tests_json(Output().json(), "x").circumstances.environment == {"NCCL_ALGO": "Ring"}
 
 
 def test_a_newer_json_is_refused() -> None:
