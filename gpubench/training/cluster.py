@@ -1,4 +1,6 @@
-"""The machine that a plan is for, and times of its collectives: stored, measured now, or from the profile."""
+"""Describes the cluster of a plan, and finds the times of its collectives: stored, measured now, or from the
+profile.
+"""
 
 import os
 import tempfile
@@ -34,9 +36,9 @@ _UNKNOWN = "unknown GPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
-    """So many nodes of so many GPUs of one model; `profile` of None: nobody knows what it should reach.
+    """A number of nodes with GPUs of one model. `profile` is None if nothing is expected of it.
 
-    `is_here` is whether its GPUs can be measured on. `origin` is simulated where a profile stands for it.
+    `is_here` tells whether its GPUs can be measured on. `origin` is simulated if a profile stands for it.
     """
 
     gpu: str
@@ -50,13 +52,13 @@ class PlannedMachine:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """The total number of GPUs."""
         return self.gpus_per_node * self.nodes
 
     def collectives(
         self, group: program.CommunicatorRanks, faults: Sequence[Fault] = ()
     ) -> Callable[[str, int], float]:
-        """Seconds of collectives by their bytes among a group, as its profile expects them on a machine with faults."""
+        """Return a function from collective and bytes to the profile's expected seconds among a group, with faults."""
         from gpubench.simulated.machine import SimulatedMachine
         from gpubench.simulated.times import CollectiveTimes
 
@@ -67,11 +69,11 @@ class PlannedMachine:
 
 
 def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence[str] = ()) -> PlannedMachine:
-    """The machine of a plan; `beside` are the GPUs that results of overlap are of.
+    """Return the cluster of a plan. `beside` are the GPUs in results of overlap.
 
     Raises:
-        UsageError: there is no such profile, or the results are of several machines, or of another one.
-        CouldNotMeasureError: there is no GPU, no result and no profile to plan for.
+        UsageError: there is no such profile, or the results are from several clusters or from another one.
+        CouldNotMeasureError: there is no GPU, result or profile to plan for.
     """
     models = list(dict.fromkeys(name for file in files for name in file.circumstances.gpus))
     if len(models) > 1:
@@ -148,7 +150,7 @@ def _gpus_here(plan: TrainingPlan) -> PlannedMachine | None:
 
 
 def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None":
-    """No profile for any machine, unless it was asked for: its figures are an example."""
+    """Ignore the example profile for any machine, unless the user named it."""
     is_example = profile is not None and profile.match.generic is not None and plan.profile is None
     return None if is_example else profile
 
@@ -189,9 +191,9 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundResults:
-    """Files of collectives, contention with where it is from, and files of a folder that could not be used.
+    """Result files of collectives, contention with its source, and the unusable files of a folder.
 
-    `contention_gpus` are the models that it was measured on, `unusable` how many of its rows tell nothing.
+    `contention_gpus` are the GPU models of the contention, and `unusable` counts its invalid rows.
     """
 
     files: Sequence[ResultFile] = ()
@@ -203,9 +205,9 @@ class FoundResults:
 
 
 def read_all(results: Sequence[Path], overlap: Sequence[Path]) -> FoundResults:
-    """Read everything; in a folder what is no result is passed over, a file that was named has to be one.
+    """Read all results. In a folder, skip other files. A named file must be a result.
 
-    Raises UsageError where a file that was named cannot be read, or a folder holds no result at all.
+    Raises UsageError if a named file cannot be read, or a folder contains no result.
     """
     files: list[ResultFile] = []
     passed_over: list[str] = []
@@ -251,7 +253,7 @@ def _paths(path: Path) -> Iterator[Path]:
 
 
 def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
-    """The rows of a file, and the GPUs that they are of; UsageError where it cannot be read, has none, or nonsense."""
+    """Return the overlap rows of a file and their GPUs. Raises UsageError if it is unreadable, empty or invalid."""
     stored = read_stored(path)
     rows = [row for row in stored.rows if isinstance(row, OverlapRow)]
     if not rows:
@@ -275,7 +277,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:
-    """What the simulation needs of a row; None of wrong data, and where computation lost nearly all of its time."""
+    """Return a row's contention. None for wrong data, or if computation lost nearly all of its time."""
     if row.compute_slowdown is None or row.wrong:
         return None
     return made_of(
@@ -287,25 +289,25 @@ def _contention(row: OverlapRow) -> MeasuredContention | None:
 
 
 SIZES = tuple(2**power for power in range(10, 33, 2))
-"""The sizes that a profile is asked for, and that are measured now: 1 KiB to 4 GiB by 4."""
+"""Sizes that are measured, or read from a profile: 1 KiB to 4 GiB by a factor of 4."""
 
 _SECONDS_TO_MEASURE = 15.0
-"""Of a collective, in these sizes; an estimate for whoever waits."""
+"""Estimated time to measure a collective at these sizes."""
 
 _TRAINED_WITH = ("nccl", "torch:nccl", "rccl", "torch:rccl", "torch:xccl", "simulated")
 _PREFERRED = (*_TRAINED_WITH, *(name for name in ROW_BACKENDS if name not in _TRAINED_WITH))
-"""Backends of rows, that of NCCL first: times of several are of several libraries, and never one curve."""
+"""Backends in order of preference, NCCL first. Rows of several backends never form one curve."""
 
 Measured = Callable[[str, int], Sequence[CollectiveRow]]
-"""Measures a collective on this machine: its name, and the number of ranks."""
+"""Measures a collective on this machine, given its name and the number of ranks."""
 
 
 @dataclass(slots=True)
 class CurveFinder:
-    """Finds curves: stored rows of that number of ranks, or scaled from another one; a measurement; the profile.
+    """Finds curves: from stored rows of the same or another number of ranks, a measurement, or the profile.
 
-    `measure_now` of None: nothing can be measured here. `notes` gathers what a reader should know; `staged` is
-    whether a collective went through host memory.
+    `measure_now` is None if nothing can be measured here. `notes` collects remarks for the user. `staged` tells whether
+    a collective was host-staged.
     """
 
     machine: PlannedMachine
@@ -315,11 +317,11 @@ class CurveFinder:
     staged: bool = False
 
     def curve(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve:
-        """The curve of a collective among the ranks of a group.
+        """Return the curve of a collective among the ranks of a group.
 
         Raises:
-            UsageError: neither results nor a profile know it.
-            CouldNotMeasureError: it was measured now, and could not be.
+            UsageError: neither results nor a profile have it.
+            CouldNotMeasureError: the measurement failed.
         """
         stored = self._stored(collective, group)
         if stored is not None:
@@ -364,7 +366,7 @@ class CurveFinder:
     def _of_one_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
     ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
-        """Rows with right data of the backend that is most like training; none where there are none."""
+        """Return the valid rows of the backend that is closest to training, or none."""
         right = [(row, file) for row, file in found if not row.wrong]
         if len(right) < len(found):
             self.notes.append(f"rows of {collective} with wrong data are left out")
@@ -383,7 +385,7 @@ class CurveFinder:
             seconds = _above_latency(partial(self.machine.collectives(group), collective))
         except (CouldNotMeasureError, UsageError) as error:
             raise self._unknown(collective, group, error.seen) from None
-        # Pairs of GPUs side by side have a NIC each, as far as there are NICs.
+        # Each pair of GPUs sends through its own NIC, as long as there are enough NICs.
         pairs = max(1.0, group.sharing / max(1, len(profile.nic))) if collective == "sendrecv" else 1.0
         source = f"profile {profile.name}" + (", between nodes by a model of NICs" if group.nodes > 1 else "")
         return program.curve_of(
@@ -407,9 +409,9 @@ _USUAL_LATENCY_S = 50e-6
 
 
 def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
-    """Seconds by size; where the smallest size that a profile knows is large, its time is no latency of smaller ones.
+    """Return seconds by size, estimating sizes below the profile's smallest one.
 
-    Then they take what they have of its bytes, beyond 50 µs.
+    If that size is large, its time is more than latency. Smaller sizes then take 50 µs plus a share by their bytes.
     """
     known, smallest = seconds_of(SIZES[0]), SIZES[0]
     while known > _MOST_LATENCY_S and seconds_of(2 * smallest) <= known * 1.01:
@@ -436,9 +438,9 @@ def _points(rows: Sequence[CollectiveRow], scale: float = 1.0) -> list[program.C
 
 
 def measured_now(timeout_s: float, announce: Callable[[str, float], None]) -> Measured:
-    """Measures by gpubench's own command in a process of its own.
+    """Return a function that measures with gpubench's own command in another process.
 
-    `announce` is told what begins and about how many seconds it takes.
+    `announce` gets each command and its estimated seconds before it starts.
     """
 
     def measure(collective: str, ranks: int) -> Sequence[CollectiveRow]:

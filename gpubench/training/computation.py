@@ -1,4 +1,4 @@
-"""What PyTorch computes on one GPU: the blocks of a model, and the host's time to issue them."""
+"""Measures what PyTorch computes on one GPU: the blocks of a model, and the host's time to issue them."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -17,15 +17,17 @@ _BLOCKS = 2
 _BLOCK_SETTLE_SECONDS = 1.5
 _SETTLING_STEPS = 8
 _BLOCK_SAMPLES = 25
-"""Enqueued without a pause between them: with one after every step a GPU is cool enough for clocks that it does not
-hold in training. 16 blocks took 72.8 ms so, and 82 in steps that follow each other (H200)."""
+"""Issued without pauses. With a pause after every step a GPU stays cool and reaches clocks that it does not hold in
+training: 16 blocks took 72.8 ms with pauses, and 82 ms in consecutive steps (H200).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeconds:
-    """Seconds of the forward and the backward pass of one block, in samples, and of what.
+    """Samples of the seconds of a block's forward and backward pass, with a description.
 
-    `host` are seconds in which the host issues both, alone (None), in DDP and in FSDP; empty: `described` says why.
+    `host` has the host's seconds to issue both passes: alone (None), in DDP and in FSDP. If empty, `described` says
+    why.
     """
 
     forward: list[float]
@@ -35,7 +37,7 @@ class BlockSeconds:
 
 
 def time_blocks(model: TransformerModel) -> BlockSeconds:
-    """Time the blocks of a model; CouldNotMeasureError where this PyTorch has no GPU, or its memory is too small."""
+    """Time the blocks of a model. Raises CouldNotMeasureError if PyTorch has no GPU, or its memory is too small."""
     torch = import_torch()
     if not torch.cuda.is_available():
         raise CouldNotMeasureError(
@@ -59,7 +61,7 @@ def time_blocks(model: TransformerModel) -> BlockSeconds:
 
 
 def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
-    """Samples of the seconds of both passes of a block, without the two shortest and the two longest."""
+    """Return samples of both passes of a block in seconds, without the two shortest and the two longest."""
     step = _step_of(torch, model, _BLOCKS, lambda stack: stack)
     until = perf_counter() + _BLOCK_SETTLE_SECONDS
     while perf_counter() < until:
@@ -75,7 +77,7 @@ def _timed(torch: Any, model: TransformerModel) -> list[tuple[float, float]]:
 
 
 def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[Any], Any]) -> Callable[[], list[Any]]:
-    """Runs `blocks` blocks forward and backward; returns the events before, between and after the two passes."""
+    """Return a function that runs blocks forward and backward, and returns the events around the two passes."""
     dtype = getattr(torch, str(model.data_type))
     with torch.device("cuda"):
         stack = wrap(torch.nn.Sequential(*(_block_module(torch, model) for _ in range(blocks))).to(dtype))
@@ -99,14 +101,12 @@ def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[A
 
 
 def _block_module(torch: Any, model: TransformerModel) -> Any:
-    """A block: attention, with shared keys and values where it has them, and an MLP, of experts a token's."""
+    """Return a block: attention with its number of key and value heads, and an MLP with a token's experts."""
     nn, functional = torch.nn, torch.nn.functional
     hidden, inner, keys, bias = model.hidden, model.query_width, model.key_value_width, model.biases
     width = model.width * max(1, model.experts_per_token)
 
     class TimedBlock(nn.Module):  # type: ignore[misc,name-defined]
-        """What one block computes."""
-
         def __init__(self) -> None:
             super().__init__()
             self.attends = model.kind is BlockKind.TRANSFORMER
@@ -137,7 +137,7 @@ def _block_module(torch: Any, model: TransformerModel) -> Any:
 
 
 def spread_of(samples: list[float]) -> float:
-    """Half of the 95 % interval of a mean, as a part of it."""
+    """Return half the 95 % confidence interval, relative to the mean."""
     if len(samples) < 2:
         return 0.0
     half: float = 1.96 * statistics.stdev(samples) / len(samples) ** 0.5 / statistics.mean(samples)
@@ -150,11 +150,13 @@ _TOKENS = 16
 _WARM_STEPS = 5
 _STEPS = 4
 _HOST_SAMPLES = 5
-_ONE_TENSOR_MB = 0.001  # A cap that every gradient exceeds, so that each has a bucket of its own, as large ones have
+_ONE_TENSOR_MB = 0.001  # Every gradient exceeds this cap, so each has its own bucket, as large gradients do
 
 
 def time_host(torch: Any, model: TransformerModel) -> dict[Sharding | None, float]:
-    """Seconds of a block, forward and backward: alone (None), in DDP and FSDP. Raises what PyTorch raises."""
+    """Return the host's seconds per block, forward and backward: alone (None), in DDP and FSDP. Raises PyTorch's
+    errors.
+    """
     distributed, replicated = torch.distributed, torch.nn.parallel.DistributedDataParallel
     if distributed.is_initialized():
         raise RuntimeError("this process already has a process group")

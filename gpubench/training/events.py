@@ -1,15 +1,15 @@
-"""Event simulation of one GPU's training step: streams of tasks that wait for each other, and their contention.
+"""Simulates the events of a training step on one GPU: streams of tasks that wait for each other, with contention.
 
-A stream runs its tasks one at a time, in the order in which they were issued; a task begins when the stream is free
-and all that it waits for has ended, as CUDA streams with events do. A communication that meets computation first waits
-for multiprocessors; then, while both run, computation advances at 1/κ_c and communication at 1/κ_m of its speed.
+A stream runs its tasks one at a time in the order of issue. A task starts when its stream is free and all tasks that it
+waits for have ended, like CUDA streams with events. A communication that meets computation first waits for
+multiprocessors. While both run, computation advances at 1/κ_c and communication at 1/κ_m of its speed.
 
-Every instant of a GPU is then one of three: computing at full speed; computing slowed; waiting for a communication,
-which is *exposed*, and named after the one that is waited for. Of a pipeline *bubbles* come to these.
+At any instant a GPU computes at full speed, computes slowed, or waits for a communication. This waiting is *exposed*
+communication, reported by its source. A pipeline adds *bubbles*.
 
-A row's κ_c is the slow-down of computation while a collective is in flight, waiting for multiprocessors included; what
-slows computation is the collective that runs. So while it runs the factor is 1 + (κ_c - 1)·κ_m/(1 + sharing): the same
-time lost for one operation.
+A row's κ_c is the slowdown of computation while a collective is in flight, including its wait for multiprocessors. Only
+the running collective slows computation, so while it runs the factor is 1 + (κ_c - 1)·κ_m/(1 + sharing), which loses
+the same time per operation.
 """
 
 import math
@@ -25,11 +25,11 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What communication and computation cost each other: factors of time while both run, and seconds to begin.
+    """The mutual cost of communication and computation: slowdown factors while both run, and a delay of the start.
 
-    `wait_seconds` is how long a communication waited for multiprocessors that met kernels of `kernel_seconds`: it waits
-    for a running one to end, so shorter kernels let it begin earlier. 0 kernel seconds: it waits as long for any.
-    `alone_seconds` is what the communication took that was measured, with nothing beside it; 0: not known.
+    `wait_seconds` is how long a communication waited for multiprocessors next to kernels of `kernel_seconds`. It waits
+    for a running kernel to end, so shorter kernels delay it less. If `kernel_seconds` is 0, it always waits as long.
+    `alone_seconds` is the time of the measured communication alone, 0 if unknown.
     """
 
     compute: float = 1.0
@@ -39,7 +39,9 @@ class Contention:
     alone_seconds: float = 0.0
 
     def lasting(self, seconds: float) -> "Contention":
-        """The contention of one that takes so long alone: as many bytes cost computation as much time in all."""
+        """Return the contention of a communication that takes `seconds` alone. Equal bytes cost computation equal
+        total time.
+        """
         if self.alone_seconds <= 0 or seconds <= self.alone_seconds:
             return self
         return replace(self, compute=1 + (self.compute - 1) * self.alone_seconds / seconds)
@@ -50,10 +52,10 @@ NO_CONTENTION = Contention()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTask:
-    """Something that a stream does for so many seconds, once the tasks `after` (by number) have ended.
+    """Work of some seconds on a stream, which starts once the tasks `after` (by number) have ended.
 
-    `source` is what it is for, in the words of the report. Streams other than `compute` communicate. Computation is
-    made of kernels of `kernel_seconds`.
+    `source` is its purpose in the report. Streams other than `compute` communicate. Computation consists of kernels of
+    `kernel_seconds`.
     """
 
     seconds: float
@@ -67,16 +69,16 @@ class StreamTask:
 
     @property
     def computes(self) -> bool:
-        """True on the stream of computation."""
+        """True for a task of the compute stream."""
         return self.stream == COMPUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTimes:
-    """The seconds of a step of one GPU: they add up to the step.
+    """How the seconds of a step on one GPU add up.
 
-    `compute` is what computation takes alone, `slowed` what communication beside it added, `exposed` by source what
-    was waited for communication, `bubble` what was waited for other stages of a pipeline.
+    `compute` is computation alone, `slowed` what concurrent communication adds, `exposed` the waiting for communication
+    by source, and `bubble` the waiting for other pipeline stages.
     """
 
     compute: float
@@ -86,13 +88,13 @@ class GpuTimes:
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """The seconds of the step."""
         return self.compute + self.slowed + sum(self.exposed.values()) + self.bubble
 
 
 @dataclass(slots=True)
 class _Running:
-    """A task under way: seconds of work that are left, and of waiting for multiprocessors before."""
+    """A running task: its remaining seconds of work, and of waiting for multiprocessors before it."""
 
     task: int
     work: float
@@ -100,7 +102,7 @@ class _Running:
 
 
 def simulate(tasks: Sequence[StreamTask]) -> GpuTimes:
-    """Run all tasks; ValueError where some wait for each other."""
+    """Run all tasks. Raises ValueError if some wait for each other."""
     return _Simulation(tasks).run()
 
 
@@ -133,7 +135,7 @@ class _Simulation:
         return GpuTimes(compute=self._compute, slowed=self._slowed, exposed=dict(self._exposed), bubble=0.0)
 
     def _start(self) -> None:
-        """Begin what can begin, computation first; what takes no time ends at once, after which more may begin."""
+        """Start all possible tasks, computation first. Tasks without duration end at once, and then more may start."""
         begun: list[_Running] = []
         while self._ready:
             stream = self._ready.pop()
@@ -193,7 +195,7 @@ class _Simulation:
                 self._end(each.task)
 
     def _finish_alone(self) -> None:
-        """To the end of the only task that runs, as nothing else begins before."""
+        """Advance to the end of the only running task, because nothing starts earlier."""
         ((stream, each),) = self._running.items()
         if stream == COMPUTE:
             self._compute += each.work
@@ -203,7 +205,7 @@ class _Simulation:
         self._end(each.task)
 
     def _rate(self, each: _Running, *, is_beside: bool) -> float:
-        """The part of its own speed that a task has now, where computation runs or not."""
+        """Return a task's current share of its full speed, depending on whether computation runs."""
         task = self._tasks[each.task]
         if not task.computes:
             return 1.0 / task.contention.communication if is_beside else 1.0
@@ -233,11 +235,11 @@ class _Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredContention:
-    """One measurement of a collective beside a partner.
+    """One measurement of a collective during a partner's computation.
 
-    `compute_slowdown` is κ_c, `communication_slowdown` κ_m, of which `sharing_slowdown` is lost while it runs and the
-    rest waiting; None where that was not told apart: then all of it is waiting. `kernel_seconds` is one operation of
-    the partner; `ctas` the cap on NCCL's thread blocks, None for its own choice.
+    `compute_slowdown` is κ_c and `communication_slowdown` κ_m. Of κ_m, `sharing_slowdown` is lost while the collective
+    runs, and the rest is waiting. If it is None, all of it counts as waiting. `kernel_seconds` is one operation of the
+    partner. `ctas` is the cap on NCCL's thread blocks, or None for its own choice.
     """
 
     collective: str
@@ -252,7 +254,7 @@ class MeasuredContention:
 
     @property
     def contention(self) -> Contention:
-        """For the simulation, which tells waiting from running."""
+        """Convert to the simulation's form, which separates waiting from running."""
         sharing = min(max(0.0, self.sharing_slowdown or 0.0), max(0.0, self.communication_slowdown - 1))
         running = 1 + sharing
         return Contention(
@@ -265,23 +267,25 @@ class MeasuredContention:
 
 
 USUAL_CONTENTION = Contention(compute=1.45, communication=1.1)
-"""A collective beside computation takes a tenth longer, and for each of its seconds alone computation loses 0.34: on
-two H200s all-reduces of 1 GiB beside GEMMs took 1.10 to 1.20 times as long, and GEMMs lost 0.23 to 0.41."""
+"""During computation a collective takes 10 % longer, and computation loses 0.34 of the collective's time alone: on
+two H200s all-reduces of 1 GiB during GEMMs took 1.10 to 1.20 times as long, and GEMMs lost 0.23 to 0.41.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentionTable:
-    """Measurements, and what lies between them; without any, `assumed` for every collective."""
+    """Measured contention, interpolated between sizes. Without measurements, `assumed` applies to every collective."""
 
     measured: Sequence[MeasuredContention] = ()
     assumed: Contention = NO_CONTENTION
     _found: dict[tuple[str, float], Contention] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What lies between: a step asks for few sizes, and for each of them once a layer."""
+    """Cache: a step uses few sizes, but each of them once per layer."""
 
     def of(self, collective: str, size_bytes: float) -> Contention:
-        """Of a collective of this size: between two sizes by the logarithm of the size, beyond them as at the end.
+        """Return the contention of a collective at a size, interpolated over the logarithm of the size, constant
+        beyond the ends.
 
-        Of another collective where this one was not measured. Several partners are averaged.
+        Use another collective if this one was not measured. Average several partners.
         """
         if not self.measured or size_bytes <= 0:
             return self.assumed

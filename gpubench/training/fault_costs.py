@@ -1,4 +1,4 @@
-"""What faults make of the collectives of a plan, by what the simulated machine that has them takes over without."""
+"""Predicts how faults slow the collectives of a plan, by comparing the simulated machine with and without them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +27,9 @@ _SLOW_RAIL = 0.5
 def fault_cases(
     machine: PlannedMachine, asked: Sequence[str], file: Path | None, notes: list[str], *, with_usual: bool = True
 ) -> list[FaultCase]:
-    """The faults of a plan; `notes` gathers why some cannot be predicted.
+    """Return the faults of a plan. `notes` collects why some cannot be predicted.
 
-    Raises UsageError for a fault that is none, that the machine cannot have, or a file that tells of none.
+    Raises UsageError for an invalid fault, one that the machine cannot have, or a file without faults.
     """
     profile = machine.profile
     if profile is None:
@@ -47,7 +47,7 @@ def fault_cases(
         texts = [(text, USUAL) for text in _usual(machine, profile)]
     cases = []
     for text, source in texts:
-        # Of what plan models, a fault of all nodes costs what it costs on one: the whole domain falls back.
+        # In this model a fault of all nodes costs as much as on one, because the whole domain falls back.
         fault = parse_faults(text, machine.nodes)[0]
         check_nodes(SimulatedMachine(profile, machine.nodes), [fault])
         node_links(profile, [fault])
@@ -71,10 +71,10 @@ _FAR_MORE = 2.0
 
 
 def _seconds_with(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -> FaultSeconds:
-    """What a collective takes with the faults, from what it takes without.
+    """Return a function from the seconds without faults to the seconds with them.
 
-    Where that is far more than on the healthy machine something slows it already: then what the simulated machine
-    takes with the faults, if that is more; two faults of one path do not multiply.
+    If a collective is already much slower than on a healthy machine, something else slows it. Then return the simulated
+    seconds with the faults if they are more, because two faults of one path do not multiply.
     """
 
     @cache
@@ -100,10 +100,10 @@ def _seconds_with(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -
 
 
 def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
-    """The fault in that one of many alike groups which it is in, counted from its first node and GPU; None: in none.
+    """Return the fault within its group of ranks, with node and GPU numbers relative to the group, or None outside.
 
-    A step is as slow as its slowest group, so a fault of the fourth node slows what runs within nodes too. A pair of
-    GPUs that no group has in common is taken for one that it has: the worst that it can be.
+    A step is as slow as its slowest group, so a fault of the fourth node also slows groups within nodes. A pair of GPUs
+    that no group contains is moved into one, which is the worst case.
     """
     if nodes == 1 and _has(fault, OF_DOMAINS):
         return None
@@ -122,11 +122,11 @@ def _within(fault: Fault, nodes: int, gpus: int) -> Fault | None:
 _GONE = ("missing", "lost")
 _SLOT = ("width", "generation")
 _OF_PORT = ("state", "rate", "missing", *_SLOT)
-"""What NCCL knows of a NIC, and takes fewer channels over it for."""
+"""Facts about a NIC that NCCL sees and reacts to with fewer channels."""
 
 
 def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> str:
-    """Why nothing follows from a fault for the times of collectives, though on a machine something may; else empty."""
+    """Return why the model ignores a fault that may slow a real machine, or ''."""
     if fault.command and fault.subject is not Subject.NIC:
         return f"only {fault.command} knows of it"
     keys = ", ".join(key for key, _ in fault.settings)
@@ -148,7 +148,7 @@ def _has(fault: Fault, keys: Sequence[str]) -> bool:
 
 
 def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSeconds) -> None:
-    """Raise UsageError for a fault that leaves the job without a GPU, or GPUs which no other one reaches."""
+    """Raise UsageError for a fault that leaves the job without a GPU, or with unreachable GPUs."""
     if fault.subject is Subject.GPU and _has(fault, _GONE):
         raise UsageError(
             f"--fault {fault}: the job has no such GPU then",
@@ -172,10 +172,9 @@ _BITS_PER_BYTE = 8
 
 
 def _as_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
-    """A share of a NIC that nothing tells of as rates, which the model knows: those of the NICs beside it on the node.
+    """Return a hidden slowdown of a NIC as equal rates of all NICs of the node, which the model supports.
 
-    NCCL gives every channel the same share of the bytes, and so a rail of which it does not know that it is slow
-    makes all others wait.
+    NCCL gives every channel the same share of the bytes, so a rail that is slow without a sign makes all others wait.
     """
     share = fault.get("bandwidth")
     if fault.subject is not Subject.NIC or share is None:
@@ -231,7 +230,7 @@ _MOST = 16
 
 
 def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
-    """Faults that a stored check or scan tells of, each once; of very many the first. UsageError: it tells of none."""
+    """Return the distinct faults in a stored check or scan, at most the first few. Raises UsageError if it has none."""
     report = read_stored(path).report
     found = [each for finding in report.findings for each in _of_finding(finding)]
     found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
@@ -262,7 +261,9 @@ def _of_finding(finding: Finding) -> Iterator[str]:
 
 
 def _of_part(row: ScanPartRow) -> Iterator[str]:
-    """What a part still delivers, on node 0: a plan's nodes are all alike, and one slow one slows every collective."""
+    """Yield what a slow part still delivers as a fault of node 0: all nodes of a plan are alike, and one slows
+    every collective.
+    """
     share = None if row.percent is None else round(min(0.99, max(0.01, row.percent / 100)), 2)
     if share is None:
         return

@@ -1,4 +1,4 @@
-"""Predict a training step: computation, layouts by their time, and what each fault costs."""
+"""Runs `gpubench plan`: computation, layouts ranked by time, and the cost of each fault."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ _MILLISECONDS = 1e3
 
 
 def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) -> program.ComputeTimes:
-    """Forward and backward of a microbatch of the whole model, timed here.
+    """Time forward and backward pass of a microbatch of the whole model.
 
-    Raises CouldNotMeasureError: there is no PyTorch with a GPU, or its memory is too small.
+    Raises CouldNotMeasureError without PyTorch and a GPU, or if its memory is too small.
     """
     from gpubench.training.computation import spread_of, time_blocks
 
@@ -46,7 +46,7 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
 def _compute_times(
     plan: TrainingPlan, model: workload.TransformerModel, machine: PlannedMachine
 ) -> program.ComputeTimes:
-    """Forward and backward of one microbatch on one GPU. Raises UsageError: nothing is known of the GPU."""
+    """Return the times of one microbatch on one GPU. Raises UsageError if nothing is known about the GPU."""
     sheet = program.times_of_sheet(model, machine.gpu)
     copy_gb_s = None if sheet is None else sheet.copy_gb_s
     if plan.measure:
@@ -70,18 +70,18 @@ def _compute_times(
 
 
 _ANY_TFLOPS = 300.0
-"""A speed to begin with where a measured step says which it is."""
+"""Initial speed for the solver if a measured step determines it."""
 
 
 _MEGABYTE = 2**20
 _SECONDS_TO_COMPUTE = 10.0
-"""What --measure takes, the import of PyTorch included; an estimate for whoever waits."""
+"""Estimated time of --measure, including the import of PyTorch."""
 
 
 def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
-    """Predict and present; the exit code.
+    """Predict, present, and return the exit code.
 
-    Raises GpubenchError: something that the prediction follows from is not known, or an output cannot be written.
+    Raises GpubenchError if an input is missing or an output cannot be written.
     """
     with presenting(plan.presentation) as presenter:
         found = read_all(plan.results, plan.overlap)
@@ -94,7 +94,7 @@ def run(plan: TrainingPlan, arguments: Sequence[str]) -> int:
 
 
 def model_of(plan: TrainingPlan) -> tuple[workload.TransformerModel, list[str]]:
-    """The model of a plan, and in sentences what was assumed of it. Raises UsageError: it cannot be read."""
+    """Return the model of a plan, and its assumptions as sentences. Raises UsageError if it cannot be read."""
     if plan.model_file is not None:
         model, notes = read_model(plan.model_file, sequence=plan.sequence, batch=plan.batch)
     else:
@@ -132,9 +132,9 @@ def _outcome(
 def job_of(
     plan: TrainingPlan, model: workload.TransformerModel, finder: CurveFinder
 ) -> tuple[program.StepJob, list[workload.ParallelLayout]]:
-    """What the steps of all layouts follow from, with its computation, and the layouts that were asked for.
+    """Return the inputs of all layouts' steps with their computation, and the requested layouts.
 
-    Raises UsageError where they do not fit the model or the GPUs, or computation is not known.
+    Raises UsageError if layouts do not fit the model or the GPUs, or if computation is unknown.
     """
     machine = finder.machine
     gpus = plan.gpus or machine.gpus
@@ -189,9 +189,9 @@ def _calibrated(plan: TrainingPlan, job: program.StepJob, gpus: int) -> program.
 
 
 def microbatches_of(plan: TrainingPlan, model: workload.TransformerModel, layout: workload.ParallelLayout) -> int:
-    """Microbatches of a data-parallel rank in a step.
+    """Return the microbatches per data-parallel rank and step.
 
-    Raises UsageError where the sequences do not divide; an interleaved pipeline needs a multiple of its stages.
+    Raises UsageError if the sequences do not divide. An interleaved pipeline needs a multiple of its stages.
     """
     sequences = plan.global_batch or model.batch * layout.gpus
     whole, rest = divmod(sequences, layout.data * model.batch)
@@ -212,7 +212,7 @@ def _ranked(
     asked: Sequence[workload.ParallelLayout],
     notes: list[str],
 ) -> list[StepPrediction]:
-    """The steps of all layouts that fit, fastest first; without --layout of data parallelism in each of its ways."""
+    """Predict all layouts that fit, fastest first. Without --layout, try each kind of data parallelism."""
     ways = [workload.ParallelLayout(data=job.layout.gpus, sharding=each) for each in workload.Sharding]
     jobs = [
         replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, job.model, each)))
@@ -241,7 +241,9 @@ def _ranked(
 
 
 def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMachine, memory: int) -> UsageError:
-    """No layout fits; `least` is the one that needs least, and a next step the first machine on which FSDP would."""
+    """Return the error that no layout fits. `least` needs the least memory. Suggest the first machine on which FSDP
+    fits.
+    """
     model, gpus = least.model, least.layout.gpus
     optimizer_bytes = workload.OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
     next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
@@ -267,11 +269,11 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
 
 _MOST_DOUBLINGS = 15
 _FILLED = 0.8
-"""Of a GPU's memory, by states on a machine that is suggested: the rest is room for activations."""
+"""Share of a suggested machine's GPU memory for states. The rest is for activations."""
 
 
 def _as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
-    """The step with the collectives that the profile expects; None where it has these, or they are not known."""
+    """Return the step with the profile's expected collectives. None if it already uses them, or they are unknown."""
     if machine.profile is None or all(
         each.origin == program.EXPECTED for each in outcome.best.job.times.curves.values()
     ):

@@ -1,4 +1,4 @@
-"""What `gpubench plan` is told: the model, the machine, and where times come from."""
+"""The options of `gpubench plan`: the model, the machine, and the sources of times."""
 
 import re
 from dataclasses import field
@@ -17,7 +17,7 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)", re.ASCII)
 
 
 def _parse_step(text: str) -> float:
-    """'412ms', '5.1s': seconds of a step; UsageError without a unit."""
+    """Parse '412ms' or '5.1s' into seconds. Raises UsageError without a unit."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not float(match["number"]):
         raise UsageError(f"--step {text}: no time of a step", expected="412ms, 5.1s", next_step="--step 412ms")
@@ -31,7 +31,7 @@ def _parse_recompute(text: str) -> "Recompute":
 
 
 def _parse_optimizer(text: str) -> bool:
-    """Whether there is one."""
+    """True for Adam, False for none."""
     if text not in ("adam", "none"):
         raise options.unknown_choice("--optimizer", text, ("adam", "none"))
     return text == "adam"
@@ -41,8 +41,8 @@ def _parse_optimizer(text: str) -> bool:
 class TrainingPlan:
     """The model, the machine, and the sources of times.
 
-    A measured step took `step_seconds` or trained on `tokens_per_second`, on `measured_on` GPUs (None: on those of the
-    plan), with the first of `layouts`.
+    A measured step took `step_seconds` or processed `tokens_per_second`, on `measured_on` GPUs (None: as many as
+    planned), with the first of `layouts`.
     """
 
     help_group: ClassVar = options.INPUT
@@ -152,7 +152,7 @@ class TrainingPlan:
 
     @property
     def measured_text(self) -> str:
-        """The measured step as it was given; empty: none was."""
+        """The measured step as the user wrote it, or ''."""
         if self.step_seconds is not None:
             return f"--step {self.step_seconds * 1e3:g} ms"
         return "" if self.tokens_per_second is None else f"--tokens-per-second {self.tokens_per_second:g}"

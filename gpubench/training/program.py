@@ -1,21 +1,23 @@
-"""What one GPU computes, the tasks of its training step, and the times of its collectives.
+"""The computation of one GPU, the tasks of its training step, and the times of its collectives.
 
-Dense Tensor Core TFLOP/s (without sparsity) in 16 and in 8 bits, and GB/s of memory, by the model's name, from NVIDIA's
-data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300 (2025), L40S
-(2023), L4 and A10, and the architecture papers of Ada and Blackwell for GeForce (16-bit with 32-bit accumulation).
+Rates are dense Tensor Core TFLOP/s (without sparsity) in 16 and 8 bits, and GB/s of memory, by model name, from
+NVIDIA's data sheets: H100 and H200 (2024), A100 (2021), V100 (2020), B200 and GB200 (HGX and NVL72, 2024), GB300
+(2025), L40S (2023), L4 and A10. GeForce rates are from the architecture papers of Ada and Blackwell (16-bit with 32-bit
+accumulation).
 
-Between two sizes the logarithm of the time goes straight over the logarithm of the size. Below the smallest a time
-stays that of the smallest, for it is latency; above the largest the bandwidth stays that of the largest.
+Times are interpolated linearly between logarithms of time and size. Below the smallest size the time is constant,
+because it is latency. Above the largest size the bandwidth is constant.
 
-A block's operations share its time by their FLOPs. Per block and microbatch, of b·s·h activations of e bytes:
+A block's operations share its time by their FLOPs. Communication per block and microbatch, with b·s·h activations of e
+bytes:
 
-- tensor parallelism: an all-reduce of b·s·h·e after attention and after the MLP, as many in the backward pass
-  (Shoeybi et al. 2019, arXiv 1909.08053, section 3); with sequence parallelism an all-gather before and a
-  reduce-scatter after each, the same bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2);
-- ring attention: n - 1 sends of keys and values under n parts of the attention, in the backward pass with their
-  gradients (Liu et al. 2023, arXiv 2310.01889, section 3);
-- experts: tokens go to their experts and come back, tokens·experts_per_token·h·e each (Lepikhin et al. 2020, arXiv
-  2006.16668, section 3.2), by the busiest rank.
+- tensor parallelism: an all-reduce of b·s·h·e after attention and after the MLP, and as many in the backward pass
+  (Shoeybi et al. 2019, arXiv 1909.08053, section 3). With sequence parallelism, an all-gather before and a
+  reduce-scatter after each, with the same bytes (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2)
+- ring attention: n - 1 sends of keys and values during n parts of the attention, in the backward pass with their
+  gradients (Liu et al. 2023, arXiv 2310.01889, section 3)
+- experts: tokens are sent to their experts and back, tokens·experts_per_token·h·e each (Lepikhin et al. 2020, arXiv
+  2006.16668, section 3.2), limited by the busiest rank
 """
 
 import math
@@ -34,12 +36,11 @@ from gpubench.training.events import ContentionTable, StreamTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTimes:
-    """What one GPU needs for one microbatch of the whole model, nothing communicated.
+    """Seconds that one GPU needs for one microbatch of the whole model, without communication.
 
-    `spread` is the half-width of a 95 % interval, as a part. `copy_gb_s` is what a copy within the GPU's memory reads
-    and writes; None: copies into buckets are left out. `origin` is measured, given or expected. `host_seconds` is what
-    the host takes to issue a block's forward and backward pass, by how gradients are shared out, None without that;
-    empty: not known.
+    `spread` is half the 95 % confidence interval, relative. `copy_gb_s` is what a copy within GPU memory reads and
+    writes. If it is None, copies into buckets are left out. `origin` is measured, given or expected. `host_seconds` is
+    the host's time to issue a block's forward and backward pass by kind of sharding (None: without), empty if unknown.
     """
 
     forward_seconds: float
@@ -51,7 +52,7 @@ class ComputeTimes:
     host_seconds: Mapping[workload.Sharding | None, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "ComputeTimes":
-        """These times with both passes multiplied by a factor."""
+        """Return these times with both passes multiplied by a factor."""
         return replace(
             self,
             forward_seconds=self.forward_seconds * factor,
@@ -60,27 +61,30 @@ class ComputeTimes:
 
 
 COPY_SHARE = 0.875
-"""Of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
+"""Share of the data sheet's memory bandwidth: a copy of 512 MiB reads and writes 4,204 of 4,800 GB/s on an H200."""
 
 SMALLEST_COPY_SECONDS = 2.5e-6
-"""The fixed time of a copy: on an H200, 48 copies of 1.61 GB in all, there and back, take 1.66 ms. At the speed of
-large copies their bytes take 1.53."""
+"""Fixed time of a copy: on an H200, 48 copies of 1.61 GB in total, in both directions, take 1.66 ms. At the speed
+of large copies their bytes would take 1.53.
+"""
 
 OPTIMIZER_TRAFFIC = 30
-"""Bytes that Adam reads and writes a parameter in mixed precision: gradient 2, weights, momentum and variance in
-float32 4 each, there and back, and the new 16-bit weight 2; a norm of gradients reads them once more."""
+"""Bytes per parameter that Adam reads and writes in mixed precision: gradient 2, weights, momentum and variance in
+float32 4 each, read and written, and the new 16-bit weight 2. A norm of gradients reads them once more.
+"""
 
 BACKWARD_OVER_FORWARD = 2.4
-"""Two matrix products for each of the forward pass, and more of all else: GPT blocks with hidden size 2048 take 24.1 ms
-forward and 57.4 ms backward on an H200."""
+"""The backward pass has two matrix products per product of the forward pass, and more other work: GPT blocks with
+hidden size 2048 take 24.1 ms forward and 57.4 ms backward on an H200.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSheet:
-    """TFLOP/s in 16 and in 8 bits and GB/s of a data sheet, and what training reaches of them, at least and at most.
+    """TFLOP/s in 16 and 8 bits and GB/s of a data sheet, with the lowest and highest share that training reaches.
 
-    8 bits of 0: the GPU has none. Attention and the product with the vocabulary compute in 16, and products in 8 bits
-    reach the same share of theirs, beside the casts of what they multiply.
+    0 TFLOP/s in 8 bits means not supported. Attention and the product with the vocabulary use 16 bits. Products in 8
+    bits reach the same share of their rate, plus the casts of their inputs.
     """
 
     tflops: float
@@ -91,9 +95,10 @@ class DataSheet:
 
 
 _HOPPER, _AMPERE = ((0.48, 0.66), (0.16, 0.5)), ((0.6, 0.83), (0.26, 0.6))
-"""Shares of products and of attention in the runs of benchmarks/plan_published.toml that were at hand. As a whole, with
-what lies between products, models of 1 to 13 B without recomputation reach 39 to 46 % (H100) and 57 to 64 % (A100) of
-the data sheet for 2,048 tokens a sequence. Blackwell is taken for alike."""
+"""Shares of products and of attention in the runs of benchmarks/plan_published.toml. Including the work between
+products, models of 1 to 13 B without recomputation reach 39 to 46 % (H100) and 57 to 64 % (A100) of the data
+sheet at 2,048 tokens per sequence. Blackwell is assumed to be alike.
+"""
 
 _SHEETS = {
     "GB300": DataSheet(2500, 8000, 5000, *_HOPPER),
@@ -117,9 +122,9 @@ _SHEETS = {
 
 
 def rates_of(name: str) -> DataSheet | None:
-    """The rates of a GPU by NVML's name of its model; None where no data sheet is known.
+    """Return the rates of a GPU by NVML's model name, or None without a known data sheet.
 
-    Whole words: an L40 is no L4. A laptop's GPU has the name of a larger one.
+    Match whole words, because an L40 is no L4. A laptop's GPU has the name of a larger one.
     """
     words = f" {name.removeprefix('NVIDIA ').replace('-', ' ')} "
     if "Laptop" in words:
@@ -131,15 +136,16 @@ _TERA = 1e12
 
 
 def times_at(model: workload.TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
-    """The times of a model at this speed; `values` are the other fields."""
+    """Return the times of a model at this speed. `values` are the other fields."""
     forward = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
     return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)
 
 
 def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes | None:
-    """The times at the shares of its data sheet that training reaches on such a GPU, as a range; None: no data sheet.
+    """Return the range of times for the shares of its data sheet that training reaches on a GPU. None without a
+    data sheet.
 
-    Raises UsageError for 8 bits on a GPU that has none.
+    Raises UsageError for 8 bits on a GPU that does not support them.
     """
     sheet = rates_of(gpu)
     if sheet is None:
@@ -148,7 +154,7 @@ def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
         raise UsageError(f"--fp8 on {gpu}", expected="a GPU that computes in 8 bits", next_step="leave --fp8 out")
     copy_gb_s = sheet.memory_gb_s * COPY_SHARE
     tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
-    # Products and attention twice as much backward, and half of the scores again.
+    # The backward pass has twice the products and attention, and half of the scores again.
     attention = model.batch * model.layers * sum(each.flops for each in model.operations(0) if each.needs_attention)
     top = model.head_flops() * model.batch
     products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
@@ -173,27 +179,30 @@ def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
 
 
 BESIDE_MLP_ACCESSES, MLP_ACCESSES = 10, 2
-"""Reads and writes of elements in the forward pass of a block outside its products: of activations two norms 2 each and
-two residual sums 3 each, of the MLP's width an activation function 2."""
+"""Reads and writes of elements in a block's forward pass outside its products: two norms with 2 each and two
+residual sums with 3 each on activations, and an activation function with 2 on the MLP's width.
+"""
 
 UNFUSED, UNFUSED_FP8 = (3.0, 2.0), (3.0, 1.0)
-"""So many times as much lies between products. With three, products of published models of 1 to 13 B reach alike shares
-on A100 and on H100; frameworks that fuse kernels do better, above all those that compute in 8 bits."""
+"""Factors for unfused work between products. With 3, products of published models of 1 to 13 B reach similar shares
+on A100 and H100. Frameworks with fused kernels are faster, especially in 8 bits.
+"""
 
 
 def _elementwise_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
-    """What the forward pass of a block takes outside its products, of a microbatch, where every kernel is fused."""
+    """Return the seconds of a block's forward pass outside its products, per microbatch, with all kernels fused."""
     elements = model.tokens * (BESIDE_MLP_ACCESSES * model.hidden + MLP_ACCESSES * model.width)
     return elements * model.data_type.size_bytes / (copy_gb_s * 1e9)
 
 
 _CAST_BYTES = 4
-"""A 16-bit element that is multiplied in 8 bits is read, and written twice: as it is, and transposed for the gradient
-of the weights. Weights are cast once a step, and left out."""
+"""A 16-bit element for an 8-bit product is read once and written twice: as it is, and transposed for the gradient
+of the weights. Weights are cast once per step, and left out.
+"""
 
 
 def _cast_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
-    """What a block takes to cast the inputs of its products forward, and the gradients of their outputs backward."""
+    """Return the seconds to cast a block's inputs of products forward, and the gradients of their outputs backward."""
     products = [each for each in model.operations(0) if each.inputs]
     elements = sum(each.flops * (1 / each.inputs + 1 / each.outputs) / 2 for each in products) * model.batch
     return _CAST_BYTES * elements / (copy_gb_s * 1e9)
@@ -204,7 +213,7 @@ MEASURED, SIMULATED, EXPECTED = "measured", "simulated", "expected"
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The time of one size, and the half-width of its 95 % interval as a part of it, 0 where that is not known."""
+    """The time of one size, and half its 95 % confidence interval, relative (0 if unknown)."""
 
     size_bytes: int
     seconds: float
@@ -213,14 +222,14 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCurve:
-    """The times of one collective among so many ranks by size; `origin` is measured, simulated or expected."""
+    """The times of one collective by size for a number of ranks. `origin` is measured, simulated or expected."""
 
     points: tuple[CurvePoint, ...]
     origin: str = MEASURED
     source: str = ""
 
     def seconds(self, size_bytes: float) -> float:
-        """Of one operation of this size; 0 for no bytes."""
+        """Return the seconds of one operation of this size, 0 for no bytes."""
         if size_bytes <= 0:
             return 0.0
         sizes = [each.size_bytes for each in self.points]
@@ -235,13 +244,13 @@ class CollectiveCurve:
         return float(low.seconds * (high.seconds / low.seconds) ** part)
 
     def spread(self, size_bytes: float) -> float:
-        """The half-width of the 95 % interval of the nearest size, as a part of its time."""
+        """Return half the 95 % confidence interval of the nearest size, relative."""
         nearest = min(self.points, key=lambda each: abs(math.log(each.size_bytes / max(size_bytes, 1))))
         return nearest.spread
 
 
 def curve_of(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
-    """A curve through these points: of several for a size the middle one, with the spread of all of them."""
+    """Return a curve through these points. For several points of a size, use their median and the spread of all."""
     by_size: dict[int, list[CurvePoint]] = {}
     for each in points:
         by_size.setdefault(each.size_bytes, []).append(each)
@@ -256,9 +265,9 @@ def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorRanks:
-    """The ranks that a collective runs among: how many, on how many nodes, and how many such groups share each node.
+    """The ranks of a collective: how many, on how many nodes, and how many such groups share each node.
 
-    Groups that share a node share its NICs; within a node the switch serves each GPU on its own.
+    Groups that share a node share its NICs. Within a node, the switch serves each GPU separately.
     """
 
     ranks: int
@@ -267,7 +276,7 @@ class CommunicatorRanks:
 
     @property
     def on_a_node(self) -> int:
-        """Of them on a node."""
+        """Ranks per node."""
         return max(1, self.ranks // self.nodes)
 
     def __str__(self) -> str:
@@ -275,17 +284,17 @@ class CommunicatorRanks:
 
 
 CurveSource = Callable[[str, CommunicatorRanks], CollectiveCurve]
-"""Finds the curve of a collective among ranks; raises GpubenchError where there is none to be had."""
+"""Finds the curve of a collective among ranks. Raises GpubenchError if there is none."""
 
 FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
-"""What a fault makes of a time: seconds, from collective, group, size and the seconds without."""
+"""Returns the seconds with a fault from collective, group, size and the seconds without."""
 
 
 @dataclass(slots=True)
 class CollectiveTimesFound:
-    """Times of collectives from a source of curves; it remembers what was asked.
+    """Times of collectives from a source of curves, cached.
 
-    `shift` moves every time by so many half-widths of its own noise: -1 and 1 give the range of a prediction. `fault`
+    `shift` moves every time by half-widths of its confidence interval: -1 and 1 give the range of a prediction. `fault`
     changes times.
     """
 
@@ -294,10 +303,10 @@ class CollectiveTimesFound:
     fault: FaultSeconds | None = None
     curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
     _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict, init=False)
-    """What was found: a step asks for few times, and for each of them once a layer."""
+    """Cache: a step uses few times, but each of them once per layer."""
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
-        """Of one operation; none of one rank alone. Raises what the source raises."""
+        """Return the seconds of one operation, 0 for a single rank. Raises like the source."""
         if group.ranks == 1 or size_bytes <= 0:
             return 0.0
         asked = collective, group, size_bytes
@@ -309,14 +318,14 @@ class CollectiveTimesFound:
         if (collective, group) not in self.curves:
             self.curves[collective, group] = self.source(collective, group)
         curve = self.curves[collective, group]
-        # A send takes one NIC, and pairs side by side take one each; what rings take, other rings lack.
+        # A send uses one NIC, and each parallel pair has its own. Rings take bandwidth from other rings.
         shares = group.nodes > 1 and collective != "sendrecv"
         effective = size_bytes * (group.sharing if shares else 1)
         seconds = curve.seconds(effective) * max(0.0, 1 + self.shift * curve.spread(effective))
         return seconds if self.fault is None else self.fault(collective, group, size_bytes, seconds)
 
     def beyond(self) -> list[str]:
-        """The curves that were asked for sizes beyond their points, in words."""
+        """Describe the curves that were used beyond their points."""
         found = []
         for (name, group), curve in sorted(self.curves.items(), key=lambda each: (each[0][0], each[0][1].ranks)):
             asked = [size for collective, ranks, size in self._seconds if (collective, ranks) == (name, group)]
@@ -334,11 +343,11 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What a user can choose of a layout: the cap of gradient buckets, and the microbatches of a step.
+    """Options of a step: the cap of gradient buckets, and the number of microbatches.
 
-    `bucket_bytes` of None: 25 MiB in DDP, as in PyTorch; in ZeRO-1 the gradients of 40 M parameters, or of a million a
-    rank where that is more, as in Megatron-LM. `imbalance` is the busiest rank's tokens over the average of all, for
-    experts. `optimizer_bytes` is what the optimizer reads and writes a parameter, 0 without one. `reduces_fp32`:
+    `bucket_bytes` None means 25 MiB in DDP, as in PyTorch, and in ZeRO-1 the gradients of 40 M parameters, or of a
+    million per rank if that is more, as in Megatron-LM. `imbalance` is the busiest rank's tokens over the average, for
+    experts. `optimizer_bytes` is what the optimizer reads and writes per parameter, 0 without one. With `reduces_fp32`,
     gradients are reduced in 32 bits, whatever the type of the parameters.
     """
 
@@ -350,14 +359,14 @@ class StepSettings:
 
 
 MOST_BLOCKS = 24
-"""Blocks of a stage that are simulated; every further one takes as long as the last half of these."""
+"""Simulated blocks per stage. Each further block takes as long as the last half of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepJob:
-    """All that a step follows from; `gpus_per_node` says which groups of ranks cross nodes.
+    """All inputs of a step. `gpus_per_node` decides which groups of ranks cross nodes.
 
-    `stage` is the GPU of the pipeline whose tasks are written, `most_blocks` how many of its blocks.
+    `stage` is the pipeline stage whose tasks are simulated, `most_blocks` the maximum of its blocks.
     """
 
     model: workload.TransformerModel
@@ -372,40 +381,40 @@ class StepJob:
 
     @property
     def blocks(self) -> int:
-        """Layers of the stage that are written."""
+        """The number of simulated layers of the stage."""
         own = workload.layers_of_stages(self.model.layers, self.layout)[self.stage]
         return min(own, self.most_blocks)
 
     @property
     def ends(self) -> tuple[tuple[workload.Operation, ...], tuple[workload.Operation, ...]]:
-        """Embedding and head, each empty where the stage has none."""
+        """Embedding and head, each empty if the stage does not have it."""
         first, last = self.model.ends()
         return first if self.stage == 0 else (), last if self.stage == self.layout.pipeline - 1 else ()
 
     @property
     def operations(self) -> list[workload.Operation]:
-        """All operations of the stage, in the order of the forward pass."""
+        """All operations of the stage in forward order."""
         first, last = self.ends
         blocks = [each for block in range(self.blocks) for each in self.model.operations(block)]
         return [*first, *blocks, *last]
 
     def bytes_of(self, operations: Sequence[workload.Operation]) -> int:
-        """Bytes of a GPU's part of the parameters of these operations."""
+        """Return the bytes of a GPU's share of these operations' parameters."""
         return sum(self.tensor_bytes(tensor) for each in operations for tensor in each.tensors)
 
     def tensor_bytes(self, tensor: workload.ParameterTensor) -> int:
-        """Bytes of a GPU's part of a parameter."""
+        """Return the bytes of a GPU's share of a parameter."""
         parts = self.layout.tensor * (self.layout.expert if tensor.expert else 1)
         return -(-tensor.elements // parts) * self.model.data_type.size_bytes
 
     @property
     def gradient_share(self) -> float:
-        """Bytes of a gradient that is reduced, over those of its parameter."""
+        """Bytes of a reduced gradient over bytes of its parameter."""
         return 4 / self.model.data_type.size_bytes if self.settings.reduces_fp32 else 1.0
 
     @property
     def bucket_bytes(self) -> float:
-        """The cap of a bucket of gradients."""
+        """The cap of a gradient bucket in bytes."""
         usual: float = 25 * 2**20
         if self.layout.sharding is not workload.Sharding.DDP:
             parameters = max(40_000_000, 1_000_000 * self.layout.gradient_ranks)
@@ -414,7 +423,7 @@ class StepJob:
 
     @property
     def optimizer_seconds(self) -> float:
-        """What the optimizer takes behind a step: it reads and writes the states of a rank's parameters."""
+        """The optimizer's seconds after a step: it reads and writes the states of a rank's parameters."""
         if not self.settings.optimizer_bytes or self.compute.copy_gb_s is None:
             return 0.0
         shared = self.layout.shard_ranks if self.layout.sharding is not workload.Sharding.DDP else 1
@@ -424,9 +433,9 @@ class StepJob:
 
     @property
     def host_seconds(self) -> float:
-        """What the host of a GPU takes to issue a step; 0 where it is not known.
+        """The host's seconds to issue a step, 0 if unknown.
 
-        Of what splits blocks or shards otherwise it is that of the blocks alone, which is less.
+        Other layouts than DDP and FSDP use the time of the blocks alone, which is less.
         """
         known = self.compute.host_seconds
         sharding = self.layout.sharding if self.layout.gradient_ranks > 1 else None
@@ -435,31 +444,31 @@ class StepJob:
         return a_block * self.model.layers / self.layout.pipeline * self.settings.microbatches
 
     def gradient_group(self, *, experts: bool = False) -> CommunicatorRanks:
-        """The ranks that have the same parameters, or share them out; of experts fewer have them."""
+        """Return the ranks that share or shard the same parameters. Fewer ranks share those of experts."""
         split = self.layout.expert if experts else 1
         return self.group(self.layout.shard_ranks // split, self.layout.tensor * split)
 
     @property
     def send_bytes(self) -> float:
-        """What one stage of the pipeline sends to the next for a microbatch."""
+        """Bytes that one pipeline stage sends to the next per microbatch."""
         split = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
         return self.model.activation_bytes / split
 
     @property
     def send_seconds(self) -> float:
-        """Of one such send."""
+        """Seconds of one such send."""
         stages = self.group(2, self.layout.gpus // self.layout.pipeline)
         return self.times.seconds("sendrecv", stages, self.send_bytes)
 
     @property
     def states_bytes(self) -> int:
-        """What a GPU needs for weights, gradients and optimizer states."""
+        """Bytes of a GPU for weights, gradients and optimizer states."""
         return workload.states_bytes(
             self.model, self.layout, workload.OPTIMIZER_BYTES if self.settings.optimizer_bytes else 0
         )
 
     def group(self, ranks: int, stride: int) -> CommunicatorRanks:
-        """So many ranks, each `stride` GPUs behind the one before."""
+        """Return a group of ranks that are `stride` GPUs apart."""
         if ranks == 1:
             return CommunicatorRanks(1)
         span = (ranks - 1) * stride + 1
@@ -472,21 +481,21 @@ class StepJob:
 
 @dataclass(slots=True)
 class StepProgram:
-    """Tasks of a GPU, which computes in the order of issue."""
+    """The tasks of a GPU. It computes in the order of issue."""
 
     job: StepJob
     tasks: list[StreamTask] = field(default_factory=list)
     last: int | None = None
 
     def compute(self, seconds: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
-        """Computation by so many kernels, behind what was computed before and behind these tasks."""
+        """Add a computation of some kernels after all earlier computation and these tasks, and return its number."""
         self.tasks.append(StreamTask(seconds=seconds, after=tuple(after), kernel_seconds=seconds / kernels))
         self.last = len(self.tasks) - 1
         return self.last
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """What waits for all computation so far waits for these."""
+        """The tasks to wait for in order to wait for all computation so far."""
         return () if self.last is None else (self.last,)
 
     def communicate(
@@ -499,7 +508,7 @@ class StepProgram:
         after: Sequence[int],
         stream: str = GRADIENTS,
     ) -> tuple[int, ...]:
-        """The number of a collective behind these tasks; none where there is nothing to do."""
+        """Add a collective after these tasks and return its number, or nothing if there is nothing to do."""
         seconds = self.job.times.seconds(collective, group, size_bytes)
         if seconds <= 0:
             return ()
@@ -517,13 +526,13 @@ class StepProgram:
         return (len(self.tasks) - 1,)
 
     def synchronous(self, collective: str, group: CommunicatorRanks, size_bytes: float, source: str) -> None:
-        """A collective that waits for all computation before it, and that all computation after it waits for."""
+        """Add a collective that waits for all earlier computation, and that all later computation waits for."""
         task = self.communicate(collective, group, size_bytes, source=source, stream=TENSOR, after=self.behind)
         if task:
             self.compute(0.0, task)
 
     def copy(self, size_bytes: float, after: Sequence[int] = (), *, kernels: int = 1) -> int:
-        """A copy within the GPU's memory by so many kernels; it reads and writes every byte."""
+        """Add a copy within GPU memory by some kernels, which reads and writes every byte."""
         compute = self.job.compute
         if compute.copy_gb_s is None:
             return self.compute(0.0, after)
@@ -538,11 +547,11 @@ _SEQUENCE_SOURCE = "sequence parallel"
 _EXPERT_SOURCE = "experts"
 
 Ready = Callable[[workload.Operation], None]
-"""Told of an operation whose backward pass has been issued: its gradients are ready."""
+"""Called with an operation after its backward pass is issued, when its gradients are ready."""
 
 
 class BlockWriter:
-    """Writes the passes of blocks into a program."""
+    """Adds the passes of blocks to a program."""
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program
@@ -556,7 +565,6 @@ class BlockWriter:
         self._expert = job.group(layout.expert, layout.tensor * layout.context)
 
     def forward(self, block: int) -> None:
-        """The forward pass of a block."""
         if self._is_whole:
             self._compute_whole(block, backward=False)
             return
@@ -566,7 +574,9 @@ class BlockWriter:
             self._leave(operation.name)
 
     def backward(self, block: int, ready: Ready | None = None) -> None:
-        """The backward pass of a block, last operation first; `ready` of None: nobody waits for its gradients."""
+        """Add the backward pass of a block, last operation first. `ready` is None if nothing waits for its
+        gradients.
+        """
         if self._program.job.model.recompute is workload.Recompute.FULL:
             self.forward(block)
         if self._is_whole and ready is None:
@@ -580,20 +590,20 @@ class BlockWriter:
             self._enter(operation.name, backward=True)
 
     def _seconds(self, operation: workload.Operation, *, backward: bool) -> float:
-        """Of one pass; the backward pass has attention again where recomputation is selective."""
+        """Return the seconds of one pass. Selective recomputation repeats attention in the backward pass."""
         if not backward:
             return operation.flops * self._forward_seconds
         is_again = operation.needs_attention and self._program.job.model.recompute is workload.Recompute.SELECTIVE
         return operation.flops * (self._backward_seconds + is_again * self._forward_seconds)
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
-        """A block in which nothing is communicated, as one task of the kernels that it has."""
+        """Add a block without communication as one task with all its kernels."""
         operations = [each for each in self._program.job.model.operations(block) if each.flops]
         seconds = sum(self._seconds(each, backward=backward) for each in operations)
         self._program.compute(seconds, kernels=len(operations) * (2 if backward else 1))
 
     def ends(self, operations: Sequence[workload.Operation], *, backward: bool, ready: Ready | None = None) -> None:
-        """Embedding or head, where the model has them."""
+        """Add embedding or head, if the model has them."""
         for each in operations:
             self._compute(each, backward=backward)
             if ready is not None:
@@ -604,11 +614,11 @@ class BlockWriter:
         if operation.needs_attention and self._program.job.layout.context > 1:
             self._attend_in_a_ring(seconds, backward=backward)
         elif seconds > 0:
-            # Backward: one product for the gradient of the input, one for that of the weights.
+            # The backward pass has one product for the gradient of the input, and one for that of the weights.
             self._program.compute(seconds, kernels=2 if backward else 1)
 
     def _enter(self, name: str, *, backward: bool = False) -> None:
-        """What comes before an operation in the forward pass, and behind it in the backward pass."""
+        """Add the communication before an operation in the forward pass, or after it in the backward pass."""
         part = name.rpartition(".")[2]
         if name.endswith(("attention.in", "mlp.up", "router")):
             self._join("reducescatter" if backward else "allgather", reduces=backward)
@@ -616,7 +626,7 @@ class BlockWriter:
             self._exchange_tokens()
 
     def _leave(self, name: str, *, backward: bool = False) -> None:
-        """What comes behind an operation in the forward pass, and before it in the backward pass."""
+        """Add the communication after an operation in the forward pass, or before it in the backward pass."""
         part = name.rpartition(".")[2]
         if part == "down" and "experts" in name:
             self._exchange_tokens()
@@ -624,7 +634,7 @@ class BlockWriter:
             self._join("allgather" if backward else "reducescatter", reduces=not backward)
 
     def _join(self, collective: str, *, reduces: bool) -> None:
-        """The activations of tensor-parallel ranks: by this collective where each has a part of the sequence."""
+        """Add the tensor-parallel collective on activations, or `collective` with sequence parallelism."""
         if self._program.job.layout.sequence_parallel:
             self._program.synchronous(collective, self._tensor, self._activations, _SEQUENCE_SOURCE)
         elif reduces:
@@ -636,7 +646,9 @@ class BlockWriter:
         self._program.synchronous("alltoall", self._expert, size, _EXPERT_SOURCE)
 
     def _attend_in_a_ring(self, seconds: float, *, backward: bool) -> None:
-        """Keys and values, backward with their gradients, are sent on while this part of the attention computes."""
+        """Send keys and values, in the backward pass with their gradients, while this part of the attention
+        computes.
+        """
         job, program = self._program.job, self._program
         model, ranks = job.model, job.layout.context
         keys = model.tokens / ranks * model.key_value_width * (model.data_type.size_bytes / job.layout.tensor)

@@ -1,4 +1,4 @@
-"""Report of a plan: layouts ranked, exposed communication, and the cost of faults."""
+"""Builds the report of a plan: layouts ranked, exposed communication, and the cost of faults."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from gpubench.training.step import StepPrediction, predict
 
 
 def tokens_per_second(prediction: StepPrediction) -> float:
-    """Of all GPUs."""
+    """Return the tokens per second of all GPUs."""
     job = prediction.job
     return job.layout.data * job.settings.microbatches * job.model.tokens / prediction.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCase:
-    """Another fabric: as --fault writes it, in words, who asked for it, and what it makes of a time."""
+    """A changed fabric: its --fault text, description, origin, and its effect on times."""
 
     text: str
     what: str
@@ -30,11 +30,11 @@ class FaultCase:
 
 
 FaultCost = tuple[FaultCase, StepPrediction]
-"""A fault with the step that it makes."""
+"""A fault with the resulting step."""
 
 
 def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[FaultCost]:
-    """The same step with each fault, the costliest first."""
+    """Predict the step with each fault, costliest first."""
     found = []
     for case in cases:
         job = replace(healthy.job, times=replace(healthy.job.times, fault=case.seconds))
@@ -43,7 +43,7 @@ def fault_costs(healthy: StepPrediction, cases: Sequence[FaultCase]) -> list[Fau
 
 
 NO_FAULT = "none"
-"""In the place of a fault: the fabric that the profile expects."""
+"""Stands for a fault: the fabric that the profile expects."""
 
 SECTIONS = ("layouts", "exposed", "fault_costs", "findings")
 
@@ -55,9 +55,9 @@ _WORTH_SAYING_PERCENT = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """All that was predicted: the first of `ranked` is the layout whose faults are shown.
+    """The complete prediction. The first of `ranked` is the layout whose faults are shown.
 
-    `as_expected` is its step with the collectives that the profile expects; None where it follows from these.
+    `as_expected` is its step with the profile's expected collectives, or None if it already uses them.
     """
 
     ranked: Sequence[StepPrediction]
@@ -67,12 +67,12 @@ class PlanOutcome:
 
     @property
     def best(self) -> StepPrediction:
-        """The step of the layout that is shown."""
+        """The step of the shown layout."""
         return self.ranked[0]
 
 
 def plan_report(outcome: PlanOutcome, origin: str) -> Report:
-    """The report. It predicts and judges nothing: its verdict is SKIP."""
+    """Build the report. A prediction judges nothing, so its verdict is SKIP."""
     best = outcome.best
     others = [*([] if outcome.as_expected is None else [outcome.as_expected]), *outcome.faults]
     return Report(
@@ -116,13 +116,13 @@ def _layout_row(place: int, shown: StepPrediction, gpu_memory_bytes: int | None)
 
 
 def exposed_rows(prediction: StepPrediction) -> list[ExposedRow]:
-    """What each kind of communication costs, the costliest first."""
+    """Return the cost of each kind of communication, costliest first."""
     alone_of: dict[str, float] = defaultdict(float)
     for (source, _), each in prediction.communications.items():
         alone_of[source] += each.seconds
     rows = []
     for (source, collective), each in prediction.communications.items():
-        # What is waited for is told by source; several collectives of one share it by their time.
+        # Exposed time is known per source. Collectives of one source share it in proportion to their time.
         exposed = prediction.times.exposed.get(source, 0.0) * each.seconds / alone_of[source]
         rows.append(
             ExposedRow(
@@ -165,7 +165,7 @@ def _why_no_slower(faulty: StepPrediction, healthy: StepPrediction) -> str | Non
 
 
 def _slower(one: StepPrediction, other: StepPrediction) -> float:
-    """Percent; what differs by rounding alone is the same."""
+    """Return the slowdown in percent. Differences from rounding count as none."""
     percent = 100 * (one.seconds / other.seconds - 1) if other.seconds else 0.0
     return 0.0 if abs(percent) < _SAME_PERCENT else percent
 
@@ -201,7 +201,9 @@ def _sentence(outcome: PlanOutcome, origin: str) -> str:
 
 
 def _spanned(least: float, most: float | None = None) -> str:
-    """A time as a range, or as one number where both ends read alike: '355 to 418 ms', '12.3 ms', '21.9 to 29.3 s'."""
+    """Format a time as a range, or as one number if both ends read alike: '355 to 418 ms', '12.3 ms', '21.9 to 29.3
+    s'.
+    """
     most = least if most is None else most
     scale, unit = (1.0, "s") if most >= _LONG_SECONDS else (_MILLISECONDS, "ms")
     low, high = (f"{each * scale:,.{0 if most * scale >= 100 else 1}f}" for each in (least, most))

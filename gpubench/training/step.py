@@ -1,31 +1,32 @@
-"""One training step, simulated: gradients in buckets; replicated, sharded or pipelined; and where its time went.
+"""Simulates one training step with gradient buckets, sharding and pipelines, and accounts for its time.
 
-Gradients fill buckets in the order in which they are ready, which is that of the backward pass; each goes into one
-bucket whole, and a bucket is closed as soon as it holds its cap or more (PyTorch 2.11,
-torch/csrc/distributed/c10d/reducer.cpp; "DDP", Li et al. 2020, arXiv 2006.15704, section 4.2).
+Gradients fill buckets in the order in which they become ready, which is that of the backward pass. Each gradient goes
+into one bucket, and a bucket is closed once it reaches its cap (PyTorch 2.11, torch/csrc/distributed/c10d/reducer.cpp;
+"DDP", Li et al. 2020, arXiv 2006.15704, section 4.2).
 
-- **DDP**: bucket *i* begins when its gradients are ready and bucket *i* - 1 has ended, an all-reduce of the bucket.
-  Each gradient is copied into its bucket and back (`gradient_as_bucket_view=False`, PyTorch's default).
-- **ZeRO-1**: a reduce-scatter a bucket, and behind all of them an all-gather of the parameters: 2Ψe(n-1)/n bytes a
-  rank, as DDP (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.1).
-- **ZeRO-2**: as FSDP, but parameters that were gathered for the forward pass stay for the backward pass (PyTorch's
-  SHARD_GRAD_OP): the same bytes. So it is with FSDP under a pipeline, where they stay for all microbatches.
-- **HSDP**: FSDP within groups, and an all-reduce of each shard among them behind its reduce-scatter.
+- **DDP**: bucket *i* starts an all-reduce once its gradients are ready and bucket *i* - 1 has ended. Each gradient is
+  copied into its bucket and back (`gradient_as_bucket_view=False`, PyTorch's default).
+- **ZeRO-1**: a reduce-scatter per bucket, and after all of them an all-gather of the parameters: 2Ψe(n-1)/n bytes per
+  rank, like DDP (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.1).
+- **ZeRO-2**: like FSDP, but parameters gathered for the forward pass stay for the backward pass (PyTorch's
+  SHARD_GRAD_OP), with the same bytes. FSDP in a pipeline is alike, because they stay for all microbatches.
+- **HSDP**: FSDP within groups, and an all-reduce of each shard between groups after its reduce-scatter.
 
-In the forward pass the all-gather of block *i* may begin once the parameters of block *i* - 2 have been copied out of
-their buffer, and the block computes behind its own copy. In the backward pass the all-gather of the block before is
-issued as a block begins, in front of that block's reduce-scatter; both go through one communicator, in the order of
-issue. A block's gradients are copied together once the reduce-scatter of the block behind it has ended (PyTorch 2.11,
-torch/distributed/fsdp/_fully_shard). Gathered twice and scattered once: 3Ψe(n-1)/n bytes a rank (Rajbhandari et al.
+In the forward pass the all-gather of block *i* may start once the parameters of block *i* - 2 have been copied out of
+their buffer, and the block computes after its own copy. In the backward pass the all-gather of the previous block is
+issued when a block starts, before that block's reduce-scatter. Both use one communicator, in the order of issue. A
+block's gradients are copied together once the reduce-scatter of the next block has ended (PyTorch 2.11,
+torch/distributed/fsdp/_fully_shard). Two gathers and one scatter move 3Ψe(n-1)/n bytes per rank (Rajbhandari et al.
 2020, arXiv 1910.02054, section 7.2).
 
-**Pipelines.** A microbatch of each kind of stage is simulated, and the step follows in closed form. With a microbatch's
-t seconds of the slowest of p stages, m microbatches and v stages a GPU, 1F1B takes Σt to fill and drain and t for every
-further microbatch; interleaved, filling and draining are v times shorter: the bubble is (p - 1)/(v·m) of the ideal time
-(Narayanan et al. 2021, arXiv 2104.04473, section 2.2). A send of b·s·h·e bytes takes c. Of 1F1B stage *s* has p - s
-microbatches under way, each of which goes to the last stage and back: a microbatch takes no less than the sum of t from
-*s* on and 2c(p - 1 - s), over p - s; interleaved, sends hide behind the chunk that is computed meanwhile. What FSDP
-gathers and gradients that are reduced come to the step once, where they last longest beyond a stage's idle time.
+**Pipelines.** One microbatch of each kind of stage is simulated, and the step follows in closed form. With t seconds
+per microbatch on the slowest of p stages, m microbatches and v stages per GPU, 1F1B takes Σt to fill and drain, and t
+for every further microbatch. Interleaving makes filling and draining v times shorter: the bubble is (p - 1)/(v·m) of the
+ideal time (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). A send of b·s·h·e bytes takes c. In 1F1B, stage *s*
+has p - s microbatches in flight, each of which travels to the last stage and back: a microbatch takes at least the sum
+of t from *s* on plus 2c(p - 1 - s), divided by p - s. With interleaving, sends overlap with the computation of another
+chunk. Gathers of FSDP and reductions of gradients count once per step, on the stage where they exceed the idle time
+most.
 """
 
 from collections import defaultdict
@@ -39,7 +40,9 @@ from gpubench.training.workload import Operation, ParameterTensor, Sharding, lay
 
 
 def fill_buckets(sizes: Sequence[float], cap_bytes: float) -> list[list[int]]:
-    """The numbers of the gradients of each bucket; `sizes` in bytes, in the order in which they are ready."""
+    """Return the numbers of the gradients in each bucket. `sizes` are bytes, in the order in which gradients are
+    ready.
+    """
     found: list[list[int]] = []
     free = 0.0
     for number, each in enumerate(sizes):
@@ -66,9 +69,9 @@ class _Bucket:
 
 @dataclass(slots=True)
 class GradientReducer:
-    """Reduces gradients by buckets as they come ready, of one device.
+    """Reduces a device's gradients in buckets as they become ready.
 
-    `experts` is whether it is for the gradients of experts, which fewer ranks share, or for all others.
+    `experts` selects the gradients of experts, which fewer ranks share, or all others.
     """
 
     program: StepProgram
@@ -88,11 +91,11 @@ class GradientReducer:
             self._of_tensor |= {tensors[each].name: bucket for each in numbers}
 
     def _own(self, operation: Operation) -> list[ParameterTensor]:
-        """In the order of the backward pass."""
+        """Return an operation's own parameters in backward order."""
         return [each for each in reversed(operation.tensors) if each.expert == self.experts]
 
     def ready(self, operation: Operation) -> None:
-        """The gradients of an operation are there: copy them, and reduce the buckets that are now full."""
+        """Copy an operation's gradients, and reduce the buckets that are full."""
         job = self.program.job
         for tensor in self._own(operation):
             bucket = self._of_tensor[tensor.name]
@@ -106,7 +109,7 @@ class GradientReducer:
                 bucket.task = self._communicate("reducescatter", bucket.size_bytes, _SCATTER_SOURCE)
 
     def finish(self) -> None:
-        """Behind the backward pass: gradients back from the buckets, or parameters gathered again."""
+        """After the backward pass, copy gradients back from the buckets, or gather parameters again."""
         job = self.program.job
         if job.layout.sharding is Sharding.DDP:
             for bucket in self.buckets:
@@ -127,10 +130,10 @@ class _ShardedStep:
         self._program, job = program, program.job
         self._writer = BlockWriter(program)
         self._first, self._last = job.ends
-        # Under a pipeline what was gathered stays until the last microbatch.
+        # In a pipeline, gathered parameters stay until the last microbatch.
         self._stays = job.layout.pipeline > 1
         self._again = job.layout.sharding is Sharding.FSDP and not self._stays
-        # The root holds what lies outside the blocks, and keeps it from the forward to the backward pass.
+        # The root module owns the parameters outside the blocks, and keeps them from the forward to the backward pass.
         self._root = job.bytes_of([*self._first, *self._last])
         self._blocks = [job.bytes_of(job.model.operations(block)) for block in range(job.blocks)]
         self._scattered: tuple[int, ...] = ()
@@ -194,7 +197,7 @@ class _ShardedStep:
 
 
 def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
-    """Every rank has all parameters of its part; gradients are brought together behind the last microbatch."""
+    """Every rank has all parameters of its part. Gradients are reduced after the last microbatch."""
     job, writer = program.job, BlockWriter(program)
     first, last = job.ends
     reducers = [each for experts in (False, True) if (each := GradientReducer(program, experts)).buckets]
@@ -218,7 +221,7 @@ def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
 
 
 def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
-    """The tasks of one GPU for so many microbatches; of a pipeline those of one stage, which waits for no other."""
+    """Return the tasks of one GPU for some microbatches. In a pipeline, return those of one stage without waiting."""
     program = StepProgram(job)
     if job.layout.sharding.gathers_parameters and job.layout.gradient_ranks > 1:
         _ShardedStep(program).write(microbatches)
@@ -229,7 +232,7 @@ def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationSum:
-    """What one GPU communicates in a step for one purpose by one collective, each operation alone."""
+    """Total communication of one GPU in a step for one purpose by one collective, each operation alone."""
 
     operations: float = 0.0
     size_bytes: float = 0.0
@@ -237,16 +240,15 @@ class CommunicationSum:
 
 
 Communications = Mapping[tuple[str, str], CommunicationSum]
-"""By source and collective."""
+"""Communication by source and collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """A step, and where its seconds went; between `least` and `most` by the noise of what it follows from.
+    """A predicted step and its seconds, between `least` and `most` because of the noise of its inputs.
 
-    `times` are those of one GPU, of a pipeline one of the busiest stage. `host` is what the step is longer than they
-    because the host has not issued more: steps follow each other no faster than it issues them, and a GPU that is
-    behind does not wait for it.
+    `times` are those of one GPU, in a pipeline of the busiest stage. `host` is the additional time because the host
+    issues work too slowly: steps cannot follow each other faster than the host issues them.
     """
 
     job: StepJob
@@ -258,12 +260,12 @@ class StepPrediction:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """The seconds of the step."""
         return self.times.total + self.host
 
     @property
     def exposed(self) -> float:
-        """Seconds in which nothing was computed because of communication."""
+        """Seconds without computation because of communication."""
         return sum(self.times.exposed.values())
 
     @property
@@ -273,7 +275,7 @@ class StepPrediction:
 
 
 def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
-    """Simulate a step, and again with all noise up and down for the range."""
+    """Simulate a step, and for the range again with all noise up and down."""
     whole = _finished(job)
     if not with_range:
         return whole
@@ -292,7 +294,7 @@ def _finished(job: StepJob) -> StepPrediction:
 
 
 def _of_stage(job: StepJob, count: int) -> StepPrediction:
-    """So many microbatches on one GPU without waiting for others: every further one takes as long as the second."""
+    """Predict `count` microbatches on one GPU without waiting. Every further one takes as long as the second."""
     blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
         return _of_blocks(job, count)
@@ -307,7 +309,7 @@ def _of_blocks(job: StepJob, count: int) -> StepPrediction:
 
 
 def _further(one: StepPrediction, two: StepPrediction, rounds: float) -> StepPrediction:
-    """A step that goes on as it did from one to two."""
+    """Extrapolate a step from the difference between one and two microbatches."""
 
     def more(first: float, second: float) -> float:
         return second + rounds * (second - first)
@@ -358,7 +360,7 @@ def _pipelined(job: StepJob) -> StepPrediction:
     usual = [two.seconds - one.seconds for one, two in found]
     send = job.send_seconds
     filled, period = rhythm(usual, send, job.layout.stages_per_gpu, count)
-    # A stage is idle while the first microbatch comes and the last one goes on: meanwhile it gathers and reduces.
+    # A stage is idle until the first microbatch arrives and after the last one left. Meanwhile it gathers and reduces.
     idle = min(usual) / job.layout.stages_per_gpu
     once = max(
         one.seconds - each - stage * idle for stage, ((one, _), each) in enumerate(zip(found, usual, strict=True))
@@ -380,12 +382,12 @@ def _pipelined(job: StepJob) -> StepPrediction:
 
 
 def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tuple[float, float]:
-    """Seconds in which a pipeline takes its first microbatch, and each of the others."""
+    """Return the seconds of a pipeline's first microbatch, and of each further one."""
     slowest = max(usual)
     filled = slowest + (sum(usual) - slowest) / chunks + 2 * send * (len(usual) - 1)
     if chunks > 1 or count == 1:
         return filled, slowest
-    # From its first microbatch that waits for another to come back, a stage takes a round of all that are under way.
+    # Once a stage's microbatches wait for earlier ones to return, each round takes as long as all in flight.
     behind, waits = 0.0, 0.0
     for under_way, each in enumerate(reversed(usual), 1):
         behind += each
@@ -395,7 +397,9 @@ def rhythm(usual: Sequence[float], send: float, chunks: int, count: int) -> tupl
 
 
 def compute_of_step(job: StepJob, seconds: float) -> ComputeTimes | None:
-    """The computation with which a step takes so long, by Newton's rule; None where even none at all takes longer."""
+    """Find the computation that explains a measured step, by Newton's method. None if communication alone takes
+    longer.
+    """
     scale, compute = 1.0, replace(job.compute, spread=0.0)
     for _ in range(_MOST_ROUNDS):
         moved = compute.scaled(scale)

@@ -1,15 +1,15 @@
-"""A model that is trained: its shape and operations, its layout over GPUs, and the memory it needs on one of them.
+"""A training model: its shape and operations, its layout over GPUs, and its memory on one GPU.
 
-Counts are for one replica of the whole model; `layout` says what of it a GPU has. FLOPs are of multiplications and
-additions, two each.
+Counts are for one replica of the whole model. The layout tells a GPU's share. FLOPs count multiplications and additions
+separately.
 
-Words: `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data parallelism. `tp` is innermost (neighbouring
+Terms: `tp` tensor, `pp` pipeline, `cp` context, `ep` expert and `dp` data parallelism. `tp` is innermost (neighboring
 GPUs), then `cp`, then data parallelism, then the pipeline, as Megatron-LM orders its ranks.
 
-Mixed precision with Adam takes 2 bytes a parameter for weights, 2 for gradients and 12 for the optimizer: weights in
+Mixed precision with Adam takes 2 bytes per parameter for weights, 2 for gradients and 12 for the optimizer: weights in
 float32, momentum and variance (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 3.1). In float32 there is no
-second copy of the weights. Activations come to these; selective recomputation computes attention again in the backward
-pass, full recomputation whole blocks (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
+second copy of the weights. Activations are additional. Selective recomputation repeats attention in the backward pass,
+and full recomputation repeats whole blocks (Korthikanti et al. 2022, arXiv 2205.05198, section 5).
 """
 
 import re
@@ -25,14 +25,14 @@ from gpubench.records import dataclass
 
 
 class BlockKind(StrEnum):
-    """The kind of block that a model is a stack of."""
+    """The kind of block that a model stacks."""
 
     TRANSFORMER = "transformer"
     MLP = "mlp"
 
 
 class Recompute(StrEnum):
-    """What of a block's forward pass the backward pass computes again, for less memory."""
+    """The part of a block's forward pass that the backward pass repeats to save memory."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -41,7 +41,7 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterTensor:
-    """One parameter: its name within the model, and its elements. `expert` is whether only some tokens reach it."""
+    """A parameter: its name within the model and number of elements. `expert` means that only some tokens use it."""
 
     name: str
     elements: int
@@ -50,10 +50,10 @@ class ParameterTensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a block: the FLOPs of its forward pass for one sequence, and the parameters that it owns.
+    """One operation of a block: FLOPs of its forward pass for one sequence, and its own parameters.
 
-    `needs_attention` marks the attention itself, whose FLOPs grow with the square of the sequence. A product has
-    `inputs` by `outputs` weights, others have 0.
+    `needs_attention` marks attention itself, whose FLOPs grow with the square of the sequence. A product has `inputs`
+    by `outputs` weights. Both are 0 for other operations.
     """
 
     name: str
@@ -68,10 +68,11 @@ class Operation:
 class TransformerModel:
     """The shape of a model, and the batch of one step.
 
-    `batch` is the sequences of a microbatch on one GPU; `intermediate` the width inside the MLP; `gated` whether the
-    MLP has a third matrix (SwiGLU); `experts` MLPs a block, `experts_per_token` of which a token goes through;
-    `key_value_heads` fewer than `heads` where queries share them; `head_size` where it is not hidden over heads. A
-    `vocabulary` of 0 is blocks alone. `fp8`: products compute in 8 bits; everything else stays in `data_type`.
+    `batch` is the number of sequences in a microbatch on one GPU. `intermediate` is the width inside the MLP. `gated`
+    means a third matrix in the MLP (SwiGLU). A block has `experts` MLPs, and a token passes `experts_per_token` of
+    them. `key_value_heads` is lower than `heads` if queries share them. `head_size` is set if it differs from hidden
+    over heads. A `vocabulary` of 0 means blocks alone. With `fp8`, products compute in 8 bits, and everything else in
+    `data_type`.
     """
 
     name: str
@@ -96,31 +97,31 @@ class TransformerModel:
 
     @property
     def width(self) -> int:
-        """The width inside the MLP: four times the hidden size where nothing is said."""
+        """The width inside the MLP, by default four times the hidden size."""
         return self.intermediate or 4 * self.hidden
 
     @property
     def query_width(self) -> int:
-        """Elements a token of the queries, and of what attention gives back."""
+        """Elements per token of the queries, and of attention's output."""
         return self.head_size * self.heads or self.hidden
 
     @property
     def key_value_width(self) -> int:
-        """Elements a token of the keys, and of the values."""
+        """Elements per token of the keys, and of the values."""
         return self.query_width // self.heads * (self.key_value_heads or self.heads)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a microbatch."""
+        """Tokens per microbatch."""
         return self.batch * self.sequence
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of the activations between two blocks, of one microbatch."""
+        """Bytes of the activations between two blocks per microbatch."""
         return self.tokens * self.hidden * self.data_type.size_bytes
 
     def operations(self, block: int) -> tuple[Operation, ...]:
-        """The operations of a block, in the order of the forward pass."""
+        """Return the operations of a block in forward order."""
         return _operations(self, block)
 
     def _written(self, block: int) -> Iterator[Operation]:
@@ -129,14 +130,14 @@ class TransformerModel:
             hidden, sequence, width = self.hidden, self.sequence, self.query_width
             yield self._norm(f"{at}norm1")
             yield self._linear(f"{at}attention.in", hidden, width + 2 * self.key_value_width)
-            # Causal: a token looks at half of the sequence on average; scores, and the values weighted by them.
+            # With a causal mask a token sees half of the sequence on average, in scores and in weighted values.
             yield Operation(f"{at}attention", 2.0 * sequence * sequence * width, needs_attention=True)
             yield self._linear(f"{at}attention.out", width, hidden)
             yield self._norm(f"{at}norm2")
         yield from self._mlp(at)
 
     def ends(self) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """The embedding, and the projection to the vocabulary; a model that is blocks alone has neither."""
+        """The embedding and the projection to the vocabulary, both empty for a model of blocks alone."""
         if not self.vocabulary:
             return (), ()
         table = ParameterTensor("embedding", self.vocabulary * self.hidden)
@@ -145,7 +146,7 @@ class TransformerModel:
         return (Operation("embedding", 0.0, (table,)),), (head,)
 
     def head_flops(self) -> float:
-        """FLOPs of that projection, for one sequence."""
+        """FLOPs of the projection to the vocabulary for one sequence."""
         return sum(each.flops for each in self.ends()[1])
 
     @property
@@ -161,7 +162,7 @@ class TransformerModel:
         return self.layers * sum(each.elements for each in tensors if each.expert)
 
     def forward_flops(self) -> float:
-        """FLOPs of the forward pass of one microbatch."""
+        """FLOPs of the forward pass per microbatch."""
         blocks = self.layers * sum(each.flops for each in self.operations(0))
         return self.batch * (blocks + self.head_flops())
 
@@ -179,7 +180,7 @@ class TransformerModel:
         )
         active = 2.0 * self.sequence * self.experts_per_token
         for name, inputs, outputs in (("up", hidden, into), ("down", width, hidden)):
-            # The weights of all experts are one tensor, as grouped products have them.
+            # Grouped products keep the weights of all experts in one tensor.
             own = (ParameterTensor(f"{at}experts.{name}", self.experts * inputs * outputs, expert=True),)
             flops = active * inputs * outputs
             yield Operation(f"{at}experts.{name}", flops, own, inputs=inputs, outputs=outputs)
@@ -201,17 +202,17 @@ class TransformerModel:
 
 @lru_cache(1024)
 def _operations(model: TransformerModel, block: int) -> tuple[Operation, ...]:
-    """Kept, as every microbatch of every layout that is compared asks for the same blocks."""
+    """Cached, because every microbatch of every layout needs the same blocks."""
     return tuple(model._written(block))  # noqa: SLF001
 
 
-_ASPECT = 128  # Hidden size over layers, as GPT-3 175B (arXiv 2005.14165, table 2.1) and Llama 2 7B
+_ASPECT = 128  # Hidden size over layers, as in GPT-3 175B (arXiv 2005.14165, table 2.1) and Llama 2 7B
 _HIDDEN_STEP = 256
 _HEAD = 128
 
 
 def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> TransformerModel:
-    """A model of blocks alone with about so many parameters: 12 · layers · hidden², hidden = 128 · layers."""
+    """Return a model of blocks alone with about this many parameters: 12 · layers · hidden², hidden = 128 · layers."""
     ideal = (parameters * _ASPECT / 12) ** (1 / 3)
     step = 8 * _HEAD if ideal > 4 * 8 * _HEAD else _HIDDEN_STEP  # large models are split over eight GPUs by their heads
     hidden = max(step, round(ideal / step) * step)
@@ -228,7 +229,7 @@ def model_of_parameters(parameters: int, *, sequence: int, batch: int) -> Transf
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks share out: nothing; optimizer states; gradients too; parameters too."""
+    """What data-parallel ranks shard: nothing, optimizer states, also gradients, or also parameters."""
 
     DDP = "ddp"
     ZERO1 = "zero1"
@@ -237,9 +238,9 @@ class Sharding(StrEnum):
 
     @property
     def gathers_parameters(self) -> bool:
-        """True where parameters are gathered block by block before the forward pass.
+        """True if parameters are gathered block by block before the forward pass.
 
-        FSDP gives them up behind it, and gathers them again for the backward pass.
+        FSDP frees them after it, and gathers them again for the backward pass.
         """
         return self in (Sharding.ZERO2, Sharding.FSDP)
 
@@ -255,10 +256,10 @@ _WORD = re.compile(r"(?P<name>tp|pp|v|cp|ring|ep|dp|hsdp)(?P<count>\d{1,5})", re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """So many ranks of each kind; `stages_per_gpu` above 1 is the interleaved pipeline.
+    """The number of ranks per kind of parallelism. `stages_per_gpu` above 1 means an interleaved pipeline.
 
-    Expert parallelism takes ranks of data parallelism, so it does not multiply. `shards` are the ranks that share
-    parameters out among them, each group of which has all of them (HSDP); 0: all ranks of one group.
+    Expert parallelism uses data-parallel ranks, so it does not multiply. `shards` is the number of ranks that shard the
+    parameters in each group (HSDP), 0 for all ranks.
     """
 
     data: int = 1
@@ -273,22 +274,22 @@ class ParallelLayout:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """The total number of GPUs."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
     def gradient_ranks(self) -> int:
-        """Ranks that have the same parameters, and bring their gradients together."""
+        """Ranks that have the same parameters and reduce their gradients."""
         return self.data * self.context
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that share parameters, gradients and optimizer out, as far as the layout does."""
+        """Ranks that shard parameters, gradients and optimizer states, as far as the layout does."""
         return self.shards or self.gradient_ranks
 
     @property
     def replicas(self) -> int:
-        """Groups of such ranks, which bring their gradients together."""
+        """Groups of sharding ranks, which reduce gradients between them."""
         return self.gradient_ranks // self.shard_ranks
 
     def __str__(self) -> str:
@@ -304,7 +305,7 @@ class ParallelLayout:
 
 
 def parse_layout(text: str, gpus: int) -> ParallelLayout:
-    """A layout as people write it; the rest is data parallelism. Raises UsageError."""
+    """Parse a layout. The remaining ranks are data-parallel. Raises UsageError."""
     counts, shardings, sequence_parallel = dict[str, int](), list[Sharding](), False
     for word in text.lower().replace(",", " ").split():
         match = _WORD.fullmatch(word)
@@ -345,7 +346,7 @@ def parse_layout(text: str, gpus: int) -> ParallelLayout:
 
 
 def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
-    """Why a model cannot be laid out so, in words; empty where it can."""
+    """Return why a model does not fit a layout, or ''."""
     heads, key_values = model.heads, model.key_value_heads or model.heads
     reasons = (
         (model.heads % layout.tensor != 0, f"{heads} heads do not divide by tp{layout.tensor}"),
@@ -380,10 +381,10 @@ def misfit(model: TransformerModel, layout: ParallelLayout) -> str:
 
 
 def layers_of_stages(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
-    """The layers of each GPU of a pipeline.
+    """Return the layers of each GPU of a pipeline.
 
-    Where they do not divide by the stages, the last stage and the first have one fewer, then those before the last:
-    they have the head and the embedding (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2).
+    If they do not divide by the stages, the last stage and the first have one fewer, then those before the last,
+    because these have the head and the embedding (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2).
     """
     parts = layout.pipeline * layout.stages_per_gpu
     most = ceil(layers / parts)
@@ -393,7 +394,7 @@ def layers_of_stages(layers: int, layout: ParallelLayout) -> tuple[int, ...]:
 
 
 def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
-    """Raise UsageError where the model cannot be laid out so."""
+    """Raise UsageError if the model does not fit the layout."""
     words = misfit(model, layout)
     if words:
         raise UsageError(
@@ -403,23 +404,25 @@ def check_layout(model: TransformerModel, layout: ParallelLayout) -> None:
         )
 
 
-OPTIMIZER_BYTES = 12  # Adam's states a parameter, in mixed precision
-_MASTER_BYTES = 4  # Of these the weights in float32
+OPTIMIZER_BYTES = 12  # Adam's states per parameter in mixed precision
+_MASTER_BYTES = 4  # Of these, the weights in float32
 _HALF_BYTES = 2
 
 
 def states_bytes(model: TransformerModel, layout: ParallelLayout, optimizer_bytes: int = OPTIMIZER_BYTES) -> int:
-    """Bytes of weights, gradients and optimizer states on the fullest GPU; `optimizer_bytes` a parameter, 0: none."""
+    """Return the bytes of weights, gradients and optimizer states on the fullest GPU. `optimizer_bytes` is per
+    parameter.
+    """
     shared = model.parameters - model.expert_parameters
-    # The stage with most layers; its blocks, and as much of what lies outside them as every other has.
+    # Use the stage with most layers, and an equal share of the parameters outside blocks.
     part = max(layers_of_stages(model.layers, layout)) / model.layers
     own = ceil(shared * part / layout.tensor)
     own += ceil(model.expert_parameters * part / layout.tensor / layout.expert)
     size, ranks, sharding = model.data_type.size_bytes, layout.shard_ranks, layout.sharding
     block = ceil(own / max(1, round(model.layers * part)))
-    # Under a pipeline what was gathered stays for the microbatches that follow, and so do gradients.
+    # In a pipeline, gathered parameters and gradients stay for the following microbatches.
     gives_up = sharding is Sharding.FSDP and layout.pipeline == 1
-    # One block is gathered while it computes, and the next is under way.
+    # One block is gathered while it computes, and the next is in flight.
     gathered = 2 * block * size if gives_up else own * size if sharding.gathers_parameters else 0
     weights = own * size // (ranks if sharding.gathers_parameters else 1) + gathered
     splits_gradients = sharding.gathers_parameters and layout.pipeline == 1

@@ -1,4 +1,4 @@
-"""The shape of a model from TOML or JSON, with gpubench's own keys or those of a Hugging Face config.json."""
+"""Reads the shape of a model from TOML or JSON, with gpubench's keys or those of a Hugging Face config.json."""
 
 import difflib
 import re
@@ -34,7 +34,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "fp8": (),
     "name": ("_name_or_path",),
 }
-"""gpubench's keys, and what others call the same. A config.json has many more, which are passed over."""
+"""gpubench's keys and their synonyms. Other keys of a config.json are ignored."""
 
 _TRAINED_TYPES = (DataType.BFLOAT16, DataType.FLOAT16, DataType.FLOAT32)
 _NEEDED = ("layers", "hidden", "heads")
@@ -49,7 +49,7 @@ _LONGEST = ("max_position_embeddings", "n_positions", "max_sequence_length")
 USUAL_SEQUENCE = 4096
 _GATED_TYPES = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi3", "deepseek", "olmo", "cohere", "falcon3")
 _UNTIED_TYPES = ("llama", "mistral", "mixtral", "qwen", "phi3", "deepseek", "olmo", "gpt_neox")
-"""Families whose configuration has tie_word_embeddings false by default."""
+"""Families whose tie_word_embeddings is false by default."""
 
 _NOT_MODELLED = ("is_encoder_decoder", "n_shared_experts", "first_k_dense_replace", "shared_expert_intermediate_size")
 _BIASED_TYPES = ("gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "bert")
@@ -66,7 +66,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def parse_parameters(text: str) -> int:
-    """'7B', '806M': parameters, 1000-based; UsageError without a unit."""
+    """Parse '7B' or '806M' as parameters, 1000-based. Raises UsageError without a unit."""
     match = _COUNT.fullmatch(text.strip())
     if match is None or not match["unit"]:
         raise UsageError(
@@ -84,9 +84,9 @@ def parse_parameters(text: str) -> int:
 def read_model(
     path: Path, *, sequence: int | None = None, batch: int | None = None
 ) -> tuple[TransformerModel, list[str]]:
-    """The model of a file, and in sentences what it does not tell and was assumed.
+    """Read the model in a file, and return its assumptions as sentences.
 
-    Raises UsageError where it cannot be read, a key is not known, is missing, or has a value that cannot be.
+    Raises UsageError if it cannot be read, or if a key is unknown, missing, or invalid.
     """
     text, name = read_text(path, _WANTED), str(path)
     plain = _loaded(text, path, name)
@@ -131,7 +131,7 @@ def _values(plain: Mapping[str, Any], name: str, *, is_config: bool) -> dict[str
             )
         if key is not None and value is not None:
             values.setdefault(key, value)
-    # Where both are given, intermediate_size is the width of the few blocks without experts.
+    # If both are set, intermediate_size is the width of the few blocks without experts.
     if values.get("experts") and plain.get(_EXPERT_WIDTH) is not None:
         values["intermediate"] = plain[_EXPERT_WIDTH]
     return values
@@ -146,7 +146,7 @@ def _assume(
     sequence: int | None,
     batch: int | None,
 ) -> None:
-    """What is asked for comes first; what nobody says is assumed, and told."""
+    """Fill missing values, first from the options and then by assumption, with a note."""
     if sequence is not None:
         values["sequence"] = sequence
     if batch is not None:
@@ -162,7 +162,7 @@ def _assume(
         family = str(plain.get("model_type", "")).lower()
         values.setdefault("gated", family.startswith(_GATED_TYPES))
         values.setdefault("biases", family.startswith(_BIASED_TYPES))
-        # What transformers' PretrainedConfig leaves out is its default, and that is true.
+        # transformers' PretrainedConfig omits default values, and the default is true.
         values.setdefault("tied_embeddings", not family.startswith(_UNTIED_TYPES))
         if not family.startswith((*_GATED_TYPES, *_BIASED_TYPES)):
             notes.append(f"model_type {family or 'is not told'}: taken for a decoder with an MLP of two matrices")
