@@ -1,1 +1,1 @@
-"""Use cases: they know the ports and the model, print nothing and import no library."""
+"""Use cases of the commands. They use ports and the model, print nothing and import no library."""

@@ -1,4 +1,4 @@
-"""Report on the libraries that move data between GPUs: facts of environments in, rows and findings out."""
+"""Builds the report on the libraries that move data between GPUs, from the facts of each host."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field
@@ -37,7 +37,7 @@ _MOST_SUBJECTS = 4
 
 @dataclass(frozen=True, slots=True)
 class HostLibraries:
-    """The libraries of one host, and whether its kernel hands GPU memory out as dma-buf; None where that is unknown."""
+    """The libraries of one host, and whether its kernel exports GPU memory as dma-buf (None if unknown)."""
 
     facts: process.LibrariesFacts
     dma_buf: bool | None = None
@@ -46,7 +46,7 @@ class HostLibraries:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One NCCL of a host: where it is, and who would use it."""
+    """One copy of NCCL on a host: its place, and the programs that would use it."""
 
     version: str
     path: str
@@ -57,7 +57,9 @@ class _Copy:
 
 
 def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Report:
-    """Rows of every host; findings where versions differ, or reading failed; SKIP without any library."""
+    """Report the libraries of every host, with findings if versions differ or reading failed. SKIP without any
+    library.
+    """
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [finding for host in hosts for finding in (*_version_difference(host.facts), *_unread(host.facts))]
     findings += _between_hosts([host.facts for host in hosts])

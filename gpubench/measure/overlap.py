@@ -1,4 +1,4 @@
-"""Overlap of a collective with computation: what each costs the other, and the cap with the shortest step."""
+"""Measures a collective during computation: how much each slows the other, and the cap with the shortest step."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,17 +35,18 @@ from gpubench.ports.group import Group, Listener
 from gpubench.records import dataclass
 
 _SECONDS_A_BATCH = 0.06
-_FEWEST_STEPS = 3  # Of a batch, the first of which does not count
-_MOST_QUEUED = 900  # Launches that a stream takes before the host has to wait; a step has some beside its operations
+_FEWEST_STEPS = 3  # Per batch. The first step does not count
+_MOST_QUEUED = 900  # Launches that a stream queues before the host has to wait. A step has a few besides its operations
 _BESIDE_OPERATIONS = 8
 
 _SETTLED_SHARE = 0.01
-_MOST_SETTLING_SECONDS = 0.3  # Settled: two batches in a row within 1 %, as clocks follow the power drawn
+# Steps have settled if two consecutive batches agree within 1 %, because clocks follow the power
+_MOST_SETTLING_SECONDS = 0.3
 _SECONDS_BETWEEN_READINGS = 0.025
 
 
 class StepPhase(NamedTuple):
-    """The steps of a phase: their order, the partner, the collectives in turn, operations of a step."""
+    """The steps of a phase: their order, the partner, the collectives in turn, and the operations per step."""
 
     order: overlap.StepOrder
     partner: overlap.Partner
@@ -55,7 +56,7 @@ class StepPhase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSample:
-    """The measured steps of one rank, and readings of its GPU meanwhile."""
+    """The measured steps of one rank, and readings of its GPU during them."""
 
     steps: list[overlap.ClockedStep]
     load: GpuLoad
@@ -63,14 +64,14 @@ class PhaseSample:
 
 @dataclass(frozen=True, slots=True)
 class PhaseOfRanks:
-    """The same of all ranks."""
+    """The measured steps of all ranks, and readings of their GPUs."""
 
     steps: overlap.StepsOfRanks
     load: GpuLoad
 
     @classmethod
     def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
-        """From a sample a rank."""
+        """Combine one sample per rank."""
         return cls(
             overlap.StepsOfRanks([each.steps for each in samples]), load_of_ranks([each.load for each in samples])
         )
@@ -78,7 +79,7 @@ class PhaseOfRanks:
 
 @dataclass(slots=True)
 class StepMeter:
-    """Measures phases on this rank; every rank calls it alike."""
+    """Measures phases on this rank. Every rank makes the same calls."""
 
     group: Group
     steps: OverlapSteps
@@ -89,7 +90,7 @@ class StepMeter:
     _read_at: float = 0.0
 
     def measure(self, phase: StepPhase, seconds: float) -> PhaseSample:
-        """Run a phase until it has settled, and then measure it for so many seconds."""
+        """Run a phase until it has settled, then measure it for `seconds`."""
         period, spent = self._batch(phase, _FEWEST_STEPS)[1:]
         fitting = math.ceil(_SECONDS_A_BATCH / period) if period > 0 else _FEWEST_STEPS
         count = max(_FEWEST_STEPS, min(fitting, _MOST_QUEUED // (phase.operations + _BESIDE_OPERATIONS)))
@@ -109,12 +110,12 @@ class StepMeter:
         return PhaseSample(measured, mean_load(self._readings))
 
     def gathered(self, sample: PhaseSample) -> PhaseOfRanks | None:
-        """The sample of every rank, on the first."""
+        """Return the samples of all ranks on rank 0, None on the others."""
         collected = self.group.collect(sample)
         return None if collected is None else PhaseOfRanks.of(collected)
 
     def _batch(self, phase: StepPhase, count: int) -> tuple[list[overlap.ClockedStep], float, float]:
-        """Steps of this rank, and the same on every rank: the mean period of the slowest, and the time of the batch."""
+        """Run steps, and return this rank's steps, the mean period of the slowest rank, and the time of the batch."""
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
@@ -133,7 +134,7 @@ class StepMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCase:
-    """One row to measure: a size of a collective under a cap of its CTAs, beside a partner."""
+    """One row to measure: a size of a collective under a cap of its CTAs, with a partner."""
 
     collective: str
     size_bytes: int
@@ -157,7 +158,7 @@ def _overlap_case(
 
 
 def overlap_cases(cases: Sequence[Case], collective: str, asked: overlap.OverlapAsked) -> Iterator[OverlapCase]:
-    """Every row, in the order in which it is measured: the caps of a size are neighbours in time."""
+    """Yield every row in the order of measurement, with the caps of a size next to each other."""
     for partner in asked.partners:
         for case in cases:
             for ctas in asked.ctas:
@@ -165,7 +166,6 @@ def overlap_cases(cases: Sequence[Case], collective: str, asked: overlap.Overlap
 
 
 def row_of(case: OverlapCase, job: JobFacts, sample: overlap.StepSample) -> OverlapRow:
-    """The row of a case."""
     times, checked = sample.times, sample.wrong is not None
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
     return made_of(
@@ -196,11 +196,11 @@ def _us(seconds: float) -> float:
 
 
 AgainSteps = Mapping[tuple[str, int], float]
-"""Seconds of a step with NCCL's own number of CTAs once all caps have had their turn, by partner and size in bytes."""
+"""Seconds of a step with NCCL's own number of CTAs, repeated after all caps, by partner and size in bytes."""
 
 
 def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator[ShortestStepRow]:
-    """The shortest step of every partner and size measured under several caps, without rows with wrong data."""
+    """Yield the shortest step of every partner and size with several caps, without rows with wrong data."""
     usable = [row for row in rows if not row.wrong]
     for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
         if len({row.ctas for row in members}) < 2:
@@ -225,12 +225,14 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
 
 
 def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
-    """By how much the best step is shorter than NCCL's own, percent of that; 0 where that is the best."""
+    """Return how much shorter the best step is than NCCL's own, in percent of it, 0 if it is the best."""
     return 0.0 if best is own else max(0.0, 100 * (own_us - best.step_us) / own_us)
 
 
 def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
-    """The half of a 95 % interval of the difference of two steps, or the drift where that is more; None: not known."""
+    """Return half the 95 % confidence interval of the difference of two steps, or the drift if it is larger. None
+    if unknown.
+    """
     intervals = own.step_ci95_percent, best.step_ci95_percent
     if intervals[0] is None or intervals[1] is None:
         return None if drift is None else abs(drift)
@@ -245,9 +247,9 @@ def with_rows(
     refused: Sequence[RefusedRow] = (),
     repeated: AgainSteps = MappingProxyType({}),
 ) -> Report:
-    """The report on a collective alone, `undisturbed` its rows, as one on a collective beside computation.
+    """Extend the report on a collective alone (its rows are `undisturbed`) by the rows during computation.
 
-    `refused` are the caps that NCCL would not take, `repeated` the steps with its own number once more.
+    `refused` are the caps that NCCL did not accept, `repeated` the repeated steps with its own number.
     """
     found = list(shortest_steps(rows, repeated))
     wrong = list(wrong_data(rows))
@@ -265,7 +267,7 @@ def with_rows(
 
 
 def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
-    """The finding for rows with wrong data during computation."""
+    """Yield the finding for rows with wrong data during computation."""
     bad = [row for row in rows if row.wrong]
     if bad:
         sizes = ", ".join(dict.fromkeys(format_size(row.size_bytes) for row in bad))
@@ -281,11 +283,11 @@ def wrong_data(rows: Sequence[OverlapRow]) -> Iterator[Finding]:
         )
 
 
-_MOST_BUFFERS = 3  # That a collective goes round in steps: a phase has at least so many
+_MOST_BUFFERS = 3  # A collective cycles through its buffers, so a phase has at least as many steps
 _OPERATIONS_TO_LEARN = 8
-_SHORT, _SHORTER = 0.5, 0.3  # The parts of --seconds for the phases of which less hangs
+_SHORT, _SHORTER = 0.5, 0.3  # Shares of --seconds for the less important phases
 _COVERED = 0.995
-_LATER = 1000  # Added to the numbers of rows that seed test data: none is a number of a row of the collective alone
+_LATER = 1000  # Offset of the row numbers that seed test data, to differ from rows of the collective alone
 
 
 class _AloneRows:
@@ -293,11 +295,9 @@ class _AloneRows:
         self.progress = listener.progress
         self.rows: list[CollectiveRow] = []
 
-    def begin(self, metadata: Metadata) -> None:
-        """Nothing."""
+    def begin(self, metadata: Metadata) -> None: ...
 
-    def end(self, report: Report) -> None:
-        """Nothing."""
+    def end(self, report: Report) -> None: ...
 
     def row(self, row: CollectiveRow) -> None:
         self.rows.append(row)
@@ -305,7 +305,7 @@ class _AloneRows:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A cap on NCCL's CTAs, None for its own number, with what asks for it, and what has its communicator."""
+    """A cap on NCCL's CTAs (None for its own number), the setting that requests it, and its communicator."""
 
     ctas: int | None
     variant: SweepVariant
@@ -314,7 +314,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class OverlapMeans:
-    """The means of a rank: steps on its GPU, readings of it, and the clock around them."""
+    """A rank's tools: steps on its GPU, readings of the GPU, and the clock around them."""
 
     steps: OverlapSteps
     read_load: Callable[[], GpuLoad]
@@ -330,9 +330,10 @@ def measure_overlap(
     observers: Observers,
     means: OverlapMeans,
 ) -> Report:
-    """Measure every size, under every cap beside every partner; `caps` begin with NCCL's own number, asked for or not.
+    """Measure every size under every cap with every partner. `caps` start with NCCL's own number, even if not
+    requested.
 
-    Rows go to `listener` on the first rank, whose report has the verdict. What is known of paths and speed is of the
+    Rank 0 passes rows to `listener` and returns the report with the verdict. Paths and speed are judged by the
     collective alone.
     """
     preparation = VariantPreparation(request, group, identities, observers)
@@ -369,7 +370,7 @@ def measure_overlap(
 
 @dataclass(frozen=True, slots=True)
 class _OverlapBench:
-    """The rows of one rank, which the first puts together."""
+    """Measures the rows of one rank, which rank 0 combines."""
 
     request: SweepRequest
     asked: overlap.OverlapAsked
@@ -386,7 +387,7 @@ class _OverlapBench:
         return seconds / _OPERATIONS_TO_LEARN
 
     def measure_again(self, case: Case, run: VariantRun, partner: overlap.Partner, count: int) -> float:
-        """Seconds of a step once more, on the slowest rank; every rank has the same."""
+        """Return the seconds of a repeated step on the slowest rank, equal on every rank."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
         phase = StepPhase(overlap.StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
@@ -403,7 +404,7 @@ class _OverlapBench:
         count: int,
         own_row: CollectiveRow,
     ) -> OverlapRow | None:
-        """Measure the phases of a row, and verify the data of its last one; the row, on the first rank."""
+        """Measure the phases of a row, verify the data of the last one, and return the row on rank 0."""
         sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
         label = f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}"

@@ -1,4 +1,4 @@
-"""The verdict on paths as parts of a report; ranks that judge none make it without the conditions that explain them."""
+"""Converts the verdict on paths to parts of a report. Ranks that judge no paths do not import the conditions for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PathOutcome:
-    """The verdict on paths: three sections, findings, and the causes of the run; None where nothing was looked at."""
+    """The verdict on paths: three sections, findings, and the causes of the run. None if paths were not observed."""
 
     sections: Mapping[str, Section]
     findings: tuple[Finding, ...]
@@ -25,12 +25,12 @@ class PathOutcome:
 def report_on(
     paths: Sequence[KnownPath], rows: Sequence[FallbackRow], origin: Origin, causes: Sequence[CauseRow]
 ) -> PathOutcome:
-    """The verdict on all paths, whose sections `fallback` and `causes` have these rows."""
+    """Return the verdict on all paths. `rows` and `causes` are the sections of the same names."""
     return PathOutcome(_path_sections(evidence_rows(paths, origin), rows, causes), findings(rows, paths))
 
 
 def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Report:
-    """The report of a run whose paths were not observed: with the reason, empty where there are no paths to observe."""
+    """Return the report of a run with unobserved paths, with the reason, or '' if there are no paths."""
     sections = _path_sections((), [unknown_row(origin, why)] if why else (), ())
     return replace(report, sections={**sections, **report.sections})
 

@@ -1,4 +1,4 @@
-"""What is observed of paths, and what explains them: bytes of links, idle links, NCCL's log, and conditions."""
+"""Observes paths by link counters, idle links and NCCL's log, and explains them by conditions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,18 +23,18 @@ from gpubench.ports.copies import LinkBytes, LinkCounters
 from gpubench.ports.traffic import GpuUsers, NoUsers
 from gpubench.readers.nccl_log.lines import INFO, parse_channel, parse_connection, parse_tuning, ring_pairs, tree_pairs
 
-_COUNTED_FROM_BYTES = 2**20  # NVLink counters tick in KiB, and other traffic ticks too
-PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters start again from 0 there
+_COUNTED_FROM_BYTES = 2**20  # NVLink counters have a resolution of 1 KiB, and other traffic moves them too
+PCIE_COUNTS_TO = 2**32  # NVML's PCIe byte counters wrap to 0 here
 _MOST_PCIE_BYTES = PCIE_COUNTS_TO / 2.5
-"""Bytes that may be expected, however long it takes, without going once around the counter: collectives move up to
-twice of that, and H200s count 1.09 bytes for each that is sent, 1.08 for each that is received, headers included.
+"""Expected bytes that do not wrap the counter: collectives move up to twice as many, and H200s count 1.09 bytes per
+sent byte and 1.08 per received byte, including headers.
 """
 
-_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9  # For a PCIe link to get around: PCIe 6 x16 carries 121 GB/s
+_SURELY_ONCE_SECONDS = PCIE_COUNTS_TO / 128e9  # A PCIe link needs longer to wrap: PCIe 6 x16 carries 121 GB/s
 
 
 class CounterReading(NamedTuple):
-    """The counters of a GPU, and the seconds of a clock just before."""
+    """The counters of a GPU, and the time in seconds just before."""
 
     gpu: int
     seconds: float
@@ -42,7 +42,7 @@ class CounterReading(NamedTuple):
 
 
 class Meter:
-    """Reads the counters of a GPU around copies."""
+    """Reads the counters of a GPU before and after copies."""
 
     def __init__(self, counters: LinkCounters, clock: Callable[[], float] = perf_counter) -> None:
         self._counters = counters
@@ -50,11 +50,11 @@ class Meter:
         self._seen: set[tuple[int, str]] = set()
 
     def read(self, gpu: int) -> CounterReading:
-        """The reading before copies, to be handed to `since` after them."""
+        """Return the reading before copies, for `since`."""
         return CounterReading(gpu, self._clock(), self._counters.read(gpu))
 
     def since(self, reading: CounterReading, expected_bytes: int, *, receives: bool = False) -> Carried:
-        """The bytes carried since a reading, from that GPU or to it, of at least so many expected."""
+        """Return the bytes that the GPU sent, or received, since a reading."""
         gpu, since, before = reading
         after = self._counters.read(gpu)
         if receives:
@@ -86,16 +86,14 @@ def _moved(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-WINDOW_SECONDS = 0.02  # Long enough for slow counters, too short to get around NVML's PCIe counter
+WINDOW_SECONDS = 0.02  # Long enough for slow counters, too short to wrap NVML's PCIe counter
 _MOST_SETTLING_SECONDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.1
-"""NVML's utilization is that of the last sixth of a second to the last second: what this job did is in it for a while,
-and what others do stays.
-"""
+"""NVML averages utilization over the last 1/6 to 1 s. This job's own use fades from it, and that of others stays."""
 
 
 class IdleWindow:
-    """Looks at GPUs while this job leaves them alone; whoever calls it sees to that."""
+    """Reads GPUs while this job leaves them idle, which the caller ensures."""
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class IdleWindow:
         self._clock, self._wait = clock, wait
 
     def look(self, gpus: Sequence[int]) -> tuple[IdleGpu, ...]:
-        """These GPUs now: it takes 20 ms, and up to 2 s where one of them computes."""
+        """Read these GPUs. It takes 20 ms, or up to 2 s if one of them computes."""
         before = [(self._clock(), self._counters.read(gpu)) for gpu in gpus]
         self._wait(WINDOW_SECONDS)
         rates = []
@@ -159,7 +157,7 @@ class NcclLogListener:
         self._is_readable = log.is_readable()
 
     def listen(self) -> Tuning | None:
-        """Read what is new; return the last algorithm that is named in it."""
+        """Read new lines, and return the last algorithm in them."""
         tuning = None
         for line in self._log.lines() if self._is_readable else ():
             message = line.partition(INFO)[2]
@@ -170,7 +168,7 @@ class NcclLogListener:
         return tuning
 
     def selection(self) -> RankSelection:
-        """All that was read."""
+        """Return everything read so far."""
         edges = (
             Edge(src, dst, LoggedChannels(transport, bits, peer_to_peer, received))
             for (src, dst, transport, peer_to_peer, received), bits in self._channel_bits.items()
@@ -189,17 +187,17 @@ class NcclLogListener:
             self._channel_bits[key] = self._channel_bits.get(key, 0) | 1 << channel
 
 
-_MOST_ASKED = 2000  # Of alike pairs are asked for their cause: a thousand ranks have a million pairs
+_MOST_ASKED = 2000  # Limit of similar pairs whose cause is looked up: a thousand ranks have a million pairs
 
 
 class Explained:
-    """The causes of a run, looked for once, and asked for pairs that fare alike."""
+    """The causes of a run, computed once and matched to groups of similar pairs."""
 
     def __init__(self, circumstances: Circumstances) -> None:
         self.circumstances = circumstances
 
     def with_slow(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
-        """The same with what these slow rows show; itself where they show nothing more."""
+        """Return the causes including what these slow rows show, or itself if they show nothing new."""
         several = [row for row in rows if row.nodes > 1]
         return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
 
@@ -209,12 +207,12 @@ class Explained:
         return diagnose(CAUSES, self.circumstances)
 
     def explaining(self, staged: Mapping[Pair, Sequence[Transport]]) -> tuple[Named, ...]:
-        """The causes that explain why these pairs go through host memory, the likeliest first."""
+        """Return the causes why these pairs are host-staged, most likely first."""
         asked = dict(islice(staged.items(), _MOST_ASKED))
         return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
 
     def with_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
-        """The paths, those through host memory with their likeliest cause; of very many none is asked for."""
+        """Add the most likely cause to host-staged paths, unless there are very many."""
         staged = {pair_of(each): each.transports for each in paths if each.judgement.conclusion is Conclusion.STAGED}
         if len(staged) > _MOST_ASKED:
             return list(paths)
@@ -222,20 +220,20 @@ class Explained:
         return [replace(each, cause=causes.get(pair_of(each), "")) for each in paths]
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
-        """The likeliest of them; without evidence none is named."""
+        """Return the most likely cause, or an unknown one without evidence."""
         return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def slowing(self, *, small: bool, percent: float | None = None) -> tuple[Named, ...]:
-        """The causes of operations with `percent` of the expected speed, the likeliest first.
+        """Return the causes of operations at `percent` of the expected speed, most likely first.
 
-        Small operations consist of launches, large ones of bytes.
+        Launches limit small operations, and bandwidth limits large ones.
         """
         links = self._links()
         parts = (Slowed.LAUNCHES, *links) if small else (*links, Slowed.LAUNCHES)
         return self.diagnosis.slowing(*parts, percent=None if small else percent)
 
     def _links(self) -> tuple[Slowed, ...]:
-        """What carries the bytes, the slowest first; where no GPU is known, all that may."""
+        """Return the links that carry the bytes, slowest first, or all possible ones if no GPU is known."""
         run = self.circumstances
         gpus = [gpu for _, _, gpu in run.gpus()]
         if not gpus:
@@ -250,12 +248,14 @@ class Explained:
 
     @property
     def _between_gpus(self) -> bool:
-        """True if bytes may pass from GPU to GPU: ranks that share one GPU use no link."""
+        """True if bytes may pass between GPUs. Ranks that share one GPU use no link."""
         wiring = self.circumstances.wiring
         return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
 
     def rows(self, *, of_programs: bool = False) -> list[report.CauseRow]:
-        """Causes of paths that were seen, then of those that may be slow; `of_programs`: MPI or others move bytes."""
+        """Return causes of observed paths, then of possible slowness. `of_programs`: MPI or other programs move the
+        bytes.
+        """
         staged = self.circumstances.staged or {}
         explaining = self.explaining(staged)
         ids = {named.cause.id for named in explaining}
@@ -267,17 +267,17 @@ class Explained:
         return rows + [row for named in beside for row in self._rows(named, {})]
 
     def _matters(self, named: Named) -> bool:
-        """True if a cause of slow paths slows anything that ranks use: those of one GPU have no links between them."""
+        """True if a cause of slow paths affects a link that ranks use. Ranks on one GPU use none."""
         slows = named.cause.explains.slows
         return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
 
     def conditions(self) -> list[report.CauseRow]:
-        """All that holds, of machines that nothing was sent between: what takes direct paths away, then the rest."""
+        """Return all conditions of machines without measurements: those that prevent direct paths, then the rest."""
         ordered = sorted(self.diagnosis.named, key=lambda named: set(named.effects) <= set(BESIDE))
         return [row for named in ordered for row in self._rows(named, {})]
 
     def unread(self) -> list[report.UnreadRow]:
-        """The reason why it is not known whether other causes hold; of machines without GPUs nobody asks."""
+        """Return why it is unknown whether other causes hold, except on machines without GPUs."""
         if not self.circumstances.wiring.gpus:
             return []
         titles = {cause.id: cause.title for cause in CAUSES}
@@ -320,5 +320,5 @@ class Explained:
 
 
 def first_cause(staged: Mapping[Pair, Sequence[Transport]], circumstances: Circumstances) -> Explanation:
-    """The likeliest cause of what some pairs do."""
+    """Return the most likely cause for the transports of some pairs."""
     return Explained(replace(circumstances, staged=staged)).first(staged)

@@ -1,4 +1,4 @@
-"""Report on machines: matrices, limits and findings, and the path to expect for every pair of GPUs."""
+"""Builds the report on machines: matrices, limits and findings, and the expected path of every pair of GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -35,7 +35,7 @@ _ORDER = (Conclusion.IMPOSSIBLE, Conclusion.UNKNOWN, Conclusion.POSSIBLE)
 
 
 class _Prospect(NamedTuple):
-    """The expected path of a pair, and why; what is seen of it is another thing."""
+    """The expected path of a pair, and its cause. The observed path may differ."""
 
     conclusion: Conclusion
     verdict: Verdict
@@ -57,7 +57,7 @@ class _FallbackPairs(NamedTuple):
 
 
 def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Sequence[RankFacts]) -> Explained:
-    """The causes of how bytes would travel. Of nodes that are alike, the GPUs of the first ones are looked at."""
+    """Return the causes of the expected paths. Of equal nodes, only the GPUs of the first ones are examined."""
     looked_at = dict.fromkeys(kind.representative for kind in kinds)
     looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
@@ -74,14 +74,16 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
 
 
 def _with_settings_of_their_own(ranks: Sequence[RankFacts]) -> list[int]:
-    """The nodes whose NCCL variables are not those of the first rank: NCCL may use other paths there."""
+    """Return the nodes whose NCCL variables differ from those of rank 0, because NCCL may use other paths there."""
     return [each.node for each in ranks if each.nccl_settings != ranks[0].nccl_settings]
 
 
 def prospects(
     nodes: Sequence[Topology], kinds: Sequence[MachineKind], explained: Explained
 ) -> list[report.FallbackRow]:
-    """The section `fallback` of what was only looked at, gravest first: pairs of which the same is to be expected."""
+    """Return the section `fallback` for unmeasured paths, most severe first, grouping pairs with the same expected
+    path.
+    """
     groups: dict[_Prospect, list[_FallbackPairs]] = {}
     for kind in kinds:
         usual: dict[tuple[str, str], _Prospect] = {}
@@ -101,9 +103,10 @@ def prospects(
 def prospect_findings(
     rows: Sequence[report.FallbackRow], explained: Explained, others: Iterable[Finding]
 ) -> Iterator[Finding]:
-    """Conditions in the way of paths, in a node or between, that no check reported, nor anything that follows.
+    """Yield conditions that affect paths within or between nodes and that no check reported, nor anything that
+    follows.
 
-    Of a node that has to do with no other, its network is nobody's fault: containers for one node have no RDMA.
+    On a node that communicates with no other, ignore the network: containers for one node have no RDMA.
     """
     known = {each.id for each in others}
     for row in rows:
@@ -143,7 +146,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     found = explained.diagnosis.explaining({pair: _EXPECTED})
     sure = [named for named in found if named.confidence in (Confidence.PROVEN, Confidence.LIKELY)]
     if possible is None:
-        # What NCCL keeps off peer access anyway needs none; nothing else is known of such a pair.
+        # NCCL does not use peer access here in any case. Nothing else is known about such a pair.
         sure = [named for named in sure if named.explanation.by_design]
     if possible is None and not sure:
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
@@ -153,7 +156,7 @@ def _expected_path(explained: Explained, pair: Pair) -> _Prospect:
     node, ends = explained.circumstances.node_of(pair), [explained.circumstances.wiring.gpu(each) for each in pair]
     unread = possible and None not in ends and node.nvlinks(*filter(None, ends)) is None
     if cause.by_design and (node.snapshot.failures or unread):
-        # NVLinks of which nothing tells may join them: nothing is by design for want of an answer.
+        # Unknown NVLinks may connect them. Never conclude "by design" from a missing answer.
         return _Prospect(Conclusion.UNKNOWN, Verdict.WARN, None, Confidence.NONE)
     in_doubt = explained.circumstances.wiring.is_refused_in_doubt(pair)
     verdict = Verdict.SKIP if cause.by_design else Verdict.WARN if in_doubt else Verdict.FAIL
@@ -175,7 +178,7 @@ def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
 
 
 def _is_alike(prospect: _Prospect, usual: _Prospect | None) -> bool:
-    """True if a pair of another node of a kind is to be expected to do what that of the first does, for one cause."""
+    """True if a pair has the same expected path and cause as that pair of the first node of its kind."""
     if usual is None:
         return prospect.conclusion is Conclusion.POSSIBLE
     causes = [None if each.cause is None else each.cause.id for each in (prospect, usual)]
@@ -214,7 +217,7 @@ def examine(
     asked: bool = False,
     expected_gpus: int | None = None,
 ) -> report.Report:
-    """Report on nodes, each with its profile."""
+    """Build the report on nodes, each with its profile."""
     kinds = group(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
