@@ -22,11 +22,11 @@ torch/distributed/fsdp/_fully_shard). Two gathers and one scatter move 3Ψe(n-1)
 **Pipelines.** One microbatch of each kind of stage is simulated, and the step follows in closed form. With t seconds
 per microbatch on the slowest of p stages, m microbatches and v stages per GPU, 1F1B takes Σt to fill and drain, and t
 for every further microbatch. Interleaving makes filling and draining v times shorter: the bubble is (p - 1)/(v·m) of
-the ideal time (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). A send of b·s·h·e bytes takes c. In 1F1B, stage *s*
-has p - s microbatches in flight, each of which travels to the last stage and back: a microbatch takes at least the sum
-of t from *s* on plus 2c(p - 1 - s), divided by p - s. With interleaving, sends overlap with the computation of another
-chunk. Gathers of FSDP and reductions of gradients count once per step, on the stage where they exceed the idle time
-most.
+the ideal time (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). A send of b·s·h·e bytes takes c. In 1F1B, stage
+*s* has p - s microbatches in flight, each of which travels to the last stage and back: a microbatch takes at least the
+sum of t from *s* on plus 2c(p - 1 - s), divided by p - s. With interleaving, sends overlap with the computation of
+another chunk. Gathers of FSDP and reductions of gradients count once per step, on the stage where they exceed the idle
+time most.
 """
 
 from collections import defaultdict
