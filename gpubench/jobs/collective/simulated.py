@@ -1,8 +1,8 @@
-"""A collective or an overlap without GPUs: on a simulated machine, or replayed from a recording."""
+"""A collective without GPUs: on a simulated machine, with settings and groups, or replayed from a recording."""
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Self
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.errors import UsageError
+from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
@@ -20,8 +20,6 @@ from gpubench.jobs.collective.metadata import (
 )
 from gpubench.jobs.collective.opened import with_gpu_count, with_machine
 from gpubench.jobs.collective.plan import CollectivePlan
-from gpubench.jobs.collective.simulated_settings import SimulatedSettings, simulated_settings
-from gpubench.jobs.collective.simulated_split import SimulatedGroup, report_on_groups, simulated_groups
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector
 from gpubench.jobs.runner import Command, Place
@@ -48,7 +46,9 @@ from gpubench.measure.collective.recording import (
 )
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
+from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together
 from gpubench.measure.overlap import overlap_cases, row_of, with_rows
+from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
@@ -56,16 +56,18 @@ from gpubench.model.paths.nodes import topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.profiles.fault import COLLECTIVES
+from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
+from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
 from gpubench.records import dataclass
 from gpubench.simulated.machine import SimulatedMachine
+from gpubench.simulated.settings import job_variables, known_effects
 from gpubench.simulated.times import CollectiveTimes, OverlapModel
 
 
@@ -129,6 +131,172 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
     with recorded.recording_samples(directory, name) as write:
         write(first)
         yield write
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSettings:
+    """The times under each setting, by its name in rows, and the settings that NCCL refuses."""
+
+    times: dict[str, CollectiveTimes]
+    refused: tuple[RefusedRow, ...] = ()
+
+
+def simulated_settings(
+    plan: CollectivePlan, simulation: Simulation, request: SweepRequest, per_node: int
+) -> SimulatedSettings:
+    """The settings of a plan. Raises UsageError for a setting whose effect on this machine is not known."""
+    plan.check_unset({name: value for each in simulation.faults for name, value in each.variables.items()})
+    times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
+    for name in plan.names_of_settings(SIMULATED_BACKEND):
+        faults = (*simulation.faults, *job_variables(_known_variables(name, plan, simulation), machine.nodes))
+        found = CollectiveTimes(machine, faults, simulation.seed, root=request.root)
+        try:
+            found.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
+        except CouldNotMeasureError as error:
+            refused.append(
+                RefusedRow(
+                    collective=request.collective.name,
+                    backend=SIMULATED_BACKEND,
+                    setting=name,
+                    dtype=None,
+                    op=None,
+                    size_bytes=None,
+                    reason=str(error),
+                )
+            )
+        else:
+            times[name] = found
+    return SimulatedSettings(times, tuple(refused))
+
+
+def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) -> dict[str, str]:
+    setting, machine = NcclSetting.of(name), simulation.machine
+    variables = dict(setting.variables)
+    if MAX_CTAS in setting.requests:
+        variables["NCCL_MAX_CTAS"] = setting.requests[MAX_CTAS]
+    known = known_effects(machine.profile, variables, machine.nodes)
+    if not variables or known != variables or not setting.requests.keys() <= {MAX_CTAS}:
+        raise UsageError(
+            f"{' '.join(plan.compared_by)} with --simulate {simulation.text}: {name}",
+            expected="a setting with a known effect: ring, tree and protocols on one node of H100s or H200s, and the "
+            "variables of docs/faults.md",
+            reason=f"how fast {machine.profile.name} is with {name} is not known",
+            next_step="gpubench allreduce --algo ring,tree --proto ll,ll128,simple --simulate hgx-h100-8",
+        )
+    return variables
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGroup:
+    """A group of ranks: its times, its nodes by number, and its ranks per node."""
+
+    part: RankGroup
+    times: CollectiveTimes
+    nodes: tuple[int, ...]
+    per_node: int
+
+
+def simulated_groups(
+    parts: Sequence[RankGroup], ranks: Sequence[RankIdentity], simulation: Simulation, seed: int
+) -> list[SimulatedGroup]:
+    """The groups as machines. Raises UsageError if groups share paths, and by how much is not known."""
+    found = []
+    for number, part in enumerate(parts):
+        own = [ranks[rank] for rank in part.ranks]
+        nodes = tuple(dict.fromkeys(rank.node for rank in own))
+        places = {node: frozenset(rank.local_rank for rank in own if rank.node == node) for node in nodes}
+        local = places[nodes[0]]
+        whole = {node: frozenset(rank.local_rank for rank in ranks if rank.node == node) for node in nodes}
+        why = _why_shared(simulation.machine, nodes, whole, places)
+        if why:
+            raise UsageError(
+                f"--split with --simulate {simulation.text}: {part.name}",
+                expected="groups that share no path: whole nodes, GPUs joined by NVLinks, or rails with a NIC each",
+                reason=why,
+                next_step="gpubench allreduce --split node --simulate 'hgx-h100-8*4'",
+            )
+        machine = replace(simulation.machine, nodes=len(nodes))
+        shape = list(_left_out(simulation, nodes, local, len(whole[nodes[0]])))
+        kept = [
+            replace(fault, node=nodes.index(fault.node_number))
+            for fault in simulation.faults
+            if fault.node_number in nodes
+        ]
+        times = CollectiveTimes(machine, kept, seed + number, shape=shape)
+        found.append(SimulatedGroup(part, times, nodes, len(local)))
+    return found
+
+
+def _why_shared(
+    machine: SimulatedMachine,
+    nodes: Sequence[int],
+    whole: dict[int, frozenset[int]],
+    places: dict[int, frozenset[int]],
+) -> str:
+    """Why the times of a group depend on the other groups; empty if they do not."""
+    profile = machine.profile
+    if machine.domain_nodes > 1 and 1 < len(nodes) < machine.nodes:
+        return "its groups share the NVLinks between nodes"
+    if places == whole:
+        return ""
+    if len(nodes) == 1:
+        return "" if profile.nvlink is not None else "its groups share PCIe and host memory"
+    if any(len(own) > 1 for own in places.values()) or len(profile.nic) != len(whole[nodes[0]]):
+        return "its groups share NICs"
+    return ""
+
+
+def _left_out(simulation: Simulation, nodes: Sequence[int], local: frozenset[int], ranks: int) -> Iterable[Fault]:
+    """The GPUs, and on several nodes the NICs, of other groups, as parts that are missing."""
+    visible = simulation.machine.profile.match.visible
+    missing = (("missing", "yes"),)
+    for number, node in enumerate(nodes):
+        on_gpus = [each for each in simulation.faults if each.subject is Subject.GPU and each.node_number == node]
+        gone = {fault.index for fault in on_gpus if fault.get("missing") or fault.get("lost")}
+        there = [index for index in range(visible) if index not in gone]
+        for place, index in enumerate(there):
+            if place not in local:
+                yield Fault(Subject.GPU, missing, number, index)
+                if len(nodes) > 1 and len(local) < ranks:
+                    yield Fault(Subject.NIC, missing, number, index)
+
+
+def report_on_groups(
+    groups: Sequence[SimulatedGroup],
+    request: SweepRequest,
+    nodes: Sequence[Snapshot],
+    simulation: Simulation,
+    listener: Listener[CollectiveRow],
+) -> Report:
+    """Simulate every group, and hand their rows on case by case, held against each other."""
+    parts, rows = [], []
+    for group in groups:
+        collector = ReportCollector()
+        parts.append(PartReport.of(_report(group, request, nodes, simulation, NamedRows(group.part, collector))))
+        rows.append(collector.collectives)
+    siblings = SiblingJudge()
+    for of_case in zip(*rows, strict=True):
+        for row in siblings.judged(of_case):
+            listener.row(row)
+    return siblings.report(together(parts))
+
+
+def _report(
+    group: SimulatedGroup,
+    request: SweepRequest,
+    nodes: Sequence[Snapshot],
+    simulation: Simulation,
+    listener: Listener[CollectiveRow],
+) -> Report:
+    collective, own = request.collective, [Topology(nodes[node]) for node in group.nodes]
+
+    def seconds(case: Case, row: int, attempt: int) -> Sequence[float]:
+        number = row + attempt * MOST_SIMULATED_ROWS
+        return group.times.seconds(collective.name, case.size_bytes, row=number, ranks_per_node=group.per_node)
+
+    speed = judge_of_model(collective, group.times, own, group.per_node, simulation.machine.profile)
+    ranks = group.per_node * len(group.nodes)
+    return simulate(request, ranks, len(group.nodes), seconds, listener, PathOutcome({}, ()), speed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
