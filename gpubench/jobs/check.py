@@ -58,7 +58,7 @@ HOST_SIZES = (SMALL_BYTES, 2**20, 16 * 2**20)  # The same for CPU ranks, which m
 
 
 def sampling(*, on_gpus: bool) -> Sampling:
-    """How often the operations of a collective run: until their mean is known, among CPU ranks as by default."""
+    """Return the timing of a collective: auto, with a longer budget on GPUs."""
     return Sampling(iterations=None, budget_seconds=_BUDGET_SECONDS if on_gpus else Sampling().budget_seconds)
 
 
@@ -68,8 +68,7 @@ def _sizes_of(depth: Depth, *, on_gpus: bool) -> tuple[int, ...]:
     return GPU_SIZES if on_gpus else HOST_SIZES
 
 
-def _say_nothing(label: str, seconds: float) -> None:
-    """Nobody waits."""
+def _say_nothing(label: str, seconds: float) -> None: ...
 
 
 class CheckMeasurer(Protocol):
@@ -77,13 +76,13 @@ class CheckMeasurer(Protocol):
 
     @property
     def why_alone(self) -> str:
-        """The reason why no collective can be measured, as with a single GPU; else empty."""
+        """The reason why no collective can be measured, such as a single GPU; otherwise empty."""
 
     def copies(self) -> Measurements:
-        """Copies between the GPUs of every node, and with host memory; copies within host memory."""
+        """Copy between the GPUs of every node, to and from host memory, and within host memory."""
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """A collective over all GPUs, or over CPU ranks without any. Raises CouldNotMeasureError: no whole report."""
+        """Measure a collective on all GPUs, or on CPU ranks. Raises CouldNotMeasureError without a whole report."""
 
 
 Waiting = Callable[[str, float], None]  # Is told what has begun, and about how many seconds it takes
@@ -96,7 +95,7 @@ _SECONDS_A_COLLECTIVE = {Depth.BRIEF: 1.0, Depth.DEFAULT: 3.0, Depth.FULL: 3.0}
 def measured(
     depth: Depth, nodes: Sequence[Topology], by: CheckMeasurer, waiting: Waiting | None = None
 ) -> Measurements:
-    """Copies, then collectives; `waiting` hears of each before it begins."""
+    """Measure copies, then collectives. `waiting` is called before each with its expected seconds."""
     if depth is Depth.QUICK:
         return QUICK
     waiting = waiting or _say_nothing
@@ -133,7 +132,7 @@ _MOST_WORDS = 300
 
 
 class ChildCommands:
-    """Measures one host by gpubench's own commands, each a process with `timeout_s` seconds."""
+    """Measures one host with gpubench's own commands, each a child process with `timeout_s` seconds."""
 
     def __init__(
         self,
@@ -151,13 +150,13 @@ class ChildCommands:
         self.why_alone = "one GPU: a collective needs two" if self._gpus == 1 and not self._sharing else ""
 
     def copies(self) -> Measurements:
-        """By `gpubench p2p`; a host has no other to compare its memory with."""
+        """Copy with `gpubench p2p`. The memory of a single host has nothing to be compared with."""
         from gpubench.backends.mpi.group import AloneGroup as OneProcessGroup
 
         return health.together([_measured_memory(OneProcessGroup(), self._nodes, 0), self.peer_and_host_copies()])
 
     def peer_and_host_copies(self) -> Measurements:
-        """Copies between all GPUs of this host, and with host memory, by `gpubench p2p`."""
+        """Copy between all GPUs of this host, and with host memory, with `gpubench p2p`."""
         needs = (Need.PEER_COPIES, Need.HOST_COPIES)
         gpus = self._gpus
         if not gpus:
@@ -173,7 +172,7 @@ class ChildCommands:
         return replace(found, left_out={Need.HOST_COPIES: "gpubench check measures them"} if brief else {})
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """By that command, over all GPUs of this host, or two CPU ranks. Raises CouldNotMeasureError."""
+        """Run the collective's command on all GPUs of this host, or on two CPU ranks. Raises CouldNotMeasureError."""
         budget = sampling(on_gpus=self._gpus > 0).budget_seconds
         timed = ("--mode", Mode.THROUGHPUT, "--iters", AUTO, "--budget", f"{budget:g}")
         options = ["--sizes", ",".join(map(str, sizes)), "--out-of-place", *timed, *self._judged_by, *self._sharing]
@@ -181,7 +180,7 @@ class ChildCommands:
 
 
 def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) -> Measurements:
-    """Copies of every node in its memory at once, the fastest counts; `node` is None on other ranks."""
+    """Copy in the memory of all nodes at once and keep the fastest. `node` is None on ranks that do not copy."""
     if len(nodes) == 1:
         return Measurements(left_out={Need.HOST_MEMORY: "one node: there is none to compare it with"})
     fastest = dict.fromkeys(range(len(nodes)), float("inf"))
@@ -198,7 +197,7 @@ def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) 
 
 
 def _document(arguments: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-    """The JSON document of a command of gpubench. Raises CouldNotMeasureError: late, or without a report."""
+    """Return the JSON document of a gpubench command. Raises CouldNotMeasureError if it is late or has no report."""
     name = f"gpubench {arguments[0]}"
     ended = run_child(module_command("gpubench", *arguments, "--format", "json", "--no-progress"), timeout_s)
     if ended is None:
@@ -219,7 +218,7 @@ _PAIR_BYTES, _HOST_BYTES = 256 * 2**20, 64 * 2**20
 
 
 class SimulatedMeasurer:
-    """Makes the figures of a simulated machine; `noise` is every sample's spread, None for the model's own."""
+    """Measures a simulated machine. `noise` is the spread of every sample, None for the model's own."""
 
     def __init__(
         self,
@@ -241,7 +240,7 @@ class SimulatedMeasurer:
             self.why_alone = f"profile {self._machine.profile.name} has no NIC of a known rate between its nodes"
 
     def copies(self) -> Measurements:
-        """Copies on every node, as on the healthy first one unless a spread is given; no data, no host memory."""
+        """Simulate the copies of faulty nodes and of one healthy node, which stands for the others."""
         faulty, healthy = {fault.node_number for fault in self._faults if fault.breaks_hardware}, None
         hosts = {}
         for number, node in enumerate(self._nodes):
@@ -260,7 +259,7 @@ class SimulatedMeasurer:
         )
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """A collective over all GPUs. Raises CouldNotMeasureError: a driver is silent, or nothing can be simulated."""
+        """Simulate a collective on all GPUs. Raises CouldNotMeasureError if a driver is silent, or no model fits."""
         from gpubench.jobs.collective.metadata import judge_of_model
         from gpubench.jobs.collective.simulated import identities_of
         from gpubench.measure.collective.paths import simulated
@@ -350,7 +349,7 @@ _OF_ANOTHER_COMMAND = "the recording is of another command than check"
 
 
 def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None]:
-    """The profile of every node. Raises CouldNotMeasureError without any GPU, UsageError for a broken profile."""
+    """Return the profile of every node. Raises CouldNotMeasureError without GPUs, UsageError for a broken profile."""
     visible = machines.visible()
     has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
@@ -365,7 +364,7 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
 def _judged(
     place: Place, machines: Machines, matches: Sequence[ProfileMatch | None], measurements: Measurements
 ) -> Report:
-    """Record where asked, then judge the GPUs that processes were given."""
+    """Write the recording if asked for, then judge the GPUs that processes can use."""
     from gpubench.model.results.result_file import MODELS
 
     plan: CheckPlan = place.plan
@@ -406,14 +405,14 @@ def _judged(
 
 
 def _with_machines(report: Report, facts: Facts) -> Report:
-    """The report with what machines it is about; of one without any GPU nothing passes, since nothing was looked at."""
+    """Add the devices of the machines to the report. A machine without GPUs is SKIP, not PASS."""
     no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
     verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
     return replace(report, verdict=verdict, sections={**report.sections, **device_sections(facts.nodes, facts.kinds)})
 
 
 def _recorded_measurements(directory: Path, machines: Machines, asked: str | None) -> Measurements:
-    """The measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
+    """Read the measurements of a recorded check, judged by the profile `asked`. Raises UsageError."""
     if not (directory / FILE).exists():
         return replace(QUICK, left_out=dict.fromkeys(QUICK.left_out, _OF_ANOTHER_COMMAND))
     lines = recorded.read_samples(directory, FILE, NAME)
@@ -436,7 +435,7 @@ def _as_recorded(origin: str) -> str:
 
 @dataclass(frozen=True)
 class RankMeasurer:
-    """Measures a job: copies by the first rank of every node, collectives by all ranks; every rank has to call it."""
+    """Measures a job: copies on the first rank of each node, collectives on all ranks. Every rank has to call it."""
 
     why_alone = ""
     group: Group
@@ -446,7 +445,7 @@ class RankMeasurer:
     plan: CheckPlan
 
     def copies(self) -> Measurements:
-        """On every node at the same time, by a process of its own, while the other ranks wait without a context."""
+        """Copy on all nodes at the same time, in child processes, while the other ranks wait without a CUDA context."""
         identity, own = self.identity, None
         memory = _measured_memory(self.group, self.nodes, identity.node if identity.local_rank == 0 else None)
         if identity.local_rank == 0:
@@ -458,7 +457,7 @@ class RankMeasurer:
         return health.together([memory, health.of_nodes(dict(zip(hosts, parts, strict=True)))])
 
     def collective(self, collective: Collective, sizes: Sequence[int]) -> Measurements:
-        """Over all ranks of the job. Raises GpubenchError: on every rank, where the collective cannot be."""
+        """Measure a collective on all ranks. Raises GpubenchError on all of them if that fails."""
         from gpubench.jobs.collective.plan import CollectivePlan, Timing
         from gpubench.jobs.collective.rank_job import CollectiveRankJob
 
@@ -489,7 +488,7 @@ def _measurements(collector: ReportCollector) -> Measurements:
 
 @contextmanager
 def _open(place: Place) -> Iterator[Machines]:
-    """The machines of the source, or those of all ranks, on every rank."""
+    """Yield the machines of the source, or on every rank those of the whole job."""
     plan: CheckPlan = place.plan
     if place.rank is None:
         place.presenter.waiting("reading this machine", SECONDS_TO_READ)
@@ -532,7 +531,7 @@ COMMAND = Command(NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
-    """Check, alone or as one rank; the exit code. Raises GpubenchError: nothing checked, or output not written."""
+    """Check alone or as one rank; return the exit code. Raises GpubenchError if nothing is checked."""
     return runner.run(COMMAND, plan, arguments)
 
 

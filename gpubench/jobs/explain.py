@@ -1,4 +1,4 @@
-"""Read logs of NCCL and report on them."""
+"""Read NCCL logs and report on them."""
 
 import sys
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ _PARTS = 100
 
 
 def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
-    """Read the logs and show what they say; the exit code.
+    """Read the logs and present what they show; return the exit code.
 
-    Raises GpubenchError: a log cannot be read, or an output cannot be written.
+    Raises GpubenchError if a log cannot be read, or an output cannot be written.
     """
     # Nothing here makes reference cycles, and looking for them among a million pairs takes a sixth of the time.
     with presenting(plan.presentation, progress=True) as presenter, no_garbage_collection():

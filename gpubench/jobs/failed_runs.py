@@ -1,4 +1,4 @@
-"""What ended the run of a table that another program printed, as `explain` finds it in the same text."""
+"""Find what ended the run of a table of another program, as `explain` does."""
 
 import io
 import re
@@ -22,7 +22,7 @@ _TOLD_BY_ROWS = ("nccl-tests-wrong-data", "nccl-tests-unfinished")
 
 
 def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
-    """Return what ended the run, or what its programs complained of, as `explain` finds it in the same text."""
+    """Return what ended the run, or what its programs complained of."""
     if _JSON.match(text):
         return ()
     reader = NcclLogReader()
@@ -32,17 +32,17 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
 
 
 def without_prose(facts: LogFacts) -> LogFacts:
-    """Return the facts of a text that people wrote without what they write about jobs in general."""
+    """Return the facts of a text without what people wrote about jobs in general."""
     return replace(facts, complaints=tuple(each for each in facts.complaints if not may_be_of_any_job(each.text)))
 
 
 def beside_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the failures that a table's rows do not tell, with what nccl-tests itself calls FAILED."""
+    """Return the failures that the rows do not show, and nccl-tests' own FAILED."""
     return (*_below_minimum(text), *(each for each in failures if each.id not in _TOLD_BY_ROWS))
 
 
 def _below_minimum(text: str) -> Iterator[Finding]:
-    """The finding of nccl-tests itself, which ends with 1 where its mean is below a minimum that a person set."""
+    """Yield the finding of nccl-tests, which fails if its mean is below a minimum that the user set."""
     found = re.search(r"Avg bus bandwidth\s*: *(\S{1,20}) +FAILED", text)
     if found is not None:
         yield Finding(
@@ -57,13 +57,13 @@ def _below_minimum(text: str) -> Iterator[Finding]:
 
 
 def with_findings(report: Report, findings: Sequence[Finding]) -> Report:
-    """Return the report with these findings first, and its verdict with theirs."""
+    """Put findings first in the report, and raise its verdict accordingly."""
     verdict = overall([report.verdict, *(each.severity for each in findings)])
     return replace(report, verdict=verdict, findings=(*findings, *report.findings))
 
 
 def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
-    """Show why a run failed of which the text has no row that could be judged."""
+    """Present why a run failed if its text has no rows to judge."""
     with presenting(plan.presentation) as presenter:
         presenter.begin(
             metadata_of(

@@ -1,4 +1,4 @@
-"""Show the libraries of an environment: read here or recorded, reported and presented."""
+"""Show the communication libraries of an environment, read here or from a recording."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ NAME = "libraries"
 
 
 def run(plan: LibrariesPlan, arguments: Sequence[str]) -> int:
-    """Read and show; the exit code. Raises GpubenchError: no recording, or an unwritable output."""
+    """Show libraries alone or as one rank; return the exit code. Raises GpubenchError."""
     return runner.run(COMMAND, plan, arguments)
 
 
 @contextmanager
 def _open(place: Place) -> Iterator[tuple[Machines | None, Sequence[LibrariesFacts]]]:
-    """Read here, or by the first rank of every node; other ranks than the first get no machines."""
+    """Read this node, or each node on its first rank. Only the first rank of the job gets machines."""
     if place.rank is None:
         yield _read(place.plan)
         return

@@ -1,4 +1,4 @@
-"""Commands of gpubench in processes of their own, for jobs and for programs that import gpubench."""
+"""Run gpubench commands in child processes, for other commands and for programs that import gpubench."""
 
 import difflib
 import math
@@ -36,7 +36,7 @@ _SECONDS_TO_END = 5.0
 
 
 class Ended(NamedTuple):
-    """What a child has left: its exit code, its stdout, and what it said on stderr."""
+    """The result of a child process: exit code, stdout, and stderr."""
 
     code: int
     output: bytes
@@ -44,14 +44,14 @@ class Ended(NamedTuple):
 
     @property
     def own_words(self) -> str:
-        """The last error of gpubench's on stderr, without what stands before it; all of stderr where there is none."""
+        """The last error message of gpubench on stderr, otherwise all of stderr."""
         return self.said.rpartition(_OWN_ERROR)[2]
 
 
 def run_child(
     command: Sequence[str], timeout_s: float | None, environment: Mapping[str, str] = os.environ
 ) -> Ended | None:
-    """Run it, without defaults of options from the environment or a file; None where it did not end in time."""
+    """Run a command without defaults from the environment or a file. Return None if it does not end in time."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -83,7 +83,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 def run_command(arguments: Sequence[str], timeout_s: float) -> None:
-    """Run it; CouldNotMeasureError where it cannot measure, or does not end in time."""
+    """Run a command. Raises CouldNotMeasureError if it fails, or does not end in time."""
     name = f"gpubench {arguments[0]}"
     environment = with_package(as_if_alone(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     try:

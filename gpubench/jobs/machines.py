@@ -1,4 +1,4 @@
-"""The machines of a run: nodes, processes, and where they come from."""
+"""The machines of a run: nodes, processes, and their source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -17,7 +17,7 @@ _NONE_FOUND = "the driver finds none on this host"
 
 
 def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None:
-    """Raise CouldNotMeasureError for a node without a driver, or with one that does not answer: nothing runs there."""
+    """Raise CouldNotMeasureError if the driver of a node is missing or does not answer."""
     for node in nodes:
         if node.driver.absent:
             error = no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
@@ -35,7 +35,7 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
 def check_any_gpu(
     nodes: Sequence[Topology], expected_gpus: int | None, for_what: str, hidden: str = "", instead: str = ""
 ) -> None:
-    """Raise CouldNotMeasureError where GPUs are expected and no node has any; `hidden` says what was left out."""
+    """Raise CouldNotMeasureError if --expect-gpus is given and no node has a GPU. `hidden` says why none counts."""
     if expected_gpus is not None and not any(node.gpus or node.snapshot.failures for node in nodes):
         reason = hidden or nodes[0].snapshot.driver.absent or _NONE_FOUND
         error = no_gpu(f"{reason}, and --expect-gpus says {expected_gpus}", for_what, instead)
@@ -45,7 +45,7 @@ def check_any_gpu(
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Nodes by names, processes, and `environment`; `source` are the options that named them, None for here."""
+    """Nodes, processes and environment. `source` has the options that name the machines, None for this one."""
 
     nodes: Sequence[Topology]
     processes: Sequence[RankFacts] = ()
@@ -60,21 +60,21 @@ class Machines:
         source: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> "Machines":
-        """Nodes with the same name get names of their own."""
+        """Make machines, and rename nodes that share a name."""
         return cls(topologies(with_own_names(snapshots)), processes, source, environment or {})
 
     @property
     def origin(self) -> Origin:
-        """The origin of all nodes; recorded, where they have several."""
+        """The origin of all nodes, or RECORDED if they have several."""
         origins = {node.snapshot.origin for node in self.nodes}
         return origins.pop() if len(origins) == 1 else Origin.RECORDED
 
     def with_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
-        """The same machines, their nodes read again."""
+        """Return the machines with new snapshots of the same nodes."""
         return replace(self, nodes=topologies(snapshots))
 
     def visible(self) -> "Machines":
-        """The same without the GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
+        """Return the machines without GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
         snapshots = [
             without_hidden(node, [each for each in self.processes if each.node == number])
             for number, node in enumerate(self.snapshots)
@@ -89,7 +89,7 @@ class Machines:
 
     @property
     def why_no_gpu(self) -> str:
-        """The reason why the first node has no GPU that may be used."""
+        """The reason why no GPU of the first node can be used."""
         node = self.nodes[0]
         if node.gpus:
             return f"CUDA_VISIBLE_DEVICES hides {'the GPU' if len(node.gpus) == 1 else f'all {len(node.gpus)} GPUs'}"
@@ -97,5 +97,4 @@ class Machines:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """The facts of every node."""
         return [node.snapshot for node in self.nodes]

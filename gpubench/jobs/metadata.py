@@ -1,4 +1,4 @@
-"""The metadata of a run: one builder for every command."""
+"""Build the metadata of a run, for every command."""
 
 import time
 import uuid
@@ -31,7 +31,7 @@ _IMAGE_VERSION = "NCCL_VERSION"  # NVIDIA's container images set this to the ver
 
 
 def stamp(arguments: Sequence[str]) -> dict[str, Any]:
-    """Version, run id, time and command line."""
+    """Return version, run id, time and command line."""
     return {
         "gpubench_version": __version__,
         "run_id": str(uuid.uuid4()),
@@ -41,7 +41,7 @@ def stamp(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def recorded_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings of the user's that change results; what gpubench set for its own ranks is left out."""
+    """Return the user's settings that can change results, without those that gpubench set for its ranks."""
     own = launch.own_settings(environment)
     return {
         name: value
@@ -59,10 +59,9 @@ def metadata_of(
     asked_profile: bool = False,
     **values: Any,
 ) -> Metadata:
-    """Metadata with version, run id, time and command line, and what follows from machines and their profile.
+    """Return the metadata of a run, with what follows from its machines and their profile.
 
-    `values` are further fields of Metadata, and come before those of the machines, of which the fingerprint is that of
-    most nodes.
+    `values` are further fields, and override those of the machines. The fingerprint is that of most nodes.
     """
     known: dict[str, Any] = {}
     if machines is not None:

@@ -1,4 +1,4 @@
-"""The outputs of a run, tried before anything is measured, and listeners of what it measures."""
+"""Check outputs before anything is measured, and listen to what is measured."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def presenting(
     shown: Presentation, recording: Path | None = None, *, is_rank: bool = False, progress: bool = False
 ) -> Iterator["Presenter"]:
-    """A presenter on stdout once outputs are known to be writable; a rank's stdout is taken for no terminal."""
+    """Check the outputs and yield a presenter on stdout. The stdout of a rank never counts as a terminal."""
     from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 
     check_writable(shown.outputs, recording)
@@ -33,7 +33,7 @@ def presenting(
 
 
 def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> None:
-    """Raise UsageError for outputs that cannot be written, before anything is measured; no file is changed."""
+    """Raise UsageError if an output cannot be written. No file is changed."""
     for output in outputs:
         try:
             if output.format is BASELINE:
@@ -48,7 +48,7 @@ def check_writable(outputs: Sequence[Output], recording: Path | None = None) -> 
 
 
 def check_file_writable(path: Path) -> None:
-    """Raise UsageError for a file that cannot be written; it is not changed."""
+    """Raise UsageError if a file cannot be written. It is not changed."""
     try:
         _try_file(path)
     except OSError as error:
@@ -68,7 +68,7 @@ def _try_file(path: Path) -> None:
 
 
 def _try_folder(path: Path) -> None:
-    """Make it, and a file in it that is gone at once: modes alone do not tell, of root or of a read-only disk."""
+    """Create the folder and a temporary file in it: for root, or on a read-only disk, modes are not enough."""
     import tempfile
 
     path.mkdir(parents=True, exist_ok=True)
@@ -77,23 +77,19 @@ def _try_folder(path: Path) -> None:
 
 
 class NullListener:
-    """The listener of every rank but the first: the first rank hands on the rows of all."""
+    """A listener that drops everything, for all ranks but the first."""
 
-    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:
-        """Nothing."""
+    def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None: ...
 
-    def progress(self, done: int, total: int, label: str) -> None:
-        """Nothing."""
+    def progress(self, done: int, total: int, label: str) -> None: ...
 
-    def row(self, row: "Row") -> None:
-        """Nothing."""
+    def row(self, row: "Row") -> None: ...
 
-    def end(self, report: "Report") -> None:
-        """Nothing."""
+    def end(self, report: "Report") -> None: ...
 
 
 class ReportCollector(NullListener):
-    """Keeps metadata, rows and report of a measurement that is a part of another job."""
+    """A listener that keeps metadata, rows and report, for a measurement that is part of another command."""
 
     def __init__(self) -> None:
         self.metadata: Metadata | None = None
@@ -102,11 +98,9 @@ class ReportCollector(NullListener):
         self.report: Report | None = None
 
     def begin(self, metadata: "Metadata", columns: Sequence[str] | None = None) -> None:  # noqa: ARG002
-        """Keep the metadata."""
         self.metadata = metadata
 
     def row(self, row: "Row") -> None:
-        """Keep the row."""
         from gpubench.model.results.report import CollectiveRow, PairRow
 
         if isinstance(row, PairRow):
@@ -115,5 +109,4 @@ class ReportCollector(NullListener):
             self.collectives.append(row)
 
     def end(self, report: "Report") -> None:
-        """Keep the report."""
         self.report = report

@@ -1,4 +1,4 @@
-"""Measure a collective next to computation: the plan, and the run."""
+"""Measure a collective next to computation: its options, and the run."""
 
 import os
 import sys
@@ -140,7 +140,7 @@ class OverlapPlan:
 
     @property
     def asked(self) -> OverlapAsked:
-        """The computation, and the limits of the collective."""
+        """The computation, and the limits of NCCL's CTAs."""
         return OverlapAsked(
             partners=self.partners,
             ctas=self.ctas,
@@ -151,7 +151,7 @@ class OverlapPlan:
 
     @property
     def of_collective(self) -> CollectivePlan:
-        """The plan of the collective, next to the computation."""
+        """The plan of the collective next to the computation."""
         alike = {each.name for each in fields(CollectivePlan)} & {each.name for each in fields(OverlapPlan)}
         return CollectivePlan(
             **{name: getattr(self, name) for name in alike},
@@ -164,7 +164,7 @@ class OverlapPlan:
 
 
 def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
-    """The exit code. Raises GpubenchError: nothing can be measured, the measurement broke, an output not be written."""
+    """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
     launch, collective = launched_by(os.environ), plan.of_collective
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
@@ -180,7 +180,7 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
 
 
 def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
-    """Be a rank with the values that the gpubench which launched it has read; the exit code."""
+    """Run as a rank, with the option values that the launching process read; return the exit code."""
     return _run_as_rank(plan_from(OverlapPlan, typed, OVERLAP), sys.argv[1:], launch)
 
 

@@ -1,4 +1,4 @@
-"""Measure copies between GPUs: of this process, between ranks, simulated, or replayed."""
+"""Measure copies between GPUs: in this process, between ranks, simulated, or replayed."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +75,10 @@ _HOST_BYTES = 64 * 2**20  # Less than between GPUs: the host fills and checks it
 def _request_for_process(
     plan: P2pPlan, gpus: Sequence[CopyGpu], wiring: Wiring, managed: Sequence[ManagedSupport] = ()
 ) -> P2pRequest:
-    """The request for the GPUs of one process. Raises UsageError for `--pairs`, CouldNotMeasureError for one GPU."""
+    """Return the request for the GPUs of one process.
+
+    Raises UsageError for --pairs without such a GPU, and CouldNotMeasureError for a single GPU.
+    """
     if plan.memory is MemoryKind.MANAGED:
         return _request_for_managed(plan, gpus, wiring, managed)
     size_bytes, method = _size_and_method(plan)
@@ -125,7 +128,7 @@ def _request_for_managed(
 
 
 def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine) -> P2pRequest:
-    """The request for ranks: copy engines on a node, written and read; NCCL between nodes; 16 bytes for latency."""
+    """Return the request for ranks: copy engines within a node, NCCL between nodes, and 16 bytes for the latency."""
     size_bytes, method = _size_and_method(plan)
     ways = [(Direction.WRITE, size_bytes), (Direction.READ, size_bytes)]
     if plan.sizes is not None:
@@ -149,7 +152,7 @@ def request_for_ranks(plan: P2pPlan, pairs: Sequence[Pair], machine: CopyMachine
 
 
 def _pairs_of_ranks(plan: P2pPlan, ranks: int) -> tuple[Pair, ...]:
-    """The ordered pairs to measure. Raises UsageError: `--pairs` names a rank that is not there."""
+    """Return the ordered pairs to measure. Raises UsageError if --pairs names a missing rank."""
     for one, other in plan.pairs or ():
         if max(one, other) >= ranks:
             raise UsageError(
@@ -181,7 +184,7 @@ def _pairs_of_gpus(plan: P2pPlan, gpus: Sequence[CopyGpu]) -> tuple[Pair, ...]:
 
 
 def check_managed(support: Sequence[ManagedSupport]) -> None:
-    """Raise CouldNotMeasureError where managed memory was asked for and no GPU has any."""
+    """Raise CouldNotMeasureError if --memory managed is given and no GPU has managed memory."""
     if support and all(each.managed is False for each in support):
         raise CouldNotMeasureError(
             support[0].lacks,
@@ -193,7 +196,7 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySetup:
-    """A run ready to be measured: request, bench and machine; `ranks` where they measure."""
+    """A run that is ready to be measured. `ranks` is empty if one process measures."""
 
     plan: P2pPlan
     machines: Machines
@@ -204,7 +207,6 @@ class CopySetup:
     ranks: Sequence[RankIdentity] = ()
 
     def metadata(self, arguments: Sequence[str]) -> Metadata:
-        """The metadata of the run."""
         machine, request, plan = self.machine, self.request, self.plan
         return metadata_of(
             arguments,
@@ -234,7 +236,7 @@ class CopySetup:
 
     @contextmanager
     def recorded_bench(self, metadata: Metadata) -> Iterator[Bench]:
-        """The bench, which writes down what it measures where that was asked for."""
+        """Yield the bench, which also writes its samples to the folder of --record."""
         directory, machine = self.plan.recording.record, self.machine
         if directory is None:
             yield self.bench
@@ -266,7 +268,7 @@ def _of_managed(request: P2pRequest) -> dict[str, Any]:
 
 
 def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
-    """A recorded run, judged as strictly as then or as planned. Raises UsageError."""
+    """Read a recorded run, with the stricter of the recorded and the given options. Raises UsageError."""
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
     machines = _of_samples(machines, found, source.directory)
@@ -290,7 +292,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
 
 
 def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
-    """The nodes that samples are of, in order, with their settings. Raises UsageError: they do not match."""
+    """Return the nodes that the samples belong to, in order. Raises UsageError if the folder lacks one."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     missing = [host for host in found.hosts if host not in by_host]
     if not missing and not found.ranks:
@@ -307,7 +309,7 @@ def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Mach
 
 @contextmanager
 def _of_rank(rank: RankPlace) -> Iterator[CopySetup]:
-    """The copies of this rank with those of the others. Raises AgreedError."""
+    """Open the copies between this rank and the others. Raises AgreedError."""
     group, plan, progress = rank.group, rank.plan, rank.progress
     pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
     driver = agree(group, lambda: usable_driver(P2P_NAME), place=str(rank.identity))
@@ -352,7 +354,7 @@ def _of_rank(rank: RankPlace) -> Iterator[CopySetup]:
 def _copies_of_rank(
     rank: RankPlace, device: CudaDevice, request: P2pRequest, stack: ExitStack
 ) -> tuple[CudaRankCopies, NcclLog | None]:
-    """Copies on a node, and by NCCL between nodes, with NCCL's log."""
+    """Open CUDA IPC within a node and NCCL between nodes; return them with NCCL's log."""
     group, place = rank.group, str(rank.identity)
     network, log = None, None
     if any(series.network for series in request.series):
@@ -411,7 +413,7 @@ COMMAND = Command(P2P_NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
-    """Copy, alone or as one rank; the exit code. Raises GpubenchError: nothing measured, or output not written."""
+    """Copy alone or as one rank; return the exit code. Raises GpubenchError if nothing is measured."""
     launch = launched_by(os.environ)
     if plan.memory is MemoryKind.MANAGED and launch is not None and launch.size > 1:
         raise UsageError(
@@ -429,7 +431,7 @@ def measured(
     request: P2pRequest,
     listener: Listener[PairRow],
 ) -> Report:
-    """Copies of a simulated node that are part of another job: rows go to the listener."""
+    """Copy on a simulated node as part of another command."""
     wiring = wiring_of_process(node, copies.gpus)
     machine = CopyMachine(wiring, copies.gpus, (), matched, Origin.SIMULATED, unreachable_pairs(copies))
     return P2pRun(request, CopyBench(request, copies, NoCounters()), machine, listener).run()
@@ -447,7 +449,7 @@ def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
 
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
-    """Check that only the first node is measured and broken. Raises UsageError, CouldNotMeasureError."""
+    """Raise UsageError for a fault on a node that is not measured, CouldNotMeasureError if the driver is silent."""
     elsewhere = next((each for each in simulation.faults if each.node_number > 0 and each.breaks_hardware), None)
     if elsewhere is not None:
         raise UsageError(
@@ -489,7 +491,7 @@ def _setup(
     window: IdleWindow | None = None,
     managed: ManagedMemory | None = None,
 ) -> CopySetup:
-    """A run of one process; `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
+    """Prepare a run in one process. `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
     (node,) = machines.nodes
     matched = profile_for(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()

@@ -1,7 +1,7 @@
-"""The plans of the commands: what each can be asked, one dataclass from the command line to its ranks.
+"""The options of the commands, one dataclass each from the command line to the ranks.
 
-Those of the collectives are in `gpubench.jobs.collective.plan`, that of training steps in
-`gpubench.training.cluster`. Every plan has the `presentation` that its command adds when all else is checked.
+Those of collectives are in `gpubench.jobs.collective.plan`, those of `plan` and `overlap` with their code. Every plan
+gets its `presentation` after all other checks.
 """
 
 import os
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibrariesPlan:
-    """The environment to look at, and how to show it."""
+    """The options of `libraries`."""
 
     recording: Recording = field(default_factory=Recording)
     strict: bool = strict_option()
@@ -55,14 +55,13 @@ class LibrariesPlan:
 
     @property
     def source(self) -> Here | Replayed:
-        """This machine, or a recording."""
         replay = self.recording.replay
         return Here(self.timeout_s) if replay is None else Replayed(replay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainPlan:
-    """The logs to read, and how to show the result."""
+    """The options of `explain`."""
 
     logs: list[str] = required_argument("LOG", "Files, folders of files, or - for standard input.")
     strict: bool = strict_option()
@@ -71,7 +70,7 @@ class ExplainPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopoPlan:
-    """The machines to show, and how."""
+    """The options of `topo`."""
 
     help_group: ClassVar = MEASURE
 
@@ -99,7 +98,6 @@ class TopoPlan:
 
     @property
     def source(self) -> Source:
-        """The machines: a file's, recorded, simulated, or this one."""
         return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay, file=self.from_file)
 
 
@@ -108,7 +106,7 @@ _NICS = re.compile(r"(\d{1,3})\s*[x×*]\s*(\d{1,5}(?:\.\d{1,3})?)(e?)")
 
 @dataclass(frozen=True, slots=True)
 class Nics:
-    """The NICs of a node, as a person tells them: how many, and Gbit/s of each; `is_ethernet` without RDMA."""
+    """The NICs of a node: how many, and Gbit/s of each. `is_ethernet` means without RDMA."""
 
     count: int
     rate_gbit_s: float
@@ -116,7 +114,7 @@ class Nics:
 
     @classmethod
     def of(cls, text: str) -> "Nics":
-        """The NICs of a text, '8x400'; UsageError for another form."""
+        """Parse NICs, '8x400'. Raises UsageError."""
         found = _NICS.fullmatch(text.strip())
         if found is None or not int(found[1]) or not float(found[2]):
             raise UsageError(
@@ -131,9 +129,9 @@ class Nics:
 
 
 def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
-    """The machine of --machine, 'hgx-b200-8*2'; raises UsageError as `parse_machine`.
+    """Return the machine of --machine, 'hgx-b200-8*2'. Raises UsageError.
 
-    Several trays of a rack are joined by its NVLinks, unless a person says which NICs join them.
+    Trays of a rack are joined by NVLink, unless --nics says otherwise.
     """
     from gpubench.profiles import load
     from gpubench.simulated.machine import SimulatedMachine, parse_machine
@@ -145,7 +143,7 @@ def machine_named(text: str, *, joined_by_nics: bool) -> "SimulatedMachine":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """The result to show, what a person says of a table's machine and rows, and how to show it."""
+    """The options of `report`."""
 
     help_group: ClassVar = INPUT
 
@@ -174,7 +172,7 @@ class ReportPlan:
 
     @property
     def machine(self) -> "SimulatedMachine | None":
-        """The machine of --machine. Raises UsageError: there is none of that name."""
+        """The machine of --machine. Raises UsageError for an unknown name."""
         name = self.machine_name
         return None if name is None else machine_named(name, joined_by_nics=self.nics is not None)
 
@@ -184,10 +182,7 @@ _USUAL_FOLDER = "results"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan:
-    """The files to compare, or `last` results of a folder, and how to judge them.
-
-    `collective` is the one of files that do not name theirs.
-    """
+    """The options of `compare`: files, or the `last` results of a folder."""
 
     help_group: ClassVar = INPUT
 
@@ -238,12 +233,11 @@ class ComparePlan:
 
     @property
     def folder(self) -> Path:
-        """The folder of dated results."""
         return Path(self.first or _USUAL_FOLDER)
 
     @property
     def base(self) -> tuple[Path, ...]:
-        """The files of the old side; empty where a folder is compared. Raises UsageError: no such baseline."""
+        """The files of the old side, empty if a folder is compared. Raises UsageError for an unknown baseline."""
         if self.last is not None or self.first is None:
             return ()
         if self.against is None:
@@ -254,7 +248,7 @@ class ComparePlan:
 
     @property
     def new(self) -> tuple[Path, ...]:
-        """The files of the new side; with a baseline, the one file that is named belongs to it."""
+        """The files of the new side. With --against, the only named file is the new side."""
         named = self.second if self.against is None else self.first
         return () if self.last is not None or named is None else (Path(named), *self.more_new)
 
@@ -273,13 +267,13 @@ _INTERVAL_SECONDS_OF_RAS = 10.0
 
 
 class TypedSeconds(float):
-    """Seconds, with the `text` that was typed for them."""
+    """Seconds, with the `text` that was typed."""
 
     text: str
 
     @classmethod
     def of(cls, option: str, text: str) -> "TypedSeconds":
-        """The seconds of '30s', '5m', '500ms'; a bare number is seconds. Raises UsageError for any other text."""
+        """Parse '30s', '5m', '500ms', or plain seconds. Raises UsageError."""
         match = _DURATION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
@@ -292,7 +286,7 @@ class TypedSeconds(float):
         return seconds
 
     def check(self, option: str, least: float, most: float) -> None:
-        """Raise UsageError for a time that is shorter or longer."""
+        """Raise UsageError for a time outside these bounds."""
         if not least <= self <= most:
             raise UsageError(f"{option} {self.text} is {self:g} s", expected=f"{least:g} s to {most:g} s")
 
@@ -318,7 +312,7 @@ def _parse_job(text: str) -> str:
 
 
 def _parse_gpus(text: str) -> tuple[int, ...]:
-    """0, 2 and 3 of '0,2-3'."""
+    """Parse GPU numbers and ranges, '0,2-3'."""
     found: dict[int, None] = {}
     for part in text.split(","):
         match = _GPUS.fullmatch(part.strip())
@@ -331,10 +325,10 @@ def _parse_gpus(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPlan:
-    """What is watched, how long, and how it is shown.
+    """The options of `watch`.
 
-    Without `interval` it is that of `with_interval_of`. `seconds` is how long, None until somebody ends it; with
-    `until_traffic` from the first bytes on. `gpus` are indices of the driver's, None for all.
+    `seconds` is None until interrupted. With `until_traffic` it counts from the first bytes. `gpus` are the driver's
+    indices, None for all.
     """
 
     help_group: ClassVar = MEASURE
@@ -375,25 +369,25 @@ class WatchPlan:
 
     @property
     def source(self) -> Source:
-        """The machines that are watched."""
         return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two readings, or two questions."""
+        """The seconds between two readings, or between two questions to RAS."""
         if self.interval is None:
             return _INTERVAL_SECONDS_OF_RAS if self.hang else INTERVAL_SECONDS
         return self.interval
 
     def with_interval_of(self, gpus: int) -> "WatchPlan":
-        """With the interval of a node with so many GPUs: at most 1 % of a core, and an alarm within 5 s."""
+        """Return the plan with the default interval for a number of GPUs: at most 1 % of a core, and an alarm within 5
+        s.
+        """
         if self.interval is not None or min(gpus, len(self.gpus or range(gpus))) <= _MOST_GPUS_A_SECOND:
             return self
         return replace(self, interval=min(LONGER_INTERVAL_SECONDS, self.seconds or LONGER_INTERVAL_SECONDS))
 
     @property
     def selection(self) -> "WatchedJobs":
-        """The jobs that are watched."""
         from gpubench.measure.watch.jobs import WatchedJobs
 
         return WatchedJobs(tuple(self.pid or ()), self.job)
@@ -409,14 +403,14 @@ def _parse_backend(text: str) -> str:
 
 
 class LeafFile(NamedTuple):
-    """The leaf switch of each host, by its name, as a file has them."""
+    """The leaf switch of each host, from a file."""
 
     name: str
     leaves: Mapping[str, str]
 
     @classmethod
     def read(cls, text: str) -> "LeafFile":
-        """The leaves of a file. Raises UsageError: it cannot be read."""
+        """Read a file of leaves. Raises UsageError."""
         from gpubench.readers.leaves import read_leaves
 
         return cls(text, read_leaves(Path(text)))
@@ -424,11 +418,9 @@ class LeafFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
-    """The nodes to scan, and how.
+    """The options of `scan`.
 
-    `rounds` is the folder that rounds are kept in, `resume` one whose rounds are gone on with. More than one
-    `ranks_per_gpu` are launched here. `backend` is what moves the data of real nodes, None for NCCL where they have
-    GPUs; `round_timeout_s` the deadline of a round.
+    `rounds` is the folder for a new scan, `resume` the folder of a scan to continue.
     """
 
     help_group: ClassVar = MEASURE
@@ -472,7 +464,7 @@ class ScanPlan:
 
     @property
     def ranks_as_nodes(self) -> bool:
-        """Whether every rank is a node."""
+        """True if every rank counts as a node."""
         return self.every_rank or self.ranks_per_gpu > 1
 
 
@@ -480,7 +472,7 @@ FACTS_TIMEOUT_S = 20.0  # What answers later than this hangs; a prolog has no mo
 
 
 class Depth(StrEnum):
-    """The amount of measuring in a check: none, half a minute of it, a minute, or everything."""
+    """How much a check measures: nothing, half a minute, a minute, or everything."""
 
     QUICK = "quick"
     BRIEF = "brief"
@@ -500,7 +492,7 @@ def _parse_hosts(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """The machines to check and how; `profile` is a name or file, None for a match; `brief`: in ten lines."""
+    """The options of `check`, and of bare `gpubench`, which is `brief`."""
 
     help_group: ClassVar = MEASURE
 
@@ -530,19 +522,17 @@ class CheckPlan:
 
     @property
     def depth(self) -> Depth:
-        """The amount of measuring."""
         if self.quick:
             return Depth.QUICK
         return Depth.BRIEF if self.brief else Depth.FULL if self.full else Depth.DEFAULT
 
     @property
     def facts_timeout_s(self) -> float:
-        """Seconds in which a driver has to answer."""
+        """The seconds that a driver has to answer."""
         return min(self.timeout_s, FACTS_TIMEOUT_S)
 
     @property
     def source(self) -> Source:
-        """The machines that are checked."""
         return source_of(self.facts_timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
 
@@ -550,14 +540,14 @@ P2P_NAME = "p2p"
 
 
 class MemoryKind(StrEnum):
-    """The memory that is copied: plain allocations, or managed memory beside them."""
+    """The memory to copy: plain allocations, or managed memory too."""
 
     PLAIN = "plain"
     MANAGED = "managed"
 
 
 class As(StrEnum):
-    """Programs whose parameters can be used."""
+    """Programs whose parameters --as can use."""
 
     NVBANDWIDTH = "nvbandwidth"
 
@@ -577,11 +567,7 @@ def _parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pPlan:
-    """The pairs to copy between, in which ways, and how to show it.
-
-    `pairs` are the driver's indices or ranks, None for all; `sizes` of None are the default. Of managed memory one size
-    is measured.
-    """
+    """The options of `p2p`. `pairs` are GPU indices, or ranks under a launcher; None for all."""
 
     help_group: ClassVar = MEASURE
 
@@ -634,12 +620,11 @@ class P2pPlan:
 
     @property
     def source(self) -> Source:
-        """The machine that is measured."""
         return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def evidence(self) -> "EvidenceUse":
-        """The use that is made of evidence: it is kept, and shown where that was asked for."""
+        """Whether evidence is only kept, or also shown."""
         from gpubench.model.paths.transport import EvidenceUse
 
         return EvidenceUse.SHOWN if self.shows_evidence else EvidenceUse.KEPT

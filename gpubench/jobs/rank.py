@@ -1,4 +1,4 @@
-"""One rank of a job from its first line to its last: agreement with the other ranks, and its GPU."""
+"""Run one rank of a job: start MPI, agree with the other ranks on errors, open a GPU, and end in order."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class AgreedError(Exception):
-    """An error that every rank of the job has raised alike, so that all can end in order."""
+    """An error that all ranks raise together, so that all can end in order."""
 
     def __init__(self, error: GpubenchError) -> None:
         super().__init__(str(error))
@@ -55,7 +55,7 @@ class AgreedError(Exception):
 
 
 def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
-    """The outcome of `action` once it succeeded on all ranks. Raises AgreedError, the lowest rank's, on all."""
+    """Run `action` on all ranks and return its result. Raises AgreedError on all ranks if it fails on any."""
     outcome: T | None = None
     error: GpubenchError | None = None
     try:
@@ -70,7 +70,7 @@ def agree(group: Group, action: Callable[[], T], place: str = "") -> T:
 
 
 def agree_on_defaults(group: Group, defaults: Mapping[str, str]) -> None:
-    """Raise AgreedError where ranks have other options than the first, from the environment or a file of their host."""
+    """Raise AgreedError if a rank has other options than the first, from the environment or a file of its host."""
     first, *others = group.gather(dict(defaults))
     for rank, other in enumerate(others, 1):
         differing = next((each for each in {**first, **other} if first.get(each) != other.get(each)), None)
@@ -93,7 +93,7 @@ _WHOLE_PERCENT = 100
 def open_gpu(
     group: Group, identity: RankIdentity, ranks_on_node: int, driver: Driver, *, shared: bool = False
 ) -> "tuple[cuda.CudaDevice, RankIdentity]":
-    """The GPU for this rank, and the rank with it. Raises AgreedError: no GPU, or one that may not be `shared`."""
+    """Open the GPU of this rank. Raises AgreedError if there is none, or if it is shared without `shared`."""
     from gpubench.backends import cuda
 
     device = agree(
@@ -110,7 +110,7 @@ def open_gpu(
 
 
 def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
-    """A rank with the GPU it drives."""
+    """Return the rank with the GPU that it uses."""
     return replace(
         identity,
         gpu=gpu.name,
@@ -122,7 +122,7 @@ def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
 
 
 def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) -> None:
-    """Raise UsageError where two ranks drive the same GPU, or a host has more ranks than GPUs."""
+    """Raise UsageError if two ranks use one GPU, or a host has more ranks than GPUs."""
     for first, *others in by_device(identities):
         if not others:
             continue
@@ -133,24 +133,24 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
 
 
 class NcclVersion(Protocol):
-    """A loaded NCCL: its version in words and as a number, and its file."""
+    """A loaded NCCL library."""
 
     @property
     def version(self) -> str:
-        """'2.28.9'."""
+        """The version as text, '2.28.9'."""
 
     @property
     def version_code(self) -> int:
-        """22809."""
+        """The version as a number, 22809."""
 
     @property
     def path(self) -> str:
-        """The file it was loaded from."""
+        """The file that it was loaded from."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankNccl:
-    """A rank and the NCCL that it loaded: version, number and file, and whether ranks may share a GPU with it."""
+    """A rank, the NCCL library that it loaded, and whether ranks may share a GPU with it."""
 
     rank: RankIdentity
     version: str
@@ -162,7 +162,7 @@ class RankNccl:
 def check_nccl_of_ranks(
     group: Group, identity: RankIdentity, library: NcclVersion, driver: Driver, kernels_at_once: int = 1
 ) -> None:
-    """Check that the ranks have one NCCL, and that it lets those share a GPU that do. Raises AgreedError."""
+    """Raise AgreedError if ranks loaded different NCCL versions, or share a GPU and NCCL does not allow it."""
     enabled = nccl_settings(os.environ).get(SHARED_GPU_VARIABLE, "0") not in ("0", "")
     own = RankNccl(identity, library.version, library.version_code, library.path, enabled)
     ranks = group.gather(own)
@@ -171,7 +171,7 @@ def check_nccl_of_ranks(
 
 
 def check_versions(ranks: Sequence[RankNccl]) -> None:
-    """Raise UsageError where ranks loaded NCCL libraries of different versions."""
+    """Raise UsageError if ranks loaded different NCCL versions."""
     found: dict[str, list[int]] = {}
     for each in ranks:
         found.setdefault(f"{each.version} from {each.path}", []).append(each.rank.rank)
@@ -180,7 +180,7 @@ def check_versions(ranks: Sequence[RankNccl]) -> None:
 
 
 def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
-    """Raise UsageError where ranks share a GPU and NCCL refuses them, or their kernels may not fit."""
+    """Raise UsageError if ranks share a GPU, but NCCL refuses that or their kernels may not fit."""
     for sharing in by_device([each.rank for each in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
         if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
@@ -194,7 +194,7 @@ def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once
 
 
 def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool) -> None:
-    """Raise UsageError where NCCL refuses ranks of one host on one GPU; `is_needed` where the host has too few GPUs."""
+    """Raise UsageError if NCCL refuses ranks of one host on one GPU. `is_needed`: the host has too few GPUs."""
     nccl, members = ranks[0], [each.rank for each in ranks]
     enabled = all(each.shares_gpus for each in ranks)
     if not enabled and not is_needed:
@@ -216,7 +216,7 @@ def _same_gpu(first: RankIdentity, second: RankIdentity) -> UsageError:
 
 
 def usable_driver(for_what: str) -> Driver:
-    """The driver of this host. Raises CouldNotMeasureError: no GPU is visible, or a package is missing."""
+    """Return the driver of this host. Raises CouldNotMeasureError if no GPU is visible, or a package is missing."""
     from gpubench.backends.cuda import check_installed
 
     driver = read_driver(os.environ)
@@ -240,19 +240,18 @@ TRACEBACK_VARIABLE = "GPUBENCH_TRACEBACK"
 
 
 class RankJob(Protocol):
-    """One rank's part in what all of them do."""
+    """One rank's part in a job."""
 
     @property
-    def identity(self) -> RankIdentity:
-        """The identity of this rank."""
+    def identity(self) -> RankIdentity: ...
 
     def run(self, channel: str | None) -> int:
-        """Do it; the exit code, the same on every rank. `channel` leads to the gpubench that launched this one."""
+        """Do this rank's part; return the exit code, alike on all ranks. `channel` leads to the launching process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The way in which the ranks of a job meet and part; `place` is where, of MPI's nobody knows it."""
+    """How the ranks of a job start and end together. `place` is where they meet, if that is known."""
 
     start: Callable[[LaunchedBy, Sequence[str]], Any]
     finish: Callable[[], None]
@@ -264,7 +263,7 @@ BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
 def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
-    """MPI's, or torch's where torchrun started the ranks; to start takes twice `timeout_s` at the most, or a minute."""
+    """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s`, and at least a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
     from gpubench.backends.torch import distributed
@@ -297,10 +296,10 @@ def run(
     imports: Sequence[str] = (),
     rendezvous: Rendezvous = BY_MPI,
 ) -> int:
-    """Be a rank: do the job with the others, and return the exit code that all of them return.
+    """Run a job as one rank; return the exit code, which is the same on all ranks.
 
-    Without progress for `timeout_s` seconds the job ends with exit code 3. What goes wrong on all ranks is told once; a
-    rank that breaks alone ends the job. `defaults` are options from environment or file.
+    Without progress for `timeout_s` seconds the job ends with exit code 3. An error of all ranks is printed once, and a
+    rank that fails alone ends the job. `defaults` are options from the environment or a file.
     """
     from gpubench.backends.torch.distributed import RanksMissingError, lost_connection
 
@@ -348,14 +347,15 @@ def run(
 
 
 def may_come_of_another_rank(error: BaseException, identity: RankIdentity) -> bool:
-    """True where the death of another rank can have caused an error of CUDA or NCCL: under MPS it breaks all clients of
-    its GPU, and does so before the kernel has taken the dead process down, which is when its watchdog sees the death.
+    """True if the death of another rank can have caused this CUDA or NCCL error.
+
+    Under MPS a dying process breaks all clients of its GPU, before its watchdog can see that it is dead.
     """
     return isinstance(error, RuntimeError) and identity.sm_percent is not None
 
 
 def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
-    """The identity of this rank, before it has a GPU, and the node of every rank."""
+    """Return this rank, still without a GPU, and the node of every rank."""
     node_by_rank, local_rank = mpi.nodes(group) if isinstance(group, mpi.MpiGroup) else _nodes_by_name(group)
     identity = RankIdentity(
         rank=group.rank,
@@ -369,7 +369,7 @@ def own_identity(group: Group) -> tuple[RankIdentity, list[int]]:
 
 
 def _nodes_by_name(group: Group) -> tuple[list[int], int]:
-    """Each rank's node, numbered by its first rank, and this rank's place within its node; hosts by their names."""
+    """Return the node of every rank, told apart by host name, and this rank's number on its node."""
     hosts = group.gather(mpi.host_name())
     order = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return [order[host] for host in hosts], hosts[: group.rank].count(hosts[group.rank])

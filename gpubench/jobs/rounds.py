@@ -1,4 +1,4 @@
-"""The plan of a scan, its preconditions, the folder that keeps its rounds, its progress, and its report."""
+"""What all scans share: their preconditions, the folder of rounds, progress, and the report."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ _RANKS_ALIKE = "mpirun --map-by ppr:1:node, or srun --ntasks-per-node=1"
 
 
 def check_node_count(nodes: int) -> None:
-    """Raise UsageError for fewer nodes than can be told apart."""
+    """Raise UsageError for fewer than three nodes: two cannot be told apart."""
     if nodes == 1:
         raise UsageError(
             "scan of one node",
@@ -61,7 +61,7 @@ def check_node_count(nodes: int) -> None:
 
 
 def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[int] = ()) -> NodeRanks:
-    """Which rank has which rails: a rank each, or every GPU of a lone rank. Raises UsageError."""
+    """Return the rails of each rank: one, or all GPUs of the only rank on a node. Raises UsageError."""
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
@@ -89,7 +89,7 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
 
 
 def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) -> str:
-    """NCCL where there are GPUs, by rank, else TCP. Raises UsageError where hosts have fewer GPUs than ranks."""
+    """Return NCCL if there are GPUs, otherwise TCP. Raises UsageError if a host has fewer GPUs than ranks."""
     if asked == HOST or (asked is None and not any(gpus)):
         return HOST
     ranks = Counter(hosts)
@@ -123,14 +123,14 @@ _WRONG = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 
 
 def of_whole_node(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment to read a node by: one of its ranks, which may be shown one GPU, reads it for all of them."""
+    """Return the environment for reading a whole node: its rank may see one GPU only."""
     return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def fact_findings(
     nodes: Sequence[Topology], profiles: Sequence[Profile | None], ranks: Sequence[RankFacts] = ()
 ) -> list[Finding]:
-    """What `gpubench check --quick` finds wrong with these nodes, where they have GPUs; profiles are by node."""
+    """Return what `gpubench check --quick` finds on nodes with GPUs. `profiles` are by node."""
     if not any(node.gpus for node in nodes):
         return []
     found = judge(Facts(nodes, group(nodes), ranks, profiles, QUICK)).findings
@@ -139,7 +139,7 @@ def fact_findings(
 
 @contextmanager
 def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Keep]:
-    """`keep`, that also tells how far the scan is, on stderr, until the scan is over."""
+    """Yield `keep`, which also shows the progress of the scan on stderr."""
     display = _display(plan, is_rank=is_rank)
     display.update(0, scan.ROUNDS[scan.ScanPhase.SCREENING], scan.ScanPhase.SCREENING)
 
@@ -154,7 +154,7 @@ def telling(plan: ScanPlan, keep: Keep, *, is_rank: bool = False) -> Iterator[Ke
 
 
 def _most_rounds(phase: scan.ScanPhase) -> int:
-    """The rounds that a scan in this phase has at most; one whose screening finds nothing ends with it."""
+    """Return the largest number of rounds of a scan in this phase. A scan without suspects ends after screening."""
     if phase is scan.ScanPhase.SCREENING:
         return scan.ROUNDS[phase]
     return sum(
@@ -177,9 +177,9 @@ _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --
 
 @dataclass(frozen=True, slots=True)
 class KeptScan:
-    """What a folder holds. Rounds are as they were, the last one whole.
+    """The contents of a folder of rounds.
 
-    `phases_0` are of the scan and of each job that went on with it, `before` is what did not work in any of them.
+    `phases_0` are of the scan and of each job that resumed it. `before` has what failed in any of them.
     """
 
     stored: scan.StoredFabric
@@ -189,11 +189,11 @@ class KeptScan:
     before: scan.BeforeRounds = field(default_factory=scan.BeforeRounds)
 
     def local(self) -> dict[scan.LocalFigure, float]:
-        """What fell behind in a phase 0, with its share of what is usual."""
+        """Return what was slow in phase 0, as a share of the usual value."""
         return slowest_of(*(slow_figures(each.figures(self.fabric)) for each in self.phases_0))
 
     def findings(self) -> list[Finding]:
-        """What phase 0, facts, clocks and profiles showed; of an older gpubench, which kept none, of its figures."""
+        """Return the findings before the first round. Older versions kept only their figures."""
         found: list[Finding] = []
         for each in self.phases_0:
             if each.findings is not None:
@@ -206,22 +206,22 @@ class KeptScan:
 
 
 def each_once(findings: Iterable[Finding]) -> list[Finding]:
-    """Of findings of one id and subject the last one."""
+    """Return the last finding for each id and subject."""
     return list({(each.id, each.subject): each for each in findings}.values())
 
 
 class RoundsFolder:
-    """Writes rounds as they end; of a scan that goes on, those that are not there yet."""
+    """Writes each round as it ends. Of a resumed scan only new rounds are written."""
 
     def __init__(self, directory: Path | None, kept: KeptScan | None = None) -> None:
         self._path = None if directory is None else directory / FILE
         self._kept = kept
 
     def begin(self, stored: scan.StoredFabric) -> None:
-        """A new file with the nodes; of a scan that goes on, go on behind the last whole line.
+        """Create the file, or remove an incomplete last line of a scan that is resumed.
 
-        Raises UsageError where the folder cannot be written, or holds another scan; CouldNotMeasureError where one that
-        goes on cannot be written.
+        Raises UsageError if the folder cannot be written or has another scan, and CouldNotMeasureError if a resumed one
+        cannot be written.
         """
         if self._path is None:
             return
@@ -255,12 +255,12 @@ class RoundsFolder:
             raise self._lost(error) from error
 
     def found(self, before: scan.BeforeRounds) -> None:
-        """What does not work before the next round. Raises CouldNotMeasureError where it cannot be written."""
+        """Write what does not work before the next round. Raises CouldNotMeasureError if that fails."""
         if before.gone or before.failed:
             self._add(json_line(scan.StoredAbsent.of(before)))
 
     def phase_0(self, local: Sequence[scan.LocalFigure], findings: Sequence[Finding] = ()) -> None:
-        """The figures of phase 0, and what it showed. Raises CouldNotMeasureError where they cannot be written."""
+        """Write the figures and findings of phase 0. Raises CouldNotMeasureError if that fails."""
         stored = scan.StoredLocal.of(local, findings)
         if self._kept is None or stored not in self._kept.phases_0:
             self._add(json_line(stored))
@@ -273,7 +273,7 @@ class RoundsFolder:
         )
 
     def keep(self, _planned: scan.PlannedRound, outcome: scan.RoundOutcome) -> None:
-        """A round that has ended; on disk when this returns. Raises CouldNotMeasureError where it cannot be written."""
+        """Write a round; it is on disk on return. Raises CouldNotMeasureError if that fails."""
         if self._kept is None or outcome.number > len(self._kept.outcomes):
             self._add(json_line(scan.StoredRound.of(outcome)))
 
@@ -293,12 +293,12 @@ class RoundsFolder:
 
 
 def is_quick(asked: bool, kept: KeptScan | None) -> bool:  # noqa: FBT001 - what --quick is
-    """Whether to end after the screening: kept rounds behind it are judged all the same."""
+    """Return whether to stop after screening. Rounds that were kept after it are judged anyway."""
     return asked and (kept is None or len(kept.outcomes) <= _SCREENING)
 
 
 def check_same(kept: KeptScan, now: scan.StoredFabric, directory: Path) -> KeptScan:
-    """The scan that was kept, which goes on. Raises UsageError where it is of other nodes or measured otherwise."""
+    """Return the kept scan. Raises UsageError if it has other nodes, or was measured differently."""
     for what, before, here in (
         ("nodes", kept.stored.hosts, now.hosts),
         ("rails", kept.stored.rails, now.rails),
@@ -319,7 +319,7 @@ def _shown(value: object) -> str:
 
 
 def read_rounds(directory: Path) -> KeptScan:
-    """What a folder holds, without a last line that was cut off. Raises UsageError."""
+    """Read a folder of rounds, without an incomplete last line. Raises UsageError."""
     path = directory / FILE
     text = read_text(path, _WANTED)
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
@@ -361,7 +361,7 @@ def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
 
 
 class ResumedRounds:
-    """Hands out the rounds that were kept, then measures; nodes that are here no more are gone from then on."""
+    """Returns the kept rounds, then measures new ones. Nodes that are missing now are gone from then on."""
 
     def __init__(
         self, kept: Sequence[scan.RoundOutcome], measurer: RoundMeasurer | None, absent: Mapping[int, str] | None = None
@@ -373,7 +373,7 @@ class ResumedRounds:
             self._kept[-1] = replace(last, gone={**absent, **last.gone})
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """The round of that number, measured before or now. Raises EndOfRoundsError where nobody measures any more."""
+        """Return the kept round of that number, or measure it. Raises EndOfRoundsError if nothing measures."""
         if planned.number <= len(self._kept):
             return self._kept[planned.number - 1]
         if self._measurer is None:
@@ -382,16 +382,16 @@ class ResumedRounds:
 
 
 class RenumberedRounds:
-    """Measures the rounds of a scan that goes on with some of its nodes, which have other numbers in this job."""
+    """Measures rounds of a resumed scan, whose nodes have other numbers in this job."""
 
     def __init__(self, measurer: RoundMeasurer, numbers: Mapping[int, int]) -> None:
-        """`numbers` are those of the scan, by those of this job."""
+        """`numbers` maps nodes of this job to nodes of the scan."""
         self._measurer = measurer
         self._then = numbers
         self._now = {then: now for now, then in numbers.items()}
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """The round, with nodes numbered as in the scan."""
+        """Measure a round, and return it with the node numbers of the scan."""
         now = self._now
         pairs = tuple(scan.NodePair(now[first], now[second]) for first, second in planned.pairs)
         retired = frozenset(scan.NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
@@ -409,13 +409,13 @@ class RenumberedRounds:
 
 
 def numbered(found: scan.BeforeRounds, numbers: Mapping[int, int]) -> scan.BeforeRounds:
-    """What phase 0 of a job found, with nodes numbered as in the scan."""
+    """Return what phase 0 found, with the node numbers of the scan."""
     failed = {scan.NodeRail(numbers[node], rail): seen for (node, rail), seen in found.failed.items()}
     return scan.BeforeRounds({numbers[node]: seen for node, seen in found.gone.items()}, failed)
 
 
 def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> dict[int, int]:
-    """The numbers in a scan that goes on, by those in this job. Raises UsageError for nodes that were not in it."""
+    """Map node numbers of this job to those of the resumed scan. Raises UsageError for unknown nodes."""
     then = {host: number for number, host in enumerate(kept.fabric.hosts)}
     strangers = [host for host in hosts if host not in then]
     if strangers or not kept.outcomes:
@@ -441,7 +441,7 @@ def deliver(
     environment: Mapping[str, str] | None = None,
     is_rank: bool = False,
 ) -> int:
-    """Present the report; the exit code. Raises GpubenchError where an output cannot be written."""
+    """Present the report; return the exit code. Raises GpubenchError if an output cannot be written."""
     course, fabric = result.course, result.course.fabric
     report = report_of(result, 0 if plan.ranks_as_nodes else fabric.rails)
     metadata = metadata_of(

@@ -1,6 +1,7 @@
-"""Run a command: on this machine, a simulated or a recorded one in this process, or as one rank of a job.
+"""Run a command: in this process on a real, simulated or recorded machine, or as one rank of a job.
 
-A command has two functions. `open` prepares what is measured, and `measure` returns the report. All else is here.
+A command has two functions: `open` prepares what is measured, `measure` returns the report. Options are in `plans`, the
+start and end of a rank in `rank`.
 """
 
 import os
@@ -28,7 +29,7 @@ Opened = TypeVar("Opened")
 
 
 class Place:
-    """Where a command runs: alone in this process, or as one rank of a job, which has a group and progress."""
+    """Where a command runs: alone in this process, or as a rank (`rank`)."""
 
     def __init__(self, plan: Any, arguments: Sequence[str], *, shows_progress: bool, is_launched: bool) -> None:
         self.plan, self.arguments = plan, arguments
@@ -39,12 +40,12 @@ class Place:
 
     @property
     def is_here(self) -> bool:
-        """True if this machine is measured, and not a simulated or recorded one."""
+        """True if this machine is measured, not a simulated or recorded one."""
         return isinstance(self.plan.source, Here)
 
     @cached_property
     def presenter(self) -> "Presenter":
-        """What shows the report, made on first use: its import takes as long as to start reading a machine."""
+        """The presenter, made on first use: importing it takes as long as starting to read a machine."""
         from gpubench.formats.presenter import Presenter, rank_style, terminal_style
 
         shown = self.plan.presentation
@@ -54,7 +55,7 @@ class Place:
 
     @property
     def listener(self) -> "Presenter | NullListener":
-        """What gets the rows: the presenter, or on other ranks than the first nobody."""
+        """The presenter on the first rank, and a listener that drops everything on others."""
         return self.presenter if self.is_first else NullListener()
 
     def check_writable(self) -> None:
@@ -63,7 +64,7 @@ class Place:
 
     @property
     def rows(self) -> int:
-        """Rows that were delivered."""
+        """The number of rows that were delivered."""
         return self.presenter.rows if self._has_presenter else 0
 
     @property
@@ -73,11 +74,11 @@ class Place:
 
     @property
     def kept_in(self) -> str:
-        """The file that `gpubench report` shows, or empty."""
+        """The output file that `gpubench report` can show, or an empty text."""
         return self.presenter.kept_in if self._has_presenter else ""
 
     def cut_short(self) -> None:
-        """Mark what was written as incomplete, unless the report was delivered."""
+        """Mark the outputs as incomplete, unless the report was delivered."""
         if self._has_presenter:
             self.presenter.cut_short()
 
@@ -87,7 +88,7 @@ class Place:
 
 
 class RankPlace(Place):
-    """One rank of a job. The first one shows the report."""
+    """One rank of a job, with its group and its watchdog. The first rank shows the report."""
 
     def __init__(
         self, plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress", *, shows_progress: bool
@@ -101,9 +102,9 @@ class RankPlace(Place):
 
 
 class Command(NamedTuple, Generic[Opened]):
-    """The functions of a command. `measure` returns None on ranks that do not know the report.
+    """The two functions of a command. `measure` returns None on ranks that do not know the report.
 
-    Some commands show a simulated or recorded machine under a launcher too.
+    With `any_source_in_ranks`, a launcher's ranks may show a simulated or recorded machine.
     """
 
     name: str
@@ -114,9 +115,9 @@ class Command(NamedTuple, Generic[Opened]):
 
 
 def run(command: Command[Any], plan: Any, arguments: Sequence[str], timeout_s: float | None = None) -> int:
-    """Run a command; return the exit code. Without progress for `timeout_s` a job of ranks ends.
+    """Run a command; return the exit code. A job of ranks ends after `timeout_s` without progress.
 
-    Raises GpubenchError: nothing can be measured, or an output cannot be written.
+    Raises GpubenchError if nothing can be measured, or an output cannot be written.
     """
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
@@ -143,7 +144,7 @@ def run_alone(command: Command[Any], plan: Any, arguments: Sequence[str], launch
 
 
 class CommandRankJob:
-    """A command as one rank of a job runs it."""
+    """Runs a command as one rank of a job."""
 
     def __init__(
         self, command: Command[Any], plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress"
@@ -153,11 +154,11 @@ class CommandRankJob:
 
     @property
     def identity(self) -> "RankIdentity":
-        """The rank, with its GPU once it has one."""
+        """The rank, with its GPU after one was opened."""
         return self.place.identity
 
     def run(self, channel: str | None) -> int:  # noqa: ARG002 - these commands do not launch themselves
-        """Measure with the other ranks, show it on the first; return the exit code. Raises AgreedError on all."""
+        """Measure with the other ranks and show the report on the first; return the exit code. Raises AgreedError."""
         from gpubench.jobs.rank import agree
 
         place = self.place

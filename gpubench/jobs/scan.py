@@ -1,4 +1,4 @@
-"""Scan the nodes of a job, or simulated ones, for the part that is bad."""
+"""Scan the nodes of a job, or simulated ones, for faulty nodes, rails and leaves."""
 
 import os
 import secrets
@@ -95,9 +95,9 @@ _NOT_HERE = "it is not in the job that goes on"
 
 @dataclass(frozen=True, slots=True)
 class ScanMembers:
-    """What all ranks know once they have met: where each is found, who is on which node, the secret.
+    """What all ranks know after they met: addresses, placement and the secret.
 
-    `nodes` are the facts of every host, on rank 0 alone.
+    `nodes` has the facts of every host, on rank 0 only.
     """
 
     cards: tuple[RankCard, ...]
@@ -108,7 +108,7 @@ class ScanMembers:
 
 
 def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
-    """Be a rank of a scan; the exit code. Where a node is gone this process ends without MPI_Finalize."""
+    """Run as a rank of a scan; return the exit code. If a node is gone, the process exits without MPI_Finalize."""
     progress = watchdog.start(launch.rank, launch.size, mpi.host_name(), SECONDS_TO_START, None)
     progress.enter(Phase.MPI_INIT)
     try:
@@ -145,9 +145,9 @@ def _tell_first(error: GpubenchError, rank: int) -> None:
 
 
 def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor, Coordinator | None]:
-    """The only time that ranks talk over MPI: who is where, with which GPUs, and the secret.
+    """Exchange placement, GPUs and the secret. Ranks talk over MPI only here.
 
-    Raises GpubenchError, on every rank: ranks that are placed so that no scan can be.
+    Raises GpubenchError on every rank if the placement does not allow a scan.
     """
     if plan.ranks_per_gpu > 1 and OWN_SETTINGS_VARIABLE not in os.environ:
         raise shared_gpu_under_launcher(plan.ranks_per_gpu, group.size)
@@ -182,7 +182,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
 
 
 def _host_of_nccl() -> str:
-    """What NCCL takes for this host: it refuses two ranks of one host on one GPU, and none where this name differs."""
+    """Return NCCL's name of this host: NCCL refuses two ranks on one GPU only if this name is the same."""
     return os.environ.get("NCCL_HOSTID") or mpi.host_name()
 
 
@@ -278,7 +278,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
 
 
 def _rings(coordinator: Coordinator, numbers: Mapping[int, int], fabric: ScanFabric) -> MeasureCollective:
-    """Rings of nodes by their numbers in the scan; `numbers` are these by those of the job."""
+    """Return a function that measures a ring of nodes. `numbers` maps nodes of the job to nodes of the scan."""
     now = {then: number for number, then in numbers.items()}
 
     def measure(nodes: Sequence[int]) -> tuple[float | None, str]:
@@ -310,7 +310,7 @@ def _fabric(plan: ScanPlan, meeting: ScanMembers) -> ScanFabric:
 
 
 def _finish_within(seconds: float, code: int) -> None:
-    """End MPI; where that hangs, for somebody died meanwhile, this process ends all the same."""
+    """Finalize MPI, but exit after some seconds: it hangs if a rank has died meanwhile."""
     timer = threading.Timer(seconds, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -322,7 +322,7 @@ SIMULATED = "simulated"
 
 
 def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
-    """Scan; the exit code. Raises GpubenchError: nothing can be scanned, or an output cannot be written."""
+    """Scan; return the exit code. Raises GpubenchError if nothing can be scanned, or an output cannot be written."""
     launch = launched_by(os.environ)
     if launch is None or launch.rank == 0:
         check_writable(plan.presentation.outputs)
@@ -349,9 +349,9 @@ def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
 
 
 def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
-    """Become the mpirun of so many ranks on this host, each of which measures all its GPUs as a node of its own.
+    """Replace this process by an mpirun of `ranks` ranks on this host, each of which counts as a node.
 
-    Raises GpubenchError: too few ranks to tell apart, no GPU, or no mpirun.
+    Raises GpubenchError for too few ranks, no GPU, or no mpirun.
     """
     check_node_count(ranks)
     usable_driver(f"scan {SHARING_OPTION} {ranks}")
@@ -363,7 +363,7 @@ def _become_launcher(ranks: int, arguments: Sequence[str]) -> None:
 
 
 def _launch(environment: Mapping[str, str]) -> str:
-    """The command that starts a rank a node: on the nodes of this Slurm allocation, else on those of a file."""
+    """Return the command that starts one rank per node, with srun in a Slurm allocation."""
     if environment.get("SLURM_JOB_ID"):
         return "srun --mpi=pmix --ntasks-per-node=1 gpubench scan"
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
@@ -417,7 +417,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
 
 
 def _facts(simulation: Simulation) -> list[Finding]:
-    """What the facts of the nodes show, where a fault is planted that they do."""
+    """Return what facts show of simulated nodes, if a fault changes facts."""
     if all(fault.command == "scan" for fault in simulation.faults):
         return []
     machines = Simulated(simulation).machines()

@@ -1,7 +1,6 @@
-"""Check the nodes of an allocation, or of a file of hosts, in one command that starts their ranks.
+"""Start a check on the nodes of an allocation, or of a file of hosts, and present its report.
 
-The first rank sends its report as JSON. It is presented here, in all formats, to the files and in the exit style that
-were asked for; what launchers print beside it is no part of it.
+The first rank sends its report as JSON. Everything else that launchers print goes to stderr.
 """
 
 import os
@@ -46,10 +45,9 @@ _FOR_RANKS = ("--format", "json", "--no-progress")
 
 
 def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str]) -> int:
-    """Start `gpubench` with the arguments `for_ranks` by srun, or mpirun on named hosts; present its report.
+    """Start `gpubench` with `for_ranks` by srun, or by mpirun on named hosts; return the exit code.
 
-    Returns the exit code; hosts without a report are an ERROR. Raises GpubenchError: hosts, allocation or launcher
-    missing.
+    Hosts without a report are an ERROR. Raises GpubenchError if hosts, allocation or launcher are missing.
     """
     launch, hosts = launched_by(os.environ), None if plan.slurm else plan.hosts
     if launch is not None and launch.size > 1:
@@ -83,7 +81,7 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
 
 
 class _Start(NamedTuple):
-    """The hosts of a check, those that do not answer, and the launcher's command for the others."""
+    """The hosts of a check, those that do not answer, and the command that starts ranks on the others."""
 
     hosts: Sequence[str]
     silent: Mapping[str, Silence]
@@ -107,7 +105,7 @@ def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
 
 
 def _with_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
-    """The report of the hosts that answered, in which those that did not are nodes in ERROR."""
+    """Add hosts that did not answer to the report, as nodes in ERROR."""
     rows = [
         VerdictRow(
             scope="node", node=host, subject=host, verdict=Verdict.ERROR, findings=(NO_RESULT,), origin=Origin.MEASURED
@@ -125,7 +123,7 @@ def _with_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[st
 
 
 def _report_in(stdout: str) -> StoredRun | None:
-    """The report of the first rank, behind and before which a launcher may have printed something; None without one."""
+    """Return the report of the first rank, None without one. Launchers may print before and after it."""
     start = stdout.find('{\n  "schema_version"')
     if start < 0:
         return None
@@ -137,7 +135,7 @@ def _report_in(stdout: str) -> StoredRun | None:
 
 
 def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> Iterator[Finding]:
-    """The hosts that a launcher complains of, each with its words, after a job without a report."""
+    """Yield findings on the hosts that a launcher names in its errors, or on all hosts."""
     printed = job.stdout.splitlines()
     for line in printed:
         say(line, to=sys.stderr)
@@ -154,7 +152,7 @@ def _findings_of_job(plan: CheckPlan, hosts: Sequence[str], job: EndedJob) -> It
 
 
 def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Finding]:
-    """Hosts without a result, one finding per reason."""
+    """Yield one finding per reason on hosts without a result."""
     by_reason: dict[str, list[str]] = {}
     for host, silence in silent.items():
         by_reason.setdefault(silence.seen, []).append(host)
@@ -180,7 +178,7 @@ def _present_loss(
     hosts: Sequence[str],
     findings: Sequence[Finding],
 ) -> int:
-    """Present a report in which no host has a result; return its exit code."""
+    """Present a report without any result; return its exit code."""
     metadata = metadata_of(
         arguments,
         NAME,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The folder to show instead of a machine, and the one to write to."""
+    """The options that name a folder to show, or a folder to write to."""
 
     help_group: ClassVar = SIMULATE
 
@@ -38,9 +38,9 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated machine and what is broken in it. `text` and `broken` are as the user wrote them.
+    """A simulated machine with its faults. `text` and `broken` are as the user wrote them.
 
-    `environment` are the NCCL variables of the whole job with a known effect, and `ignored` the others.
+    `environment` has the job's NCCL variables with a known effect, and `ignored` has the others.
     """
 
     text: str
@@ -53,22 +53,21 @@ class Simulation:
 
     @property
     def source(self) -> str:
-        """The options that made it."""
+        """The options that describe it."""
         return f"--simulate {self.text}" + "".join(f" --fault {text}" for text in self.broken)
 
     @property
     def profile(self) -> dict[str, str]:
-        """The profile, for the metadata."""
         return {"name": self.machine.profile.name, "sha256": self.machine.profile.sha256}
 
     @property
     def note(self) -> str:
-        """The variables that the simulation ignores, in one line; empty without any."""
+        """The NCCL variables that the simulation ignores, as one line; empty without any."""
         ignored = " ".join(f"{name}={value}" for name, value in self.ignored.items())
         return f"ignored in simulation: {ignored}" if ignored else ""
 
     def without_variables(self) -> "Simulation":
-        """The same for a command that models none of NCCL's variables. Raises UsageError for those of a fault."""
+        """Return the simulation without NCCL variables. Raises UsageError if a fault sets one."""
         from gpubench.model.profiles.fault import ENV
 
         asked = next((text for text in self.broken if f"{ENV}=NCCL_" in text), None)
@@ -83,9 +82,9 @@ class Simulation:
         return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})
 
     def note_effects(self, measured: str, unused: str = "", by: str = "") -> None:
-        """Name the faults that change nothing of what a command measures, on stderr.
+        """Print the faults that do not change what the command measures.
 
-        With a key that is `unused` by a collective, those that it alone makes change something.
+        Keys that are `unused` by the collective count as changing something only next to other keys.
         """
         from gpubench.formats.delivery import say
 
@@ -101,7 +100,7 @@ class Simulation:
 def simulation_of(
     text: str, faults: Sequence[str], seed: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Simulation:
-    """The simulated machine `hgx-h100-8*16` with faults `node3.gpu5:nvlink=12` and the job's NCCL variables.
+    """Parse a machine `hgx-h100-8*16` and faults `node3.gpu5:nvlink=12`, with the job's NCCL variables.
 
     Raises UsageError.
     """
@@ -125,7 +124,7 @@ def simulation_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """A simulated machine, and its faults."""
+    """The options of a simulated machine and its faults."""
 
     help_group: ClassVar = SIMULATE
 
@@ -146,9 +145,9 @@ class SimulationOptions:
     seed: int = option("N", "Random seed for the simulated noise.", default=0, show_default=False)
 
     def parse(self, command: str) -> Simulation | None:
-        """The simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
+        """Return the simulated machine, None without --simulate. Raises UsageError for a fault without a machine.
 
-        Some faults mean something for one `command` alone, as those of leaves and rounds for scan.
+        Some faults have an effect on one `command` only, such as those of leaves on scan.
         """
         faults = self.fault or ()
         if self.simulate is None:
@@ -179,20 +178,20 @@ SECONDS_TO_READ_A_NODE = 10.0  # Of a node that is read beside a measurement, wh
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The machine at hand and this process; `timeout_s` is how long its driver may take to answer."""
+    """This machine and this process. `timeout_s` is how long the driver may take to answer."""
 
     timeout_s: float
     text: str | None = None
 
     def machines(self) -> "Machines":
-        """Read by the kernel, NVML and CUDA."""
+        """Read the kernel, NVML and CUDA."""
         from gpubench.machine.probe import probe
 
         return _of_this_process(probe(self.timeout_s, os.environ))
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
-        """Have kernel, NVML and CUDA asked in processes of their own; what is yielded waits `timeout_s` for them."""
+        """Start processes that read the kernel, NVML and CUDA; yield a function that waits for them."""
         from gpubench.machine.probe import Probe
 
         with Probe(os.environ) as probe:
@@ -210,17 +209,16 @@ def _of_this_process(snapshot: "Snapshot") -> "Machines":
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Machines made from a profile, with faults."""
+    """Machines that are made from a profile and faults."""
 
     simulation: Simulation
 
     @property
     def text(self) -> str:
-        """--simulate with its faults."""
         return self.simulation.source
 
     def machines(self) -> "Machines":
-        """Made by the seed."""
+        """Make the machines, with one rank per working GPU."""
         from gpubench.jobs.machines import Machines
         from gpubench.simulated.machine import snapshots
 
@@ -231,7 +229,7 @@ class Simulated:
         return Machines.of(nodes, self.processes(ranks), self.text, asked.environment)
 
     def processes(self, ranks: "Sequence[tuple[int, Snapshot]]") -> "list[RankFacts]":
-        """The process of every rank, by number and facts of its node, if any rank has NCCL variables."""
+        """Return the process of every rank, if any rank has NCCL variables. `ranks` has their nodes."""
         if not any(fault.variables for fault in self.simulation.faults):
             return []
         from gpubench.simulated.settings import rank_facts, variables_by_node
@@ -242,18 +240,17 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Machines that `--record` wrote to a folder; of one host, where that is named."""
+    """Machines that `--record` wrote to a folder; with `host` those of one host."""
 
     directory: Path
     host: str | None = None
 
     @property
     def text(self) -> str:
-        """--replay with its folder."""
         return f"--replay {self.directory}"
 
     def machines(self) -> "Machines":
-        """Nodes and processes as they were."""
+        """Read the nodes and processes as they were."""
         from gpubench.jobs.machines import Machines
         from gpubench.machine import recorded
 
@@ -269,11 +266,9 @@ class FromFile:
 
     @property
     def text(self) -> str:
-        """The path."""
         return str(self.path)
 
     def machines(self) -> "Machines":
-        """As far as the file says."""
         from gpubench.jobs.machines import Machines
         from gpubench.readers.registry import read_file
 
@@ -286,7 +281,7 @@ Source = Here | Simulated | Replayed | FromFile  # Its `text` are the options th
 def source_of(
     timeout_s: float, *, simulation: Simulation | None = None, replay: Path | None = None, file: Path | None = None
 ) -> Source:
-    """The source that options name, at most one of these; else the machine at hand."""
+    """Return the source that the options name, otherwise this machine."""
     if file is not None:
         return FromFile(file)
     if replay is not None:
@@ -295,13 +290,13 @@ def source_of(
 
 
 def say_what_is_ignored(source: Source, presenter: "Presenter") -> None:
-    """Name the NCCL variables that a simulation ignores."""
+    """Print the NCCL variables that a simulation ignores."""
     if isinstance(source, Simulated) and source.simulation.note:
         presenter.note(source.simulation.note)
 
 
 def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | None) -> None:
-    """Raise UsageError where several ranks are to show a machine that is not theirs."""
+    """Raise UsageError if several ranks would show a simulated or recorded machine."""
     if source.text is not None and launch is not None and launch.size > 1:
         raise UsageError(
             f"{command} {source.text.split()[0]} under {launch.launcher}",
@@ -313,7 +308,7 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | Non
 def gathered(
     group: "Group", snapshots: Sequence["Snapshot"], process: "RankFacts", source: Source | None = None
 ) -> "Machines | None":
-    """The machines of a job on its first rank, None on others; with `source` no rank's own facts count."""
+    """Gather the machines of a job on its first rank; return None on others. `source` replaces the ranks' processes."""
     from gpubench.jobs.machines import Machines
 
     collected = group.collect((snapshots, process))
@@ -331,7 +326,7 @@ def gathered(
 
 
 def own_process(identity: "RankIdentity") -> "RankFacts":
-    """The facts of this rank's process."""
+    """Return the facts of this rank's process."""
     from gpubench.jobs.metadata import recorded_settings
     from gpubench.machine.process import read_rank_facts
 

@@ -1,4 +1,4 @@
-"""Show what machines are: take them from a source, or gather them from ranks, then examine and present them."""
+"""Show GPUs, NICs and their wiring: of a source of machines, or of all ranks' nodes."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ _SECONDS_TO_READ = 3.0  # Of a machine with four GPUs; an estimate for whoever w
 
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
-    """Show machines, alone or as one rank; the exit code. Raises GpubenchError."""
+    """Show machines alone or as one rank; return the exit code. Raises GpubenchError."""
     return runner.run(COMMAND, plan, arguments)
 
 
@@ -42,7 +42,7 @@ def _open(place: Place) -> "Iterator[Callable[[], Read]]":
 
 
 def _gathered(rank: RankPlace) -> "Read":
-    """Machines and libraries of all nodes on the first rank; the first rank of every node reads it."""
+    """Read each node on its first rank, and gather machines and libraries on the first rank of the job."""
     from gpubench.jobs.rank import agree
 
     group, identity, source = rank.group, rank.identity, rank.plan.source

@@ -1,4 +1,4 @@
-"""Watch traffic live: a source of readings, the pace and the loop, ranks, and what is shown."""
+"""Watch traffic live: the readings, the clock, the loop over intervals, and the screen."""
 
 import math
 import os
@@ -53,63 +53,58 @@ Wait = Callable[[float], bool]  # Waits so many seconds; true where somebody ask
 
 
 class WatchPace(Protocol):
-    """A clock, and a way to wait for a moment of it."""
+    """A clock, and a way to wait."""
 
     def now(self) -> float:
-        """Seconds of a clock that only goes forward."""
+        """Return seconds of a clock that never goes back."""
 
     def wait_until(self, moment: float) -> bool:
-        """Return at that moment, or at once where it has passed; true where the watch is to end."""
+        """Wait for a moment, unless it has passed. Return true if the watch is to end."""
 
 
 class RealPace:
-    """The machine's clock; `wait` listens to a keyboard meanwhile."""
+    """The monotonic clock. `wait` also listens to the keyboard."""
 
     def __init__(self, wait: Wait) -> None:
         self._wait = wait
 
     def now(self) -> float:
-        """Of the monotonic clock."""
         return time.monotonic()
 
     def wait_until(self, moment: float) -> bool:
-        """Sleep."""
         return self._wait(max(moment - time.monotonic(), 0.0))
 
 
 class LeapingPace:
-    """A clock that stands still and leaps to the moment that is waited for: of what is simulated or recorded."""
+    """A clock for simulations: it jumps to the moment that is waited for."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:
-        """Where it leapt to."""
         return self._now
 
     def wait_until(self, moment: float) -> bool:
-        """Leap."""
         self._now = max(self._now, moment)
         return False
 
 
 class RecordedPace:
-    """The clock of a recording: it stands where its last reading was taken, which `elapsed` says."""
+    """The clock of a recording: the time of its last reading, from `elapsed`."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self._elapsed = elapsed
 
     def now(self) -> float:
-        """Since the first reading."""
         return self._elapsed()
 
     def wait_until(self, _moment: float) -> bool:
-        """Nothing: the next reading is there."""
+        """Do not wait: the next reading is there."""
         return False
 
 
 class Interrupts:
-    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, which `asked` remembers if a destructor drops it."""
+    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt. `asked` remembers one that a destructor dropped."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -131,7 +126,7 @@ class Interrupts:
 
 
 def sleep(seconds: float) -> bool:
-    """The wait of who listens to no keyboard."""
+    """Wait without a keyboard."""
     time.sleep(seconds)
     return False
 
@@ -141,14 +136,13 @@ ReadAll = Callable[[bool], Sequence[NodeReading] | None]  # Of all nodes, None a
 
 
 class Screen(Protocol):
-    """Shows intervals as they come."""
+    """Shows one interval after another."""
 
-    def show(self, frame: WatchFrame) -> None:
-        """One interval more."""
+    def show(self, frame: WatchFrame) -> None: ...
 
 
 class WatchLoop:
-    """Reads, counts, shows. `limits` are those of every host, `hand_on` takes every row."""
+    """Reads, counts and shows. `limits` returns the limits of a host, `hand_on` gets every row."""
 
     def __init__(
         self,
@@ -165,7 +159,7 @@ class WatchLoop:
         self._screen, self._hand_on = screen, hand_on
 
     def run(self, read_all: ReadAll) -> None:
-        """Until the time is up, nothing is left to read, or Ctrl-C, which ends a watch as its time does."""
+        """Run until the time is up, no reading is left, or Ctrl-C, which ends the watch normally."""
         with suppress(KeyboardInterrupt), Interrupts() as interrupts:
             self._run(read_all, interrupts)
 
@@ -211,7 +205,7 @@ class WatchLoop:
 
 
 def reader_here(plan: WatchPlan, host: str) -> NodeTraffic:
-    """Readings of this node. Its driver has --timeout for the first answer, then an interval."""
+    """Return the reader of this node. Its driver has --timeout for the first answer, then one interval."""
     deadline = min(plan.timeout_s, max(plan.interval_s, 1.0))
     return NodeTraffic(host, os.environ, recorded_settings, plan.timeout_s, deadline, plan.gpus)
 
@@ -230,7 +224,7 @@ def _simulated_readers(
 
 
 class RecordedTraffic:
-    """The readings that --record kept, of one host; `elapsed` is the time of the last that was read since the first."""
+    """The recorded readings of one host. `elapsed` is the time from the first reading to the last one read."""
 
     def __init__(self, readings: Sequence[NodeReading]) -> None:
         self._readings = iter(readings)
@@ -240,22 +234,21 @@ class RecordedTraffic:
         self.interval_s = between[len(between) // 2] if between else 0.0
 
     def read(self) -> NodeReading | None:
-        """The next one; None where there are no more."""
+        """Return the next reading, None after the last one."""
         reading = next(self._readings, None)
         if reading is not None:
             self.elapsed = reading.seconds - self._began
         return reading
 
     def look_closely(self, pids: Collection[int]) -> tuple[TaskFacts, ...] | None:  # noqa: ARG002
-        """What was looked at then is in the recording."""
+        """Return nothing: the recording has what was seen then."""
         return None
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
-    """One a host of a recording. Raises UsageError where it holds no readings, or damaged ones."""
+    """Return one reader per host of a recording. Raises UsageError if it has no readings, or damaged ones."""
     by_host: dict[str, list[NodeReading]] = {}
     next_step = f"gpubench watch --for 10s --record {directory}-again"
     lines = recorded.read_samples(directory, SAMPLES, NAME)
@@ -298,7 +291,7 @@ def watch(
     readers: "Sequence[TrafficReader] | None" = None,
     read_all: "ReadAll | None" = None,
 ) -> "Report":
-    """Watch `readers` here, or what `read_all` has of all ranks; rows are handed on as they come."""
+    """Watch `readers` here, or what `read_all` returns for all ranks, and pass on rows as they come."""
     from gpubench.measure.watch.report import Course, report_on
     from gpubench.model.results.watch import TrafficRow
 
@@ -340,7 +333,7 @@ def _reading(
 
 @contextmanager
 def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeReading], None]]":
-    """Keep machines and every reading in the folder of --record, where one was named."""
+    """Write machines and readings to the folder of --record, if there is one."""
     directory = plan.recording.record
     if directory is None:
         yield lambda _: None
@@ -379,7 +372,7 @@ _SPARE_SECONDS = 10.0  # A node may come so much later than an interval: its dri
 
 @contextmanager
 def _open(place: Place) -> "Iterator[tuple[Machines | None, _OwnNode]]":
-    """The machines, of a job on its first rank, and there what this rank reads of its node."""
+    """Yield the machines, None on ranks but the first, and the reader of this rank's node."""
     plan: WatchPlan = place.plan
     if place.rank is None:
         sources.say_what_is_ignored(plan.source, place.presenter)
@@ -446,7 +439,7 @@ def _watch_ranks(rank: RankPlace, machines: "Machines", node: "_OwnNode") -> "Re
 
 
 def _follow(rank: RankPlace, node: "_OwnNode") -> None:
-    """Hand on what this rank reads until the first says it was the last; it sleeps, as MPI would spin."""
+    """Send readings to the first rank until it says stop. Sleep in between, because MPI would spin."""
     rank.progress.enter(Phase.OPERATION)
     pace = RealPace(sleep)
     next_moment = pace.now()
@@ -471,7 +464,7 @@ class _OwnNode:
 
 
 class _ReadingsOfRanks:
-    """The readings of all nodes on the first rank, named as the machines are; `ended` once it was the last time."""
+    """The readings of all nodes on the first rank, with the machines' names. `ended` after the last one."""
 
     def __init__(self, group: "mpi.MpiGroup", progress: "RankProgress", node: _OwnNode, machines: "Machines") -> None:
         self._group, self._progress, self._node = group, progress, node
@@ -494,7 +487,7 @@ COMMAND = Command(NAME, _open, _measure)
 
 
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
-    """Watch, alone or as one rank; the exit code. Raises GpubenchError."""
+    """Watch alone or as one rank; return the exit code. Raises GpubenchError."""
     timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
     return runner.run(COMMAND, plan, arguments, timeout_s)
 
@@ -502,7 +495,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 def _paced(
     plan: WatchPlan, machines: "Machines", wait: Wait, *, is_terminal: bool
 ) -> "tuple[WatchPlan, WatchPace, Sequence[TrafficReader]]":
-    """Readings and their clock; of a recording the plan has the interval at which it was made."""
+    """Return readers and their clock. A replay uses the interval of the recording."""
     if isinstance(plan.source, sources.Replayed):
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
@@ -530,7 +523,7 @@ def _is_live(shown: Presentation, *, is_terminal: bool) -> bool:
 
 @contextmanager
 def shown(plan: WatchPlan, machines: "Machines", *, is_terminal: bool) -> "Iterator[tuple[Screen, Wait]]":
-    """Where intervals are shown, and what waits for them."""
+    """Yield the screen that shows intervals, and the function that waits for the next one."""
     from gpubench.formats.presenter import chosen_width, terminal_style
     from gpubench.formats.text.watch import NoScreen, PlainScreen, live_screen
 

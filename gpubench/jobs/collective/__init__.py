@@ -1,1 +1,1 @@
-"""Measure a collective: here by launching ranks, as one rank of a job, simulated, or replayed."""
+"""Collectives: launch their ranks, run as one of them, simulate, or replay a recording."""

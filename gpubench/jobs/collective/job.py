@@ -1,4 +1,4 @@
-"""Measure a collective: launch ranks here, be one of them, ask a model, or replay a recording."""
+"""Run a collective: launch ranks on this host, run as one of them, simulate, or replay a recording."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, i
 
 
 def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
-    """Be a rank of a collective with the values that the gpubench which launched it has read; the exit code."""
+    """Run as a rank of a collective, with the option values that the launching process read; return the exit code."""
     return run_as_rank(plan_from(CollectivePlan, typed, typed["command"]), sys.argv[1:], launch)
 
 
@@ -58,7 +58,7 @@ def run_as_rank(
     launch: "LaunchedBy",
     make: "Callable[[Group, RankProgress], RankJob] | None" = None,
 ) -> int:
-    """Be one rank of a collective, or of what `make` makes; the exit code."""
+    """Run as one rank, of a collective unless `make` makes another job; return the exit code."""
     from gpubench.jobs import rank
 
     def make_job(group: "Group", progress: "RankProgress") -> "RankJob":
@@ -87,9 +87,9 @@ _OWN_NOTE = f"{_OWN_NAME}note: "
 
 
 def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """Relaunch `arguments` as ranks on this host and present what they measure; the exit code.
+    """Launch `arguments` as ranks on this host and present what they measure; return the exit code.
 
-    Raises GpubenchError: nothing can be measured, or the measurement broke; what was measured has been written.
+    Raises GpubenchError if nothing can be measured, or if the measurement breaks. Measured rows are written even then.
     """
     start = RankStart.of(plan, arguments)
     if plan.processes:
@@ -107,37 +107,32 @@ def launch_ranks(plan: CollectivePlan, arguments: Sequence[str]) -> int:
 
 
 class RankListener(Protocol):
-    """What hears of a job of ranks: a presenter, or one turn of several."""
+    """The listener of a job of ranks: a presenter, or one turn of a sweep over settings."""
 
     rows: int
     report: "Report | None"
 
-    def begin(self, metadata: "Metadata") -> None:
-        """The job is set up."""
+    def begin(self, metadata: "Metadata") -> None: ...
 
-    def progress(self, done: int, total: int, label: str) -> None:
-        """How far it is."""
+    def progress(self, done: int, total: int, label: str) -> None: ...
 
-    def row(self, row: "Row") -> None:
-        """A row."""
+    def row(self, row: "Row") -> None: ...
 
-    def end(self, report: "Report") -> None:
-        """The job is over."""
+    def end(self, report: "Report") -> None: ...
 
     def note(self, text: str) -> None:
-        """What a rank or its launcher says."""
+        """Show a line that a rank or its launcher printed."""
 
     def cut_short(self) -> None:
-        """The job ended early."""
+        """Mark the results as incomplete, because the job ended early."""
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of the job's report."""
+    def exit_code(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """The means to start ranks on this host, all of them checked; `sharing` are settings for ranks that share a GPU."""
+    """Everything that is needed to launch ranks on this host. `sharing` has variables for ranks that share a GPU."""
 
     arguments: Sequence[str]
     mpirun: launch.Launcher
@@ -147,7 +142,7 @@ class RankStart:
 
     @classmethod
     def of(cls, plan: CollectivePlan, arguments: Sequence[str]) -> "RankStart":
-        """Of a plan whose outputs can be written. Raises GpubenchError: nothing can be measured here."""
+        """Check outputs, ranks and launcher. Raises GpubenchError if nothing can be measured here."""
         driver = read_driver(os.environ)
         ranks = choose_ranks(plan, driver)
         sharing = sharing_settings(plan.ranks_per_gpu, plan.kernels_at_once)
@@ -156,14 +151,14 @@ class RankStart:
         return cls(arguments=arguments, mpirun=mpirun, ranks=ranks, driver=driver, sharing=sharing)
 
     def announced(self, plan: CollectivePlan) -> AbstractContextManager[Callable[[], None]]:
-        """Says that ranks start, on a terminal, until what is returned is called."""
+        """Show on a terminal that ranks are starting, until the returned function is called."""
         shows = plan.presentation.show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         most = limit_seconds(Phase.LAUNCH, plan.timeout_s)
         text = f"starting {counted(self.ranks, 'rank')} on this host, for {most:g} s at most ..."
         return announced(text, sys.stderr if shows else None)
 
     def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
-        """What presents the run; to import it takes as long as ranks do to start, so it is done beside that."""
+        """Return the presenter. Its import takes as long as ranks take to start, so it happens meanwhile."""
         from gpubench.formats.presenter import Presenter, terminal_style
 
         shown = plan.presentation
@@ -183,9 +178,9 @@ class RankStart:
         take_back: Callable[[], None],
         variables: Mapping[str, str] | None = None,
     ) -> int:
-        """Start the ranks, with some variables of their own, and hear them to their end; the exit code.
+        """Launch the ranks with additional `variables` and read their messages to the end; return the exit code.
 
-        `listen` is called once they have been started. Raises GpubenchError: the measurement broke.
+        `listen` is called after the ranks were started. Raises GpubenchError if the measurement breaks.
         """
         with ChannelReceiver() as channel:
             measures_mpi = not all(kind.logs_to_nccl for kind in plan.kinds(gpus=self.driver.visible > 0))
@@ -218,7 +213,7 @@ def _ended(job: "Popen[bytes]") -> Iterator[None]:
 
 
 def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
-    """The ranks to launch: `--np`, else one for each visible GPU, two without any. Raises GpubenchError."""
+    """Return the number of ranks: --np, or one per visible GPU, or two without GPUs. Raises GpubenchError."""
     plan.check_any_gpu([driver.visible])
     ranks = plan.ranks or driver.visible * plan.ranks_per_gpu or HOST_RANKS
     kinds = plan.kinds(gpus=driver.visible > 0)
@@ -246,7 +241,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
 
 
 class _LaunchedJob:
-    """A launched job and what its ranks have reported so far; `take_back` ends what was announced of its start."""
+    """A launched job and the messages of its ranks. `take_back` removes the line that announced the start."""
 
     def __init__(
         self, presenter: RankListener, job: "Popen[bytes]", take_back: Callable[[], None], *, is_soak: bool = False
@@ -263,7 +258,7 @@ class _LaunchedJob:
         self._is_overlap = False
 
     def listen(self, ranks: ChannelReceiver) -> None:
-        """Present messages until the job is over, and then end what is left of it."""
+        """Present messages until the job is over, then end the processes that are left."""
         try:
             for message in ranks.messages(self._job):
                 if isinstance(message, str):
@@ -277,12 +272,12 @@ class _LaunchedJob:
 
     @property
     def started_nothing(self) -> bool:
-        """True if mpirun could not start its own daemon, and so no rank."""
+        """True if mpirun could not start its own daemon, and therefore no rank."""
         spoke = self._presenter.report is not None or self._ranks_spoke or self._lost or self._error is not None
         return not spoke and self._launcher_code == launch.DAEMON_FAILED
 
     def exit_code(self) -> int:
-        """The exit code of a job that is over. Raises GpubenchError: it ended without a report."""
+        """Return the exit code of a finished job. Raises GpubenchError if it ended without a report."""
         if self._presenter.report is None:
             self._presenter.cut_short()
             killed = killed_before(self._lost, self._error_at)
@@ -294,7 +289,9 @@ class _LaunchedJob:
         return self._presenter.exit_code
 
     def _set_deadline(self, ranks: ChannelReceiver) -> None:
-        """Once a rank has spoken, watchdogs see to an end; once they have said that it comes, it has to come soon."""
+        """Leave deadlines to the watchdogs once a rank has sent a message, but allow only seconds after a reported
+        loss.
+        """
         if self._error is not None or self._lost:
             ranks.expect_end(_SECONDS_TO_END)
         elif self._presenter.report is not None:
@@ -330,7 +327,7 @@ class _LaunchedJob:
             self._error, self._error_at = GpubenchError.from_record(message["error"]), message["at_seconds"]
 
     def _end_in_order(self, pid: int) -> None:
-        """Have the first Ctrl-C or SIGTERM end a soak with its report; the second ends it at once."""
+        """Let the first Ctrl-C or SIGTERM end a soak with its report, and the second end it at once."""
         numbers = (signal.SIGINT, signal.SIGTERM)
 
         def ask(*_: object) -> None:
@@ -353,10 +350,10 @@ class _LaunchedJob:
         return CollectiveRow(**record)
 
     def _take_line(self, line: str) -> None:
-        """Pass on what ranks print (NCCL_DEBUG, warnings), but not mpirun's error text once the outcome is known.
+        """Show a printed line of a rank, but no error text of mpirun after the outcome is known.
 
-        What gpubench itself says of a rank is passed on at any time.
-        Before the first rank has spoken it is kept back: if none ever does, its end is the only explanation there is.
+        Lines before the first message of a rank are kept: if no rank ever sends one, they are the only explanation.
+        Notes of gpubench itself are always shown.
         """
         if not line.strip(" -"):
             return
@@ -385,7 +382,7 @@ class _LaunchedJob:
 
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
-    """The exit code. Raises GpubenchError: nothing measured, a broken measurement, or an unwritable output."""
+    """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
     launch, source = launched_by(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
     if not isinstance(source, Here):

@@ -1,4 +1,4 @@
-"""The metadata of a collective, with GPU memory, and the judge of its speed."""
+"""The metadata of a collective, and the judge of its speed."""
 
 import os
 from collections import Counter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def nothing_measured() -> Report:
-    """The report of a run whose only backend cannot run the collective."""
+    """Return the report of a run whose only backend cannot run the collective."""
     finding = Finding(
         id="not-measured",
         severity=Verdict.ERROR,
@@ -47,7 +47,7 @@ def nothing_measured() -> Report:
 
 
 def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
-    """The report with every trial of MPI on GPU memory, and the finding on those that failed; the root cause first."""
+    """Add the trials of MPI on GPU memory to the report, and put the finding on failed ones first."""
     if support is None:
         return report
     from gpubench.conditions.process import on_support
@@ -62,7 +62,7 @@ def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
 def described_collective(
     plan: CollectivePlan, request: SweepRequest, *, settings: Sequence[str] = (), split: str | None = None, **known: Any
 ) -> DescribedCollective:
-    """A run in words, of which the metadata are made and a recording begins; `known` are further fields of it."""
+    """Return the description of a run, which the metadata and the first line of a recording are made of."""
     options = RunOptions(
         allocator=plan.buffer_allocator.value,
         timeout_s=plan.timeout_s,
@@ -78,7 +78,6 @@ def described_collective(
 
 
 def _describe_sampling(sampling: Sampling) -> dict[str, object]:
-    """Sampling as plain data, for the metadata."""
     if sampling.iterations is None:
         return {"mode": sampling.mode.value, "iters": AUTO, "budget_s": sampling.budget_seconds}
     return {"mode": sampling.mode.value, "iters": sampling.iterations}
@@ -92,7 +91,7 @@ def collective_metadata(
     topology: str | None = None,
     replayed: str | None = None,
 ) -> Metadata:
-    """The metadata of a run; `replayed` names the recording that it comes from, where it was not made now."""
+    """Return the metadata of a run. `replayed` is the recording that it comes from."""
     model, options = found.model, found.options
     request = found.asked.request(collective)
     recorded = replayed is not None and found.origin is Origin.MEASURED
@@ -128,7 +127,7 @@ def collective_metadata(
 
 
 def describe(request: SweepRequest) -> dict[str, object]:
-    """The request as plain data, for the metadata."""
+    """Return the request as plain data."""
     collective = request.collective
     return {
         "sizes": list(request.sizes),
@@ -156,7 +155,6 @@ def overlap_metadata(
     *,
     topology: str | None = None,
 ) -> Metadata:
-    """The metadata of a run."""
     own = collective_metadata(found, collective, arguments, topology=topology)
     options = {
         COLLECTIVE_OPTION: collective.name,
@@ -185,9 +183,10 @@ def speed_judge_of(
     past: "PastFigures | None" = None,
     cpus: Sequence[tuple[int, Collection[int]]] = (),
 ) -> Callable[["Circumstances | None"], SpeedJudge]:
-    """Makes the judge of these ranks' rows; `nccl` is its version and file, `past` earlier results or None.
+    """Return a function that makes the judge of these ranks' rows.
 
-    `cpus` are the node of each rank and its CPUs, where nothing else is read of the machine.
+    `nccl` is version and file, `past` has earlier results. `cpus` has the node and the CPUs of each rank, for jobs
+    without other facts.
     """
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
 
@@ -221,9 +220,9 @@ _MOST_RANKS_PER_CPU = 4  # Twelve ranks on two CPUs took 5 ms for 1 KiB, eight r
 
 
 def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
-    """Return why times of CPU ranks are those of the scheduler, '64 ranks share 2 CPUs'; `cpus` are those of each rank.
+    """Return why CPU ranks have to take turns, '64 ranks share 2 CPUs', or an empty text.
 
-    A rank's part is its node, and the CPUs that it may run on.
+    `cpus` has the node of each rank, and the CPUs that it may run on.
     """
     for ranks in grouped((each for each in cpus if each[1]), lambda each: each[0]).values():
         shared = {cpu for _, own in ranks for cpu in own}
@@ -245,7 +244,7 @@ def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None
 def judge_of_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
-    """The judge of a simulated machine, held against its profile; of several nodes against the same without faults."""
+    """Return the judge of a simulated machine: by its profile, or on several nodes by the same model without faults."""
     from gpubench.model.facts.health import split_by_mig
 
     def without_faults(row: CollectiveRow) -> ExpectedTime | None:
@@ -264,7 +263,7 @@ def judge_of_model(
 
 
 def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
-    """What joins hosts without GPUs, by the NICs of the profile asked for, else None; interfaces' rates mislead."""
+    """Return the network between hosts without GPUs, by the NICs of the chosen profile: rates of interfaces mislead."""
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:
         return None
@@ -282,7 +281,7 @@ def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork 
 
 
 def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", asked: str | None) -> "Profile | None":
-    """The profile for as many GPUs a node as ranks; None where nodes differ. Raises UsageError for a broken one."""
+    """Return the profile for as many GPUs per node as ranks, None if nodes differ. Raises UsageError if broken."""
     models = {rank.gpu for rank in ranks}
     counts = set(Counter(rank.node for rank in ranks).values())
     if None in models or len(counts) != 1:

@@ -1,4 +1,4 @@
-"""An opened backend of a collective on one rank, what opens it anywhere, and how many GPUs nodes have."""
+"""The opened backend of a collective on one rank, and findings on its node that are added to the report."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of a job: in the job, in the group that it measures with, and on its node."""
+    """One rank: its job, the group that it measures with, and its node."""
 
     group: Group
     own: Group
@@ -44,10 +44,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A backend, the rank with its GPU, and what observes both.
+    """A backend, the rank with its GPU, and the observers of both.
 
-    `machines` returns nodes and processes on the first rank; `memory_holders` names other users of the GPU's memory;
-    `unverified_variables` are those of a sweep that nothing is known to read.
+    `machines` returns nodes and processes on the first rank. `memory_holders` names other users of the GPU's memory.
+    `unverified_variables` are variables of --set that may have no reader in NCCL.
     """
 
     kind: BackendKind
@@ -64,7 +64,7 @@ class Opened:
     unverified_variables: tuple[str, ...] = ()
 
     def refusal(self, kind: BackendKind, collective: str) -> str:
-        """The reason why a backend cannot run a collective here, where that was found out; else empty."""
+        """Return why a backend cannot run a collective here, as a trial has shown; else an empty text."""
         if kind.name != MPI or self.mpi_support is None:
             return ""
         return self.mpi_support.why_not(collective)
@@ -79,7 +79,9 @@ def open_kind(
     *,
     connect: bool = True,
 ) -> MultiGroupBackend:
-    """A backend on this rank; with `connect`, connected. Raises AgreedError: it cannot reduce a type, or begin."""
+    """Open a backend on this rank, and connect it with `connect`. Raises AgreedError if it cannot start or reduce a
+    type.
+    """
     request = plan.request
     ops = request.ops if request.collective.reduces else None
     one_by_one, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
@@ -117,7 +119,7 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
 
 
 def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]) -> None:
-    """Have the watchdog of a rank that hangs hear of, and abort, the communicators of all backends, not of the last."""
+    """Let the watchdog query and abort the communicators of all backends, and not only of the last one."""
     abortable = [each for each in backends if isinstance(each, AbortableBackend)]
     if len(abortable) < 2:
         return
@@ -133,7 +135,7 @@ def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]
 
 
 def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
-    """Nodes and processes for a recording, read here where nobody observes paths, who reads them anyway."""
+    """Read nodes and processes for a recording. A rank that observes paths reads them anyway."""
     if plan.recording.record is None:
         return None
     from gpubench.machine.probe import probe
@@ -143,7 +145,7 @@ def read_machines(rank: Rank, plan: CollectivePlan) -> "Machines | None":
 
 
 def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> dict[str, int]:
-    """GPUs by host: as many as the driver lists to any of its ranks, or as they drive where each is shown its own."""
+    """Return GPUs by host: the most that the driver lists, or that its ranks use if each sees one."""
     found: dict[str, int] = {}
     for identity, gpus in zip(identities, listed, strict=True):
         driven = {each.gpu_uuid for each in identities if each.host == identity.host and each.gpu_uuid}
@@ -152,7 +154,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
 
 
 def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
-    """The report with what is wrong with the nodes, unless it is there already as the cause of slow rows."""
+    """Add what is wrong with the nodes to the report, unless it is already the cause of slow rows."""
     from gpubench.conditions.checks import of_facts, on_machine
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
@@ -172,7 +174,7 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
 
 
 def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
-    """The GPUs of ranks of one node between which bytes go through host memory, by the name of their path."""
+    """Map each host-staged pair of ranks on one node to its two GPUs."""
     from gpubench.model.results.report import EvidenceRow
 
     gpus: dict[tuple[str, str | None], str] = {
@@ -188,7 +190,7 @@ def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
 
 
 def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
-    """The report with a finding on the hosts that have fewer or more GPUs than were asked for."""
+    """Add a finding on hosts with fewer or more GPUs than --expect-gpus says."""
     if plan.expected_gpus is None:
         return report
     from gpubench.conditions.checks import on_count

@@ -1,4 +1,4 @@
-"""The backend of a collective on a rank with a GPU, and what watches NCCL and the GPU's counters on it."""
+"""Open the backend of a collective on a rank with a GPU, and watch NCCL and the GPU's counters."""
 
 import os
 import time
@@ -51,7 +51,9 @@ def open_on_gpu(
     use: NvmlUse | None,
     stack: ExitStack,
 ) -> Opened:
-    """The first of some backends on this rank's GPU, once all are loaded, nodes read and NCCL's log listened to."""
+    """Open the first of some backends on this rank's GPU, after loading all, reading nodes, and listening to NCCL's
+    log.
+    """
     group, kind = rank.group, kinds[0]
     support = mpi_support(rank, plan) if any(each.name == MPI for each in kinds) else None
     path_watch, machines = None, None
@@ -99,9 +101,9 @@ def open_on_gpu(
 
 
 def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
-    """The variables of a sweep that may have no reader.
+    """Return the variables of --set that may have no reader.
 
-    Raises UsageError: NCCL does not know one, or has no call for what is asked of communicators.
+    Raises UsageError if NCCL does not know a variable, or has no call for a request.
     """
     if plan.requests:
         from gpubench.backends.nccl.communicator import check_requests
@@ -113,7 +115,7 @@ def _checked(plan: CollectivePlan, library: NcclLibrary) -> tuple[str, ...]:
 
 
 def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
-    """What MPI does with GPU memory, tried before any rank has a GPU. Raises AgreedError without an mpirun."""
+    """Try MPI on GPU memory, before any rank opens a GPU. Raises AgreedError without an mpirun."""
     from gpubench.backends.mpi.backends import TrialCommand, read_support
     from gpubench.collectives.registry import SUMMARIES
 
@@ -137,7 +139,7 @@ def _asked_alone(kinds: Sequence[BackendKind], plan: CollectivePlan, group: Grou
 
 
 def _load(kinds: Sequence[BackendKind], plan: CollectivePlan, driver: Driver) -> NcclLibrary:
-    """The libnccl that CuPy uses: the one asked for, else torch's. Raises CouldNotMeasureError."""
+    """Load the libnccl that CuPy will use: --nccl-library, or torch's. Raises CouldNotMeasureError."""
     library = None if plan.nccl_library is None else NcclLibrary(plan.nccl_library)
     for kind in _torch_first(kinds):
         kind.load(driver.cuda)
@@ -150,7 +152,7 @@ def _torch_first(kinds: Sequence[BackendKind]) -> list[BackendKind]:
 
 @contextmanager
 def naming_holders(memory_holders: Callable[[], str]) -> Iterator[None]:
-    """Raise CouldNotMeasureError that says who holds the memory of this GPU which CUDA refuses."""
+    """Raise CouldNotMeasureError that names the processes that hold GPU memory if CUDA is out of memory."""
     try:
         yield
     except Exception as error:
@@ -181,7 +183,7 @@ class _Known(NamedTuple):
 
 
 class PathWatch:
-    """Watches NCCL on this rank; a context."""
+    """Reads NCCL's log and the GPU's counters on this rank. A context."""
 
     def __init__(
         self,
@@ -206,22 +208,20 @@ class PathWatch:
         self._by_design = ""
 
     def __enter__(self) -> Self:
-        """Nothing is changed yet: `begin` does that."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Everything as it was."""
         self._stack.close()
 
     def begin(self, library: LoggingLibrary, identity: RankIdentity, *, no_log: str = "", by_design: str = "") -> None:
-        """Have NCCL's log come here from its first call on; `no_log` and `by_design` are reasons."""
+        """Redirect NCCL's log to this process from its first call on. `no_log` and `by_design` are reasons."""
         self._known = self._group.gather(_Known(identity, self._facts, self._settings))
         ranks_on_node = sum(each.identity.node == identity.node for each in self._known)
         self._log = self._stack.enter_context(NcclLog(library, self._settings, ranks_on_node))
         self._silent, self._by_design = (SilentLog(no_log) if no_log else None), by_design
 
     def path_observer(self, request: SweepRequest) -> PathObserver:
-        """The observer of a sweep, once NCCL has begun."""
+        """Return the observer of a sweep, after `begin`."""
         if self._log is None:
             raise ValueError("nothing listens before NCCL begins")
         counters = NvmlCounters([str(self._known[self._group.rank].identity.gpu_bus_id)])
@@ -249,19 +249,19 @@ class PathWatch:
         return IdleWindow(counters, users)
 
     def machines(self) -> Machines | None:
-        """Nodes and processes on the first rank, once the sweep was tried out; for a recording."""
+        """Return nodes and processes on the first rank, for a recording, after all operations were tried once."""
         if self._nodes is None or self._group.rank != 0:
             return None
         nodes = [self._nodes[number] for number in sorted(self._nodes)]
         return Machines(nodes, [each.facts for each in self._known])
 
     def log_text(self) -> bytes:
-        """NCCL's log of this rank until all was tried out, where that is kept."""
+        """Return NCCL's log of this rank up to the end of the trials, if it is kept."""
         return b"" if self._kept is None else self._kept.text()
 
     @contextmanager
     def naming_refusals(self, library: LoggingLibrary) -> Iterator[None]:
-        """Turn NCCL's 'no transport found' into a GpubenchError that names the two ranks and the cause."""
+        """Turn NCCL's 'no transport found' into a GpubenchError that names both ranks and the cause."""
         try:
             yield
         except library.error as error:

@@ -1,4 +1,4 @@
-"""The plan of a collective: its options, one record from the command line to its ranks."""
+"""The options of a collective: one record from the command line to its ranks."""
 
 import json
 import signal
@@ -68,7 +68,7 @@ SOAK_ENDS = signal.SIGUSR1  # Makes the first rank end a soak on all ranks, with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The timing of rows."""
+    """The options that say how long to time each row."""
 
     help_group: ClassVar = MEASURE
 
@@ -130,7 +130,7 @@ def _parse_max_ctas(texts: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """NCCL's settings that are measured next to its own choice."""
+    """The options that ask for NCCL settings next to NCCL's own choice."""
 
     help_group: ClassVar = NCCL
 
@@ -193,12 +193,11 @@ class Variants:
 
     @property
     def set_variables(self) -> tuple[str, ...]:
-        """The variables of --set."""
         return tuple(name for name, _ in self.sets)
 
     @property
     def settings(self) -> tuple[NcclSetting, ...]:
-        """Every combination of algorithm, protocol and variables. Raises UsageError: a variable is set in two ways."""
+        """Every combination of the values. Raises UsageError if a variable is set in two ways."""
         by_option = {ALGORITHM_VARIABLE: ("--algo", self.algo), PROTOCOL_VARIABLE: ("--proto", self.proto)}
         for variable, (name, values) in by_option.items():
             if values and variable in self.set_variables:
@@ -226,23 +225,21 @@ def _parse_library(text: str) -> str:
 
 
 def nccl_library_option() -> Any:
-    """Return the field of `--nccl-library`."""
     text = "Measure this libnccl.so.2, e.g. the one of a training framework."
     return option("PATH", text, read=_parse_library, group=NCCL)
 
 
 def evidence_option() -> Any:
-    """Return the field of `--evidence`."""
     text = "Show the evidence for every path, or collect none (no NCCL log, no counters)."
     return flag(text, name="--evidence/--no-evidence", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivePlan:
-    """What to measure, with what, and how to show it.
+    """What to measure, with which library, and how to show it. `command` is the name of the collective.
 
-    `command` is the name of the collective. A launched rank reads the same `typed` values as the process that launched
-    it, and beside them `turn`, `checks_sets` and `results_folder`, which follow from no option of its own.
+    A launched rank makes its plan of the same `typed` values. Three more come with them: `turn`, the process-wide
+    setting of this job; `checks_sets`, whether it looks for unread variables; and `results_folder`.
     """
 
     help_group: ClassVar = MEASURE
@@ -422,12 +419,11 @@ class CollectivePlan:
 
     @property
     def set_variables(self) -> tuple[str, ...]:
-        """The variables of --set, of which every value needs jobs of its own."""
         return self.variants.set_variables
 
     @property
     def settings(self) -> tuple[NcclSetting, ...]:
-        """NCCL's settings to measure next to its own choice; in a job of a turn those of its communicators."""
+        """The settings to measure next to NCCL's own choice. In a turn, those of its communicators."""
         found = self.variants.settings
         if self.turn is None:
             return found
@@ -437,12 +433,12 @@ class CollectivePlan:
 
     @property
     def processes(self) -> tuple[NcclSetting, ...]:
-        """The settings that need jobs of their own."""
+        """The settings that NCCL reads once per process, so that each needs its own job."""
         return tuple(dict.fromkeys(setting.of_process for setting in self.settings if setting.of_process.values))
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """What all settings ask of a communicator by calls."""
+        """The requests that are passed to a communicator by calls."""
         return tuple(self.settings[0].requests) if self.settings else ()
 
     @property
@@ -465,7 +461,7 @@ class CollectivePlan:
         return tuple(name for name, is_given in asked.items() if is_given)
 
     def names_of_settings(self, backend: str) -> list[str]:
-        """Return the names in rows, for the metadata."""
+        """Return the names that rows have for settings and further backends."""
         own = [setting for setting in self.settings if not setting.of_process.values]
         names = [setting.name for setting in own]
         for process in self.processes:
@@ -475,9 +471,10 @@ class CollectivePlan:
         return [*names, *(name for name in self.others if name != backend)]
 
     def check_unset(self, environment: Mapping[str, str]) -> None:
-        """Raise UsageError if NCCL's own choice cannot be measured, since somebody has made it.
+        """Raise UsageError if the environment already fixes a variable that is swept.
 
-        `environment` has NCCL's variables as NCCL will see them. An algorithm makes NCCL's choice of a protocol too.
+        `environment` has NCCL's variables as NCCL will see them. Choosing an algorithm also changes NCCL's choice of
+        protocol.
         """
         variables = dict.fromkeys(self.settings[0].variables if self.settings else ())
         if not {*PER_COMMUNICATOR}.isdisjoint(variables):
@@ -504,25 +501,24 @@ class CollectivePlan:
 
     @property
     def source(self) -> Source:
-        """The machine that is measured."""
         return source_of(self.timeout_s, simulation=self.simulation, replay=self.recording.replay)
 
     @property
     def history(self) -> Path | None:
-        """The folder of dated results that this run's own is kept in; None if it is not kept."""
+        """The folder of dated results that this run is kept in, if any."""
         return self.presentation.history if self.results_folder is None else Path(self.results_folder)
 
     @property
     def kernels_at_once(self) -> int:
-        """The kernels of a rank that have to fit on its GPU beside each other: a collective, and computation."""
+        """The number of kernels of a rank that must run on its GPU at the same time."""
         return 1 if self.overlap is None else 2
 
     def asking_for_gpus(self, backend: str) -> str:
-        """What asks for GPUs, for messages."""
+        """Return the option or command that needs GPUs, for messages."""
         return f"--backend {backend}" if self.overlap is None else OVERLAP
 
     def check_any_gpu(self, listed: Sequence[int]) -> None:
-        """Raise CouldNotMeasureError where `--expect-gpus` asks for GPUs and no rank has any `listed`."""
+        """Raise CouldNotMeasureError if --expect-gpus is given and no host lists a GPU."""
         if self.expected_gpus is not None and not any(listed):
             raise no_gpu(
                 f"--expect-gpus says {self.expected_gpus}, and there is none",
@@ -531,21 +527,18 @@ class CollectivePlan:
             )
 
     def kinds(self, *, gpus: bool) -> tuple[BackendKind, ...]:
-        """All backends that are measured, the first first; `gpus` is true where any rank sees one.
-
-        Raises UsageError: one is not known.
-        """
+        """Return all backends to measure. `gpus`: any rank sees one. Raises UsageError for an unknown name."""
         first = default_backend(gpus=gpus) if self.backend is None else backend_named(self.backend)
         return (first, *map(backend_named, self.others))
 
     def refuse_gpu_options(self, why: str, *, but: Container[str] = ()) -> None:
-        """Raise UsageError where an option was given that only a backend on GPUs has, `but` for these."""
+        """Raise UsageError for options that only a backend on GPUs can follow, except those in `but`."""
         for name in (name for name in self._nccl_options if name not in but):
             reason = backend_named(HOST).lacks[name]
             raise UsageError(f"{name} needs GPUs, and {why}", reason=reason, next_step=f"leave {name} out")
 
     def refuse_what_backend_lacks(self) -> None:
-        """Raise UsageError where a backend that was asked for cannot follow an option, or lacks the collective."""
+        """Raise UsageError if a chosen backend cannot follow an option, or lacks the collective."""
         for kind in map(backend_named, self.backends):
             if kind.collectives and self.command not in kind.collectives:
                 raise UsageError(
@@ -565,7 +558,7 @@ class CollectivePlan:
 
     @property
     def _nccl_options(self) -> tuple[str, ...]:
-        """Those options that were given and that not every backend has."""
+        """The given options that not every backend can follow."""
         options = {
             "--graph": self.graph_replays > 0,
             SHARING_OPTION: self.ranks_per_gpu > 1,

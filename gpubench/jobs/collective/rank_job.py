@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
-    """The backend asked for, else nccl where any rank sees a GPU. Raises AgreedError where a rank cannot."""
+    """Open the chosen backend, or NCCL if any rank sees a GPU. Raises AgreedError if a rank cannot."""
     driver = read_driver(os.environ)
     # Before any rank has a context: the gather below makes sure of that.
     use = _use_of_gpus(driver, stack)
@@ -77,7 +77,7 @@ def open_backend(rank: Rank, plan: CollectivePlan, stack: ExitStack) -> Opened:
 
 
 def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
-    """Who uses the GPUs of this host already, until `stack` ends; None where the driver lists none."""
+    """Watch other users of this host's GPUs until `stack` ends. Return None without GPUs."""
     if not driver.gpus:
         return None
     from gpubench.machine.traffic import NvmlUse
@@ -88,7 +88,7 @@ def _use_of_gpus(driver: Driver, stack: ExitStack) -> "NvmlUse | None":
 
 
 class CollectiveRankJob:
-    """One rank's part in measuring a collective; rows go to `listener`, else to the launcher or the terminal."""
+    """One rank of a collective. Its rows go to `listener`, to the launching process, or to the terminal."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class CollectiveRankJob:
         self.identity, self._node_by_rank = own_identity(group)
 
     def run(self, channel: str | None) -> int:
-        """Measure, tell the listener, and return the exit code. Raises AgreedError, known to every rank."""
+        """Measure with the other ranks; return the exit code. Raises AgreedError on all ranks."""
         agree(self._group, lambda: self._check_ranks(channel))
         if self._plan.expected_gpus is not None:
             self._listed = self._group.gather(read_driver(os.environ).gpus)
@@ -193,7 +193,7 @@ class CollectiveRankJob:
         return self._group.broadcast(self._exit_code(metadata, report))
 
     def _before_sizes(self, opened: Opened) -> None:
-        """Take what has to be there before memory is shared out among sizes; a collective alone needs nothing."""
+        """Allocate what a subclass needs before memory is divided among sizes."""
 
     def _metadata(self, described: DescribedCollective) -> "Metadata":
         return collective_metadata(described, self._plan.collective, self._arguments)
@@ -213,7 +213,7 @@ class CollectiveRankJob:
         return past_of(self._plan.history, metadata)
 
     def _measuring(self, identities: Sequence[RankIdentity]) -> Sequence[RankIdentity]:
-        """The ranks that measure with this one: of its group, or all."""
+        """Return the ranks that measure together with this one."""
         return identities if self._part is None else [identities[rank] for rank in self._part.ranks]
 
     def _beside(self, rank: Rank, opened: Opened) -> list[BesideBackend]:

@@ -1,4 +1,4 @@
-"""Judges the recorded rows of a check as their own command judges them: a file says what was measured, and no more."""
+"""Judge the rows of a recorded check again, as the command that measured them would."""
 
 import os
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def judged_again(
     ranks: Sequence[RankIdentity],
     asked: str | None,
 ) -> tuple[CollectiveRow, ...]:
-    """Return the rows with new verdicts, by the profile `asked`, else by the machine's; in the order of collectives."""
+    """Return the rows with new verdicts by the profile `asked`, otherwise by the machine's; grouped by collective."""
     found = []
     for name, of_it in grouped(rows, lambda row: row.collective).items():
         collective = collective_named(name)
@@ -45,7 +45,7 @@ def judged_again(
 
 
 def _unjudged(row: CollectiveRow, collective: Collective) -> CollectiveRow:
-    """The row without its verdict on speed; where its time and bandwidths disagree, the slowest of them counts."""
+    """Return a row without its verdict on speed. If its time and bandwidths disagree, use the slowest."""
     factor = collective.busbw_factor(row.ranks)
     is_right = None if row.wrong is None else Verdict.PASS
     bare = replace(
@@ -87,9 +87,9 @@ def _judge_of(
 
 
 def _judged(recorded: CollectiveRow, bare: CollectiveRow, judge: SpeedJudge, asked: str | None) -> CollectiveRow:
-    """The row as judged now; where nothing is expected of it now, by what was expected then.
+    """Return a row as judged now, or by its recorded expectation if there is none today.
 
-    NCCL's version is in no recording of a check, so a verdict that was graver then is kept.
+    A recording of a check has no NCCL version, so a worse verdict from then is kept.
     """
     row = judge.row(bare)
     if row.expected_us is None and recorded.expected_us is not None and recorded.verdict is not None:

@@ -1,4 +1,4 @@
-"""A collective without GPUs: on a simulated machine, with settings and groups, or replayed from a recording."""
+"""Run a collective without GPUs: on a simulated machine, or replayed from a recording."""
 
 import os
 import zlib
@@ -73,7 +73,7 @@ from gpubench.simulated.times import CollectiveTimes, OverlapModel
 
 @dataclass
 class CollectiveRecorder(Recorder):
-    """Writes on the first rank what all ranks know; a context of every rank."""
+    """Writes a recording on the first rank. All ranks enter it, because it collects their data."""
 
     directory: Path
     described: DescribedCollective
@@ -89,13 +89,13 @@ class CollectiveRecorder(Recorder):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """The last line, where the run came to its end."""
+        """Write the last line if the run has ended without an error."""
         with self._stack:
             if kind is None and self._writer is not None:
                 self._writer.end()
 
     def begin(self, observations: PathObservations | None, refused: Sequence[RefusedRow] | None) -> None:
-        """Everything but the rows; of many nodes that may take its time."""
+        """Write everything that is known before the rows. With many nodes this takes a while."""
         self.progress.enter(Phase.OUTPUT)
         logs = None if self.log_text is None else self.group.collect(zlib.compress(self.log_text()))
         machines, write = self.read_machines(), None
@@ -112,20 +112,20 @@ class CollectiveRecorder(Recorder):
         self._writer = RowWriter(write, (lambda row: [row]) if self.part is None else self.group.collect, self.part)
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
-        """A line a row, and a group."""
+        """Write one line per row, and with --split one per group."""
         if self._writer is None:
             raise ValueError("what is known before comes first")
         self._writer.row(case, measured)
 
     def end(self, idle: Sequence[IdleGpu]) -> None:
-        """What was seen of GPUs after the last row comes with the last line."""
+        """Keep what was seen of idle GPUs after the last row, for the last line."""
         if self._writer is not None:
             self._writer.after_rows(idle)
 
 
 @contextmanager
 def written(directory: Path, first: RecordedCollective, machines: Machines) -> Iterator[Write]:
-    """A recording with nodes, processes and first line; the result writes further lines. Raises OutputError."""
+    """Write nodes, processes and the first line of a recording; yield a function that writes more lines."""
     name = recording.file_of(first.collective)
     recorded.write_recording(directory, machines.snapshots, machines.processes)
     with recorded.recording_samples(directory, name) as write:
@@ -135,7 +135,7 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSettings:
-    """The times under each setting, by its name in rows, and the settings that NCCL refuses."""
+    """The simulated times of each setting by its name in rows, and the settings that NCCL refuses."""
 
     times: dict[str, CollectiveTimes]
     refused: tuple[RefusedRow, ...] = ()
@@ -144,7 +144,7 @@ class SimulatedSettings:
 def simulated_settings(
     plan: CollectivePlan, simulation: Simulation, request: SweepRequest, per_node: int
 ) -> SimulatedSettings:
-    """The settings of a plan. Raises UsageError for a setting whose effect on this machine is not known."""
+    """Return the times of a plan's settings. Raises UsageError if the effect of a setting is unknown."""
     plan.check_unset({name: value for each in simulation.faults for name, value in each.variables.items()})
     times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
     for name in plan.names_of_settings(SIMULATED_BACKEND):
@@ -188,7 +188,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
-    """A group of ranks: its times, its nodes by number, and its ranks per node."""
+    """A group of ranks with its times, its node numbers, and its ranks per node."""
 
     part: RankGroup
     times: CollectiveTimes
@@ -199,7 +199,7 @@ class SimulatedGroup:
 def simulated_groups(
     parts: Sequence[RankGroup], ranks: Sequence[RankIdentity], simulation: Simulation, seed: int
 ) -> list[SimulatedGroup]:
-    """The groups as machines. Raises UsageError if groups share paths, and by how much is not known."""
+    """Return each group as a machine of its own. Raises UsageError if groups share a path."""
     found = []
     for number, part in enumerate(parts):
         own = [ranks[rank] for rank in part.ranks]
@@ -233,7 +233,7 @@ def _why_shared(
     whole: dict[int, frozenset[int]],
     places: dict[int, frozenset[int]],
 ) -> str:
-    """Why the times of a group depend on the other groups; empty if they do not."""
+    """Return why the times of a group depend on the other groups, or an empty text."""
     profile = machine.profile
     if machine.domain_nodes > 1 and 1 < len(nodes) < machine.nodes:
         return "its groups share the NVLinks between nodes"
@@ -247,7 +247,7 @@ def _why_shared(
 
 
 def _left_out(simulation: Simulation, nodes: Sequence[int], local: frozenset[int], ranks: int) -> Iterable[Fault]:
-    """The GPUs, and on several nodes the NICs, of other groups, as parts that are missing."""
+    """Return faults that remove the GPUs of other groups, and on several nodes their NICs."""
     visible = simulation.machine.profile.match.visible
     missing = (("missing", "yes"),)
     for number, node in enumerate(nodes):
@@ -268,7 +268,7 @@ def report_on_groups(
     simulation: Simulation,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Simulate every group, and hand their rows on case by case, held against each other."""
+    """Simulate every group, and pass on their rows case by case, each compared with the other groups."""
     parts, rows = [], []
     for group in groups:
         collector = ReportCollector()
@@ -301,7 +301,7 @@ def _report(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledCollective:
-    """A collective on a simulated machine: request, ranks, times; `staged` are pairs that faults host-stage."""
+    """A collective on a simulated machine. `staged` are pairs of ranks that a fault makes host-staged."""
 
     request: SweepRequest
     identities: Sequence[RankIdentity]
@@ -319,7 +319,7 @@ class ModelledCollective:
     def report(
         self, listener: Listener[CollectiveRow], plan: CollectivePlan, keep: Callable[[Sequence[float]], object]
     ) -> Report:
-        """The rows of the model, with paths and speed judged; `keep` gets the times of every row."""
+        """Return the report of the model, and pass the times of every row to `keep`."""
         name = self.request.collective.name
 
         def seconds(case: Case, row: int, attempt: int) -> Sequence[float]:
@@ -355,7 +355,7 @@ class ModelledCollective:
 
 
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
-    """The collective of a plan on a simulated machine. Raises UsageError, or CouldNotMeasureError."""
+    """Return the collective of a plan on a simulated machine. Raises UsageError or CouldNotMeasureError."""
     simulation = source.simulation
     request = plan.request_for("nccl")
     times = CollectiveTimes(simulation.machine, simulation.faults, simulation.seed, root=request.root)
@@ -452,7 +452,7 @@ def _ranks_per_node(plan: CollectivePlan, simulation: Simulation, gpus: int) -> 
 
 
 def identities_of(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity]:
-    """The ranks of simulated nodes, one for each GPU that answers."""
+    """Return one rank for each working GPU of simulated nodes."""
     return [
         RankIdentity(
             rank=number * per_node + local,
@@ -472,7 +472,7 @@ def identities_of(nodes: Sequence[Snapshot], per_node: int) -> list[RankIdentity
 
 @contextmanager
 def _open_recording(place: Place) -> Iterator[tuple[RecordedCollective, RecordedRows, Machines]]:
-    """The run that was recorded, as strict and with as much evidence as then or as asked for."""
+    """Read a recorded run, with the stricter of the recorded and the given options."""
     plan: CollectivePlan = place.plan
     source, collective = place.plan.source, plan.collective
     machines = source.machines()

@@ -1,7 +1,7 @@
-"""Settings that NCCL reads once a process: each is measured in two jobs of its own, which take turns there and back.
+"""Measure settings that NCCL reads once per process, each in two jobs of its own.
 
-The order is A B C C B A: what drifts with time hits the first and the second job of a setting in opposite ways, and how
-much two jobs of one setting differ is the noise that a winner has to beat.
+The jobs run in the order A B C C B A, so drift affects the first and the second job of a setting in opposite ways. The
+difference between both jobs is the noise that a winner has to exceed.
 """
 
 import os
@@ -31,20 +31,20 @@ _LOG = "NCCL_DEBUG"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One job of a sweep: the variables of its processes, none for NCCL's own choice, and whether it had one before."""
+    """One job of a sweep: the variables of its processes, and whether the setting had a job before."""
 
     setting: NcclSetting
     is_second: bool
 
     def name(self, in_job: str | None) -> str | None:
-        """What a row of the job is called in the sweep; `in_job` is what it is called there."""
+        """Return the name of a row in the sweep, from its name in this job."""
         words = [in_job, self.setting.name if self.setting.values else None]
         name = " ".join(filter(None, words)) or None
         return repeated_name(name) if self.is_second else name
 
 
 def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
-    """NCCL's own choice, every setting, then all of them once more from the last to the first."""
+    """Yield NCCL's own choice and every setting, then all of them again in reverse order."""
     there = (NcclSetting(), *processes)
     yield from (Turn(setting, is_second=False) for setting in there)
     yield from (Turn(setting, is_second=True) for setting in reversed(there))
@@ -52,7 +52,7 @@ def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
 
 @dataclass
 class TurnedSweep:
-    """What all jobs of a sweep have measured so far."""
+    """The results of all jobs of a sweep so far."""
 
     plan: CollectivePlan
     presenter: "Presenter"
@@ -64,14 +64,14 @@ class TurnedSweep:
 
     @property
     def report(self) -> Report:
-        """The report on NCCL's own choice, with the winners of all, and data that were wrong anywhere."""
+        """The report on NCCL's own choice, with the winners of all jobs, and wrong data from any job."""
         own = self.own or Report(verdict=Verdict.ERROR, complete=False)
         verdict = overall([own.verdict, *(each.severity for each in self.wrong)])
         own = replace(own, verdict=verdict, findings=(*self.wrong, *own.findings))
         return with_winners(own, self.rows, self.refused)
 
     def refuse(self, turn: Turn, reason: str) -> None:
-        """A job that could not be measured is left out, with the reason."""
+        """Add a job that could not be measured to the refused settings."""
         self.refused.append(
             RefusedRow(
                 collective=self.plan.collective.name,
@@ -86,7 +86,7 @@ class TurnedSweep:
 
 
 class TurnListener:
-    """Hears of one job, and hands on its rows under the name that they have in the sweep."""
+    """Listens to one job, and passes on its rows with their names in the sweep."""
 
     exit_code = 0
 
@@ -97,12 +97,12 @@ class TurnListener:
         self.report: Report | None = None
 
     def note(self, text: str) -> None:
-        """What the job says beside its rows, but for a log of NCCL's that the sweep itself has asked for."""
+        """Show a line of the job, unless the sweep itself made NCCL log it."""
         if _LOG not in self._turn.setting.variables:
             self._sweep.presenter.note(text)
 
     def begin(self, metadata: Metadata) -> None:
-        """Only the first job is presented: the others have the same ranks, libraries and sizes."""
+        """Present the first job only: the others have the same ranks, libraries and sizes."""
         if self._is_first:
             names = self._sweep.plan.names_of_settings(str(metadata.backend))
             self._sweep.presenter.begin(
@@ -110,13 +110,13 @@ class TurnListener:
             )
 
     def progress(self, done: int, total: int, label: str) -> None:
-        """Of all jobs."""
+        """Show the progress over all jobs."""
         name = self._turn.name(None)
         label = label if name is None else f"{label}, {name}"
         self._sweep.presenter.progress(self._number * total + done, self._sweep.turns * total, label)
 
     def row(self, row: Row) -> None:
-        """A row; the job measured NCCL's own choice once more where it had several communicators, which is left out."""
+        """Pass on a row. Skip the second measurement of NCCL's own choice inside one job."""
         if not isinstance(row, CollectiveRow) or row.setting == AGAIN:
             return
         self.rows += 1
@@ -125,7 +125,7 @@ class TurnListener:
         self._sweep.presenter.row(row)
 
     def _renamed(self, row: CollectiveRow) -> CollectiveRow:
-        """Settings are compared with each other: nothing is expected of them, as of NCCL's own choice."""
+        """Rename a row. Settings are compared with each other, so only NCCL's own choice keeps an expectation."""
         name = self._turn.name(row.setting)
         if not self._turn.setting.values:
             return replace(row, setting=name)
@@ -145,7 +145,7 @@ class TurnListener:
         )
 
     def end(self, report: Report) -> None:
-        """The report of NCCL's own choice counts; of the others, that data were wrong."""
+        """Keep the report of NCCL's own choice, and from other jobs only wrong data."""
         self.report = report
         self._sweep.wrong += [each for each in report.findings if each.id == WRONG_DATA and not self._is_first]
         for line in report.rows(RefusedRow):
@@ -155,15 +155,15 @@ class TurnListener:
             self._sweep.own = report
 
     def cut_short(self) -> None:
-        """A setting may fail; without NCCL's own choice there is nothing to compare with."""
+        """Cut the sweep short if NCCL's own choice fails: without it there is nothing to compare with."""
         if self._is_first:
             self._sweep.presenter.cut_short()
 
 
 def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
-    """Measure every setting of a plan in jobs of its own, and present them as one sweep; the exit code.
+    """Measure every setting of a plan in jobs of its own, and present them as one sweep; return the exit code.
 
-    Raises GpubenchError: a variable is set already, NCCL's own choice cannot be measured, or somebody ended the run.
+    Raises GpubenchError if a variable is set already, NCCL's own choice cannot be measured, or the run is interrupted.
     """
     plan.check_unset(nccl_settings(os.environ))
     turns = list(_turns_of(plan.processes))
@@ -184,7 +184,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 
 
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
-    """Measure one job; the reason why it could not be measured, empty where it was."""
+    """Measure one job. Return why it could not be measured, or an empty text."""
     plan = sweep.plan
     of_job = replace(plan, turn=turn.setting.name, checks_sets=number == 0)
     listener = TurnListener(sweep, turn, number)
@@ -200,7 +200,7 @@ def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", ta
 
 
 def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "LaunchedBy") -> None:
-    """Raise UsageError for settings that need jobs of their own in ranks that somebody else has started."""
+    """Raise UsageError if a launcher started the ranks: settings that need jobs of their own cannot be measured."""
     first = settings[0].values[0]
     raise UsageError(
         f"--set {first[0]} under {launch.launcher}",

@@ -1,4 +1,4 @@
-"""The variants of a sweep on one rank: communicators under settings, hierarchical collectives, the host backend."""
+"""The variants of a sweep on one rank: communicators with settings, hierarchical all-reduce, and further backends."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class NcclErrors(Protocol):
-    """An NCCL library whose errors are read."""
+    """An NCCL library whose errors can be read."""
 
     @property
     def error(self) -> type[Exception]:
-        """The exception that a failed call of NCCL's raises."""
+        """The type of the exception that a failed NCCL call raises."""
 
     def last_error(self) -> str:
-        """The text of its last warning."""
+        """Return the text of NCCL's last warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class BesideBackend:
-    """A backend beside the first: opened, or None with the reason why it cannot run."""
+    """A backend next to the first: opened, or None with the reason why it cannot run."""
 
     kind: BackendKind
     backend: MultiGroupBackend | None
@@ -53,7 +53,7 @@ def _takes_another(backend: str, kernel: str, case: Case) -> bool:
 
 @dataclass(frozen=True)
 class VariantMaker:
-    """Makes the variants of one rank; every rank has to make the same ones."""
+    """Makes the variants of one rank. Every rank has to make the same ones."""
 
     group: Group
     identity: RankIdentity
@@ -68,9 +68,10 @@ class VariantMaker:
         *,
         hierarchical: bool = False,
     ) -> list[SweepVariant]:
-        """The own choice of the backend first; then settings, then what is made of smaller operations, then others.
+        """Return the backend's own choice, then its kernels and settings, hierarchical all-reduce, and further
+        backends.
 
-        Raises AgreedError: the ranks are not spread over nodes as a hierarchy needs it.
+        Raises AgreedError if the ranks are not spread evenly over nodes, as a hierarchy needs.
         """
         variants = [SweepVariant(setting=None, backend=backend), *self._kernels(backend)]
         if library is not None:
@@ -102,7 +103,7 @@ class VariantMaker:
     def _kernels(
         self, backend: MultiGroupBackend, refusals: tuple[type[Exception], ...] = ()
     ) -> Iterator[SweepVariant]:
-        """Every kernel of the backend's own, at the sizes at which the backend takes another one."""
+        """Yield every kernel of a backend, for the sizes at which the backend would choose another one."""
         if not isinstance(backend, SeveralKernels):
             return
         for kernel in KERNELS[backend.name]:
