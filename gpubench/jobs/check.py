@@ -21,7 +21,7 @@ from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, ReportCollector
 from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.rank import AgreedError, agree
-from gpubench.jobs.runner import Command, Place
+from gpubench.jobs.runner import Place, Steps
 from gpubench.machine import recorded
 from gpubench.machine.children import module_command
 from gpubench.machine.probe import probe, watch_errors
@@ -527,12 +527,12 @@ def _measure(place: Place, machines: Machines) -> Report | None:
     return _judged(place, machines, matches, measurements) if place.is_first else None
 
 
-COMMAND = Command(NAME, _open, _measure, shows_progress=True)
+STEPS = Steps(NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: CheckPlan, arguments: Sequence[str]) -> int:
     """Check alone or as one rank; return the exit code. Raises GpubenchError if nothing is checked."""
-    return runner.run(COMMAND, plan, arguments)
+    return runner.run(STEPS, plan, arguments)
 
 
 def _measured(plan: CheckPlan, machines: Machines, waiting: Waiting | None) -> Measurements:

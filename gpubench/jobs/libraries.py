@@ -10,7 +10,7 @@ from gpubench.jobs.machines import Machines
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import LibrariesPlan
 from gpubench.jobs.rank import agree
-from gpubench.jobs.runner import Command, Place
+from gpubench.jobs.runner import Place, Steps
 from gpubench.jobs.sources import Replayed, gathered, own_process
 from gpubench.machine import recorded
 from gpubench.measure.libraries import SECTIONS as SECTIONS
@@ -23,7 +23,7 @@ NAME = "libraries"
 
 def run(plan: LibrariesPlan, arguments: Sequence[str]) -> int:
     """Show libraries alone or as one rank; return the exit code. Raises GpubenchError."""
-    return runner.run(COMMAND, plan, arguments)
+    return runner.run(STEPS, plan, arguments)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _measure(place: Place, read: tuple[Machines | None, Sequence[LibrariesFacts]
     return report_on_libraries(_of_hosts(machines, facts), machines.origin)
 
 
-COMMAND = Command(NAME, _open, _measure)
+STEPS = Steps(NAME, _open, _measure)
 
 
 def _read(plan: LibrariesPlan) -> tuple[Machines, Sequence[LibrariesFacts]]:

@@ -19,7 +19,7 @@ from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.plans import P2P_NAME, MemoryKind, P2pPlan
 from gpubench.jobs.rank import agree, open_gpu, usable_driver
-from gpubench.jobs.runner import Command, Place, RankPlace
+from gpubench.jobs.runner import Place, RankPlace, Steps
 from gpubench.jobs.sources import Replayed, Simulated, Simulation, gathered, own_process
 from gpubench.machine import recorded
 from gpubench.machine.environment import nccl_settings
@@ -409,7 +409,7 @@ def _measure(place: Place, setup: CopySetup) -> Report:
         return P2pRun(setup.request, bench, machine, place.listener, look_again, bandwidth_of(past)).run()
 
 
-COMMAND = Command(P2P_NAME, _open, _measure, shows_progress=True)
+STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)
 
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
@@ -421,7 +421,7 @@ def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
             expected="one process: managed memory belongs to one",
             next_step="gpubench p2p --memory managed without the launcher",
         )
-    return runner.run(COMMAND, plan, arguments)
+    return runner.run(STEPS, plan, arguments)
 
 
 def measured(

@@ -101,8 +101,8 @@ class RankPlace(Place):
         self.is_first = group.rank == 0
 
 
-class Command(NamedTuple, Generic[Opened]):
-    """The two functions of a command. `measure` returns None on ranks that do not know the report.
+class Steps(NamedTuple, Generic[Opened]):
+    """The two steps of a command. `measure` returns None on ranks that do not know the report.
 
     With `any_source_in_ranks`, a launcher's ranks may show a simulated or recorded machine.
     """
@@ -114,30 +114,30 @@ class Command(NamedTuple, Generic[Opened]):
     any_source_in_ranks: bool = False
 
 
-def run(command: Command[Any], plan: Any, arguments: Sequence[str], timeout_s: float | None = None) -> int:
+def run(steps: Steps[Any], plan: Any, arguments: Sequence[str], timeout_s: float | None = None) -> int:
     """Run a command; return the exit code. A job of ranks ends after `timeout_s` without progress.
 
     Raises GpubenchError if nothing can be measured, or an output cannot be written.
     """
     launch = launched_by(os.environ)
     if launch is None or launch.size == 1:
-        return run_alone(command, plan, arguments, launch)
-    if not command.any_source_in_ranks:
-        refuse_under_launcher(command.name, plan.source, launch)
+        return run_alone(steps, plan, arguments, launch)
+    if not steps.any_source_in_ranks:
+        refuse_under_launcher(steps.name, plan.source, launch)
     from gpubench.jobs import rank
 
     def make_job(group: "MpiGroup", progress: "RankProgress") -> CommandRankJob:
-        return CommandRankJob(command, plan, arguments, group, progress)
+        return CommandRankJob(steps, plan, arguments, group, progress)
 
     return rank.run(make_job, launch, timeout_s or plan.timeout_s, plan.presentation.job_defaults)
 
 
-def run_alone(command: Command[Any], plan: Any, arguments: Sequence[str], launch: LaunchedBy | None = None) -> int:
+def run_alone(steps: Steps[Any], plan: Any, arguments: Sequence[str], launch: LaunchedBy | None = None) -> int:
     """Run a command in this process, which may be the only rank of a launcher; return the exit code."""
-    place = Place(plan, arguments, shows_progress=command.shows_progress, is_launched=launch is not None)
+    place = Place(plan, arguments, shows_progress=steps.shows_progress, is_launched=launch is not None)
     place.check_writable()
-    with delivering(place), command.open(place) as opened:
-        report = command.measure(place, opened)
+    with delivering(place), steps.open(place) as opened:
+        report = steps.measure(place, opened)
         if report is not None:
             place.presenter.end(report)
         return place.presenter.exit_code
@@ -147,10 +147,10 @@ class CommandRankJob:
     """Runs a command as one rank of a job."""
 
     def __init__(
-        self, command: Command[Any], plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress"
+        self, steps: Steps[Any], plan: Any, arguments: Sequence[str], group: "MpiGroup", progress: "RankProgress"
     ) -> None:
-        self._command = command
-        self.place = RankPlace(plan, arguments, group, progress, shows_progress=command.shows_progress)
+        self._steps = steps
+        self.place = RankPlace(plan, arguments, group, progress, shows_progress=steps.shows_progress)
 
     @property
     def identity(self) -> "RankIdentity":
@@ -163,8 +163,8 @@ class CommandRankJob:
 
         place = self.place
         agree(place.group, place.check_writable if place.is_first else lambda: None)
-        with self._command.open(place) as opened:
-            report = self._command.measure(place, opened)
+        with self._steps.open(place) as opened:
+            report = self._steps.measure(place, opened)
         place.progress.enter(Phase.OUTPUT)
         code = None
         if place.is_first and report is not None:

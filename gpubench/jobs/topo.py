@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpubench.jobs import runner
 from gpubench.jobs.plans import TopoPlan
-from gpubench.jobs.runner import Command, Place, RankPlace
+from gpubench.jobs.runner import Place, RankPlace, Steps
 from gpubench.jobs.sources import FromFile, Here, Replayed, Simulated, gathered, own_process, say_what_is_ignored
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _SECONDS_TO_READ = 3.0  # Of a machine with four GPUs; an estimate for whoever w
 
 def run(plan: TopoPlan, arguments: Sequence[str]) -> int:
     """Show machines alone or as one rank; return the exit code. Raises GpubenchError."""
-    return runner.run(COMMAND, plan, arguments)
+    return runner.run(STEPS, plan, arguments)
 
 
 @contextmanager
@@ -110,4 +110,4 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     return report
 
 
-COMMAND = Command(NAME, _open, _measure, shows_progress=True, any_source_in_ranks=True)
+STEPS = Steps(NAME, _open, _measure, shows_progress=True, any_source_in_ranks=True)

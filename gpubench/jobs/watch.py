@@ -20,7 +20,7 @@ from gpubench.formats.registry import TABLE
 from gpubench.jobs import runner, sources
 from gpubench.jobs.metadata import recorded_settings
 from gpubench.jobs.plans import LONGER_INTERVAL_SECONDS, WatchPlan
-from gpubench.jobs.runner import Command, Place, RankPlace
+from gpubench.jobs.runner import Place, RankPlace, Steps
 from gpubench.machine import recorded
 from gpubench.machine.traffic import NodeTraffic
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
@@ -483,13 +483,13 @@ class _ReadingsOfRanks:
         return [replace(each, host=host) for each, host in zip(found, self._hosts, strict=True)]
 
 
-COMMAND = Command(NAME, _open, _measure)
+STEPS = Steps(NAME, _open, _measure)
 
 
 def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
     """Watch alone or as one rank; return the exit code. Raises GpubenchError."""
     timeout_s = plan.timeout_s + max(plan.interval_s, LONGER_INTERVAL_SECONDS) + _SPARE_SECONDS
-    return runner.run(COMMAND, plan, arguments, timeout_s)
+    return runner.run(STEPS, plan, arguments, timeout_s)
 
 
 def _paced(

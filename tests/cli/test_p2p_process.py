@@ -63,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(tmp_path: Path, **given: object) -> dict[str, Any]:
     output = tmp_path / "p2p.json"
     options = planned(P2pPlan, checked, QUICK | {"output": [str(output)]} | given)
-    code = run_alone(p2p_job.COMMAND, options, ["p2p"])
+    code = run_alone(p2p_job.STEPS, options, ["p2p"])
     document: dict[str, Any] = json.loads(output.read_text())
     assert code == (document["verdict"] == "FAIL")
     return document
@@ -113,7 +113,7 @@ def test_errors_that_come_while_it_runs_are_named_and_old_ones_are_not(
     assert (row["id"], row["subject"], row["confidence"]) == ("pcie-errors", "GPU1", "likely")
     assert row["evidence"] == "400 PCIe replays during this run"
     options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
-    assert run_alone(p2p_job.COMMAND, options, ["p2p"]) == 1, "the copies of the stand-in are slow"
+    assert run_alone(p2p_job.STEPS, options, ["p2p"]) == 1, "the copies of the stand-in are slow"
     assert json.loads(output.read_text())["causes"] == document["causes"]
 
 
@@ -126,7 +126,7 @@ def test_the_facts_are_recorded_and_replayed(
     first = measured(tmp_path, record=str(recording))
     assert len((recording / "ranks.jsonl").read_text().splitlines()) == 1
     options = planned(P2pPlan, checked, {"replay": str(recording), "output": [str(output)]})
-    assert run_alone(p2p_job.COMMAND, options, ["p2p"]) == 1, "the copies of the stand-in are slow"
+    assert run_alone(p2p_job.STEPS, options, ["p2p"]) == 1, "the copies of the stand-in are slow"
     assert causes(json.loads(output.read_text())) == causes(first) == [("numa-far", "GPU0, GPU1")]
     assert "numa-far" not in capsys.readouterr().out, "it explains no path that was staged"
 
@@ -142,7 +142,7 @@ def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch:
 def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
     plan = planned(P2pPlan, checked, QUICK | {"sizes": str(LARGE), "output": [str(output)]})
-    assert run_alone(p2p_job.COMMAND, replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
+    assert run_alone(p2p_job.STEPS, replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
     document = json.loads(output.read_text())
     profile = document["metadata"]["profile"]
     assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")

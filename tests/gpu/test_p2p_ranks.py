@@ -75,7 +75,7 @@ def node_per_rank() -> int:
     from gpubench.backends.mpi import group as mpi
     from gpubench.cli.commands.machine import checked_p2p as checked
     from gpubench.jobs import rank
-    from gpubench.jobs.p2p import COMMAND
+    from gpubench.jobs.p2p import STEPS
     from gpubench.jobs.plans import P2pPlan
     from gpubench.jobs.runner import CommandRankJob
     from gpubench.model.facts.environment import launched_by
@@ -87,7 +87,7 @@ def node_per_rank() -> int:
     mpi.nodes = lambda group: (list(range(group.size)), 0)
     options = planned(P2pPlan, checked, {"sizes": "1001,16M", "format_name": "csv"})
     return rank.run(
-        lambda group, watch: CommandRankJob(COMMAND, options, [], group, watch), launch, options.timeout_s, {}
+        lambda group, watch: CommandRankJob(STEPS, options, [], group, watch), launch, options.timeout_s, {}
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from gpubench.backends.cuda import GpuIdentity
 from gpubench.cli.commands.machine import checked_p2p as checked
 from gpubench.jobs import p2p as p2p_ranks
-from gpubench.jobs.p2p import COMMAND, request_for_ranks
+from gpubench.jobs.p2p import STEPS, request_for_ranks
 from gpubench.jobs.plans import P2pPlan
 from gpubench.jobs.rank import AgreedError, identify
 from gpubench.jobs.runner import CommandRankJob
@@ -142,7 +142,7 @@ class Cluster:
 
         def body(group: ThreadGroup) -> int:
             progress = cast("RankProgress", self.progress[group.rank])
-            return CommandRankJob(COMMAND, asked, ["p2p"], cast("MpiGroup", group), progress).run(None)
+            return CommandRankJob(STEPS, asked, ["p2p"], cast("MpiGroup", group), progress).run(None)
 
         codes = run_ranks(self.size, body)
         assert len(set(codes)) == 1

@@ -22,7 +22,7 @@ from gpubench.jobs.collective.opened import with_gpu_count, with_machine
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector
-from gpubench.jobs.runner import Command, Place
+from gpubench.jobs.runner import Place, Steps
 from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording
@@ -421,7 +421,7 @@ def _measure_model(place: Place, found: ModelledCollective) -> Report:
     return report
 
 
-SIMULATION = Command("", _open_model, _measure_model)
+SIMULATION = Steps("", _open_model, _measure_model)
 
 
 def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
@@ -506,7 +506,7 @@ def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machin
     return with_gpu_count(with_machine(report, machines.nodes, plan), working, plan)
 
 
-REPLAY = Command("", _open_recording, _replay)
+REPLAY = Steps("", _open_recording, _replay)
 
 
 def _circumstances(found: RecordedCollective, machines: Machines, source: str) -> Circumstances:
@@ -553,4 +553,4 @@ def _measure_overlap(place: Place, found: ModelledCollective) -> Report:
     return with_rows(report, undisturbed.collectives, rows)
 
 
-OVERLAP_SIMULATION = Command("", _open_model, _measure_overlap)
+OVERLAP_SIMULATION = Steps("", _open_model, _measure_overlap)
