@@ -290,6 +290,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
     assert (result.returncode, result.stdout) == (2, "")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_of_an_mpirun_have_the_defaults_of_their_environment() -> None:
     run = ("allreduce", "--backend", "host", "--iters", "3", "--format", "json")

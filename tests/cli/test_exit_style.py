@@ -150,6 +150,7 @@ def test_a_format_beside_it_is_refused() -> None:
     assert "--exit-style and --format exclude each other" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_launcher_has_exit_codes_of_its_own() -> None:
     result = mpirun(2, "topo", "--exit-style", "nagios")

@@ -125,6 +125,7 @@ def test_data_are_not_verified_where_nccl_tests_would_not() -> None:
     assert {(row["wrong"], row["verified"]) for row in found["rows"]} == {(None, "no")}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_are_started_by_their_option_too() -> None:
     run = "allreduce --backend host -b 1K -e 2K -f 2 -n 3 -w 1 -g 2 -c 1 -d double --format json"

@@ -290,6 +290,7 @@ def test_a_machine_without_gpus_says_what_it_needs() -> None:
     assert "--simulate hgx-h200-4" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_cannot_be_simulated_and_the_message_comes_once() -> None:
     result = mpirun(2, *MACHINE)

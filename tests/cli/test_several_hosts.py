@@ -175,6 +175,7 @@ def test_a_fault_of_a_host_that_answered_decides_over_one_that_did_not(
     assert "2 nodes: 1 " in said
 
 
+@pytest.mark.slow
 @without_gpus
 @pytest.mark.mpi
 def test_several_hosts_are_checked_in_an_exit_style(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def test_wrong_usage_is_one_clear_message(arguments: list[str], said: str) -> No
     assert result.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_launcher_is_told_that_it_is_not_needed() -> None:
     result = mpirun(2, "allreduce", "--simulate", "hgx-h200-4", env=environment())

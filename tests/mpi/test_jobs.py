@@ -71,7 +71,13 @@ def test_launched_ranks_are_handed_the_plan_and_do_without_what_they_do_not_need
     assert document["verdict"] == "PASS"
 
 
-@pytest.mark.parametrize("how", [("--iters", "auto", "--budget", "0.05"), ("--mode", "latency", "--iters", "30")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--iters", "auto", "--budget", "0.05"),
+        pytest.param(("--mode", "latency", "--iters", "30"), marks=pytest.mark.slow),
+    ],
+)
 def test_rows_say_how_their_times_vary(how: tuple[str, ...]) -> None:
     result = gpubench("allreduce", *HOST, "--sizes", "1K,64K", *how, "--np", "2", "--format", "json")
     assert result.returncode == 0, result.stderr
