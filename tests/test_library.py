@@ -17,27 +17,14 @@ from gpubench.cli.app import app
 from gpubench.cli.functions import FOR_PEOPLE
 from gpubench.cli.process import COMMANDS
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs import library
-from gpubench.machine.children import module_command
 from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Record
 from gpubench.model.results.result_file import MATRICES
 from gpubench.model.results.topo import GpuRow
 from gpubench.model.terms.verdict import Finding, Verdict
-from tests.cli.running import PROGRAM, ROOT
+from tests.cli.running import ROOT
 from tests.cli.running import gpubench as command_line
 
 NODE = "hgx-h100-8"
-
-
-@pytest.fixture(autouse=True)
-def _forked_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands are forks of a process that has imported gpubench; `test_a_process_of_its_own` starts one as it is."""
-    monkeypatch.setattr(library, "module_command", lambda _, *arguments: [*PROGRAM, *arguments])
-
-
-def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "module_command", module_command)
-    assert topo(simulate=NODE).exit_code == 0
 
 
 def test_a_check_returns_what_the_command_line_says() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.cli.process import COMMANDS
-from tests.cli.running import PROGRAM, ROOT, environment, gpubench
+from tests.cli.running import ROOT, environment, gpubench
 
 LOG = str(ROOT / "tests" / "logs" / "h200x4-p2p-disabled")
 SIMULATED = ("--simulate", "hgx-h200-4")
@@ -43,12 +43,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def forks() -> str:
-    """What stands for gpubench in a shell: it forks, and has stdout and stderr of the shell, or does not have them."""
-    return shlex.join(PROGRAM)
-
-
 OWN = shlex.join([sys.executable, "-m", "gpubench"])
 
 
@@ -69,11 +63,11 @@ def test_every_command_has_a_run_here() -> None:
     assert RUNS.keys() == {"", *(each.module for each in COMMANDS)}
 
 
-def test_a_command_without_stdout_ends_as_with_one(result: str, forks: str) -> None:
+def test_a_command_without_stdout_ends_as_with_one(result: str) -> None:
     for module in RUNS:
         first = next((each.name for each in COMMANDS if each.module == module), "")
         words = words_of(first, module, result)
-        closed = shell(">&-", *words, program=forks)
+        closed = shell(">&-", *words)
         assert "Traceback" not in closed.stderr, words
         # They take a while to read, and there always are some.
         usual = DONE if module == "libraries" else gpubench(*words).returncode
@@ -81,72 +75,66 @@ def test_a_command_without_stdout_ends_as_with_one(result: str, forks: str) -> N
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2</dev/null", "<&- 2>&-"])
-def test_what_cannot_be_narrated_reaches_no_data_and_changes_no_verdict(redirection: str, forks: str) -> None:
-    ended = shell(redirection, "topo", *SIMULATED, "--format", "json", program=forks)
+def test_what_cannot_be_narrated_reaches_no_data_and_changes_no_verdict(redirection: str) -> None:
+    ended = shell(redirection, "topo", *SIMULATED, "--format", "json")
     assert ended.returncode == DONE
     assert json.loads(ended.stdout)["verdict"] == "PASS"
 
 
 @pytest.mark.parametrize("redirection", [">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_verdict_is_the_exit_code_where_no_stream_is_left(redirection: str, forks: str, tmp_path: Path) -> None:
+def test_a_verdict_is_the_exit_code_where_no_stream_is_left(redirection: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     words = ("check", *SIMULATED, "--quick", "--fault", "gpu1:nvlink=12", "-o", str(kept))
-    program = OWN if "<&-" in redirection else forks
-    assert shell(redirection, *words, program=program).returncode == FAILED
+    assert shell(redirection, *words).returncode == FAILED
     assert json.loads(kept.read_text())["verdict"] == "FAIL"
 
 
 @pytest.mark.parametrize("module", ["topo", "profiles"])
 @pytest.mark.parametrize("more", [(), ("--help",)], ids=["run", "help"])
-def test_a_full_disk_under_stdout_is_named(module: str, more: Sequence[str], result: str, forks: str) -> None:
+def test_a_full_disk_under_stdout_is_named(module: str, more: Sequence[str], result: str) -> None:
     """Of topo a process of its own is asked: it also is Python that ends with a stream that cannot be flushed."""
-    program = OWN if (module, more) == ("topo", ()) else forks
-    ended = shell("> /dev/full", *words_of(module, module, result), *more, program=program)
+    ended = shell("> /dev/full", *words_of(module, module, result), *more)
     assert ended.returncode == COULD_NOT_MEASURE
     assert "stdout cannot be written any more: No space left on device" in ended.stderr
     assert not re.search("Traceback|Exception", ended.stderr)
 
 
-def test_stdout_that_takes_nothing_is_not_said_to_be_full(forks: str) -> None:
-    ended = shell("1< /dev/null", "topo", *SIMULATED, program=forks)
+def test_stdout_that_takes_nothing_is_not_said_to_be_full() -> None:
+    ended = shell("1< /dev/null", "topo", *SIMULATED)
     assert ended.returncode == COULD_NOT_MEASURE
     assert "stdout cannot be written any more: Bad file descriptor" in ended.stderr
     assert "full" not in ended.stderr
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("profiles", "list")])
-def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str], forks: str) -> None:
-    ended = shell("| true", *words, program=forks)
+def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str]) -> None:
+    ended = shell("| true", *words)
     assert (ended.returncode, ended.stderr) == (DONE, "")
 
 
 @pytest.mark.parametrize(("fault", "codes"), [((), {DONE}), (("--fault", "gpu1:nvlink=9"), {DONE, FAILED})])
-def test_a_reader_that_goes_away_ends_every_command_quietly(
-    fault: Sequence[str], codes: set[int], result: str, forks: str
-) -> None:
+def test_a_reader_that_goes_away_ends_every_command_quietly(fault: Sequence[str], codes: set[int], result: str) -> None:
     """What had failed before may be exit code 1; that nobody reads is no error."""
     for module in RUNS:
         first = next((each.name for each in COMMANDS if each.module == module), "")
         words = words_of(first, module, result)
         faulty = fault if "--simulate" in words and module not in ("watch", "plan") else ()
-        ended = shell("| head -1", *words, *faulty, program=forks)
+        ended = shell("| head -1", *words, *faulty)
         assert ended.stderr == "", words
         assert ended.returncode in (codes if faulty else {DONE, FAILED}), words
 
 
-def test_a_wrong_command_is_wrong_usage_where_nobody_can_be_told(forks: str) -> None:
-    assert shell("2>/dev/full", "nosuch", program=forks).returncode == 2
+def test_a_wrong_command_is_wrong_usage_where_nobody_can_be_told() -> None:
+    assert shell("2>/dev/full", "nosuch").returncode == 2
 
 
 @pytest.mark.parametrize(
     "words", [("topo", *SIMULATED), ("allreduce", *SIMULATED, "--sizes", "1M"), ("watch", *SIMULATED, "--for", "2s")]
 )
-def test_a_recording_that_does_not_fit_is_named_and_not_stdout(
-    words: Sequence[str], forks: str, tmp_path: Path
-) -> None:
+def test_a_recording_that_does_not_fit_is_named_and_not_stdout(words: Sequence[str], tmp_path: Path) -> None:
     """A file that may have a KiB stands for a disk that is full."""
     folder = tmp_path / "seen"
-    ended = shell("", *words, "--record", str(folder), program=f"ulimit -f 1; {forks}")
+    ended = shell("", *words, "--record", str(folder), program=f"ulimit -f 1; {OWN}")
     assert ended.returncode == COULD_NOT_MEASURE, ended.stderr
     assert f"{folder}/nodes/node0.json cannot be written any more: File too large" in ended.stderr
     assert not re.search("Traceback|stdout", ended.stderr)
