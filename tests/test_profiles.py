@@ -102,10 +102,7 @@ def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: st
 
 @pytest.mark.parametrize(
     ("name", "direct", "switched"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "hgx-a100-4", "hgx-a100-8"),
-        ("NVIDIA H100 80GB HBM3", "hgx-h100-4", "hgx-h100-8"),
-    ],
+    [("NVIDIA A100-SXM4-80GB", "hgx-a100-4", "hgx-a100-8"), ("NVIDIA H100 80GB HBM3", "hgx-h100-4", "hgx-h100-8")],
 )
 def test_four_gpus_joined_directly_are_no_slice_of_a_board_with_switches(name: str, direct: str, switched: str) -> None:
     for is_switched, expected in ((False, direct), (True, switched)):

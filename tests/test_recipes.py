@@ -101,7 +101,7 @@ def test_commands_run(path: Path, command: str, tools: Path, tmp_path: Path) -> 
 def test_every_recipe_with_a_command_is_covered() -> None:
     covered = {path.name for path, _ in COMMANDS} | {path.name for path in SCRIPTS}
     assert {path.name for path in FILES} - covered == {
-        *("Containerfile", "gpubench.timer", "alerts.yml", "alerts_test.yml", "grafana.json"),
+        *("Containerfile", "gpubench.timer", "alerts.yml", "alerts_test.yml", "grafana.json")
     }
 
 

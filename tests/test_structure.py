@@ -60,10 +60,7 @@ def _modules_of_families() -> set[str]:
 )
 def test_every_plug_is_listed(plugs: str, names: set[str]) -> None:
     here = PACKAGE / plugs
-    packages = {path.parent.name for path in here.glob("*/__init__.py")} - {
-        "text",
-        "web",
-    }
+    packages = {path.parent.name for path in here.glob("*/__init__.py")} - {"text", "web"}
     modules = {path.stem for path in here.glob("*.py")} | packages
     modules -= SUPPORT[plugs]
     assert modules

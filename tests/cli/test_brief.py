@@ -34,7 +34,7 @@ def test_a_healthy_machine_is_told_in_ten_lines() -> None:
     result = gpubench("--simulate", "hgx-h100-8")
     assert result.returncode == 0
     assert labels(result.stdout) == [
-        *("gpubench", "machine", "software", "health", "copies", "allreduce", "problems", "next", "PASS"),
+        *("gpubench", "machine", "software", "health", "copies", "allreduce", "problems", "next", "PASS")
     ]
     assert len(result.stdout.splitlines()) <= MOST_LINES
     assert "8 × NVIDIA H100 80GB HBM3" in result.stdout

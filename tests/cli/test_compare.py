@@ -56,14 +56,7 @@ def test_the_staged_run_of_four_h200_in_eighty_columns() -> None:
 
 @pytest.mark.parametrize(
     ("new", "code", "findings"),
-    [
-        ("check-another-machine.json", 0, set()),
-        (
-            "check-p2p-disabled.json",
-            1,
-            {"new-finding"},
-        ),
-    ],
+    [("check-another-machine.json", 0, set()), ("check-p2p-disabled.json", 1, {"new-finding"})],
 )
 def test_real_checks_of_four_h200(new: str, code: int, findings: set[str]) -> None:
     """Of two healthy machines on 2026-11-20, and of a third with NCCL_P2P_DISABLE=1."""
@@ -242,10 +235,7 @@ def test_the_usual_folder_and_one_without_anything_to_compare(tmp_path: Path) ->
         (("--last", "5", "README.md"), "README.md is no folder"),
         (("--last", "0", "tests"), "--last"),
         (("--last", "5", "tests", "other"), "--last and NEW exclude each other"),
-        (
-            ("--last", "5", "--new", "a.json", "--other-machine"),
-            "--last and --new and --other-machine",
-        ),
+        (("--last", "5", "--new", "a.json", "--other-machine"), "--last and --new and --other-machine"),
         (("--last", "5", "--collective", "reduce"), "--last and --collective exclude each other"),
         (("a.json", "b.json", "--format", "csv", "--section", "history"), "--section 'history' is not known"),
     ],

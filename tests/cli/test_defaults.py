@@ -277,12 +277,7 @@ def test_ranks_of_an_mpirun_have_to_agree(command: str) -> None:
     one = [*PROGRAM, command, "--timeout", "30"]
     ranks = ["-n", "1", *one, ":", "-n", "1", "env", variable, "GPUBENCH_WIDTH=90", *one]
     result = subprocess.run(
-        [find_launcher().path, *ranks],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        env=variables,
+        [find_launcher().path, *ranks], capture_output=True, text=True, timeout=SECONDS, check=False, env=variables
     )
     option = f"--{variable.partition('=')[0].removeprefix('GPUBENCH_').lower()}"
     assert f"ranks do not agree on {option}: rank 0: not set, rank 1: {variable}" in result.stderr

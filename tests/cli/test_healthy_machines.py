@@ -123,10 +123,7 @@ def test_recorded_machines_that_are_healthy_pass(name: str) -> None:
     for command in ("check --quick --strict", "topo --strict", "--quick"):
         words = [*command.split(), "--replay", str(RECORDED / name)]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
-        assert (result.exit_code, result.stdout.rstrip().rpartition("\n")[2].partition(":")[0]) == (
-            DONE,
-            "PASS",
-        )
+        assert (result.exit_code, result.stdout.rstrip().rpartition("\n")[2].partition(":")[0]) == (DONE, "PASS")
 
 
 @pytest.mark.parametrize(("what", "machines", "edit"), HEALTHY)

@@ -264,12 +264,7 @@ def test_what_topo_recorded_has_no_samples(tmp_path: Path) -> None:
         ("hgx-h100-8", "node0:silent=nvml", 3, "the driver of node0 does not answer: nvml, no answer"),
         ("hgx-h100-8", "node0:silent=cuda", 3, "the driver of node0 does not answer: cuda, no answer"),
         ("hgx-h100-8", "node0:driver_missing=yes", 3, "no usable GPU: "),
-        (
-            "hgx-h100-8*4",
-            "node2.gpu3:nvlink=2",
-            2,
-            "node2.gpu3:nvlink=2 is on a node that p2p does not measure",
-        ),
+        ("hgx-h100-8*4", "node2.gpu3:nvlink=2", 2, "node2.gpu3:nvlink=2 is on a node that p2p does not measure"),
     ],
 )
 def test_a_simulated_node_that_nobody_can_measure_is_no_pass(machine: str, fault: str, code: int, said: str) -> None:

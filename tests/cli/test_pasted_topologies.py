@@ -13,10 +13,7 @@ ROWS = [
     "GPU2    NV6     NV6      X      NV6     SYS     PXB     32-63           1               N/A\n",
     "GPU3    NV6     NV6     NV6      X      SYS     PXB     32-63           1               N/A\n",
 ]
-NICS = [
-    "NIC0    PXB     PXB     SYS     SYS      X      SYS\n",
-    "NIC1    SYS     SYS     PXB     PXB     SYS      X\n",
-]
+NICS = ["NIC0    PXB     PXB     SYS     SYS      X      SYS\n", "NIC1    SYS     SYS     PXB     PXB     SYS      X\n"]
 GPUS = HEAD + "".join(ROWS)
 WHOLE = GPUS + "".join(NICS)
 

@@ -16,14 +16,8 @@ from tests.cli.running import gpubench
         (("--np", "0"), ("--np 0", "a whole number of 1 or more", "", "--np 1")),
         (("--timeout", "5s"), ("--timeout 5s", "a number from 1 to 86400", "it has a unit", "--timeout 60")),
         (("--seed", "1e1"), ("--seed 1e1", "a whole number", "", "--seed 1")),
-        (
-            ("--timeout", "nan"),
-            ("--timeout nan", "a number from 1", "it has other characters", "--timeout 60"),
-        ),
-        (
-            ("--timeout", "--strict"),
-            ("--timeout --strict", "a number from 1", "the number was left", "--timeout 60"),
-        ),
+        (("--timeout", "nan"), ("--timeout nan", "a number from 1", "it has other characters", "--timeout 60")),
+        (("--timeout", "--strict"), ("--timeout --strict", "a number from 1", "the number was left", "--timeout 60")),
         (("--budget", "fast"), ("--budget fast", "a number of 0 or more", "it has other characters", "--budget 1")),
     ],
 )

@@ -70,7 +70,7 @@ def test_srun_gets_every_node_of_the_allocation_and_the_best_pmi(tmp_path: Path)
     variables = ALLOCATION | {"PATH": fake_srun(tmp_path)}
     command = srun_command(variables, 8, ["check"])
     assert command[:6] == [
-        *(str(tmp_path / "srun"), "--nodes=4", "--ntasks=32", "--ntasks-per-node=8", "--mpi=pmix", "--cpu-bind=none"),
+        *(str(tmp_path / "srun"), "--nodes=4", "--ntasks=32", "--ntasks-per-node=8", "--mpi=pmix", "--cpu-bind=none")
     ]
     fake_srun(tmp_path, "none pmi2 pmix_v5")
     assert "--mpi=pmix_v5" in srun_command(variables, 8, ["check"])

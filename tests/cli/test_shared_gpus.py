@@ -99,12 +99,7 @@ def test_nccl_takes_ranks_that_it_lets_share_a_gpu(ranks: list[RankNccl]) -> Non
             "rank 0-1 on n0 share GPU 0000:00:00.0, and NCCL 2.28.9 from /lib/libnccl.so.2 refuses",
             "pip install 'nvidia-nccl-cu13>=2.30', or --nccl-library",
         ),
-        (
-            with_nccl(shared(), 22809),
-            replace(ONE, cuda=12080),
-            "refuses that",
-            "nvidia-nccl-cu12>=2.30",
-        ),
+        (with_nccl(shared(), 22809), replace(ONE, cuda=12080), "refuses that", "nvidia-nccl-cu12>=2.30"),
         (
             with_nccl(shared(), enabled=False),
             ONE,

@@ -244,8 +244,7 @@ def test_a_missing_driver_has_the_cure_of_its_condition_and_no_note(command: str
 
 
 @pytest.mark.parametrize(
-    ("machine", "where"),
-    [("hgx-h100-8", "node0 GPU0 → GPU1"), ("hgx-h100-8*2", "on node0-1"), ("hgx-h200-2", "node0")],
+    ("machine", "where"), [("hgx-h100-8", "node0 GPU0 → GPU1"), ("hgx-h100-8*2", "on node0-1"), ("hgx-h200-2", "node0")]
 )
 def test_the_last_line_of_check_has_figure_place_and_cure_of_a_setting(machine: str, where: str) -> None:
     for command in ((), ("check",)):

@@ -37,11 +37,7 @@ def fault(kind: str) -> tuple[str, ...]:
             "FAIL (simulated): python (torch node0:29500) on node0 GPU0-3: sends its GPU traffic through host memory",
             1,
         ),
-        (
-            "sockets",
-            "FAIL (simulated): node0 GPU0 and 3 more: sends its GPU traffic through the loopback",
-            1,
-        ),
+        ("sockets", "FAIL (simulated): node0 GPU0 and 3 more: sends its GPU traffic through the loopback", 1),
         (
             "loading",
             "SKIP (simulated): no path between GPUs was seen: python (torch node0:29500) on node0 shows loading data",

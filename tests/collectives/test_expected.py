@@ -50,11 +50,7 @@ def test_a_profile_s_points_are_as_sure_as_they_are_near(
 
 @pytest.mark.parametrize(
     ("profile", "changes"),
-    [
-        ("hgx-h200-4", {"nodes": 2, "ranks": 8}),
-        ("hgx-h200-4", {"ranks": 1}),
-        ("generic-nvlink", {"ranks": 8}),
-    ],
+    [("hgx-h200-4", {"nodes": 2, "ranks": 8}), ("hgx-h200-4", {"ranks": 1}), ("generic-nvlink", {"ranks": 8})],
 )
 def test_a_profile_knows_nothing_of_other_machines(profile: str, changes: dict[str, Any]) -> None:
     assert from_profile(load(profile), ALLREDUCE, row(2**20, 1.0, 1.0, **changes), nccl="2.28.9") is None

@@ -121,10 +121,7 @@ def machine_facts(**facts: Any) -> Edit:
 def at(generation: int, width: int, max_generation: int | None = None, max_width: int | None = None) -> PcieLink:
     """A PCIe link as it is trained, and at most; without a maximum the link has it."""
     return PcieLink(
-        generation=generation,
-        width=width,
-        max_generation=max_generation or generation,
-        max_width=max_width or width,
+        generation=generation, width=width, max_generation=max_generation or generation, max_width=max_width or width
     )
 
 

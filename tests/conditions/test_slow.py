@@ -122,12 +122,7 @@ def test_a_file_is_named_with_what_it_sets() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "subject"),
-    [
-        ((0, 1, 2, 3), "all nodes"),
-        ((2, 3), "node1"),
-        ((1,), "node0 rank 1"),
-        ((1, 2, 3), "ranks 1, 2, 3"),
-    ],
+    [((0, 1, 2, 3), "all nodes"), ((2, 3), "node1"), ((1,), "node0 rank 1"), ((1, 2, 3), "ranks 1, 2, 3")],
 )
 def test_it_is_said_where_a_variable_is_set(ranks: tuple[int, ...], subject: str) -> None:
     job = with_ranks(

@@ -242,10 +242,7 @@ LOGS = (
     HostileFile("/dev/zero", lambda _: ["explain", "/dev/zero"], 2, "/dev/zero"),
     HostileFile("a symlink loop", _loop("explain"), 2, "loop"),
     HostileFile(
-        "1 GiB of zeros in a gzip",
-        _named(["explain"], "a.gz", lambda: _gzip_of(b"\0" * 2**26, 16)),
-        2,
-        "no line end",
+        "1 GiB of zeros in a gzip", _named(["explain"], "a.gz", lambda: _gzip_of(b"\0" * 2**26, 16)), 2, "no line end"
     ),
     HostileFile(
         "1 GiB of empty lines in a gzip", _named(["explain"], "a.gz", lambda: _gzip_of(b"\n" * 2**26, 16)), 3, ""
@@ -336,12 +333,7 @@ MACHINES = (
         2,
         "symbolic links",
     ),
-    HostileFile(
-        "a folder of nodes that is a loop",
-        _recording(_looped_nodes),
-        2,
-        "",
-    ),
+    HostileFile("a folder of nodes that is a loop", _recording(_looped_nodes), 2, ""),
     HostileFile("1,000,000 pairs in a snapshot", _recording(lambda path: _many_pairs(_node_of(path))), 2, ""),
     HostileFile(
         "40,000,000 empty lists in a snapshot",
@@ -404,10 +396,7 @@ RESULTS = (
         "titles of a terminal without an end", _twice("a.txt", lambda: b"# Using devices\n" + b"\x1b]" * 2**19), 2, ""
     ),
     HostileFile(
-        "100 MiB of rows of nccl-tests",
-        _twice("a.txt", lambda: b"# Using devices\n" + _ROW * 3_500_000),
-        2,
-        "",
+        "100 MiB of rows of nccl-tests", _twice("a.txt", lambda: b"# Using devices\n" + _ROW * 3_500_000), 2, ""
     ),
     HostileFile(
         "100 MiB of lines of nccl-tests", _twice("a.txt", lambda: b"# Using devices\n" + b"x\n" * 50_000_000), 2, ""

@@ -376,10 +376,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("foreign-pcie-traffic", lambda: _idle(gpu1=IdleGpu(rates=LinkRates(pcie_sent=0.01, pcie_received=59.0)))),
     Plant("gpu-in-use", lambda: _h100("gpu1:busy=4711")),
     Plant("memory-in-use", lambda: _h100(memory_used_bytes=4 * GIB)),
-    Plant(
-        "host-bound",
-        lambda: replace(simulated("hgx-h200-4"), issued=(IssueTime("1K out of place", 480.0, 490.0),)),
-    ),
+    Plant("host-bound", lambda: replace(simulated("hgx-h200-4"), issued=(IssueTime("1K out of place", 480.0, 490.0),))),
     Plant("mig-on", lambda: simulated("hgx-h200-4", "gpu0:mig=on")),
     Plant(
         "confidential-computing",
@@ -435,13 +432,9 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
     Plant(
-        "nvlink-errors",
-        lambda: with_nodes(_board(), lambda node: _growing(node, "GPU1", **{"recovery on link 3": 1})),
+        "nvlink-errors", lambda: with_nodes(_board(), lambda node: _growing(node, "GPU1", **{"recovery on link 3": 1}))
     ),
-    Plant(
-        "nvlink-errors",
-        lambda: with_nodes(_board(), lambda node: _gpu(node, nvlinks=_with_errors(node.gpus[0]))),
-    ),
+    Plant("nvlink-errors", lambda: with_nodes(_board(), lambda node: _gpu(node, nvlinks=_with_errors(node.gpus[0])))),
     Plant(
         "imex-service-stopped",
         lambda: with_nodes(
@@ -534,8 +527,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "visible-devices-differ",
         lambda: with_ranks(
-            _board(),
-            lambda each: replace(each, libraries={"libucp": "/libucp.so.0"}, visible_devices=str(each.rank)),
+            _board(), lambda each: replace(each, libraries={"libucp": "/libucp.so.0"}, visible_devices=str(each.rank))
         ),
     ),
     Plant("nccl-ib-disabled", lambda: _set(_two(), NCCL_IB_DISABLE="1")),
@@ -784,8 +776,7 @@ CHECKED: tuple[Plant, ...] = (
     Plant("slow-unexplained", lambda: _measured(_h100(), collectives=(slow_row(2**28, 13570.0, 10.0),))),
     Plant("wrong-data", lambda: _measured(_h100(), collectives=(row(2**28, 1.0, 480.0, wrong=7),))),
     Plant(
-        "straggler",
-        lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 346.1, time_us_slowest_rank=1700.0),)),
+        "straggler", lambda: _measured(_h100(), collectives=(row(2**28, 1357.0, 346.1, time_us_slowest_rank=1700.0),))
     ),
     Plant("slow-range", lambda: _measured(_h100(), collectives=_sweep(slow=(2**26, 2**27)))),
     Plant(

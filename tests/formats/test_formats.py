@@ -75,8 +75,7 @@ def test_json_validates_against_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}],
+    "change", [{"dtype": "float31"}, {"time_us": None}, {"wrong": -1}, {"wrong": 0.5}, {"verdict": "FINE"}, {"note": 3}]
 )
 @pytest.mark.parametrize("place", [0, -1])
 def test_the_schema_refuses_what_no_row_can_be(place: int, change: dict[str, object]) -> None:

@@ -234,7 +234,7 @@ def test_nics_have_a_line_each() -> None:
     node = replace(HEALTHY, nics=nics)
     head, first, second, third = table(shown([node], width=120, verbose=True), "NIC")
     assert head == [
-        *("NIC", "bus id", "link", "state", "Gb/s", "PCIe", "NUMA", "nearest GPUs", "GPUDirect RDMA", "model"),
+        *("NIC", "bus id", "link", "state", "Gb/s", "PCIe", "NUMA", "nearest GPUs", "GPUDirect RDMA", "model")
     ]
     assert first == ["mlx5_0", "-", "infiniband", "?", "?", "?", "?", "-", "possible", "-"]
     assert second == [
@@ -251,7 +251,7 @@ def test_nics_have_a_line_each() -> None:
     ]
     assert third[-2] == "no"
     assert table(shown([node], width=70, verbose=True), "NIC")[0] == [
-        *("NIC", "link", "state", "Gb/s", "NUMA", "nearest GPUs", "GPUDirect RDMA"),
+        *("NIC", "link", "state", "Gb/s", "NUMA", "nearest GPUs", "GPUDirect RDMA")
     ]
     unknown = replace(node, gpudirect=replace(node.gpudirect, peermem=None, dma_buf=None))
     assert table(shown([unknown], width=120, verbose=True), "NIC")[1][-2] == "?"

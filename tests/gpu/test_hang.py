@@ -31,16 +31,7 @@ def output(tmp_path: Path) -> Path:
 def started(how: str, output: Path, *arguments: str, fault: str = "") -> Run:
     variables = launched() if how == ALONE else under_mpirun()
     own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
-    return start(
-        how,
-        output,
-        *arguments,
-        fault=fault,
-        ranks=RANKS,
-        launch=launch(),
-        start_seconds=120,
-        variables=own,
-    )
+    return start(how, output, *arguments, fault=fault, ranks=RANKS, launch=launch(), start_seconds=120, variables=own)
 
 
 def inside_the_operation(how: str, output: Path, size: str = "4G") -> Run:

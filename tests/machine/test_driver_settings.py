@@ -115,10 +115,7 @@ def test_in_a_real_namespace_of_processes_services_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("log", "version"),
     [
-        (
-            MISMATCH,
-            "570.86.15",
-        ),
+        (MISMATCH, "570.86.15"),
         ("x" * 100_000 + "\nFabric Manager version: 580.95.05", "580.95.05"),
         ("Fabric Manager version 580.95.05\n" + "x" * 100_000, None),
         ("", None),

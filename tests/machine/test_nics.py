@@ -127,10 +127,7 @@ def test_odd_devices_are_shown_with_what_is_unknown_of_them(tree: Tree) -> None:
             link("32.0 GT/s PCIe", 16, "64.0 GT/s PCIe", 32),
             PcieLink(generation=4, width=8, max_generation=5, max_width=16),
         ),
-        (
-            link("2.5 GT/s PCIe", 1, "2.5 GT/s PCIe", 1),
-            PcieLink(generation=4, width=8, max_generation=5, max_width=16),
-        ),
+        (link("2.5 GT/s PCIe", 1, "2.5 GT/s PCIe", 1), PcieLink(generation=4, width=8, max_generation=5, max_width=16)),
     ],
     ids=["unknown", "narrow slot", "wide slot", "port of a hypervisor"],
 )

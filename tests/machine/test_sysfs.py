@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from gpubench.machine.host import number_of, text_of
 from gpubench.machine.pci import find_nvidia_devices, link_of, pci_address, pci_folder, place_of, switches_above
 from gpubench.machine.sysfs import read_sysfs
-from gpubench.model.facts.snapshot import (
-    DriverFacts,
-    GpuDirectFacts,
-    PcieLink,
-    PciPlace,
-)
+from gpubench.model.facts.snapshot import DriverFacts, GpuDirectFacts, PcieLink, PciPlace
 from tests.fakes.sysfs import CONNECTX7, H200, NVSWITCH, Tree, link
 
 OPEN_DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@)"

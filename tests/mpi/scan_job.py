@@ -67,11 +67,7 @@ class ScanJob:
 
 @contextmanager
 def scan_of_ranks(
-    ranks: int,
-    folder: Path,
-    *arguments: str,
-    options: tuple[str, ...] = (),
-    rounds: str = "--rounds",
+    ranks: int, folder: Path, *arguments: str, options: tuple[str, ...] = (), rounds: str = "--rounds"
 ) -> Iterator[ScanJob]:
     """A scan with every rank a node, which begins or goes on with the folder's rounds; afterwards nothing is left."""
     words = ["scan", "--backend", "host", "--ranks-as-nodes", "--timeout", str(DEADLINE), *arguments]

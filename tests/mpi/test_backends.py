@@ -86,13 +86,7 @@ def test_a_recording_of_several_backends_is_told_again_as_it_was(tmp_path: Path)
         (("--backend", "mpi", "--algo", "ring"), "--algo with --backend mpi"),
         (("--backend", "mpi", "--dtype", "bfloat16"), "--dtype bfloat16 with the mpi backend"),
         (("--backend", "torch:gloo", "--nccl-library", "README.md"), "--nccl-library with --backend torch:gloo"),
-        (
-            (
-                "--backend",
-                "torch:mccl",
-            ),
-            "torch:mccl",
-        ),
+        (("--backend", "torch:mccl"), "torch:mccl"),
     ],
 )
 def test_what_a_backend_lacks_is_refused(asked: tuple[str, ...], said: str) -> None:

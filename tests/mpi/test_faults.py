@@ -281,12 +281,7 @@ def test_a_rank_that_never_comes_out_of_mpi_init_is_named(how: str, rank: int, f
 
 @pytest.mark.parametrize(
     ("how", "number"),
-    [
-        (MPIRUN, signal.SIGTERM),
-        slow(ALONE, signal.SIGINT),
-        slow(MPIRUN, signal.SIGINT),
-        slow(ALONE, signal.SIGTERM),
-    ],
+    [(MPIRUN, signal.SIGTERM), slow(ALONE, signal.SIGINT), slow(MPIRUN, signal.SIGINT), slow(ALONE, signal.SIGTERM)],
 )
 def test_interrupted_the_rows_are_kept(how: str, number: signal.Signals, output: Path) -> None:
     run = start(how, output, *LONG)

@@ -283,13 +283,7 @@ def physical_seconds(machine: SimulatedMachine, name: str, size_bytes: int, rank
 WITH_TWO = [profile for profile in PROFILES if profile.match.visible > 1]
 
 
-@given(
-    st.sampled_from(WITH_TWO),
-    st.sampled_from(NAMES),
-    st.integers(1, 2**36),
-    st.integers(1, 2**36),
-    st.data(),
-)
+@given(st.sampled_from(WITH_TWO), st.sampled_from(NAMES), st.integers(1, 2**36), st.integers(1, 2**36), st.data())
 def test_times_rise_with_size_and_never_beat_the_links(
     profile: Profile, name: str, one: int, other: int, data: st.DataObject
 ) -> None:

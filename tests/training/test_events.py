@@ -36,11 +36,7 @@ def communicate(
     seconds: float, *after: int, source: str = "reduce", contention: Contention | None = None
 ) -> StreamTask:
     return StreamTask(
-        seconds=seconds,
-        stream=GRADIENTS,
-        after=after,
-        source=source,
-        contention=contention or Contention(),
+        seconds=seconds, stream=GRADIENTS, after=after, source=source, contention=contention or Contention()
     )
 
 

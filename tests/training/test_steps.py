@@ -155,11 +155,7 @@ class Stages:
         return max(free)
 
 
-@given(
-    st.lists(st.floats(1.0, 1.3), min_size=2, max_size=10),
-    st.floats(0.0, 0.3),
-    st.integers(0, 20),
-)
+@given(st.lists(st.floats(1.0, 1.3), min_size=2, max_size=10), st.floats(0.0, 0.3), st.integers(0, 20))
 def test_a_pipeline_in_closed_form_takes_what_it_takes_pass_by_pass(
     forward: list[float], send: float, further: int
 ) -> None:
@@ -281,19 +277,7 @@ def test_contention_slows_the_computation_that_it_meets() -> None:
     assert slowed.seconds == pytest.approx(free.seconds + slowed.times.slowed)
 
 
-LAYOUTS = (
-    "ddp",
-    "zero1",
-    "zero2",
-    "fsdp",
-    "hsdp2",
-    "pp2 fsdp",
-    "tp2 ddp",
-    "tp4 sp",
-    "pp2 ddp",
-    "pp4",
-    "cp2 ddp",
-)
+LAYOUTS = ("ddp", "zero1", "zero2", "fsdp", "hsdp2", "pp2 fsdp", "tp2 ddp", "tp4 sp", "pp2 ddp", "pp4", "cp2 ddp")
 
 
 @given(
@@ -335,8 +319,7 @@ def test_the_range_is_around_the_step(spread: float, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "a_block"),
-    [("ddp", 0.007), ("zero1", 0.004), ("zero2", 0.01), ("fsdp", 0.01), ("tp4", 0.004)],
+    ("layout", "a_block"), [("ddp", 0.007), ("zero1", 0.004), ("zero2", 0.01), ("fsdp", 0.01), ("tp4", 0.004)]
 )
 def test_a_step_is_no_faster_than_its_host_issues_it(layout: str, a_block: float) -> None:
     """Four blocks; of a sharding that was not measured the blocks alone."""

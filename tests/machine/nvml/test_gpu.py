@@ -74,10 +74,7 @@ def test_without_fields_links_are_counted_to_the_first_invalid_index() -> None:
     assert gpu.nvlinks[0].errors == {"replay": 7, "recovery": 7, "crc_flit": 7}
 
 
-@pytest.mark.parametrize(
-    ("reply", "links", "reason"),
-    [(3, (), None), (2, (), None), (999, None, "Unknown Error")],
-)
+@pytest.mark.parametrize(("reply", "links", "reason"), [(3, (), None), (2, (), None), (999, None, "Unknown Error")])
 def test_a_gpu_without_nvlink_has_none(reply: int, links: tuple[()] | None, reason: str | None) -> None:
     gpu = only(FakeGpu(replies={"nvmlDeviceGetNvLinkState": lambda link: reply}, fields=lambda link: {}))
     assert gpu.nvlinks == links
@@ -93,8 +90,7 @@ def test_links_are_never_counted_past_the_most_there_can_be() -> None:
 def test_a_counter_that_is_not_supported_is_asked_for_once() -> None:
     library = FakeNvml(
         FakeGpu(
-            replies={"nvmlDeviceGetNvLinkErrorCounter": NVMLError(3)},
-            fields=lambda link: fields(link) | {163: None},
+            replies={"nvmlDeviceGetNvLinkErrorCounter": NVMLError(3)}, fields=lambda link: fields(link) | {163: None}
         )
     )
     gpu = node(library).gpus[0]

@@ -26,11 +26,7 @@ def read(monkeypatch: pytest.MonkeyPatch, bus_id: str = "06", instant: int | Non
 
 
 def test_the_power_of_the_moment_comes_before_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    replies: dict[str, Any] = {
-        "ClockInfo": 1695,
-        "PowerUsage": 550_871,
-        "CurrentClocksEventReasons": SW_POWER_CAP,
-    }
+    replies: dict[str, Any] = {"ClockInfo": 1695, "PowerUsage": 550_871, "CurrentClocksEventReasons": SW_POWER_CAP}
     assert read(monkeypatch, instant=690_500, **replies) == GpuLoad(1695, 690.5, ("sw_power_cap",))
     assert read(monkeypatch, **replies) == GpuLoad(1695, 550.871, ("sw_power_cap",))
 

@@ -65,9 +65,7 @@ def test_an_older_driver_knows_its_state_alone(settings: Any) -> None:
 
 def test_what_is_not_supported_says_so() -> None:
     fake = library(
-        nvmlSystemGetConfComputeState=fail(3),
-        nvmlSystemGetNvlinkBwMode=fail(3),
-        c_nvmlNvlinkGetBwMode_v1_t=Mode,
+        nvmlSystemGetConfComputeState=fail(3), nvmlSystemGetNvlinkBwMode=fail(3), c_nvmlNvlinkGetBwMode_v1_t=Mode
     )
     unknown = read(fake).unknown
     assert unknown["confidential_computing"] == unknown["nvlink_bandwidth_mode"] == "Not Supported"

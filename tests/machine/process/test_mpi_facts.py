@@ -60,13 +60,7 @@ class MpichThatFails(Mpich):
 
 @pytest.mark.parametrize(
     ("library", "expected"),
-    [
-        (Running(), None),
-        (CudaAware(), True),
-        (Mpich(), True),
-        (MpichWithout(), False),
-        (MpichThatFails(), None),
-    ],
+    [(Running(), None), (CudaAware(), True), (Mpich(), True), (MpichWithout(), False), (MpichThatFails(), None)],
 )
 def test_who_takes_memory_of_gpus(library: Running, expected: bool | None) -> None:
     facts = read_library(library)

@@ -32,11 +32,7 @@ def test_what_is_in_a_file_that_is_set(tree: Tree) -> None:
     assert file == TopologyFile(
         path="/opt/topo.xml",
         by="NCCL_TOPO_FILE",
-        links={
-            "ffff:ff:01.0": "16.0 GT/s PCIe x16",
-            "0001:00:00.0": "2.5 GT/s x1",
-            "0000:1b:00.0": "? x?",
-        },
+        links={"ffff:ff:01.0": "16.0 GT/s PCIe x16", "0001:00:00.0": "2.5 GT/s x1", "0000:1b:00.0": "? x?"},
         numa_nodes=(0, -1),
     )
     assert from_plain(TopologyFile, to_plain(file)) == file

@@ -63,11 +63,7 @@ def ids(report: Report) -> list[tuple[str, str]]:
     ],
 )
 def test_what_a_finding_makes_of_a_comparison(
-    before: tuple[Finding, ...],
-    after: tuple[Finding, ...],
-    status: str,
-    verdict: Verdict,
-    said: list[tuple[str, str]],
+    before: tuple[Finding, ...], after: tuple[Finding, ...], status: str, verdict: Verdict, said: list[tuple[str, str]]
 ) -> None:
     report = compare([checked(*before)], [checked(*after)], Rules())
     assert (report.verdict, ids(report)) == (verdict, said)

@@ -36,10 +36,7 @@ FAILED = {
         f"{WARNED}Call to connect to 10.0.0.2<4000> failed : No route to host",
     ],
     "nccl-no-transport": [f"{WARNED}No transport found for rank 0[1a000] -> rank 1[1b000]"],
-    "cuda-out-of-memory": [
-        f"{WARNED}Cuda failure 2 'out of memory'",
-        f"{WARNED}Failed to CUDA malloc 8388608 bytes",
-    ],
+    "cuda-out-of-memory": [f"{WARNED}Cuda failure 2 'out of memory'", f"{WARNED}Failed to CUDA malloc 8388608 bytes"],
     "cuda-refuses": [
         "nodeA: Test CUDA failure common.cu:941 'system not yet initialized'",
         f"{WARNED}Cuda failure 802 'system not yet initialized'",
@@ -49,7 +46,7 @@ FAILED = {
         "RuntimeError: CUDA error: peer access is not supported between these two devices",
     ],
     "nvls-slots-used-up": [
-        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 2 'out of memory'.",
+        f"{WARNED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 1 : CUDA error 2 'out of memory'."
     ],
     "nvls-setup-failed": [
         WARNED.replace("transport/net.cc:120", "transport/nvls.cc:254")
@@ -66,7 +63,7 @@ FAILED = {
         f"{WARNED}AllReduce : invalid root 9 (root should be in the 0..4 range)",
     ],
     "nccl-ranks-disagree": [
-        f"{WARNED}NET/IB : req 0/1 tag 0 peer 10.0.0.2<58683> collective mismatch error, local size 8 remote size 4",
+        f"{WARNED}NET/IB : req 0/1 tag 0 peer 10.0.0.2<58683> collective mismatch error, local size 8 remote size 4"
     ],
     "nic-failed-over": [
         f"{WARNED}NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 marked as failed. Initiating recovery? Yes",

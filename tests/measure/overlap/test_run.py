@@ -167,9 +167,7 @@ def run(
     return run_ranks(2, body)[0]
 
 
-def test_every_size_has_a_row_under_every_cap_with_the_parts_of_its_slow_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_size_has_a_row_under_every_cap_with_the_parts_of_its_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows, steps = run(monkeypatch, request=replace(REQUEST, sizes=(1024, 4096)))
     assert report.verdict is Verdict.PASS
     assert [(row.size_bytes, row.ctas) for row in rows] == [(1024, None), (1024, 8), (4096, None), (4096, 8)]

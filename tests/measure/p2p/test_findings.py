@@ -42,10 +42,7 @@ def found(*matrices: CopyMatrix) -> list[Finding]:
     [
         (None, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
         (0.4, "10% of the bytes went over NVLink, whose counters moved for other pairs"),
-        (
-            0.6,
-            "10% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe",
-        ),
+        (0.6, "10% of the bytes went over NVLink, whose counters moved for other pairs; they went over PCIe"),
     ],
 )
 def test_what_the_counters_said_of_a_staged_pair(pcie_share: float | None, words: str) -> None:

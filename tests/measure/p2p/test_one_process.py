@@ -30,11 +30,7 @@ from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.fakes import copies as fake_copies
-from tests.fakes.copies import (
-    Broken,
-    FakeCopies,
-    Pair,
-)
+from tests.fakes.copies import Broken, FakeCopies, Pair
 
 SIZE = 2**16
 METHOD = Method(warmup=1, samples=3, repeats=2)
@@ -89,11 +85,7 @@ def machine_of(copies: FakeCopies, busy: dict[int, int] | None = None, profile: 
 
 
 def run(
-    copies: FakeCopies,
-    asked: P2pRequest,
-    *,
-    busy: dict[int, int] | None = None,
-    profile: str = "",
+    copies: FakeCopies, asked: P2pRequest, *, busy: dict[int, int] | None = None, profile: str = ""
 ) -> tuple[Report, list[PairRow], Recorder]:
     machine = machine_of(copies, busy, profile)
     recorder = Recorder()

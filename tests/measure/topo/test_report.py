@@ -73,15 +73,7 @@ def noting(name: str, built: list[str]) -> Callable[..., list[Record]]:
 def test_a_section_nobody_reads_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = cluster("hgx-h100-8")
     built: list[str] = []
-    for name in (
-        "gpu_rows_of",
-        "rows_by_node",
-        "node_rows",
-        "kind_rows",
-        "pair_rows_of",
-        "rank_rows",
-        "tree_rows",
-    ):
+    for name in ("gpu_rows_of", "rows_by_node", "node_rows", "kind_rows", "pair_rows_of", "rank_rows", "tree_rows"):
         monkeypatch.setattr(topo, name, noting(name, built))
     report = examine(nodes)
     assert built == []

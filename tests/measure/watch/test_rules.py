@@ -11,21 +11,7 @@ from gpubench.measure.watch.report import observe
 from gpubench.measure.watch.signals import BUSY_GB_S, RULES, Members, NetworkUse, Nvlinks, Pcie, Signals, decide
 from gpubench.model.facts.traffic import NicRates, NodeRates
 from gpubench.model.results.watch import Way
-from tests.measure.watch.traffic import (
-    BOTH,
-    IN,
-    KEY,
-    NVLINK,
-    OUT,
-    STAGED,
-    STILL,
-    Ways,
-    gpu,
-    job,
-    nic,
-    node,
-    task,
-)
+from tests.measure.watch.traffic import BOTH, IN, KEY, NVLINK, OUT, STAGED, STILL, Ways, gpu, job, nic, node, task
 
 MIXED: Ways = (30.0, 30.0, 30.0, 30.0)
 

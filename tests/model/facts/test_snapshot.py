@@ -42,8 +42,7 @@ def test_reading_a_bus_id_twice_changes_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rdma"),
-    [(NicKind.INFINIBAND, True), (NicKind.ROCE, True), (NicKind.EFA, True), (NicKind.ETHERNET, False)],
+    ("kind", "rdma"), [(NicKind.INFINIBAND, True), (NicKind.ROCE, True), (NicKind.EFA, True), (NicKind.ETHERNET, False)]
 )
 def test_plain_ethernet_alone_has_no_rdma(kind: NicKind, rdma: bool) -> None:
     assert NicFacts(name="a", kind=kind).rdma is rdma

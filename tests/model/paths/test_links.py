@@ -57,15 +57,7 @@ def test_where_nvlinks_lead(peers: list[NvlinkPeer | None], switched: bool | Non
     assert leads_to_switches([GpuFacts(index=0), GpuFacts(index=1, nvlinks=held)]) is switched
 
 
-@pytest.mark.parametrize(
-    ("links", "count"),
-    [
-        (None, None),
-        ((), 0),
-        ((True, False, True), 2),
-        ((True, None), None),
-    ],
-)
+@pytest.mark.parametrize(("links", "count"), [(None, None), ((), 0), ((True, False, True), 2), ((True, None), None)])
 def test_active_links_are_counted_where_all_states_are_known(links: Any, count: int | None) -> None:
     held = None if links is None else tuple(NvLink(number=i, active=state) for i, state in enumerate(links))
     assert active_links(GpuFacts(index=0, nvlinks=held)) == count

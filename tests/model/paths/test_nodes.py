@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, ProbeFailure, Snapshot
-from gpubench.model.paths.nodes import (
-    Difference,
-    MachineKind,
-    condense,
-    group,
-)
+from gpubench.model.paths.nodes import Difference, MachineKind, condense, group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.simulated.machine import parse_machine, snapshots

@@ -4,17 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.paths.p2p import (
-    Carried,
-    Cell,
-    Pair,
-    Series,
-    looks_staged,
-    odd_ones,
-    parse_pairs,
-    rounds,
-    usual,
-)
+from gpubench.model.paths.p2p import Carried, Cell, Pair, Series, looks_staged, odd_ones, parse_pairs, rounds, usual
 from gpubench.model.terms.operation import Direction, Engine
 
 

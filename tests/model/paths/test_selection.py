@@ -109,12 +109,7 @@ def test_multicast_takes_no_connection_inside_a_node() -> None:
     used = Selection(ranks, [0, 0, 1, 1]).of_algorithm("NVLS")
     assert {
         pair for pair, transports in used.pairs.items() if transports == (Transport("NVLS", TransportKind.P2P),)
-    } == {
-        (0, 1),
-        (1, 0),
-        (2, 3),
-        (3, 2),
-    }
+    } == {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert used.pairs[1, 2] == (SOCKET,)
     assert used.host_staged is True
 

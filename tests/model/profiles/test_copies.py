@@ -103,11 +103,7 @@ def test_a_pair_is_compared_with_its_siblings(gb_s: float, verdict: str) -> None
 
 @pytest.mark.parametrize(
     ("engine", "direction", "healthy", "slow"),
-    [
-        ("ce", "read", 370.0, 190.0),
-        ("sm", "write", 330.0, 190.0),
-        ("ce", "both", 740.0, 380.0),
-    ],
+    [("ce", "read", 370.0, 190.0), ("sm", "write", 330.0, 190.0), ("ce", "both", 740.0, 380.0)],
 )
 def test_what_no_profile_knows_is_compared_with_the_writes_of_the_pair(
     engine: str, direction: str, healthy: float, slow: float

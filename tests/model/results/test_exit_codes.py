@@ -61,10 +61,7 @@ def test_a_verdict_has_the_documented_code_in_every_command(command: str) -> Non
             assert code_of(command, verdict, option) == (code if judged else 3), (verdict, option)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "strict", "code"),
-    [(1, False, 3), (0, False, 0), (0, True, 3)],
-)
+@pytest.mark.parametrize(("gpus", "strict", "code"), [(1, False, 3), (0, False, 0), (0, True, 3)])
 def test_gpubench_without_a_command_is_a_gate_on_a_machine_with_gpus(gpus: int, code: int, *, strict: bool) -> None:
     row = GpuRow(**dict.fromkeys((each.name for each in fields(GpuRow)), None))  # type: ignore[arg-type]
     sections = {GpuRow.section: Table(GpuRow.columns(), lambda: [row] * gpus)}

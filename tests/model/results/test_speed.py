@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.results.speed import (
-    LEAST_KNOWN,
-    MEASURED,
-    MODELLED,
-    OF_ANOTHER_NCCL,
-    ExpectedTime,
-    Tolerance,
-)
+from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, OF_ANOTHER_NCCL, ExpectedTime, Tolerance
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes import measured_rows
 

@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.units import (
-    MOST_SIZES,
-    parse_sizes,
-    split_by_memory,
-)
+from gpubench.model.terms.units import MOST_SIZES, parse_sizes, split_by_memory
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,7 @@ from gpubench.ranks.scan.messages import (
 SECRET = b"s" * 32
 
 
-@given(
-    st.integers(0, 11),
-    st.integers(0, 2**31),
-    st.booleans(),
-    st.floats(0, 1e6),
-    st.integers(0, 2**64 - 1),
-)
+@given(st.integers(0, 11), st.integers(0, 2**31), st.booleans(), st.floats(0, 1e6), st.integers(0, 2**64 - 1))
 def test_orders_are_read_back(number: int, partner: int, listens: bool, deadline_s: float, retired: int) -> None:
     order = RoundOrder(number, partner, listens, deadline_s, retired)
     assert RoundOrder.of(order.packed()[1:]) == order

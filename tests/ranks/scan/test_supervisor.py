@@ -46,10 +46,7 @@ def a_round(
     """A round of both with each other: the first listens."""
     replies: dict[int, RoundReply] = {}
     places = (("127.0.0.1", one.workers[0].port),)
-    tasks = (
-        (one, WorkerTask(number, 0, 1, 0, deadline)),
-        (other, WorkerTask(number, 0, 0, 1, deadline, places)),
-    )
+    tasks = ((one, WorkerTask(number, 0, 1, 0, deadline)), (other, WorkerTask(number, 0, 0, 1, deadline, places)))
 
     def measure(rank: int) -> None:
         supervisor, task = tasks[rank]

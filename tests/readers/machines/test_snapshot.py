@@ -78,11 +78,7 @@ def test_a_long_object_without_lists_and_a_long_text_stay_on_their_line() -> Non
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [
-        (Origin.MEASURED, Origin.RECORDED),
-        (Origin.RECORDED, Origin.RECORDED),
-        (Origin.SIMULATED, Origin.SIMULATED),
-    ],
+    [(Origin.MEASURED, Origin.RECORDED), (Origin.RECORDED, Origin.RECORDED), (Origin.SIMULATED, Origin.SIMULATED)],
 )
 def test_what_was_measured_is_recorded_when_read(written: Origin, read: Origin) -> None:
     assert read_snapshot(write_snapshot(replace(SNAPSHOT, origin=written)), "x").origin is read
@@ -145,19 +141,13 @@ def test_a_newer_snapshot_is_refused_before_its_fields_are_read() -> None:
         ({"nics": [{"name": "GPU1", "kind": "roce"}]}, "snapshot.nics[0] is a second GPU1"),
         ({"nics": [{"name": "\x07", "kind": "roce"}]}, r"snapshot.nics[0].name is '\x07'"),
         ({"switches": [{"bus_id": "\t"}]}, r"snapshot.switches[0].bus_id is '\t'"),
-        (
-            {"gpus": [{"index": 0, "place": {"switches": ["s"] * 65}}]},
-            "snapshot.gpus[0].place.switches has 65 entries",
-        ),
+        ({"gpus": [{"index": 0, "place": {"switches": ["s"] * 65}}]}, "snapshot.gpus[0].place.switches has 65 entries"),
         (
             {"switches": [{"bus_id": "s", "place": {"host_bridge": "\x7f"}}]},
             r"snapshot.switches[0].place.host_bridge is '\x7f'",
         ),
         ({"gpus": [{"index": number} for number in range(129)]}, "snapshot.gpus has 129 entries"),
-        (
-            {"nics": [{"name": str(number), "kind": "roce"} for number in range(513)]},
-            "snapshot.nics has 513 entries",
-        ),
+        ({"nics": [{"name": str(number), "kind": "roce"} for number in range(513)]}, "snapshot.nics has 513 entries"),
         ({"switches": [{"bus_id": str(number)} for number in range(1025)]}, "snapshot.switches has 1025 entries"),
         ({"pci_devices": [{"bus_id": "\x07", "kind": "gpu"}]}, r"snapshot.pci_devices[0].bus_id is '\x07'"),
         ({"kernel": {"options": ["iommu=\x1b"]}}, r"snapshot.kernel.options[0] is 'iommu=\x1b'"),

@@ -13,12 +13,7 @@ from gpubench.readers.nccl_log.lines import (
     parse_head,
     parse_tuning,
 )
-from gpubench.readers.nccl_log.notes import (
-    OwnGpu,
-    parse_paths,
-    parse_remark,
-    parse_setting,
-)
+from gpubench.readers.nccl_log.notes import OwnGpu, parse_paths, parse_remark, parse_setting
 
 P2P, SHM, NET, COLLNET = TransportKind.P2P, TransportKind.SHM, TransportKind.NET, TransportKind.COLLNET
 UNKNOWN = TransportKind.UNKNOWN
