@@ -27,7 +27,6 @@ SUPPORT = {
         "blocks",
         "delivery",
         "frame",
-        "header",
         "layout",
         "machine_picture",
         "presentation",

@@ -94,7 +94,6 @@ def title(metadata: Metadata) -> str:
 
 
 def outcome(run: DocumentRun) -> str:
-    """Return the verdict in a sentence."""
     return run.report.sentence or f"{run.report.verdict}"
 
 
@@ -263,12 +262,15 @@ def _map(report: Report) -> Iterator[Grid]:
         lines.setdefault(name, {})[row.subject] = GridCell(shown, share, _verdict(row))
     left = "" if len(lines) == nodes else f", of the {len(lines)} nodes on leaves where something is wrong"
     columns = list(dict.fromkeys(row.subject for row in cells))
-    lines = dict(sorted(lines.items(), key=lambda line: min(map(_badness, line[1].values()))))
+
+    def worst(line: tuple[str, dict[str, GridCell]]) -> tuple[int, float]:
+        return min(
+            (gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share)
+            for cell in line[1].values()
+        )
+
+    lines = dict(sorted(lines.items(), key=worst))
     yield Grid(f"Nodes × rails, % of what the others deliver, bad nodes first{left}", "node", columns, lines)
-
-
-def _badness(cell: GridCell) -> tuple[int, float]:
-    return gravity(cell.verdict or Verdict.SKIP), -1.0 if cell.share is None else cell.share
 
 
 def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:

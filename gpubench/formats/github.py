@@ -20,7 +20,6 @@ _COMMANDS = {Verdict.FAIL: "error", Verdict.ERROR: "error"}
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """Return the workflow commands, one per line."""
     from gpubench.formats.blocks import outcome, title
     from gpubench.formats.table import fallback_lines
     from gpubench.model.results.sentence import worst_first

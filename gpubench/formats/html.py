@@ -242,7 +242,8 @@ class Past:
             return
         runs = list(self._read(self._folder, run))
         if run.report.complete:
-            runs.append((_utc(run.metadata.started_at), run.report.verdict, headline_figures(run.rows)))
+            began = _time(run.metadata.started_at).isoformat(timespec="seconds")
+            runs.append((began, run.report.verdict, headline_figures(run.rows)))
         found = list(trends(runs))
         if not found and not self._problem:
             return
@@ -261,10 +262,6 @@ class Past:
             except UsageError as error:
                 self._runs, self._problem = [], error.seen
         return self._runs
-
-
-def _utc(started_at: str) -> str:
-    return _time(started_at).isoformat(timespec="seconds")
 
 
 def _time(started_at: str) -> datetime:
@@ -548,7 +545,6 @@ def _is_number(words: str) -> bool:
 
 
 def writer(target: Target, style: Style) -> DocumentWriter:
-    """Return the writer of a page."""
     past = Past(style.history)
 
     def in_ascii(run: DocumentRun) -> Iterator[str]:

@@ -27,7 +27,6 @@ _OUTCOMES = {
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """Return the document."""
     from xml.etree.ElementTree import indent, tostring
 
     from gpubench.model.results.sentence import cases

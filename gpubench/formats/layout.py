@@ -214,7 +214,7 @@ _LIMIT, _EXPECTED, _SEVERAL = "-", ".", "@"
 
 
 def plot_lines(chart: compare.Chart, width: int) -> Iterator[str]:
-    """The chart, its marks, and a value axis from 0; as wide as asked for, if that is wide enough for a picture."""
+    """Draw a chart with a value axis from 0, as wide as asked for but never too narrow for a picture."""
     columns = max(width - _LABEL - 3, _NARROWEST)
     highest = chart.highest or 1.0
     sizes = sorted({size for line in chart.lines for size, _ in line.points})
@@ -246,11 +246,11 @@ class _Canvas:
         self._highest = highest
 
     def column(self, size: int) -> int:
-        """The column of a size: each doubling is as far from the next."""
+        """Return the column of a size on a logarithmic axis."""
         return round((math.log2(max(size, 1)) - self._first) / self._span * (self.columns - 1))
 
     def marks(self, points: compare.Points, mark: str) -> None:
-        """A mark a point; where two lines meet, one that says so."""
+        """Draw a mark per point, or another one where two lines meet."""
         for size, value in points:
             row, column = self._row(value), self.column(size)
             self.rows[row][column] = _SEVERAL if self.rows[row][column] in _MARKS.replace(mark, "") else mark
@@ -266,7 +266,7 @@ class _Canvas:
 
 
 def _size_labels(sizes: Sequence[int], canvas: _Canvas) -> str:
-    """Sizes below their columns, as many as have room."""
+    """Return sizes below their columns, as many as have room."""
     cells = [" "] * canvas.columns
     free = 0
     for size in sizes:

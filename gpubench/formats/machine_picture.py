@@ -282,7 +282,6 @@ class _Spot:
 
 
 def machine_figure(machine: Machine) -> Iterator[str]:
-    """Return the picture with its caption and legend."""
     spots = _spots(machine.parts)
     height = _TOP + _BOTTOM + _ROW * max(1, sum(part.is_device for part in machine.parts[:_MOST_ROWS]))
     words = f"{machine.node}: sockets, PCIe switches, GPUs, NICs"
@@ -379,14 +378,11 @@ def _arcs(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     places = {part.name: spot for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu}
     lines = [spot.y for spot in places.values()]
     for wire in machine.wires:
-        if all(end in places for end in wire.ends) and (_is_odd(machine, wire) or _is_drawn(machine, wire)):
+        is_odd = _is_odd(machine, wire)
+        if all(end in places for end in wire.ends) and (is_odd or (wire.is_nvlink and not machine.fabric)):
             one, other = (places[end] for end in wire.ends)
             named = any(part.verdict is not None for part in machine.parts if part.name in wire.ends)
-            yield from _arc(wire, one, other, [] if named else lines, odd=_is_odd(machine, wire))
-
-
-def _is_drawn(machine: Machine, wire: Wire) -> bool:
-    return wire.is_nvlink and not machine.fabric
+            yield from _arc(wire, one, other, [] if named else lines, odd=is_odd)
 
 
 def _is_odd(machine: Machine, wire: Wire) -> bool:

@@ -22,7 +22,6 @@ _LINK = re.compile(r"(?P<before>(?i:https?|ftp)(?=://)|(?i:\bwww)(?=\.)|(?i:mail
 
 
 def render(run: DocumentRun) -> Iterator[str]:
-    """Return the document."""
     from gpubench.formats.blocks import Listing, blocks, facts, outcome, title
     from gpubench.formats.layout import Grid
     from gpubench.formats.table import fallback_lines

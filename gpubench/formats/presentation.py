@@ -82,7 +82,6 @@ class ExitStyle(StrEnum):
 
 
 def nagios_line(subject: str, state: str, text: str, figures: str = "") -> str:
-    """Return a plugin's line with performance figures."""
     behind = f" | {figures}" if figures else ""
     return f"{_cut(_inert(f'{subject.upper()} {state} - {text}'), MOST_BYTES - len(behind) - 1)}{behind}\n"
 

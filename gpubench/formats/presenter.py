@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, naming_output
 from gpubench.formats.delivery import is_reader_gone, say
@@ -37,8 +37,8 @@ _SECONDS_TO_ESTIMATE = 1.0
 _BAR_COLUMNS = 16
 
 
-class ProgressDisplay(Protocol):
-    """Shows how far a run is."""
+class ProgressDisplay:
+    """Shows how far a run is. The base class shows nothing."""
 
     def update(self, done: int, total: int, label: str) -> None:
         """`done` of `total` steps are over, and `label` is next."""
@@ -54,19 +54,7 @@ class ProgressDisplay(Protocol):
     def stop(self) -> None: ...
 
 
-class NoProgress:
-    """Shows nothing."""
-
-    def update(self, done: int, total: int, label: str) -> None: ...
-    def waiting(self, label: str, seconds: float) -> None: ...
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None: ...
-
-
-class ProgressLines:
+class ProgressLines(ProgressDisplay):
     """Prints a line after ten seconds, then every half minute: progress, elapsed time, time left."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,14 +75,8 @@ class ProgressLines:
         if seconds >= SECONDS_TO_FIRST_LINE:
             self._say(f"gpubench: {printable_line(label)}: about {duration(seconds)}")
 
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        yield
 
-    def stop(self) -> None: ...
-
-
-class ProgressBar:
+class ProgressBar(ProgressDisplay):
     """A bar of rich, removed when the run is over."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -124,7 +106,6 @@ class ProgressBar:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Take the bar away while something else is written."""
         if not self._progress.live.is_started:
             yield
             return
@@ -144,7 +125,7 @@ def progress_on(stream: TextIO, *, is_rank: bool, say: Callable[[str], None]) ->
 
 
 def duration(seconds: float) -> str:
-    """Return '8 s', '2 min' or '3 h': as exact as an estimate is."""
+    """Return '8 s', '2 min' or '3 h'."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
@@ -163,7 +144,7 @@ def _bar(stream: TextIO) -> "Progress":
     from rich.table import Column
 
     class ShareColumn(BarColumn):
-        """The bar; of what has no steps, the share of the time that it takes."""
+        """A bar that fills by the clock if the work has no steps."""
 
         def render(self, task: "Task"):  # type: ignore[no-untyped-def]
             if task.fields["by_the_clock"]:
@@ -171,7 +152,7 @@ def _bar(stream: TextIO) -> "Progress":
             return super().render(task)
 
     class TimeColumn(ProgressColumn):
-        """Steps, seconds, and what is left."""
+        """Shows steps or seconds, and what is left."""
 
         def render(self, task: "Task") -> "Text":
             elapsed, total = task.elapsed or 0.0, task.total or 0.0
@@ -211,7 +192,7 @@ class Presenter:
         self._writers: dict[str, Writer] = {"stdout": options.format.writer(Target(stream=sys.stdout), style)}
         for output in options.outputs:
             self._writers[str(output.path)] = output.format.writer(target_of(output.path), plain)
-        shown = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else NoProgress()
+        shown = progress_on(sys.stderr, is_rank=is_rank, say=self._say) if progress else ProgressDisplay()
         self._progress: ProgressDisplay = shown
         self._begun = False
 
@@ -293,7 +274,6 @@ class Presenter:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the process once the run has ended."""
         if self._metadata is None or self.report is None:
             return COULD_NOT_MEASURE
         return self._options.exit_code(self._metadata, self.report)

@@ -110,11 +110,7 @@ def _figures(run: DocumentRun) -> Iterator[_Figure]:
 nagios_writer, npd_writer, slurm_writer = documents(_nagios), documents(_npd), documents(_slurm)
 
 
-def _summary_text(run: DocumentRun) -> Iterator[str]:
-    yield printable_line(run.report.sentence or run.report.verdict) + "\n"
-
-
-summary_writer = documents(_summary_text)
+summary_writer = documents(lambda run: [printable_line(run.report.sentence or run.report.verdict) + "\n"])
 
 
 OFF = "NCCL_P2P_DISABLE=1 VLLM_SKIP_P2P_CHECK=0; unset GGML_CUDA_P2P"

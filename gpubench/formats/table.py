@@ -1,15 +1,16 @@
 """The table for people: the page that the view of every subject prints on, with findings and verdict."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from gpubench.formats import header, layout
+from gpubench.formats import layout
 from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.registry import Style, Target
+from gpubench.model.facts.environment import bearing_on_performance
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
@@ -24,7 +25,7 @@ from gpubench.model.results.report import (
     Row,
     UnreadRow,
 )
-from gpubench.model.terms.units import compress_names, printable_line, some_of
+from gpubench.model.terms.units import compress_names, counted, printable_line, some_of
 from gpubench.model.terms.verdict import Detail, Finding, Origin, Verdict
 
 if TYPE_CHECKING:
@@ -247,7 +248,6 @@ EVIDENCE_COLUMNS = (
 
 
 def evidence_notes(report: Report) -> list[str]:
-    """Return the evidence of each kind with its paths."""
     rows = report.rows(EvidenceRow)
     found: dict[str, list[str]] = {}
     for kind in _KINDS:
@@ -269,6 +269,45 @@ def line_text(line: str, style: str = "") -> "Text":
     from rich.text import Text
 
     return Text(printable_line(line), style=style)
+
+
+def heading(metadata: Metadata, *words: str) -> str:
+    """Return the first line of a page, with the origin in capitals unless the run was measured."""
+    origin = "" if metadata.origin == Origin.MEASURED else f"({metadata.origin.upper()})"
+    return "  ".join(filter(None, (f"gpubench {metadata.gpubench_version}", *words, origin)))
+
+
+def software_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    """List libraries and settings: one a line if `verbose`, else versions and the settings that affect performance."""
+    if verbose:
+        yield from (f"{INDENT}{name} {text}" for name, text in metadata.libraries.items())
+    elif metadata.libraries:
+        yield INDENT + "; ".join(f"{name} {text.partition(' from ')[0]}" for name, text in metadata.libraries.items())
+    yield from setting_lines(metadata.environment, verbose=verbose)
+    if verbose:
+        yield from default_lines(metadata)
+
+
+def default_lines(metadata: Metadata) -> Iterator[str]:
+    """List the options whose values come from the environment or a file."""
+    if metadata.defaults_file is not None:
+        yield f"{INDENT}options from {metadata.defaults_file} of this folder"
+    for option, source in metadata.defaults.items():
+        yield f"{INDENT}{option} by {source}"
+
+
+def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
+    """List environment variables. Those that affect performance are marked, others only counted unless `verbose`."""
+    bearing = bearing_on_performance(environment)
+    mark = "! affects performance"
+    if verbose:
+        for name, value in environment.items():
+            yield f"{INDENT}{name}={value}" + (f"  {mark}" if name in bearing else "")
+        return
+    if bearing:
+        yield f"{INDENT}{mark}: " + ", ".join(f"{name}={value}" for name, value in bearing.items())
+    if others := len(environment) - len(bearing):
+        yield f"{INDENT}{counted(others, 'other setting')}: -v shows all"
 
 
 _LABEL_WIDTH = 12
@@ -308,7 +347,6 @@ class Page:
         return _console(self._stream, self._style)
 
     def print(self, *lines: str, style: str = "") -> None:
-        """Print lines as they are."""
         self._show(lines, lambda line: line_text(line, style))
 
     def _show(self, lines: Iterable[str], colored: "Callable[[str], Text]") -> None:
@@ -321,7 +359,7 @@ class Page:
         self._stream.flush()
 
     def heading(self, metadata: Metadata, *words: str) -> None:
-        self.wrap(header.heading(metadata, *words))
+        self.wrap(heading(metadata, *words))
 
     def table(self, columns: Sequence[Column], rows: Sequence[Any], keys: int = 1, indent: str = "") -> None:
         """Print a table. Verdicts, refusals and missing parts have the colour of their verdict."""
@@ -353,20 +391,18 @@ class Page:
         self.wrap(label + text, len(label), "" if verdict is None else _VERDICT_STYLES.get(verdict, ""))
 
     def software(self, metadata: Metadata) -> None:
-        for line in header.software_lines(metadata, verbose=self.verbose):
+        for line in software_lines(metadata, verbose=self.verbose):
             self.wrap(line)
 
     def defaults(self, metadata: Metadata) -> None:
         """Print options from the environment or a file, on `verbose`."""
-        for line in header.default_lines(metadata) if self.verbose else ():
+        for line in default_lines(metadata) if self.verbose else ():
             self.wrap(line)
 
     def tree(self, tree: "Tree") -> None:
-        """Print a tree made of `line_text`."""
         self._console.print(tree)
 
     def evidence(self, report: Report) -> None:
-        """Print all that is known of every path."""
         rows = report.rows(EvidenceRow)
         self.print("")
         if rows:
@@ -402,7 +438,6 @@ class Page:
         self.closing(report)
 
     def brief(self, report: Report) -> None:
-        """Print findings and the verdict."""
         for finding in report.findings:
             self._finding(finding)
         self.closing(report)
@@ -443,7 +478,8 @@ class Page:
             self._stream.close()
 
     def _finding(self, finding: Finding) -> None:
-        self._labelled(f"{finding.severity} {finding.id}: ", finding.subject, _VERDICT_STYLES.get(finding.severity, ""))
+        line = f"{finding.severity} {finding.id}: {finding.subject}"
+        self.wrap(line, _LABEL_WIDTH, _VERDICT_STYLES.get(finding.severity, ""))
         self._details(finding.details)
 
     def _details(self, details: Iterable[Detail]) -> None:
@@ -457,9 +493,6 @@ class Page:
             else:
                 self.wrap(line, _LABEL_WIDTH)
             before = label
-
-    def _labelled(self, label: str, text: str, style: str = "") -> None:
-        self.wrap(label + text, _LABEL_WIDTH, style)
 
 
 def _cell_style(cell: layout.GridCell) -> str:
@@ -512,7 +545,7 @@ def _pipe_console(stream: TextIO, **settings: Any) -> "Console":
 
 
 class QuietWriter:
-    """Prints findings and sentence at the end."""
+    """Prints findings and the last sentence."""
 
     def __init__(self, target: Target, style: Style) -> None:
         self._page = Page(target, style)

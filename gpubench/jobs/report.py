@@ -83,7 +83,7 @@ class _ReadBench(Bench):
     cells: Mapping[str, Cell]
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Whoever measured had it."""
+        """Return nothing: the program that measured had access."""
         return {}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
@@ -159,7 +159,6 @@ class ReadCopies:
                 )
 
     def request(self) -> _ReadRequest:
-        """Return what the file has as a request."""
         between = [row for row in self.rows if HOST not in (row.source, row.destination)]
         with_host = [row for row in self.rows if HOST in (row.source, row.destination)]
         return _ReadRequest(
@@ -372,7 +371,6 @@ def _absent_gpus(plan: ReportPlan, present: int) -> list[Finding]:
 
 
 def _user_facts(plan: ReportPlan) -> UserFacts:
-    """Return the options that a reader needs."""
     machine = plan.machine
     if machine is None:
         return UserFacts(collective=plan.collective)

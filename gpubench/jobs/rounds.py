@@ -12,7 +12,7 @@ from pathlib import Path
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
 from gpubench.formats.delivery import say
-from gpubench.formats.presenter import NoProgress, ProgressDisplay, progress_on
+from gpubench.formats.presenter import ProgressDisplay, progress_on
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ScanPlan
@@ -164,7 +164,7 @@ def _most_rounds(phase: scan.ScanPhase) -> int:
 
 def _display(plan: ScanPlan, *, is_rank: bool) -> ProgressDisplay:
     if not plan.presentation.show_progress:
-        return NoProgress()
+        return ProgressDisplay()
     return progress_on(sys.stderr, is_rank=is_rank, say=partial(say, to=sys.stderr))
 
 

@@ -12,7 +12,7 @@ from gpubench.backends import cuda
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.formats.header import collective_lines
+from gpubench.formats.text.collective import collective_lines
 from gpubench.jobs import check
 from gpubench.jobs import rank as gpus
 from gpubench.jobs import scan as scan_job

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpubench.formats.header import collective_lines
 from gpubench.formats.registry import TABLE, Style
+from gpubench.formats.text.collective import collective_lines
 from gpubench.model.facts.process import MpiSupport, OperationTrial, TrialOutcome
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, against_first, trial_rows
 from gpubench.model.results.report import Record, Report, Table

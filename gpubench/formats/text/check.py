@@ -115,7 +115,7 @@ _QUICK = "quick"
 
 
 class BriefView(ReportView):
-    """The answer of `gpubench` alone."""
+    """The answer of `gpubench` without a command."""
 
     def end(self, report: Report) -> None:
         """Print everything, or only the last line of a run that was cut short."""
@@ -179,8 +179,8 @@ def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
         yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
         yield text if number == len(nodes) else f"{counted(number, 'node')} with {text}"
-    for text, number in Counter(map(_nic, report.rows(NicRow))).items():
-        yield f"{counted(number, 'NIC')}{text}"
+    for rate, number in Counter(row.rate_gbit_s for row in report.rows(NicRow)).items():
+        yield counted(number, "NIC") + ("" if rate is None else f" of {rate:g} Gb/s")
 
 
 def _gpu(row: GpuRow) -> tuple[str, str, str]:
@@ -210,17 +210,14 @@ def _cpus(row: NodeRow) -> str:
     return f"{sockets}{'?' if row.cpus is None else row.cpus} CPUs"
 
 
-def _nic(row: NicRow) -> str:
-    return "" if row.rate_gbit_s is None else f" of {row.rate_gbit_s:g} Gb/s"
-
-
 def _health_words(report: Report) -> Iterator[str]:
     verdicts = report.rows(VerdictRow)
     for scope, name in _SCOPES_IN_BRIEF.items():
-        fare = Counter(row.verdict for row in verdicts if row.scope == scope)
-        counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(fare.items(), key=_passed_first))
-        if fare:
-            yield f"{counted(sum(fare.values()), name)}: {counts}"
+        found = Counter(row.verdict for row in verdicts if row.scope == scope)
+        passed_first = sorted(found.items(), key=lambda item: item[0] != Verdict.PASS)
+        if found:
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in passed_first)
+            yield f"{counted(found.total(), name)}: {counts}"
     checks = Counter(row.verdict for row in report.rows(CheckRow))
     skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows(GpuRow) else " (no GPU)")
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
@@ -228,14 +225,11 @@ def _health_words(report: Report) -> Iterator[str]:
     yield ", ".join(filter(None, (passed, failed, skipped if checks[Verdict.SKIP] else "")))
 
 
-def _passed_first(fare: tuple[str, int]) -> bool:
-    return fare[0] != Verdict.PASS
-
-
 def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Verdict | None]]:
     between_gpus, with_host = _copies_that_tell(report.rows(PairRow))
     if between_gpus:
-        yield "copies", _copies(between_gpus, _verdicts_of_check(report, "paths")), _verdict_of(between_gpus)
+        verdicts = [row.verdict for row in report.rows(CheckRow) if row.check == "paths"]
+        yield "copies", _copies(between_gpus, verdicts), _verdict_of(between_gpus)
     elif with_host:
         yield "copies", _copies_with_host(with_host), _verdict_of(with_host)
     rows = report.rows(CollectiveRow)
@@ -251,10 +245,6 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
         yield "allreduce" if between_gpus or with_host else "speed", f"not measured: {left_out[0]}", None
     elif missing:
         yield "speed", f"not measured: {missing[-1]}", Verdict.ERROR
-
-
-def _verdicts_of_check(report: Report, name: str) -> list[str]:
-    return [row.verdict for row in report.rows(CheckRow) if row.check == name]
 
 
 def _copies_that_tell(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[PairRow]]:

@@ -2,29 +2,34 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 from statistics import median
+from typing import Any
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.formats import layout
-from gpubench.formats.header import backends_beside, collective_lines, way_name, way_names
-from gpubench.formats.layout import VERDICT_MARKS, Column, figure, or_dash, verdict_mark
-from gpubench.formats.table import Page
+from gpubench.formats.layout import INDENT, VERDICT_MARKS, Column, figure, or_dash, verdict_mark
+from gpubench.formats.table import Page, heading, software_lines
 from gpubench.model.facts.process import TrialOutcome
 from gpubench.model.paths.wiring import NVLS_ASSUMED
 from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow, WinnerRow, crossings, speed_words
-from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
-from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, Placement
-from gpubench.model.terms.ranks import why_not_judged
-from gpubench.model.terms.settings import NcclSetting, repeated_name, taken_name
-from gpubench.model.terms.statistics import Mode
+from gpubench.model.results.report import BACKENDS, CollectiveRow, Metadata, Report, Row
+from gpubench.model.terms import operation, settings
+from gpubench.model.terms.operation import NCCL, Placement
+from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl, why_not_judged
+from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
 from gpubench.model.terms.units import (
+    compress_names,
+    counted,
+    describe_dropped,
     format_bandwidth,
     format_percent,
     format_share,
     format_size,
     format_time,
     grouped,
+    spans,
 )
 from gpubench.model.terms.verdict import Verdict, doubt_in, gravity
 
@@ -33,6 +38,8 @@ _LIMITED_FROM_BYTES = 64 * 2**10
 """Smaller operations take the time of a launch: their share of the limit says nothing."""
 
 _FOOTER_LABEL = 18
+_MOST_LINES = 2
+_MOST_LINES_IN_FULL = 16
 _FIRST_MILLISECOND_US = 1000
 _STYLES = {Verdict.FAIL: "bold red", Verdict.WARN: "yellow"}
 
@@ -59,7 +66,7 @@ def _logs_choices(metadata: Metadata) -> bool:
 
     It chooses none for a collective that it makes of sends and receives.
     """
-    is_nccl = metadata.backend == NCCL or metadata.backend in KERNELS
+    is_nccl = metadata.backend == NCCL or metadata.backend in operation.KERNELS
     name = metadata.collective
     has_algorithms = name not in SUMMARIES or not collective_named(name).point_to_point
     return bool(way_names(metadata)) and is_nccl and has_algorithms
@@ -107,7 +114,7 @@ WINNERS = (
     Column("size", "size_bytes", right=True),
     Column("fastest", "fastest"),
     Column("time µs", lambda row: figure(row.time_us), right=True),
-    Column("own choice", lambda row: taken_name(row.own_algorithm, row.own_protocol) or row.own_backend),
+    Column("own choice", lambda row: settings.taken_name(row.own_algorithm, row.own_protocol) or row.own_backend),
     Column("time µs", lambda row: figure(row.own_time_us), right=True),
     Column("loses", lambda row: f"{row.loss_percent:.1f}%{'*' if row.beyond_noise else ' '}", right=True),
     Column("noise", lambda row: format_percent(row.noise_percent, "?", 1), 1, right=True),
@@ -153,7 +160,7 @@ class CollectiveView:
         self._why_not_judged = why_not_judged(metadata.ranks)
         names = metadata.options.get("groups") or way_names(metadata)
         if "turns" in metadata.options:
-            names = [repeated_name(name) for name in names[1:-1]]
+            names = [settings.repeated_name(name) for name in names[1:-1]]
         self._head, self._label = _labels(metadata)
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, columns = self._fitting(
@@ -239,7 +246,7 @@ class CollectiveView:
         if best:
             self._page.print("")
             self._remark(_legend_of_ways(best))
-        for remark in dict.fromkeys(remark for row in best for remark in NcclSetting.of(row.setting).remarks):
+        for remark in dict.fromkeys(remark for row in best for remark in settings.NcclSetting.of(row.setting).remarks):
             self._remark(f"mind              {remark}")
         for refused in report.rows(RefusedRow):
             self._remark(f"could not run     {_refused(refused)}")
@@ -279,6 +286,161 @@ def _is_once(column: Column) -> bool:
     return column in (*_SPREAD, _TAKEN)
 
 
+def way_name(backend: str, setting: str | None, *, several: bool) -> str:
+    """Return the setting of a row, after its backend if several backends are compared."""
+    if not several:
+        return setting or settings.OWN_CHOICE
+    return " ".join(filter(None, (backend, setting)))
+
+
+def way_names(metadata: Metadata) -> list[str]:
+    """Return the names of all ways of a sweep. There are none if the sweep compares nothing."""
+    names = list(metadata.options.get("settings") or ())
+    if not names:
+        return []
+    beside, backend = backends_beside(metadata), str(metadata.backend)
+    own = [name for name in (None, *names, settings.AGAIN) if name not in beside]
+    ways = [way_name(backend, name, several=bool(beside)) for name in own]
+    for other in beside:
+        more = [*operation.KERNELS.get(other, ())]
+        more += [settings.HIERARCHICAL] if settings.HIERARCHICAL in names else []
+        ways += [other, *(f"{other} {name}" for name in more)]
+    return ways
+
+
+def backends_beside(metadata: Metadata) -> list[str]:
+    names = metadata.options.get("settings") or ()
+    return [name for name in names if name in BACKENDS and name != metadata.backend]
+
+
+def collective_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    """Return the header of a collective: the machine, the libraries, and how to read the values."""
+    beside = "".join(f" and {backend}" for backend in backends_beside(metadata))
+    job = f"{ranks_on_hosts(metadata)}{_hosts_of_nccl(metadata.ranks)}"
+    yield heading(metadata, str(metadata.collective), f"backend {metadata.backend}{beside}", job)
+    is_gloo = metadata.backend == "torch:gloo" and not any(rank.gpu for rank in metadata.ranks)
+    if metadata.backend == "host" or is_gloo:
+        yield f"{INDENT}{'Gloo' if is_gloo else 'MPI'} on CPU buffers: says nothing about GPUs or their links"
+    if metadata.backend == "simulated" and metadata.profile:
+        yield f"{INDENT}a model from profile {metadata.profile['name']}: nothing was measured"
+        yield f"{INDENT}{metadata.source}"
+    if "read_from" in metadata.options:
+        yield f"{INDENT}measured by another program, read from {metadata.options['read_from']}"
+    yield from rank_lines(metadata, verbose=verbose)
+    yield from software_lines(metadata, verbose=verbose)
+    yield f"{INDENT}{_method(metadata)}"
+    ways = way_names(metadata)
+    if ways:
+        how = f"every size in {len(ways)} ways, one after the other"
+        if "turns" in metadata.options:
+            how, ways = f"{len(ways) - 1} ways, each in two jobs of its own that take turns there and back", ways[:-1]
+        yield f"{INDENT}{how}: {', '.join(ways)}"
+    yield from _clock_lines(metadata)
+    yield f"{INDENT}size: larger buffer of a rank; K, M, G are 1024-based; GB/s is 1e9 bytes/s"
+    for line in describe_dropped(metadata.dropped_sizes):
+        yield f"{INDENT}not measured: {line}"
+
+
+def _clock_lines(metadata: Metadata) -> Iterator[str]:
+    """Name the clock that times each backend, unless the host times all of them."""
+    if metadata.options.get("clock") != operation.GATE:
+        return
+    names = [str(metadata.backend), *backends_beside(metadata)]
+    timed_by_gpu = operation.gated(names)
+    how = "timed by the GPU, from a gate that opens once operations wait behind it"
+    yield f"{INDENT}{' and '.join(timed_by_gpu)}: {how}"
+    timed_by_host = [name for name in names if name not in timed_by_gpu]
+    if timed_by_host:
+        yield f"{INDENT}{' and '.join(timed_by_host)}: timed by the host, which waits for every operation"
+
+
+def _method(metadata: Metadata) -> str:
+    options = metadata.options
+    graph = f" in a CUDA graph, replayed {options['graph']} times," if options["graph"] else ""
+    root = f", root {options['root']}" if options["root"] is not None else ""
+    types = ", ".join((*options["dtypes"], *options["ops"]))
+    if "skew" in options:
+        types += f", alltoallv: the last rank receives {options['skew']:.0%} less than rank 0"
+    if metadata.backend == "simulated":
+        return f"{types}{root}; one time a row, with noise from seed {options['seed']}; mean over ranks"
+    check = "every rank's data verified" if options["check"] else "data not verified"
+    warmup = "" if options["warmup"] is None else f" after {options['warmup']} to warm up"
+    if options["allocator"] == "nccl":
+        types += ", ncclMemAlloc buffers"
+    return f"{types}{root}; {_loop(options)}{graph}{warmup}; mean over ranks; {check}"
+
+
+def _loop(options: Mapping[str, Any]) -> str:
+    is_latency = options.get("mode") == Mode.LATENCY
+    if "budget_s" in options:
+        what = "operations, each alone," if is_latency else "iterations"
+        return f"{what} until the mean is within {INTERVAL:.0%} (95 %) or for {options['budget_s']:g} s a row"
+    if options["iters"] is None:
+        return "how many iterations is not said"
+    if is_latency:
+        return f"{options['iters']} operations, each alone,"
+    refused = "graphs" if options["graph"] else "groups" if options.get("split") else ""
+    is_fallback = refused and options["iters"] == DEFAULT_ITERATIONS[Mode.THROUGHPUT]
+    return f"{options['iters']} iterations" + (f" (--iters {AUTO} is not for {refused})" if is_fallback else "")
+
+
+def ranks_on_hosts(metadata: Metadata) -> str:
+    return f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
+
+
+def rank_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    """List ranks by host, equal hosts together if there are many, and the ranks that share a GPU."""
+    ranks = metadata.ranks
+    hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
+    if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):
+        for gpus, alike in grouped(hosts, _gpus).items():
+            names = compress_names([members[0].host for members in alike])
+            numbers = spans([rank.rank for members in alike for rank in members])
+            where = f"rank {numbers} on {counted(len(alike), 'host')}: {names}"
+            yield f"{INDENT}{where}" + (f": {gpus}" if gpus else "")
+    else:
+        for members in hosts:
+            yield from _lines_of_host(members, verbose=verbose and len(ranks) <= _MOST_LINES_IN_FULL)
+    yield from _sharing_lines(ranks)
+
+
+def _lines_of_host(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[str]:
+    gpus = _gpus(ranks)
+    if verbose and gpus:
+        for rank in ranks:
+            yield f"{INDENT}rank {rank.rank} on {rank.host}: GPU {rank.gpu_index} {rank.gpu_bus_id} {rank.gpu}"
+        return
+    indices = sorted({rank.gpu_index for rank in ranks if rank.gpu_index is not None})
+    numbers = f"GPU {spans(indices)}, " if indices else ""
+    where = f"rank {spans([rank.rank for rank in ranks])} on {ranks[0].host}"
+    yield f"{INDENT}{where}" + (f": {numbers}{gpus}" if gpus else "")
+
+
+def _gpus(ranks: Sequence[RankIdentity]) -> str:
+    return ", ".join(dict.fromkeys(rank.gpu for rank in ranks if rank.gpu))
+
+
+def _hosts_of_nccl(ranks: Sequence[RankIdentity]) -> str:
+    """Return ', 2 hosts for NCCL, by NCCL_HOSTID' if NCCL counts other hosts than there are."""
+    if all(rank.nccl_host is None or rank.device is None for rank in ranks):
+        return ""
+    return f", {counted(hosts_of_nccl(ranks), 'host')} for NCCL, by NCCL_HOSTID"
+
+
+def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
+    """Return '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. GPUs that are shared alike have one line."""
+    shared: dict[str, list[RankIdentity]] = {}
+    for members in by_device(ranks):
+        if len(members) > 1:
+            percents = sorted({rank.sm_percent for rank in members if rank.sm_percent is not None})
+            shares = " or ".join(f"{percent:g} %" for percent in percents)
+            how = f"MPS, {shares} of its SMs each" if percents else "taking turns"
+            shared.setdefault(f"{len(members)} ranks share {{}} ({how})", []).append(members[0])
+    for text, firsts in shared.items():
+        names = f"GPU {spans(sorted({rank.gpu_index or 0 for rank in firsts}))}"
+        yield INDENT + text.format(names if len(firsts) == 1 else f"each of {names}")
+
+
 def _crossings(rows: Sequence[WinnerRow]) -> str:
     """Return 'ring/ll up to 2M, ring/simple from 4M on'."""
     (_, name), *further = crossings(rows)
@@ -304,7 +466,11 @@ def _legend_of_ways(rows: Sequence[WinnerRow]) -> str:
 def _refused(row: RefusedRow) -> str:
     where = "" if row.size_bytes is None else f" from {format_size(row.size_bytes)}"
     what = " ".join(filter(None, (row.dtype, row.op)))
-    name = row.setting if NcclSetting.of(row.setting) != NcclSetting() else f"{row.backend} {row.setting}"
+    name = (
+        row.setting
+        if settings.NcclSetting.of(row.setting) != settings.NcclSetting()
+        else f"{row.backend} {row.setting}"
+    )
     name = row.backend if row.setting == row.backend else name
     return f"{name}{f', {what}' if what else ''}{where}: {row.reason}"
 
@@ -356,7 +522,9 @@ def _share_of_first(percent: float) -> str:
 
 def _taken(row: CollectiveRow) -> str:
     """Return the algorithm and protocol: '?' if NCCL did not say, '-' if another library moved the data."""
-    name = taken_name(row.algorithm, row.protocol) or ("?" if row.backend in (NCCL, TORCH_NCCL) else "-")
+    name = settings.taken_name(row.algorithm, row.protocol) or (
+        "?" if row.backend in (NCCL, operation.TORCH_NCCL) else "-"
+    )
     return name if len(name) < _TAKEN.width else name.partition("/")[0]
 
 

@@ -213,7 +213,6 @@ def _ratio(base: float | None, new: float | None) -> str:
 
 
 def _of_before(slower_percent: float | None) -> str:
-    """Return the new bandwidth in percent of the old one."""
     return "?" if slower_percent is None else f"{100 - bandwidth_lost(slower_percent):.1f} %"
 
 

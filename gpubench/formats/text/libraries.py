@@ -24,7 +24,6 @@ class LibrariesView(ReportView):
     """Libraries, packages and kernel modules by host."""
 
     def end(self, report: Report) -> None:
-        """Print everything."""
         rows = report.rows(LibraryRow)
         metadata = self._metadata
         self._page.heading(metadata, "libraries", ", ".join(metadata.hosts))

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gpubench.formats import layout
-from gpubench.formats.header import overlap_lines
 from gpubench.formats.layout import INDENT, Column, figure, or_dash
-from gpubench.formats.table import Page
+from gpubench.formats.table import Page, heading, software_lines
+from gpubench.formats.text.collective import rank_lines, ranks_on_hosts
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.terms.overlap import OWN_CTAS, Partner
-from gpubench.model.terms.units import format_size
+from gpubench.model.terms.units import describe_dropped, format_size
 
 _NAMES = {Partner.GEMM: "GEMMs", Partner.COPY: "copies", Partner.CHAIN: "chains"}
 _COMMUNICATION, _COMPUTATION = "communication µs, slowed ×", "computation µs, slowed ×"
@@ -80,7 +80,7 @@ class OverlapView:
         self._rows: list[OverlapRow] = []
         columns = [column for column in STEPS if column.width]
         self._columns = layout.fitting(columns, page.width, lambda column: column.width)
-        for line in overlap_lines(metadata, verbose=page.verbose):
+        for line in _header_lines(metadata, verbose=page.verbose):
             page.wrap(line)
 
     def row(self, row: Row) -> None:
@@ -121,6 +121,28 @@ class OverlapView:
         if all(len(name) < width for name, width in spans):
             yield "".join(name.rjust(width) for name, width in spans).rstrip()
         yield "".join(column.head.rjust(column.width) for column in self._columns)
+
+
+def _header_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
+    options = metadata.options
+    yield heading(
+        metadata, f"overlap of {options['collective']}", f"backend {metadata.backend}", ranks_on_hosts(metadata)
+    )
+    if metadata.origin == "simulated" and metadata.profile:
+        yield f"{INDENT}a model from profile {metadata.profile['name']}, contention as on 2 H200s: nothing was measured"
+        yield f"{INDENT}{metadata.source}"
+    yield from rank_lines(metadata, verbose=verbose)
+    yield from software_lines(metadata, verbose=verbose)
+    types = ", ".join((*options["dtypes"], *options["ops"]))
+    if metadata.origin == "simulated":
+        yield f"{INDENT}{types}; one time a row, with noise from seed {options['seed']}"
+    else:
+        check = "every rank's data verified" if options["check"] else "data not verified"
+        yield f"{INDENT}{types}; steps of one collective and some operations, {options['seconds']:g} s a phase; {check}"
+    yield f"{INDENT}a collective begins as the partner's first operation does; size is the larger buffer of a rank"
+    yield f"{INDENT}κm = 1 + wait for SMs + share of bandwidth and power; κc while the collective is in flight"
+    for line in describe_dropped(metadata.dropped_sizes):
+        yield f"{INDENT}not measured: {line}"
 
 
 def _note_lines(rows: Sequence[OverlapRow]) -> Iterator[str]:

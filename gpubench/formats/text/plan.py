@@ -47,7 +47,7 @@ COLUMNS = {LayoutRow: LAYOUTS, ExposedRow: EXPOSED, FaultCostRow: FAULTS}
 
 
 class PlanView(ReportView):
-    """Header, tables, sentence."""
+    """Layouts, exposed communication, costs of faults."""
 
     def end(self, report: Report) -> None:
         """Print everything, or only the verdict of a run that was cut short."""

@@ -26,7 +26,7 @@ _CELLS = (
 
 
 class ScanView(ReportView):
-    """Header, bad cells, rounds, exclude lists, findings, verdict."""
+    """Bad cells, rounds, exclude lists, findings, verdict."""
 
     def end(self, report: Report) -> None:
         """Print everything, or only the verdict of a run that was cut short."""
@@ -62,8 +62,11 @@ class ScanView(ReportView):
         order = {row.subject: place for place, row in enumerate(parts)}
         shown: list[ScanCellRow] = []
         for part in sorted({row.part for row in bad}, key=lambda name: order.get(name or "", len(order))):
-            own = [row for row in bad if row.part == part]
-            shown += sorted(own, key=_score)[: 2 if part is not None and len(parts) > 1 else _MOST_CELLS]
+            own = sorted(
+                (row for row in bad if row.part == part),
+                key=lambda row: -1.0 if row.score_percent is None else row.score_percent,
+            )
+            shown += own[: 2 if part is not None and len(parts) > 1 else _MOST_CELLS]
         shown = shown[:_MOST_CELLS]
         self._page.table(_CELLS, shown)
         if len(bad) > len(shown):
@@ -97,7 +100,6 @@ class ScanView(ReportView):
             self._page.wrap(f"ring of {row.subject} ({len(row.nodes):,} nodes): {reached}{share}")
 
     def _exclusions(self, rows: Sequence[ExclusionRow]) -> None:
-        """Print lists to paste."""
         if all(row.tool == Tool.MPIRUN for row in rows):
             return
         self._page.print("", "to leave the bad nodes out:")
@@ -108,7 +110,3 @@ class ScanView(ReportView):
         hosts = some_of([line.partition(" ")[0] for line in good], _MOST_HOSTS)
         kept = f"{hosts}: --hostfile FILE writes them" if good else "no node is known to be good"
         self._page.print(f"{INDENT}{'hostfile:':<13}{kept}")
-
-
-def _score(row: ScanCellRow) -> float:
-    return -1.0 if row.score_percent is None else row.score_percent

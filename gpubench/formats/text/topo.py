@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubench.formats.header import setting_lines
 from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words, or_dash
-from gpubench.formats.table import ReportView, line_text
+from gpubench.formats.table import ReportView, line_text, setting_lines
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
 from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
@@ -116,10 +115,6 @@ def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _memory(row: GpuRow) -> str:
-    return _UNKNOWN if row.memory_bytes is None else format_memory(row.memory_bytes)
-
-
 def _pcie(row: GpuRow | NicRow) -> str:
     link = PcieLink(
         generation=row.pcie_generation,
@@ -146,16 +141,12 @@ def _nearest(row: NicRow) -> str:
     return f"{shown}{'...' if len(row.nearest_gpus) > 4 else ''} ({row.nearest_path})"
 
 
-def _gpudirect(row: NicRow) -> str:
-    return {True: "possible", False: "no", None: _UNKNOWN}[row.gpudirect_rdma]
-
-
 _NIC_FACTS: dict[str, Callable[[NicRow], str]] = {
     "link": lambda row: row.link_layer,
     "state": lambda row: row.state or _UNKNOWN,
     "Gb/s": lambda row: _UNKNOWN if row.rate_gbit_s is None else f"{row.rate_gbit_s:g}",
     "PCIe": _pcie,
-    "GPUDirect RDMA": _gpudirect,
+    "GPUDirect RDMA": lambda row: {True: "possible", False: "no", None: _UNKNOWN}[row.gpudirect_rdma],
     "model": lambda row: row.model or _NONE,
 }
 """What NICs of one kind have in common."""
@@ -201,7 +192,7 @@ def _or_unknown(value: object) -> str:
 
 _FACTS: dict[str, Callable[[GpuRow], str]] = {
     "name": lambda row: row.name or _UNKNOWN,
-    "memory": _memory,
+    "memory": lambda row: _UNKNOWN if row.memory_bytes is None else format_memory(row.memory_bytes),
     "PCIe": _pcie,
     "NVLinks": _nvlinks,
     "compute capability": lambda row: _or_unknown(row.compute_capability),

@@ -64,7 +64,6 @@ def _gb_s(value: float | None) -> str:
 
 
 def bar(percent: float | None) -> str:
-    """Draw a share of a limit as a bar of eight cells."""
     eighths = round(min(max(percent or 0.0, 0.0), 100.0) / 100 * _BAR * 8)
     whole, part = divmod(eighths, 8)
     return (_FULL * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR)
@@ -228,7 +227,6 @@ def plain_lines(frame: WatchFrame) -> Iterator[str]:
 
 
 def broken(line: str, width: int) -> Iterator[str]:
-    """Break a line of a log at a width."""
     yield from wrapped(line, width, " " * _TIME_COLUMNS)
 
 

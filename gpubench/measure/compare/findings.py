@@ -296,7 +296,8 @@ class _Causes:
             return False
         is_small = (judged.key.size_bytes or 0) < _LARGE_BYTES  # a small size shows latency, and no share of bandwidth
         percent = None if judged.slower is None or is_small else round(100 / (1 + judged.slower))
-        over = "" if judged.key.peer == "off" else _first_path(judged)
+        paths = [run.path_class for run in (*judged.base, *judged.new) if run.path_class]
+        over = paths[0] if paths and judged.key.peer != "off" else ""
         number = self._of_figure(_kind_of(judged), _ends_of(judged), percent, over)
         if number is not None:
             self._reasons.setdefault(number, []).extend(judged.reasons)
@@ -348,10 +349,6 @@ def _ends_of(judged: judge.JudgedRow) -> str:
     return "" if key.collective is not None else " ".join(filter(None, ends))
 
 
-def _first_path(judged: judge.JudgedRow) -> str:
-    return next((each.path_class for each in (*judged.base, *judged.new) if each.path_class), "")
-
-
 _PAIR_SLOW, _HOST_COPIES = "p2p-slow", "host-copies-slow"
 _LARGE_BYTES = 2**20
 _GONE = ("gpu-lost", "gpu-missing")  # New findings that explain rows which the new results lack
@@ -389,7 +386,9 @@ def _of_rows(
         evidence[number] = replace(evidence[number], consequences=_consequences(reasons))
     for finding, advice in _ADVICE.items():
         if own := held.get(finding):
-            if finding == judge.STAGED and _lost_gpudirect(own[0][0]):
+            first = own[0][0]
+            had_gpudirect = _GPUDIRECT in (first.base_transport or "")
+            if finding == judge.STAGED and had_gpudirect and _GPUDIRECT not in (first.new_transport or ""):
                 advice = _WITHOUT_GPUDIRECT
             if finding == judge.SLOWER:
                 own.sort(key=lambda each: -(each[0].slower_percent or 0))
@@ -401,10 +400,6 @@ def _of_rows(
             severity = verdict.overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
             consequences = _consequences(more)
             yield verdict.Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
-
-
-def _lost_gpudirect(row: ComparisonRow) -> bool:
-    return _GPUDIRECT in (row.base_transport or "") and _GPUDIRECT not in (row.new_transport or "")
 
 
 _FOLLOWS = {

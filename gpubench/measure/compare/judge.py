@@ -94,7 +94,6 @@ class Rules:
 
 
 def judge_missing(key: compare.RowKey, base: Runs) -> JudgedRow:
-    """Judge a row that only the old side has."""
     return JudgedRow(key, compare.Status.MISSING, Verdict.WARN, base, (), _NOT_IN_NEW)
 
 
@@ -108,7 +107,6 @@ def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
 
 
 def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
-    """Judge a row that both sides have."""
     reasons = () if _tell_the_same(base, new) else tuple(_beside_time(base, new))
     change = noise.change(key)
     if change is None:
@@ -247,12 +245,10 @@ def staged(side: Runs) -> bool | None:
 
 
 def transport(side: Runs) -> str | None:
-    """Return the transports of a side's runs."""
     return _first([each.transport for each in side])
 
 
 def worst(side: Runs) -> Verdict | None:
-    """Return the worst verdict of a side's runs."""
     verdicts = [Verdict(each.verdict) for each in side if each.verdict is not None]
     return min(verdicts, key=gravity, default=None)
 
@@ -368,7 +364,8 @@ def _range(
     if known:
         error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
         typical = Noise(error, median(each.freedom for each in known))
-        bounds.append(max(_floor(keys, noise), typical.bound(TESTS * ranges)))
+        floor = math.log1p(noise.floor(keys[0], median(map(noise.time_us, keys))))
+        bounds.append(max(floor, typical.bound(TESTS * ranges)))
     runs = [_run_middles(side, keys) for side in sides] if noise.shows_whole_runs(keys[0]) else []
     if runs and min(map(len, runs)) >= REPEATED_RUNS:
         freedom = sum(map(len, runs)) - len(runs)
@@ -376,10 +373,6 @@ def _range(
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
         bounds.append(max(math.log1p(FLOOR), Noise(error, freedom).bound(TESTS * ranges)))
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
-
-
-def _floor(keys: Sequence[compare.RowKey], noise: ChangeNoise) -> float:
-    return math.log1p(noise.floor(keys[0], median(map(noise.time_us, keys))))
 
 
 def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]:

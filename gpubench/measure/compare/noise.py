@@ -211,7 +211,6 @@ def single_run_floor(key: RowKey, time_us: float, *, other_hosts: bool = False) 
 
 
 def is_over_network(key: RowKey) -> bool:
-    """True for rows of a job of several nodes."""
     return (key.nodes or 1) > 1
 
 
@@ -500,7 +499,6 @@ def _part_of_variance(runs: int) -> float:
 
 
 def middle_of(values: Sequence[float]) -> float:
-    """Return the median. Most rows have one value."""
     return values[0] if len(values) == 1 else median(values)
 
 

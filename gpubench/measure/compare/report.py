@@ -69,7 +69,6 @@ class MachineCurve:
 
     @property
     def peak_size(self) -> int:
-        """Return the smallest size with the highest bandwidth."""
         return max(sorted(self.gb_s), key=self.gb_s.__getitem__)
 
     @property
@@ -78,7 +77,6 @@ class MachineCurve:
         return min(size for size, value in self.gb_s.items() if value >= self.gb_s[self.peak_size] / 2)
 
     def of_node(self, size: int) -> float | None:
-        """Return the bandwidth of all GPUs of a node together."""
         return self.gb_s[size] * self.gpus / self.nodes if self.gpus and self.nodes else None
 
 
@@ -132,7 +130,9 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
 def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
     """Return curves by name: medians of several runs, out of place if both placements were measured."""
     found = dict(_collectives(files))
-    pairs = [row for file in files for row in file.pairs if _between_gpus(row)]
+    pairs = [
+        row for file in files for row in file.pairs if pair_key(row).setting is None and row.bandwidth_gb_s is not None
+    ]
     gpus = len({(node, end) for row in pairs for node, end in _ends(row)})
     nodes = len({node for row in pairs for node, _ in _ends(row)})
     for key, own in grouped(pairs, lambda row: (row.direction, row.engine, row.peer)).items():
@@ -176,10 +176,6 @@ def _medians(points: Sequence[tuple[int | None, float | None]]) -> dict[int, flo
 
 def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
     return (row.source_node, row.source), (row.destination_node, row.destination)
-
-
-def _between_gpus(row: PairRow) -> bool:
-    return pair_key(row).setting is None and row.bandwidth_gb_s is not None
 
 
 def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurve]) -> Finding:
@@ -309,11 +305,8 @@ def _place(row: VerdictRow) -> tuple[str, str]:
 
 
 def _as_now(finding: Finding, row: FindingChangeRow) -> Finding:
-    return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {_before(row)}")
-
-
-def _before(row: FindingChangeRow) -> str:
-    return "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
+    before = "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
+    return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {before}")
 
 
 def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
@@ -340,15 +333,18 @@ SECTIONS = ("comparison", "finding_changes", "circumstances", "findings")
 def compare(
     base: Sequence[ResultFile], new: Sequence[ResultFile], rules: Rules, *, other_machine: bool = False
 ) -> Report:
-    """The report on new results against old ones, the worst row first; several files of a side are its runs.
+    """Return the report on new results compared with old ones, worst row first. Files of a side are its runs.
 
-    UsageError for machines with other GPUs, and for simulated against measured ones, without `other_machine`.
+    Raises: UsageError for machines with other GPUs, and for simulated against measured ones, without `other_machine`.
     """
     if not other_machine:
         check_same_machine(base, new, OTHER_MACHINE)
     before, after = gather(base, new)
     noise = ChangeNoise(before, after, other_hosts=are_other_hosts(base, new), files=(len(base), len(new)))
-    judged = sorted(_judged(before, after, noise, rules), key=_worst_first)
+    judged = sorted(
+        _judged(before, after, noise, rules),
+        key=lambda row: (gravity(row.verdict), row.status is not Status.COMPARED, -100 * (row.slower or 0.0)),
+    )
     circumstances = circumstance_rows(base, new)
     ranges = list(slower_ranges(before, after, noise, judged, rules))
     rows = ComparedRows(judged)
@@ -382,21 +378,16 @@ def _judged(before: RunsByRow, after: RunsByRow, noise: ChangeNoise, rules: Rule
     return [*both, *missing, *(judge_added(key, new) for key, new in added if key not in before)]
 
 
-def _worst_first(judged: JudgedRow) -> tuple[int, bool, float]:
-    """By verdict; then what was compared, by how much bandwidth it has lost."""
-    return gravity(judged.verdict), judged.status is not Status.COMPARED, -100 * (judged.slower or 0.0)
-
-
 MOST_LOOKED_AT = 5000
-"""Results whose beginnings are read, the newest: a second or two."""
+"""The newest results, whose beginnings are read: a second or two."""
 
 MOST_SERIES = 64
-"""Kinds of results that are compared: more are those of a cluster, which needs a folder a machine."""
+"""Kinds of results that are compared. More come from a cluster, which needs a folder per machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSeries:
-    """The newest result of a kind, and those before it, the oldest first. `name` is the newest's."""
+    """The newest result of a kind, and those before it, oldest first. `name` is the newest's."""
 
     name: str
     base: tuple[ResultFile, ...]
@@ -405,9 +396,9 @@ class ResultSeries:
 
 @dataclass(frozen=True, slots=True)
 class HistorySelection:
-    """The outcome of the choice: comparisons, every file that was looked at, the newest first, and doubts.
+    """The comparisons of a folder, every file that was examined, newest first, and doubts.
 
-    A doubt is a result that a person would expect to have been compared, with why it was not.
+    A doubt is a result that a person would expect to have been compared, with the reason why it was not.
     """
 
     series: tuple[ResultSeries, ...]
@@ -444,13 +435,12 @@ class _Folder:
         self.note(name, Use.LEFT_OUT, reason=reason)
 
     def reject(self, name: DatedName, reason: str) -> None:
-        """Leave out a result that is not as it should be."""
         self.unfit[name] = reason
         self.leave_out(name, reason)
 
 
 def choose(kept: Kept, last: int) -> HistorySelection:
-    """The newest result of every kind in a folder, and the `last` before it; files that cannot be used are left out."""
+    """Return the newest result of every kind in a folder and the `last` before it. Unusable files are left out."""
     folder = _Folder(kept)
     kinds = _kinds(folder)
     series = tuple(_series(folder, kinds, last))
@@ -461,7 +451,7 @@ def choose(kept: Kept, last: int) -> HistorySelection:
 
 
 def _kinds(folder: _Folder) -> list[Kind]:
-    """Results that may be compared with each other, by kind; the kind with the newest result first."""
+    """Return comparable results by kind. The kind with the newest result comes first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
         if not command_of(name.command).measures:
@@ -476,7 +466,7 @@ def _kinds(folder: _Folder) -> list[Kind]:
 
 
 def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
-    """The metadata of a result; None where it may not be compared."""
+    """Return the metadata of a result, or None if it cannot be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
@@ -489,7 +479,7 @@ def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
 
 
 def _without_folder(folder: _Folder, error: UsageError) -> str:
-    """An error about a file, without the path of the file, which stands beside it."""
+    """Return an error about a file without its path, which stands next to it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
 
@@ -515,7 +505,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
 
 
 def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
-    """The newest result, and those before it that ended no worse than most of them did.
+    """Return the newest result, and those before it that ended no worse than most of them.
 
     One bad night among few would make a baseline in which everything is noise.
     """
@@ -529,7 +519,7 @@ def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
 
 
 def _verdict_place(head: ResultHead) -> int:
-    """The place of a run's verdict, the worst first; where nothing was judged it is as good as PASS."""
+    """Return the rank of a run's verdict, worst first. A run that judged nothing is as good as PASS."""
     return min(gravity(head.verdict), gravity(Verdict.PASS))
 
 
@@ -552,9 +542,9 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
 
 
 def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kinds: Sequence[Kind]) -> None:
-    """A result that has nothing to be compared with: say in what it differs from the one that is nearest to it.
+    """Leave out a result that compares with nothing, and say how it differs from the nearest one.
 
-    Where its own machine ran the same command before, something changed, which is a doubt.
+    If its own machine ran the same command before, something changed, which is a doubt.
     """
     name, head = result
     others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
@@ -570,7 +560,7 @@ def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kin
 
 
 def _doubt_unfit(folder: _Folder) -> None:
-    """Files that cannot be used, and are newer than all of their command and host that can: the newest is missing."""
+    """Doubt unusable files that are newer than all usable ones of their command and host."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
         if all(each < name for each in usable if (each.command, each.host) == (name.command, name.host)):
@@ -583,7 +573,7 @@ R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 
 def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
-    """The report on all comparisons of a folder, each as `compare` makes it, and on what was left out."""
+    """Return the report on all comparisons of a folder, and on what was left out."""
     reports = {each.name: compare(each.base, [each.new], rules, other_machine=True) for each in chosen.series}
     findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda each: gravity(each.severity))
     if not reports:
