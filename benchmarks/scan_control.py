@@ -19,7 +19,16 @@ from statistics import median
 
 from gpubench.model.results.scan import NodePair, PlannedRound, ScanPhase
 from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
-from gpubench.ranks.scan.messages import Frames, MessageType, RoundOrder, RoundReply, framed, greet
+from gpubench.ranks.scan.messages import (
+    ClockReply,
+    EndOrder,
+    RoundOrder,
+    RoundReply,
+    connection_of,
+    greet,
+    receive,
+    send,
+)
 
 SECRET = b"benchmark of the control path..."
 
@@ -62,22 +71,20 @@ def supervise(port: int, count: int, rails: int) -> None:
     """All supervisors in one process."""
     selector = selectors.DefaultSelector()
     for rank in range(count):
-        connection = socket.create_connection(("127.0.0.1", port))
-        greet(connection, SECRET, str(rank).encode())
-        connection.sendall(framed(bytes((MessageType.CLOCK,)) + bytes(8)))
-        selector.register(connection, selectors.EVENT_READ, (connection, Frames()))
+        line = socket.create_connection(("127.0.0.1", port))
+        greet(line, SECRET, str(rank).encode())
+        connection = connection_of(line, 60.0)
+        send(connection, ClockReply(0.0))
+        selector.register(connection, selectors.EVENT_READ, connection)
     figures = tuple((rail, 92.0 + rail, 0) for rail in range(rails))
     while selector.get_map():
         for key, _ in selector.select():
-            connection = key.data[0]
-            data = connection.recv(4096)
-            messages = key.data[1].feed(data)
-            if not data or any(message[0] == MessageType.END for message in messages):
-                selector.unregister(connection)
-                connection.close()
-                continue
-            for message in messages:
-                connection.sendall(framed(RoundReply(RoundOrder.of(message[1:]).number, figures).packed()))
+            order = receive(key.data)
+            if isinstance(order, EndOrder):
+                selector.unregister(key.data)
+                key.data.close()
+            elif isinstance(order, RoundOrder):
+                send(key.data, RoundReply(order.number, figures))
 
 
 def allow_files(count: int) -> None:

@@ -4,30 +4,15 @@ import contextlib
 import resource
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import count
+from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from gpubench.model.results import scan
-from gpubench.ranks.scan.messages import (
-    OWN_FAULT,
-    WORDS,
-    Figure,
-    Frames,
-    MessageType,
-    Outcome,
-    RingOrder,
-    RoundOrder,
-    RoundReply,
-    Seat,
-    clock_offset,
-    framed,
-    keep_alive,
-    local_figures,
-    welcome,
-)
+from gpubench.ranks.scan import messages
+from gpubench.ranks.scan.messages import OWN_FAULT, WORDS, Figure, Outcome, RoundReply, Seat
 from gpubench.ranks.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR, SECONDS_TO_BE_KILLED
 from gpubench.records import dataclass
 
@@ -68,7 +53,6 @@ def seats(
     return found
 
 
-_AT_ONCE = 2**12  # More than a reply of 64 rails; a larger buffer takes longer to make than to fill
 _FIRST_RING = 1000  # Rings have numbers beyond those of all rounds, so that no worker takes one for the other
 SECONDS_TO_GREET = 2.0
 SECONDS_OF_GRACE = 2.0  # Beyond what a supervisor itself waits for its workers
@@ -77,11 +61,13 @@ _NO_FIGURE = "its supervisor gave no figure of this ring"
 _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 
 
+Reply = TypeVar("Reply", messages.ClockReply, messages.LocalReply, RoundReply)
+
+
 @dataclass(slots=True)
 class _Supervised:
     rank: int
-    connection: socket.socket
-    frames: Frames = field(default_factory=Frames)
+    connection: Connection
     asked_clock: float = 0.0
     clock_offset: float = 0.0
 
@@ -131,35 +117,35 @@ class Coordinator:
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()
             try:
-                supervised.connection.send(framed(bytes((MessageType.CLOCK,))))
+                messages.send(supervised.connection, messages.ClockOrder())
             except OSError:
                 self._lose(supervised.rank, _GONE)
-        self._collect(MessageType.CLOCK, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
+        self._collect(messages.ClockReply, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
     def local(self) -> list[scan.LocalFigure]:
         """Phase 0 of all nodes at once."""
         replies = self._ask(
-            {rank: bytes((MessageType.LOCAL_ORDER,)) for rank in self._supervised},
-            MessageType.LOCAL_REPLY,
+            dict.fromkeys(self._supervised, messages.LocalOrder()),
+            messages.LocalReply,
             SECONDS_OF_PHASE_0 + SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE,
         )
-        figures: list[scan.LocalFigure] = []
-        for rank, body in replies.items():
-            with contextlib.suppress(struct.error, IndexError):
-                figures += local_figures(self._node_by_rank[rank], body)
-        return figures
+        return [
+            scan.LocalFigure(
+                self._node_by_rank[rank], gpu, scan.LocalQuantity(name), gb_s, failure="" if gb_s else reply.remark
+            )
+            for rank, reply in replies.items()
+            for gpu, name, gb_s in reply.figures
+        ]
 
     def failed(self) -> scan.BeforeRounds:
         """What phase 0 left that does not work: nodes that are gone, rails whose worker died or hung."""
-        orders = dict.fromkeys(self._supervised, bytes((MessageType.FAILED_ORDER,)))
-        replies = self._ask(orders, MessageType.REPLY, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
-        failed: dict[scan.NodeRail, str] = {}
-        for rank, body in replies.items():
-            with contextlib.suppress(struct.error, ValueError):
-                reply, node = RoundReply.of(body), self._node_by_rank[rank]
-                failed |= {
-                    scan.NodeRail(node, rail): _words(Outcome(out), reply.remark) for rail, _, out in reply.figures
-                }
+        orders = dict.fromkeys(self._supervised, messages.FailedOrder())
+        replies = self._ask(orders, RoundReply, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
+        failed = {
+            scan.NodeRail(self._node_by_rank[rank], rail): _words(Outcome(outcome), reply.remark)
+            for rank, reply in replies.items()
+            for rail, _, outcome in reply.figures
+        }
         self._told |= self._gone.keys()
         return scan.BeforeRounds(dict(self._gone), failed)
 
@@ -176,16 +162,14 @@ class Coordinator:
         start = time.monotonic()
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
-        replies = self._ask(orders, MessageType.REPLY, patience)
+        replies = self._ask(orders, RoundReply, patience)
         figures: dict[int, dict[int, Figure]] = {}
         remarks: dict[scan.NodeRail, str] = {}
-        for rank, body in replies.items():
-            with contextlib.suppress(struct.error):
-                reply = RoundReply.of(body)
-                if reply.number == planned.number:
-                    node = self._node_by_rank[rank]
-                    figures.setdefault(node, {}).update({each[0]: each for each in reply.figures})
-                    remarks |= {scan.NodeRail(node, each[0]): reply.remark for each in reply.figures if each[2]}
+        for rank, reply in replies.items():
+            if reply.number == planned.number:
+                node = self._node_by_rank[rank]
+                figures.setdefault(node, {}).update({figure[0]: figure for figure in reply.figures})
+                remarks |= {scan.NodeRail(node, rail): reply.remark for rail, _, outcome in reply.figures if outcome}
         gone = {node: seen for node, seen in self._gone.items() if node not in self._told}
         self._told |= gone.keys()
         samples = tuple(self._samples(planned, figures, remarks))
@@ -197,19 +181,16 @@ class Coordinator:
         """What disjoint rings of rails deliver, all at once; in phase 0 a failed worker is `told_later` once more."""
         number = next(self._ring_numbers)
         orders = {
-            rank: RingOrder(number, self._deadline_s, own, all_reduce, told_later).packed()
+            rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, told_later)
             for rank, own in seats(rings, self._rank_by_rail).items()
         }
-        replies = self._ask(orders, MessageType.REPLY, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
-        figures: dict[scan.NodeRail, tuple[float, int, str]] = {}
-        for rank, body in replies.items():
-            with contextlib.suppress(struct.error):
-                reply = RoundReply.of(body)
-                node = self._node_by_rank[rank]
-                if reply.number == number:
-                    figures |= {
-                        scan.NodeRail(node, rail): (gb_s, out, reply.remark) for rail, gb_s, out in reply.figures
-                    }
+        replies = self._ask(orders, RoundReply, self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE)
+        figures = {
+            scan.NodeRail(self._node_by_rank[rank], rail): (gb_s, outcome, reply.remark)
+            for rank, reply in replies.items()
+            if reply.number == number
+            for rail, gb_s, outcome in reply.figures
+        }
         return [self._ring_outcome(ring, figures, replies) for ring in rings]
 
     def collective(self, nodes: Sequence[int]) -> float | scan.RingFailure:
@@ -223,11 +204,9 @@ class Coordinator:
 
     def close(self) -> None:
         """Tell all supervisors that the scan is over, and whether everybody is still there to end MPI together."""
-        end = bytes((MessageType.END, not self._gone))
         for each in self._supervised.values():
             with contextlib.suppress(OSError):
-                each.connection.settimeout(SECONDS_OF_GRACE)
-                each.connection.sendall(framed(end))
+                messages.send(each.connection, messages.EndOrder(not self._gone))
             each.connection.close()
         self.listener.close()
         self._selector.close()
@@ -235,38 +214,37 @@ class Coordinator:
     def _welcome(self, connection: socket.socket, ranks: set[int]) -> None:
         try:
             connection.settimeout(SECONDS_TO_GREET)
-            rank = int(welcome(connection, self._secret))
+            rank = int(messages.welcome(connection, self._secret))
             if rank not in ranks or rank in self._supervised:
                 raise ConnectionError(f"rank {rank}")
         except (OSError, ValueError):
             connection.close()
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection)
-        connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
-        self._supervised[rank] = _Supervised(rank, connection)
-        self._selector.register(connection, selectors.EVENT_READ, self._supervised[rank])
+        messages.keep_alive(connection)
+        self._supervised[rank] = _Supervised(rank, messages.connection_of(connection, SECONDS_OF_GRACE))
+        self._selector.register(self._supervised[rank].connection, selectors.EVENT_READ, self._supervised[rank])
 
-    def _orders(self, planned: scan.PlannedRound) -> dict[int, bytes]:
-        retired: dict[int, int] = {}
+    def _orders(self, planned: scan.PlannedRound) -> dict[int, messages.RoundOrder]:
+        retired: dict[int, set[int]] = {}
         for node, rail in planned.retired:
-            retired[node] = retired.get(node, 0) | 1 << rail
-        orders: dict[int, bytes] = {}
+            retired.setdefault(node, set()).add(rail)
+        orders: dict[int, messages.RoundOrder] = {}
         for pair in planned.pairs:
-            mask = retired.get(pair.first, 0) | retired.get(pair.second, 0)
+            out = tuple(retired.get(pair.first, set()) | retired.get(pair.second, set()))
             ends = (self._nodes.ranks_by_node[node] for node in pair)
             for first, second in zip(*ends, strict=True):
                 for rank, partner, listens in ((first, second, True), (second, first, False)):
-                    orders[rank] = RoundOrder(planned.number, partner, listens, self._deadline_s, mask).packed()
+                    orders[rank] = messages.RoundOrder(planned.number, partner, listens, self._deadline_s, out)
         return orders
 
-    def _ask(self, orders: Mapping[int, bytes], kind: MessageType, seconds: float) -> dict[int, bytes]:
+    def _ask(self, orders: Mapping[int, messages.Message], kind: type[Reply], seconds: float) -> dict[int, Reply]:
         asked: dict[int, None] = {}
         for rank, order in orders.items():
             if (supervised := self._supervised.get(rank)) is None:
                 continue
             try:
-                supervised.connection.send(framed(order))
+                messages.send(supervised.connection, order)
                 asked[rank] = None
             except OSError:
                 self._lose(rank, _GONE)
@@ -275,34 +253,26 @@ class Coordinator:
             self._lose(rank, f"{_SILENT} within {seconds:.0f} s")
         return replies
 
-    def _collect(self, kind: MessageType, asked: Mapping[int, None], deadline: float) -> dict[int, bytes]:
-        replies: dict[int, bytes] = {}
+    def _collect(self, kind: type[Reply], asked: Mapping[int, None], deadline: float) -> dict[int, Reply]:
+        replies: dict[int, Reply] = {}
         missing = {rank for rank in asked if rank in self._supervised}
         while missing and (left := deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 supervised: _Supervised = key.data
-                for message in self._received(supervised):
-                    if message[0] == MessageType.CLOCK:
-                        answered = time.time()
-                        supervised.clock_offset = clock_offset(message[1:], supervised.asked_clock, answered)
-                    if message[0] == kind:
-                        replies[supervised.rank] = message[1:]
-                        missing.discard(supervised.rank)
                 if supervised.rank not in self._supervised:
-                    missing.discard(supervised.rank)
+                    continue  # another rank of its node was lost in this turn
+                try:
+                    message = messages.receive(supervised.connection)
+                except OSError:
+                    self._lose(supervised.rank, _GONE)
+                else:
+                    if isinstance(message, messages.ClockReply):
+                        offset = messages.clock_offset(message.seconds, supervised.asked_clock, time.time())
+                        supervised.clock_offset = offset
+                    if isinstance(message, kind):
+                        replies[supervised.rank] = message
+            missing &= self._supervised.keys() - replies.keys()
         return replies
-
-    def _received(self, supervised: _Supervised) -> list[bytes]:
-        try:
-            data = supervised.connection.recv(_AT_ONCE)
-            if data:
-                return supervised.frames.feed(data)
-        except BlockingIOError:
-            return []
-        except (OSError, ValueError):
-            pass
-        self._lose(supervised.rank, _GONE)
-        return []
 
     def _lose(self, rank: int, seen: str) -> None:
         """A node without one of its supervisors is gone; its others are told to end, should they still hear."""
@@ -314,14 +284,14 @@ class Coordinator:
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(supervised.connection)
                 with contextlib.suppress(OSError):
-                    supervised.connection.send(framed(bytes((MessageType.END, False))))
+                    messages.send(supervised.connection, messages.EndOrder(is_whole=False))
                 supervised.connection.close()
 
     def _ring_outcome(
         self,
         ring: Sequence[scan.NodeRail],
         figures: Mapping[scan.NodeRail, tuple[float, int, str]],
-        replies: Mapping[int, bytes],
+        replies: Mapping[int, RoundReply],
     ) -> scan.RingOutcome:
         failures: dict[scan.NodeRail, scan.RingFailure] = {}
         for cell in ring:

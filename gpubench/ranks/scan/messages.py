@@ -1,41 +1,26 @@
-"""Messages between rank 0 and supervisors: fixed forms over TCP, after both ends proved the job's secret."""
+"""Messages between rank 0 and supervisors: JSON over multiprocessing.connection, after both ends proved the secret.
+
+The proof is not that of multiprocessing: in Python 3.11 that is HMAC-MD5, which hosts in FIPS mode refuse. It also has
+one deadline for the whole greeting, so that a stranger cannot delay it byte by byte.
+"""
 
 import hashlib
 import hmac
+import json
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from gpubench.model.results.scan import WRONG_DATA_ARRIVED, LocalFigure, LocalQuantity
+from gpubench.model.results.scan import WRONG_DATA_ARRIVED
 from gpubench.records import dataclass
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
-_ORDER = struct.Struct("!IIBdQ")
-_RING_ORDER, _SEAT = struct.Struct("!IdBB"), struct.Struct("!BIBIBII")
-_REPLY = struct.Struct("!IH")
-_FIGURE = struct.Struct("!BdB")
-_COUNT = struct.Struct("!H")
-_LOCAL = struct.Struct("!BBd")
-
-
-class MessageType(IntEnum):
-    """The first byte of a message."""
-
-    ORDER = 1
-    REPLY = 2
-    LOCAL_ORDER = 3
-    LOCAL_REPLY = 4
-    END = 5
-    CLOCK = 6
-    """To a supervisor the question, from it the answer."""
-    RING_ORDER = 7
-    FAILED_ORDER = 8
-    """Which workers died or hung since the last round."""
+_MOST_BYTES = 2**16  # A message on 64 rails has less than 6 KiB
 
 
 class Outcome(IntEnum):
@@ -73,30 +58,43 @@ OWN_FAULT = frozenset(
 """Outcomes of which a supervisor knows that its own side is to blame."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOrder:
-    """What a supervisor is to do: measure its rails with those of rank `partner`; one of the two listens."""
+class ClockOrder(NamedTuple):
+    """Ask a supervisor for its wall clock."""
+
+
+class ClockReply(NamedTuple):
+    """The wall clock of a supervisor, in seconds."""
+
+    seconds: float
+
+
+class LocalOrder(NamedTuple):
+    """Tell a supervisor to measure phase 0 of its rails."""
+
+
+class LocalReply(NamedTuple):
+    """The figures of phase 0: GPU, quantity and GB/s, 0 if not measured; `remark` says why."""
+
+    figures: tuple[tuple[int, str, float], ...]
+    remark: str = ""
+
+
+class FailedOrder(NamedTuple):
+    """Ask a supervisor which workers died or hung in phase 0."""
+
+
+class RoundOrder(NamedTuple):
+    """Tell a supervisor to measure its rails with those of rank `partner`; one of the two listens."""
 
     number: int
     partner: int
     listens: bool
     deadline_s: float
-    retired: int = 0
-
-    def packed(self) -> bytes:
-        """As bytes."""
-        body = _ORDER.pack(self.number, self.partner, self.listens, self.deadline_s, self.retired)
-        return bytes((MessageType.ORDER,)) + body
-
-    @classmethod
-    def of(cls, body: bytes) -> "RoundOrder":
-        """The inverse. Raises struct.error."""
-        number, partner, listens, deadline_s, retired = _ORDER.unpack(body)
-        return cls(number, partner, bool(listens), deadline_s, retired)
+    retired: tuple[int, ...] = ()
 
 
 class Seat(NamedTuple):
-    """The place of a rail of this rank in a ring of `size`, between two rails, each of a rank."""
+    """The place of a rail of this rank in a ring of `size`, between two rails of other ranks or its own."""
 
     rail: int
     before: int
@@ -107,9 +105,11 @@ class Seat(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RingOrder:
-    """What a supervisor is to do: measure rails in rings with these seats, sending on or with `all_reduce` reducing."""
+class RingOrder(NamedTuple):
+    """Tell a supervisor to measure its rails in rings, by exchange or with `all_reduce`.
+
+    With `told_later` a worker that fails is reported once more in its next round.
+    """
 
     number: int
     deadline_s: float
@@ -117,107 +117,64 @@ class RingOrder:
     all_reduce: bool = False
     told_later: bool = False
 
-    def packed(self) -> bytes:
-        """As bytes."""
-        head = _RING_ORDER.pack(self.number, self.deadline_s, self.all_reduce, self.told_later)
-        return bytes((MessageType.RING_ORDER,)) + head + b"".join(_SEAT.pack(*each) for each in self.seats)
-
-    @classmethod
-    def of(cls, body: bytes) -> "RingOrder":
-        """The inverse. Raises struct.error."""
-        number, deadline_s, all_reduce, told_later = _RING_ORDER.unpack_from(body)
-        seats = tuple(Seat(*each) for each in _SEAT.iter_unpack(body[_RING_ORDER.size :]))
-        return cls(number, deadline_s, seats, bool(all_reduce), bool(told_later))
-
 
 Figure = tuple[int, float, int]  # Rail, GB/s and outcome
 
 
-@dataclass(frozen=True, slots=True)
-class RoundReply:
-    """How the rails of a supervisor fared: by rail, GB/s and outcome; `remark` are the words of what failed."""
+class RoundReply(NamedTuple):
+    """The results of a supervisor's rails; `remark` describes what failed."""
 
     number: int
     figures: tuple[Figure, ...]
     remark: str = ""
 
-    def packed(self) -> bytes:
-        """As bytes."""
-        body = b"".join(_FIGURE.pack(*each) for each in self.figures)
-        head = bytes((MessageType.REPLY,)) + _REPLY.pack(self.number, len(self.figures))
-        return head + body + self.remark.encode()[:500]
 
-    @classmethod
-    def of(cls, body: bytes) -> "RoundReply":
-        """The inverse. Raises struct.error."""
-        number, count = _REPLY.unpack_from(body)
-        end = _REPLY.size + count * _FIGURE.size
-        figures = tuple(_FIGURE.iter_unpack(body[_REPLY.size : end]))
-        return cls(number, figures, body[end:].decode(errors="replace"))
+class EndOrder(NamedTuple):
+    """The scan is over. `is_whole`: no node is gone, so all ranks end MPI together."""
+
+    is_whole: bool
 
 
-_QUANTITIES = tuple(LocalQuantity)
+Message = (
+    ClockOrder | ClockReply | LocalOrder | LocalReply | FailedOrder | RoundOrder | RingOrder | RoundReply | EndOrder
+)
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__args__}
 
 
-def packed_local(figures: Sequence[LocalFigure]) -> bytes:
-    """The figures of phase 0 of one node; why some are not there is told once."""
-    remark = next((each.failure for each in figures if each.failure), "")
-    body = _COUNT.pack(len(figures))
-    body += b"".join(_LOCAL.pack(each.gpu, _QUANTITIES.index(each.quantity), each.gb_s) for each in figures)
-    return bytes((MessageType.LOCAL_REPLY,)) + body + remark.encode()[:500]
+def connection_of(line: socket.socket, seconds: float) -> Connection:
+    """Wrap a connected socket, on which no read or write may block for longer than `seconds`."""
+    line.settimeout(None)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))
+    return Connection(line.detach())
 
 
-def local_figures(node: int, body: bytes) -> Iterator[LocalFigure]:
-    """The inverse. Raises struct.error, or IndexError for a quantity that is not known."""
-    (count,) = _COUNT.unpack_from(body)
-    end = _COUNT.size + count * _LOCAL.size
-    remark = body[end:].decode(errors="replace")
-    for gpu, quantity, gb_s in _LOCAL.iter_unpack(body[_COUNT.size : end]):
-        yield LocalFigure(node, gpu, _QUANTITIES[quantity], gb_s, failure="" if gb_s else remark)
+def send(connection: Connection, message: Message) -> None:
+    """Send a message. Raises OSError."""
+    connection.send_bytes(json.dumps([type(message).__name__, *message]).encode())
 
 
-def packed_clock(seconds: float) -> bytes:
-    """The wall clock of a supervisor."""
-    return bytes((MessageType.CLOCK,)) + struct.pack("!d", seconds)
+def receive(connection: Connection) -> Message:
+    """Return the next message. Raises OSError: the other end is gone, too slow, or sent no message."""
+    try:
+        name, *values = json.loads(connection.recv_bytes(_MOST_BYTES))
+        message = _KINDS[name](*map(_frozen, values))
+        if isinstance(message, RingOrder):
+            return message._replace(seats=tuple(map(Seat._make, message.seats)))
+        return message
+    except (EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConnectionError(f"no message: {error}") from error
 
 
-def clock_offset(body: bytes, asked: float, answered: float) -> float:
-    """The least seconds by which a supervisor's clock differs from this one's. Raises struct.error."""
-    clock = float(struct.unpack("!d", body)[0])
+def _frozen(value: Any) -> Any:
+    return (
+        tuple(tuple(part) if isinstance(part, list) else part for part in value) if isinstance(value, list) else value
+    )
+
+
+def clock_offset(clock: float, asked: float, answered: float) -> float:
+    """Return the least difference of a supervisor's clock from this one, in seconds."""
     return clock - min(max(clock, asked), answered)
-
-
-def framed(message: bytes) -> bytes:
-    """A message with its length in front."""
-    return _LENGTH.pack(len(message)) + message
-
-
-class Frames:
-    """Messages out of the bytes that arrive."""
-
-    def __init__(self) -> None:
-        self._left = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now. Raises ValueError for an empty one."""
-        data = self._left + data if self._left else data
-        found, start, size = [], 0, len(data)
-        while size - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(data, start)
-            if not length:
-                raise ValueError("an empty message")
-            if size - start - _LENGTH.size < length:
-                break
-            start += _LENGTH.size + length
-            found.append(data[start - length : start])
-        self._left = data[start:]
-        return found
-
-
-def receive_one(connection: socket.socket) -> bytes | None:
-    """The next message; None where the other end is gone. Raises OSError, TimeoutError among them."""
-    head = exactly(connection, _LENGTH.size)
-    return None if head is None else exactly(connection, _LENGTH.unpack(head)[0])
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -245,7 +202,7 @@ def exactly(connection: socket.socket, count: int, deadline: float | None = None
 def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
     """Prove knowledge of the secret, both ways. Raises ConnectionError: the other end has another; OSError: gone."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(framed(nonce + words))
+    connection.sendall(_LENGTH.pack(len(nonce + words)) + nonce + words)
     answer = exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     if answer is None or not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(secret, b"server", nonce)):
         raise ConnectionError("the other end does not know the secret of this job")

@@ -237,31 +237,35 @@ class Supervisor:
         with contextlib.closing(_connected(cards[0].control_places(own_host))) as control:
             messages.greet(control, self._secret, str(self._rank).encode())
             messages.keep_alive(control)
-            control.settimeout(SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR))
-            while True:
-                message = messages.receive_one(control)
-                if message is None:
-                    raise ConnectionResetError("rank 0 is gone")
-                if message[0] == messages.MessageType.END:
-                    return bool(message[-1])
-                control.sendall(messages.framed(self._reply(message, cards, own_host)))
+            patience = SECONDS_WITHOUT_ORDER + 3 * (deadline_s + SECONDS_OF_SUPERVISOR)
+            with messages.connection_of(control, patience) as connection:
+                while not isinstance(order := messages.receive(connection), messages.EndOrder):
+                    messages.send(connection, self._reply(order, cards, own_host))
+                return order.is_whole
 
     def close(self) -> None:
         """End all workers."""
         for worker in self.workers.values():
             worker.close()
 
-    def _reply(self, message: bytes, cards: Sequence[RankCard], own_host: str) -> bytes:
-        if message[0] == messages.MessageType.CLOCK:
-            return messages.packed_clock(time.time())
-        if message[0] == messages.MessageType.LOCAL_ORDER:
-            return messages.packed_local(list(self._local()))
-        if message[0] == messages.MessageType.RING_ORDER:
-            return self._in_rings(messages.RingOrder.of(message[1:]), cards, own_host).packed()
-        if message[0] == messages.MessageType.FAILED_ORDER:
-            return self._failed().packed()
-        order = messages.RoundOrder.of(message[1:])
-        return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s).packed()
+    def _reply(self, order: messages.Message, cards: Sequence[RankCard], own_host: str) -> messages.Message:
+        match order:
+            case messages.ClockOrder():
+                return messages.ClockReply(time.time())
+            case messages.LocalOrder():
+                figures = list(self._local())
+                remark = next((figure.failure for figure in figures if figure.failure), "")
+                return messages.LocalReply(
+                    tuple((figure.gpu, figure.quantity.value, figure.gb_s) for figure in figures), remark
+                )
+            case messages.FailedOrder():
+                return self._failed()
+            case messages.RingOrder():
+                return self._in_rings(order, cards, own_host)
+            case messages.RoundOrder():
+                return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s)
+            case _:
+                raise ConnectionError(f"no order: {order}")
 
     def _failed(self) -> messages.RoundReply:
         """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
@@ -279,7 +283,7 @@ class Supervisor:
     ) -> Iterator[tuple[int, messages.WorkerTask]]:
         partner = cards[order.partner]
         for rail in self.workers:
-            if rail in partner.ports and not order.retired >> rail & 1:
+            if rail in partner.ports and rail not in order.retired:
                 places = () if order.listens else partner.places(rail, own_host)
                 yield rail, messages.WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
 

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -21,17 +21,22 @@ from gpubench.model.results.scan import (
 from gpubench.ranks.scan import coordinator as module
 from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
 from gpubench.ranks.scan.messages import (
-    MessageType,
+    ClockOrder,
+    ClockReply,
+    EndOrder,
+    FailedOrder,
+    LocalOrder,
+    LocalReply,
+    Message,
     Outcome,
     RingOrder,
     RoundOrder,
     RoundReply,
     clock_offset,
-    framed,
+    connection_of,
     greet,
-    packed_clock,
-    packed_local,
-    receive_one,
+    receive,
+    send,
 )
 
 SECRET = b"the secret of a job of the tests"
@@ -71,30 +76,24 @@ def coordinated(
 
 def supervise(port: int, rank: int, answer: Answer, secret: bytes, clock: float, late: float) -> None:
     threading.Event().wait(late)
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        try:
-            greet(connection, secret, str(rank).encode())
-            while (message := receive_one(connection)) is not None and message[0] != MessageType.END:
-                if message[0] == MessageType.CLOCK:
-                    connection.sendall(framed(packed_clock(time.time() + clock)))
-                    continue
-                if message[0] == MessageType.LOCAL_ORDER:
-                    figures = [LocalFigure(0, 0, LocalQuantity.MEMORY, 10.0 + rank)]
-                    connection.sendall(framed(packed_local(figures)))
-                    continue
-                if message[0] == MessageType.FAILED_ORDER:
+    line = socket.create_connection(("127.0.0.1", port))
+    with suppress(OSError), line:
+        greet(line, secret, str(rank).encode())
+        with connection_of(line, 60.0) as connection:
+            while not isinstance(order := receive(connection), EndOrder):
+                reply: Message | None
+                if isinstance(order, ClockOrder):
+                    reply = ClockReply(time.time() + clock)
+                elif isinstance(order, LocalOrder):
+                    reply = LocalReply(((0, LocalQuantity.MEMORY.value, 10.0 + rank),))
+                elif isinstance(order, FailedOrder):
                     reply = answer(RoundOrder(0, 0, listens=True, deadline_s=0.0))
-                    if reply is None:
-                        return
-                    connection.sendall(framed(reply.packed()))
-                    continue
-                kind = RingOrder if message[0] == MessageType.RING_ORDER else RoundOrder
-                reply = answer(kind.of(message[1:]))
+                else:
+                    assert isinstance(order, RoundOrder | RingOrder)
+                    reply = answer(order)
                 if reply is None:
                     return
-                connection.sendall(framed(reply.packed()))
-        except OSError:
-            return
+                send(connection, reply)
 
 
 def planned(*retired: NodeRail) -> PlannedRound:
@@ -172,7 +171,7 @@ def test_a_rank_that_comes_late_makes_no_clock_differ(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("clock", "offset"), [(100.0, 0.0), (130.0, 0.0), (160.0, 0.0), (99.0, -1.0), (163.0, 3.0)])
 def test_a_clock_differs_by_what_the_time_of_its_answer_cannot_explain(clock: float, offset: float) -> None:
     """A supervisor that stood still for 60 s may have read its clock at any time of them."""
-    assert clock_offset(packed_clock(clock)[1:], asked=100.0, answered=160.0) == offset
+    assert clock_offset(clock, asked=100.0, answered=160.0) == offset
 
 
 def test_what_phase_0_left_that_does_not_work_is_asked_for() -> None:

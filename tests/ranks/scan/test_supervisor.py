@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.ranks.scan.messages import MessageType, Outcome, RingOrder, RoundReply, Seat, WorkerTask
+from gpubench.ranks.scan.messages import FailedOrder, Outcome, RingOrder, RoundReply, Seat, WorkerTask
 from gpubench.ranks.scan.supervisor import RankCard, Supervisor
 
 SECRET = b"the secret of a job of the tests"
@@ -188,7 +188,9 @@ def inside(
     cards = [RankCard(0, "here", ("127.0.0.1",), ports)]
     seats = tuple(Seat(rail, 0, 1 - rail, 0, 1 - rail, rail, 2) for rail in ports)
     order = RingOrder(number, deadline, seats, all_reduce, told_later)
-    return RoundReply.of(supervisor._reply(order.packed(), cards, "here")[1:])
+    reply = supervisor._reply(order, cards, "here")
+    assert isinstance(reply, RoundReply)
+    return reply
 
 
 @contextmanager
@@ -222,7 +224,8 @@ def test_a_worker_that_stops_in_phase_0_costs_its_deadline_and_is_told_in_the_fi
         assert outcomes[1] == Outcome.OWN_WORKER_STOPPED
         assert outcomes[0] in (Outcome.DEADLINE, Outcome.BROKEN)
         for _ in range(2):
-            asked = RoundReply.of(supervisor._reply(bytes((MessageType.FAILED_ORDER,)), [], "here")[1:])
+            asked = supervisor._reply(FailedOrder(), [], "here")
+            assert isinstance(asked, RoundReply)
             assert asked.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
         told = supervisor.round(1, {1: WorkerTask(1, 1, 1, 0, DEADLINE)}, DEADLINE)
         assert told.figures == ((1, 0.0, Outcome.OWN_WORKER_STOPPED),)
