@@ -14,7 +14,7 @@ ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operation of a collective on one rank, ready to be issued."""
+    """One operation on one rank, ready to be issued."""
 
     send: Region
     receive: Region
@@ -51,44 +51,44 @@ class Collective:
 
 
 def whole(elements: int, _dtype: DataType, _ranks: int) -> Layout:
-    """Every rank's buffers hold the whole size."""
+    """Lay out buffers that hold the whole size on every rank."""
     return Layout(count=elements, send=elements, receive=elements)
 
 
 def per_rank_count(elements: int, dtype: DataType, ranks: int) -> int:
-    """Elements of one rank's block: an equal share, rounded down to 16 bytes as nccl-tests rounds it."""
+    """Return the elements of one rank's block, rounded down to 16 bytes as in nccl-tests."""
     step = ALIGNMENT_BYTES // dtype.size_bytes
     return elements // ranks // step * step
 
 
 def gathered(elements: int, dtype: DataType, ranks: int) -> Layout:
-    """One block is sent, all are received; in place, a rank's block lies where the result has it."""
+    """Lay out one sent block and all received blocks. In place, a rank's block is where the result has it."""
     block = per_rank_count(elements, dtype, ranks)
     return Layout(count=block, send=block, receive=block * ranks, in_place_send=block)
 
 
 def scattered(elements: int, dtype: DataType, ranks: int) -> Layout:
-    """All blocks are sent, one is received; in place, the result lands where the rank's own block lies."""
+    """Lay out all sent blocks and one received block. In place, the result replaces the rank's own block."""
     block = per_rank_count(elements, dtype, ranks)
     return Layout(count=block, send=block * ranks, receive=block, in_place_receive=block)
 
 
 def every_block(layout: Layout, ranks: int) -> tuple[Segment, ...]:
-    """Block r is what rank r sent."""
+    """Expect that block r is what rank r sent."""
     block = layout.count
     return tuple(Segment(offset=source * block, count=block, start=0, source=source) for source in range(ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Elements that have to leave a rank, and to arrive there, at least."""
+    """The least elements that must leave a rank, and arrive there."""
 
     sent: int
     received: int
 
 
 def least_moved(collective: Collective, layout: Layout, rank: int, ranks: int, root: int) -> Movement:
-    """A rank's part: what others get of its data has left it, and the reverse; no algorithm moves less."""
+    """Return a rank's least movement: the data of others that it needs, and its data that others need."""
     others = [each for each in range(ranks) if each != rank]
     wanted = (
         (segment.start, segment.start + segment.count)
@@ -111,7 +111,7 @@ def _covered(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> Iterator[tuple[int, int]]:
-    """The ordered pairs of ranks that a collective made of sends and receives connects."""
+    """Yield the ordered pairs of ranks that send to each other."""
     for rank in range(ranks):
         for segment in collective.expected(layout, rank, ranks, root):
             if segment.source not in (None, rank):
@@ -131,11 +131,11 @@ class Hierarchy:
 
     @staticmethod
     def fits(count: int, dtype: DataType, ranks_a_node: int) -> bool:
-        """True where there is a block for every rank of a node; of less nothing would be hierarchical."""
+        """True if each rank of a node gets a block."""
         return per_rank_count(count, dtype, ranks_a_node) > 0
 
     def all_reduce(self, call: Call) -> Launch:
-        """The operation, in place where the call is; it has to fit. What 16-byte blocks leave over is reduced flat."""
+        """Reduce in three steps. Elements beyond whole 16-byte blocks are reduced flat."""
         block = per_rank_count(call.count, call.dtype, self.ranks_a_node)
         own = _from(call.receive, self.place * block, call.dtype)
         parts = [
@@ -156,9 +156,9 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The request for any collective.
+    """The request for a sweep of any collective.
 
-    0 `graph_replays` launches plainly; `ops` is for collectives that reduce; 0 `cycles` have no end of their own.
+    0 `graph_replays` launch without a graph. `ops` is for collectives that reduce. 0 `cycles` run until interrupted.
     """
 
     sizes: tuple[Bytes, ...]
@@ -174,7 +174,7 @@ class Asked:
     cycles: Count = 1
 
     def request(self, collective: Collective) -> "SweepRequest":
-        """The request for one collective, skewed where that is asked for."""
+        """Return the request for one collective, skewed if asked for."""
         if self.skew is not None and collective.skewed is not None:
             collective = collective.skewed(self.skew)
         return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
@@ -182,11 +182,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest(Asked):
-    """The request for one collective."""
+    """The request for a sweep of one collective."""
 
     collective: Collective
 
     @property
     def asked(self) -> Asked:
-        """The same without the collective; `request` is the inverse."""
+        """The request without the collective, for a recording."""
         return Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)})

@@ -1,4 +1,4 @@
-"""Cases of a sweep: the description of a run, the timing of each case, and the times of every rank."""
+"""The cases of a sweep, the timing of each, and the times of every rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -42,10 +42,7 @@ from gpubench.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row to measure: a size with its layout, a type, a reduction, a placement, and a setting of the library.
-
-    `registered` is how the library has registered the buffers, None where it has not.
-    """
+    """One row to measure. `setting` is a variant's name, `registered` how the library registered the buffers."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -61,14 +58,14 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The case for a progress line."""
+        """The text for a progress line."""
         placed = f"{format_size(self.size_bytes)} {self.placement.replace('_', ' ')}"
         return placed if self.setting is None else f"{placed}, {self.setting}"
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """The facts that all rows of a job repeat; `ranks_per_gpu` is None where no rank drives a GPU."""
+    """What all rows of a job repeat. `ranks_per_gpu` is None without GPUs."""
 
     backend: str
     origin: Origin
@@ -78,12 +75,12 @@ class JobFacts:
 
     @classmethod
     def of(cls, backend: str, origin: Origin, ranks: Sequence[RankIdentity]) -> "JobFacts":
-        """Those of ranks that measure together; nodes are counted as NCCL counts hosts."""
+        """Return the facts of ranks that measure together. Nodes are counted by NCCL's names of hosts."""
         return cls(backend, origin, len(ranks), hosts_of_nccl(ranks), ranks_per_gpu(ranks))
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
-    """Every case, in the order in which they are measured."""
+    """Yield the cases in the order of measurement."""
     ops: tuple[ReduceOp | None, ...] = request.ops if request.collective.reduces else (None,)
     for dtype in request.dtypes:
         for op in ops:
@@ -94,12 +91,12 @@ def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
 
 
 def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) -> Layout:
-    """The split of a size over the ranks."""
+    """Split a size over the ranks."""
     return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
 
 
 def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
-    """The sizes so small that a rank's share of them rounds to nothing, each with its reason."""
+    """Return sizes of which a rank's share rounds to nothing, with the reason."""
     empty = {size: dtype for size in sizes for dtype in request.dtypes if not layout(request, size, dtype, ranks).count}
     return tuple(
         DroppedSize(size, f"a rank's share rounds down to 0 elements of {dtype} on {ranks} ranks")
@@ -108,7 +105,7 @@ def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tup
 
 
 def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, wrong: int) -> CollectiveRow:
-    """The row of a case from its times; without a check, wrong elements of a recording count all the same."""
+    """Return the row of a case from its times. Recorded wrong elements count even without a check."""
     collective, ranks = request.collective, times.ranks
     algbw = algbw_gb_s(case.size_bytes, ranks.mean_seconds)
     if not request.check:
@@ -168,7 +165,7 @@ RECORDING_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options in a run's metadata beside those of its sweep. `settings` are the names of its variants."""
+    """Options in the metadata that are not part of the sweep. `settings` are names of variants."""
 
     allocator: str
     timeout_s: float
@@ -180,7 +177,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The origin of a simulated run's times, and the pairs that faults send through host memory."""
+    """The source of simulated times, and the pairs that faults make host-staged."""
 
     source: str
     seed: int
@@ -190,7 +187,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedCollective:
-    """A run before it is observed; `unwatched` is why paths are not; `parts` measured at once."""
+    """A run before it is observed. `unwatched` says why paths are not; `parts` are groups of --split."""
 
     schema_version: int
     collective: str
@@ -209,11 +206,10 @@ class DescribedCollective:
 
     @property
     def groups(self) -> tuple[RankGroup | None, ...]:
-        """The groups that measured rows, else None for all ranks together."""
+        """The groups that measure rows; None stands for all ranks together."""
         return self.parts or (None,)
 
     def ranks_of(self, part: RankGroup | None) -> tuple[RankIdentity, ...]:
-        """The ranks of a group, or all."""
         return self.ranks if part is None else tuple(self.ranks[rank] for rank in part.ranks)
 
 
@@ -226,7 +222,7 @@ _MOST_SAMPLES = 10_000  # That are kept of a row: a recording of a sweep stays w
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """A rank's times of a row: seconds an operation, how many, first samples, and what ranks agreed on."""
+    """The times of a row on this rank: seconds per operation, count, first samples, and agreed values."""
 
     seconds: float
     iterations: Annotated[int, Within(1)]
@@ -239,14 +235,14 @@ class OwnTimes:
     issue_seconds: float | None = None
 
     def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
-        """The row's, once every rank's seconds are known."""
+        """Return the times of the row from the seconds of all ranks."""
         ranks = RankTimes.of(seconds_by_rank)
         return RowTimes(ranks, self.iterations, self.batches, self.percentiles, self.interval, self.note)
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Times the operations of a row on this rank; every rank calls every method alike."""
+    """Times the operations of a row. Every rank calls every method in the same order."""
 
     sampling: Sampling
     group: Group
@@ -254,7 +250,7 @@ class Timer:
     graph_replays: int
 
     def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
-        """Seconds an operation takes on the slowest rank, where a batch depends on it; 0 `warm_seconds`: no warm-up."""
+        """Return seconds per operation on the slowest rank, if batches need it. 0 `warm_seconds`: no warm-up."""
         if not self._in_batches:
             return warm_seconds
         (seconds,) = self.group.largest([warm_seconds])
@@ -265,7 +261,7 @@ class Timer:
         return seconds
 
     def time(self, launches: Sequence[Launch], seconds_each: float, clean: Callable[[], None]) -> OwnTimes:
-        """Time operations that go round `launches`; `clean` readies the buffers after the last untimed one."""
+        """Time operations that rotate over `launches`. `clean` prepares the buffers before the timed part."""
         if self.sampling.mode is Mode.LATENCY:
             clean()
             return self._alone(launches)
@@ -275,7 +271,7 @@ class Timer:
         return self._at_once(launches, self.sampling.least_iterations, clean)
 
     def _at_once(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
-        """nccl-tests' loop: one more operation that is waited for, a barrier, and one time for all."""
+        """nccl-tests' loop: one operation, a barrier, then one time for all operations."""
         timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
         self.backend.once(launches[0])
@@ -284,7 +280,7 @@ class Timer:
         return OwnTimes(seconds, iterations, issue_seconds=self._issue_seconds(timed, operations))
 
     def _issue_seconds(self, timed: Launch, operations: int) -> float | None:
-        """Seconds of this rank's host to issue an operation of what was timed last, where that is known."""
+        """Return the host's seconds to issue one operation, if the backend knows them."""
         clock = self.backend
         return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
@@ -356,7 +352,7 @@ class Timer:
                 )
 
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
-        """When this rank entered operations, against all others; the clocks were compared `before`, at `start`."""
+        """Return when this rank entered operations relative to others. Clocks were compared `before`, at `start`."""
         end, after = perf_counter(), self.group.clock_offset()
         own = common_clock(entered, before, after, start, end)
         last = self.group.largest(own)
@@ -374,7 +370,7 @@ class Timer:
 
 
 def in_turn(launches: Sequence[Launch], count: int) -> list[Launch]:
-    """So many launches, each of those that there are in its turn."""
+    """Return `count` launches, rotating over those given."""
     return list(islice(cycle(launches), count))
 
 
@@ -390,24 +386,24 @@ class RankTimings:
         self._conditions: dict[int, GpuCondition] = {}
 
     def add_row(self, row: CollectiveRow, parts: Sequence[RankPart]) -> None:
-        """Add a row with each rank's part in it, in rank order."""
+        """Add a row with the times of each rank, in rank order."""
         self._rows.append((row, parts))
 
     def add_conditions(self, conditions: Sequence[GpuCondition | None]) -> None:
-        """Add the conditions of the ranks' GPUs after a row, in rank order; None is not known."""
+        """Add clocks and temperatures of the ranks' GPUs after a row. None is unknown."""
         for rank, condition in enumerate(conditions):
             if condition is not None:
                 before = self._conditions.get(rank)
                 self._conditions[rank] = condition if before is None else before.together(condition)
 
     def sections(self) -> dict[str, Section]:
-        """A line for every rank and row; no section without rows."""
+        """Return one line per rank and row."""
         if not self._rows:
             return {}
         return Table.by_section({RankTimeRow: lambda: list(self._lines())})
 
     def findings(self) -> tuple[Finding, ...]:
-        """The finding on ranks that are late as a rule, if there are any; ranks of one GPU are late by its turns."""
+        """Return the finding on ranks that are usually late. Ranks of one GPU are late because they take turns."""
         if (ranks_per_gpu(self._identities) or 1) > 1:
             return ()
         known = []

@@ -1,4 +1,4 @@
-"""The report on rows that another program measured: their limits, what is expected of them, and the verdict."""
+"""Judge rows that another program measured: their limits, expectations and verdict."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ _MOST_OFF = 2.0  # Size over time against algbw: both are rounded, a wrong unit 
 
 
 def check_figures(rows: Sequence[CollectiveRow], name: str) -> None:
-    """Raise UsageError where size over time is far from algbw: a column has another unit, or was edited."""
+    """Raise UsageError if size over time is far from algbw: a column has another unit, or was edited."""
     row = max(rows, key=lambda each: each.size_bytes)
     reckoned = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
     if (
@@ -69,7 +69,7 @@ LimitOf = Callable[[str | None], Limit]  # The ceiling of busbw by algorithm, No
 
 
 def check_limits(rows: Sequence[CollectiveRow], limit_of: LimitOf, name: str) -> None:
-    """Raise UsageError where a busbw is far beyond what links of the machine carry; NICs whose switches reduce do 2."""
+    """Raise UsageError if a busbw is far above the links' limit. NICs with reducing switches reach twice of it."""
     row = max(rows, key=lambda each: each.reached_gb_s)
     limit = limit_of(row.algorithm).gb_s
     if limit and row.reached_gb_s > _MOST_OF_LIMIT * limit:
@@ -91,7 +91,7 @@ def judge_rows(
     speed: SpeedJudge,
     listener: Listener[CollectiveRow],
 ) -> Report:
-    """Hand on a table's rows with limit, expectation and verdict, by a healthy machine's limits; the report."""
+    """Pass on a table's rows with limit, expectation and verdict of a healthy machine; return the report."""
     verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
     exact = [_with_all_digits(each, factor) for each in rows]
@@ -124,7 +124,7 @@ def judge_rows(
 
 
 def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
-    """The row with bandwidths by its time where they were printed with few digits; not by a CPU's time."""
+    """Compute bandwidths from the time if they were printed with few digits, unless CPUs measured it."""
     if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
         return row
     algbw = algbw_gb_s(row.size_bytes, row.time_us / MICROSECONDS_PER_SECOND)
@@ -132,7 +132,7 @@ def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
 
 
 def limits(collective: Collective, wiring: Wiring) -> LimitOf:
-    """The ceiling of a collective on a machine, by algorithm; each is derived once."""
+    """Return a function that derives the limit of a collective on a machine once per algorithm."""
 
     @cache
     def limit_of(algorithm: str | None) -> Limit:
@@ -175,7 +175,7 @@ def _staging_finding(
 def _wrong_in_all(
     file: ResultFile, rows: Sequence[CollectiveRow], ranks: Sequence[RankIdentity]
 ) -> Iterator[verdict.Finding]:
-    """The finding on wrong elements that the last lines of a run count and none of its rows does."""
+    """Return the finding on wrong elements that only the last lines of a run count."""
     wrong = file.circumstances.wrong_elements
     if not wrong:
         return
@@ -194,7 +194,7 @@ def _wrong_in_all(
 
 
 def left_out_findings(file: ResultFile) -> list[verdict.Finding]:
-    """Return the finding on rows of a file that could not be read; nothing is known of them."""
+    """Return the finding on rows of a file that could not be read."""
     return [
         verdict.Finding(
             id=INCOMPLETE,
@@ -224,7 +224,7 @@ def _unfinished(file: ResultFile) -> Iterator[verdict.Finding]:
 
 
 def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> list[verdict.Finding]:
-    """Return the finding on GPUs of a machine, or of a list, that took no part; none if all did."""
+    """Return the finding on GPUs of a machine that took no part."""
     if present >= visible:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Paths of a collective: link counters and logged choices as evidence, and the verdict on every pair of ranks."""
+"""Judge the paths of a collective by link counters and NCCL's log."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -52,13 +52,13 @@ _NOTHING = Carried()
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes that a rank's GPU sent and received in a batch of operations; empty where none had to pass."""
+    """The bytes that a rank's GPU sent and received in a batch; empty if none had to pass."""
 
     sent: Carried = _NOTHING
     received: Carried = _NOTHING
 
     def merged(self, earlier: "Traffic") -> "Traffic":
-        """This traffic, with the earlier where it has none: PCIe's counters are too small for the largest batches."""
+        """Fill gaps from an earlier batch: PCIe counters are too small for the largest batches."""
         ends = ((self.sent, earlier.sent), (self.received, earlier.received))
         return Traffic(*(before if now.nvlink_share is now.pcie_share is None else now for now, before in ends))
 
@@ -71,14 +71,14 @@ class Counting:
         self._moved: tuple[int, int] | None = None
 
     def expected_bytes(self, case: Case) -> tuple[float, float]:
-        """Bytes that this rank has to send and to receive, at least, for a byte of the size."""
+        """Return the least bytes that this rank must send and receive, per byte of the size."""
         sent, received = (blocks * case.layout.count / case.layout.largest for blocks in self._blocks(case))
         return sent, received
 
     def count(
         self, cases: Sequence[Case], run_once: Callable[[Case], object], barrier: Callable[[], object]
     ) -> Traffic:
-        """The traffic of operations that are run to be counted, not timed, as few of each size as it takes."""
+        """Run a few operations of each size without timing, and return their traffic."""
         found = Traffic()
         for size, case in {case.size_bytes: case for case in cases}.items():
             operations = -(-COUNTED_BYTES // size)
@@ -100,7 +100,7 @@ class Counting:
         )
 
     def _blocks(self, case: Case) -> tuple[int, int]:
-        """The blocks that this rank sends and receives, of the count that NCCL is handed: the same for every size."""
+        """Return the blocks that this rank sends and receives, in units of NCCL's count."""
         if self._moved is None:
             layout = case.layout
             moved = least_moved(self._request.collective, layout, self._rank, self._ranks, self._request.root)
@@ -113,13 +113,13 @@ OperationKey = tuple[DataType, ReduceOp | None, int]  # The type, reduction and 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The connections of an operation, and its algorithm and protocol, None where the library does not log them."""
+    """The connections of an operation, with algorithm and protocol if NCCL logs them."""
 
     used: Used
     tuning: Tuning | None
 
     def in_row(self, row: CollectiveRow) -> CollectiveRow:
-        """A row of that operation with the choice filled in."""
+        """Fill the choice into a row."""
         tuning = self.tuning
         return replace(
             row,
@@ -133,7 +133,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LoggedChoices:
-    """The choices that all ranks' logs show together; `no_log` and `no_tuning` are reasons, else empty."""
+    """What the logs of all ranks show together. `no_log` and `no_tuning` are reasons, or empty."""
 
     by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
     no_log: str = ""
@@ -141,7 +141,7 @@ class LoggedChoices:
 
 
 def key_of(case: Case) -> OperationKey:
-    """The key of a case's operation: in place or out of place makes no difference."""
+    """Return the key of a case's operation, which is the same in place and out of place."""
     return case.dtype, case.op, case.size_bytes
 
 
@@ -153,7 +153,7 @@ def read_choices(
     cases: Sequence[Case],
     try_once: Callable[[Case], object],
 ) -> LoggedChoices | None:
-    """Run every operation once, and gather its log on the first rank; None on the others."""
+    """Run every operation once and gather its log on the first rank. Return None on others."""
     listener = NcclLogListener(log)
     listener.listen()
     tunings: dict[OperationKey, Tuning | None] = {}
@@ -186,7 +186,7 @@ def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable
 
 
 def distinct_uses(choices: LoggedChoices) -> Iterator[Used]:
-    """The different connections that operations use."""
+    """Return the distinct sets of connections that operations use."""
     seen: list[Used] = []
     for choice in choices.by_operation.values():
         if choice.used not in seen:
@@ -203,7 +203,7 @@ _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathObservations:
-    """All that was observed of paths before anything was timed, on the first rank; bytes are per byte of size."""
+    """All observations of paths before timing, on the first rank. Bytes are per byte of size."""
 
     choices: LoggedChoices
     choices_by_setting: Mapping[str, LoggedChoices] = field(default_factory=dict)
@@ -214,12 +214,11 @@ class PathObservations:
     by_design: str = ""
 
     def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
-        """The same with what was seen after the last row, too."""
         return replace(self, idle=both(self.idle, later))
 
     @property
     def beyond(self) -> dict[int, float]:
-        """How often the NVLinks of ranks carried the bytes that they can have moved at most, where more than once."""
+        """Return how many times more the NVLinks carried than the ranks can have moved, if more than once."""
         found = {}
         for rank, (traffic, expected) in enumerate(zip(self.traffic, self.expected_bytes, strict=True)):
             ends = zip((traffic.sent, traffic.received), map(most_share, expected), strict=True)
@@ -230,7 +229,7 @@ class PathObservations:
 
     @property
     def contended(self) -> Circumstances:
-        """The circumstances with what others do on GPUs and links."""
+        """Return the facts with what others do on GPUs and links."""
         at_work = {rank: each.at_work for rank, each in enumerate(self.idle) if each.at_work is not None}
         waited = {rank: each.waited for rank, each in enumerate(self.idle) if each.waited is not None}
         return replace(
@@ -244,14 +243,13 @@ class PathObservations:
 
 @dataclass(slots=True)
 class RowObservations:
-    """The evidence of rows so far, on the first rank: wrong elements by rank, and the largest, fastest row."""
+    """The evidence of rows so far on the first rank: wrong elements per rank, and the largest, fastest row."""
 
     wrong: dict[int, int] = field(default_factory=dict)
     checked: bool = False
     largest: CollectiveRow | None = None
 
     def add(self, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> None:
-        """Add a row."""
         self.checked = self.checked or row.wrong is not None
         for rank, wrong in enumerate(wrong_by_rank):
             self.wrong[rank] = self.wrong.get(rank, 0) + wrong
@@ -261,7 +259,7 @@ class RowObservations:
 
 
 def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origin = Origin.MEASURED) -> PathOutcome:
-    """The verdict on all paths."""
+    """Return the verdict on all paths."""
     choices = observed.choices
     paths = _Paths(observed, rows).known()
     wiring = observed.circumstances.wiring
@@ -289,10 +287,9 @@ def simulated(
     node: Callable[[int], Topology],
     facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
-    """The verdict on the pairs of ranks that go through host memory; of many nodes only theirs are read,
-    and one of those with the same NCCL variables.
+    """Return the verdict on host-staged pairs of a simulated machine.
 
-    `facts` are the processes of the ranks, if NCCL variables are set.
+    Of many nodes, only those pairs' nodes are read. `facts` are the processes of ranks with NCCL variables.
     """
     numbers = {gpu.node for gpu in gpus}
     if len(numbers) > _MOST_NODES:
@@ -323,7 +320,7 @@ def simulated(
     copied = Explained(replace(explained.circumstances, copied=dict.fromkeys(staged, AS_SLOW_AS_STAGED)))
 
     def cause_of(members: Sequence[KnownPath]) -> Explanation:
-        """The cause that the facts show, else what `gpubench p2p` says of these pairs."""
+        """Return the cause that the facts show, otherwise that of `gpubench p2p`."""
         found = explained.first(_staged(members))
         by_design = any(path.evidence.by_design for path in members)
         return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
@@ -348,7 +345,7 @@ def _ranks(path: KnownPath) -> Pair:
 
 
 def _by_design(pair: Pair, transports: Sequence[Transport], run: Circumstances) -> str:
-    """The reason for host memory where it is no fault; inside a node, a network is so between ranks of one GPU only."""
+    """Return why host memory is no fault here. Within a node that is so for ranks of one GPU only."""
     if run.wiring.together(pair) and any(transport.network for transport in transports):
         return split_by_design(run, pair)
     return run.wiring.by_design(pair)
@@ -370,7 +367,7 @@ class _Paths:
         self._kinds = {kind for kinds in self._out.values() for kind in kinds}
 
     def known(self) -> list[KnownPath]:
-        """The pairs that were used; without a log, those of a node that counters, times or the library's way show."""
+        """The pairs in use. Without a log, those within a node that counters or times show."""
         pairs = set(self._chosen)
         if self._observed.choices.no_log:
             ranks = range(len(self._wiring.gpus))
@@ -442,7 +439,7 @@ class _Paths:
         return Speed(size_bytes=row.size_bytes, passed_gb_s=row.algbw_gb_s * expected, busbw_gb_s=busbw)
 
     def _bandwidth_gb_s(self, transports: Sequence[Transport]) -> float | None:
-        """The busbw of a sweep is that of its slowest paths: where some are staged, it says nothing of the others."""
+        """The busbw is that of the slowest paths. If some are staged, it says nothing about the others."""
         row = self._rows.largest
         some_staged = any(staged is not False for *_, staged in self._kinds)
         return None if row is None or (some_staged and is_staged(transports) is False) else row.busbw_gb_s
@@ -475,7 +472,7 @@ def _end(rank: int, gpu: Located) -> End:
 
 
 class PathJudge:
-    """Fills in what is known of each row's paths, and judges them in the end."""
+    """Fills in the paths of each row, and judges them at the end."""
 
     def __init__(
         self, request: SweepRequest, observations: PathObservations, *, origin: Origin = Origin.MEASURED
@@ -487,13 +484,13 @@ class PathJudge:
         self._limits: dict[tuple[str | None, str | None], Limit] = {}
 
     def row(self, case: Case, row: CollectiveRow, wrong_by_rank: Sequence[int]) -> CollectiveRow:
-        """The row with what is known of its paths, which are judged by it too."""
+        """Return a row with its paths, and use it as evidence."""
         if case.setting is None:
             self._rows.add(row, wrong_by_rank)
         return self.described(case, row)
 
     def described(self, case: Case, row: CollectiveRow) -> CollectiveRow:
-        """The row with the choices of the library, and its limit."""
+        """Return a row with NCCL's choices and its limit."""
         setting = None if case.setting == AGAIN else case.setting
         if setting is None and self.heard(row.backend):
             setting = row.backend
@@ -504,7 +501,7 @@ class PathJudge:
         return row if choice is None else _remarked(limited(choice.in_row(row), self._limit(setting, choice)))
 
     def heard(self, backend: str) -> bool:
-        """True of a backend beside the first whose choices were logged too."""
+        """True if the choices of a further backend were logged too."""
         return backend in self.observations.choices_by_setting
 
     def _limit(self, setting: str | None, choice: Choice) -> Limit:
@@ -532,18 +529,18 @@ class PathJudge:
         return busbw_limit(algorithm, without_idle(used.pairs, expected_bytes), wiring)
 
     def add_idle(self, after: Sequence[IdleGpu]) -> None:
-        """Add what was seen of the ranks' GPUs after the last row, while no operation ran."""
+        """Add what was seen of idle GPUs after the last row."""
         self.observations = self.observations.with_idle(after)
 
     def outcome(self, slow: Sequence[CollectiveRow] = ()) -> PathOutcome:
-        """The verdict on all paths, and the causes of what they do; of rows that are `slow` too."""
+        """Return the verdict on all paths with the causes, also of `slow` rows."""
         around = replace(self.observations.circumstances, issued=IssueTime.of(slow))
         observed = replace(self.observations, circumstances=around)
         return conclude(observed, self._rows, origin=self._origin)
 
 
 def _remarked(row: CollectiveRow) -> CollectiveRow:
-    """The row with a note where the library did not take the setting."""
+    """Add a note to a row if NCCL did not follow the setting."""
     if not took_another(row):
         return row
     taken = taken_name(row.algorithm, row.protocol)
@@ -551,7 +548,7 @@ def _remarked(row: CollectiveRow) -> CollectiveRow:
 
 
 def limited(row: CollectiveRow, limit: Limit) -> CollectiveRow:
-    """A row with the ceiling of its busbw, and with a note why that is not known or what it assumes."""
+    """Return a row with the limit of its busbw, and a note if that is unknown or assumed."""
     if limit.gb_s is None or limit.note == NVLS_ASSUMED:
         why = "" if limit.note in (row.note or "") else limit.note
         row = replace(row, note="; ".join(filter(None, (row.note, why))) or None)

@@ -1,4 +1,4 @@
-"""Recording of a collective: raw samples, their rules, and the report from a recorded or simulated run."""
+"""Record and replay a collective: raw samples, their checks, and simulated runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
@@ -39,7 +39,7 @@ from gpubench.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RecordedPairs:
-    """The ordered pairs of ranks that are connected alike."""
+    """Ordered pairs of ranks with the same connection."""
 
     transports: tuple[Transport, ...]
     pairs: tuple[tuple[int, ...], ...]
@@ -47,15 +47,13 @@ class RecordedPairs:
 
 @dataclass(frozen=True, slots=True)
 class RecordedUse:
-    """The connections of operations."""
-
     connections: tuple[RecordedPairs, ...]
     unheard: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedChoice:
-    """The choice for an operation; `use` is the place of its connections in `uses`."""
+    """The choice for an operation. `use` is an index into `uses`."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -66,7 +64,7 @@ class RecordedChoice:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoggedChoices:
-    """All choices. `silence` is why a rank's log cannot be read."""
+    """All choices. `silence` says why a rank's log cannot be read."""
 
     uses: tuple[RecordedUse, ...] = ()
     choices: tuple[RecordedChoice, ...] = ()
@@ -75,7 +73,7 @@ class RecordedLoggedChoices:
 
     @classmethod
     def of(cls, logged: paths.LoggedChoices) -> "RecordedLoggedChoices":
-        """The choices to be written; `restored` is the inverse."""
+        """Convert choices for writing."""
         uses = list(paths.distinct_uses(logged))
         choices = (
             RecordedChoice(dtype, op, size_bytes, uses.index(choice.used), choice.tuning)
@@ -84,7 +82,7 @@ class RecordedLoggedChoices:
         return cls(tuple(map(_recorded, uses)), tuple(choices), logged.no_log, logged.no_tuning)
 
     def restored(self) -> paths.LoggedChoices:
-        """The choices as they were."""
+        """Convert them back."""
         uses = [_used(each) for each in self.uses]
         choices = {
             (each.dtype, each.op, each.size_bytes): paths.Choice(uses[each.use], each.tuning) for each in self.choices
@@ -92,7 +90,7 @@ class RecordedLoggedChoices:
         return paths.LoggedChoices(choices, self.silence, self.no_tuning)
 
     def is_of(self, ranks: int) -> bool:
-        """True if these can be the choices of so many ranks."""
+        """True if these can be the choices of a job with so many ranks."""
         pairs = [pair for each in self.uses for alike in each.connections for pair in alike.pairs]
         named = [rank for each in (*pairs, *(use.unheard for use in self.uses)) for rank in each]
         return (
@@ -120,13 +118,12 @@ Write = Callable[[object], None]
 
 
 def file_of(collective: str) -> str:
-    """The file of a collective in a recording."""
     return f"{collective}.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedObservations:
-    """The observations of paths, but for nodes and processes, which have files of their own."""
+    """Observations of paths, without nodes and processes, which have their own files."""
 
     heard: RecordedLoggedChoices
     under: Mapping[str, RecordedLoggedChoices] = field(default_factory=dict)
@@ -139,7 +136,7 @@ class RecordedObservations:
 
     @classmethod
     def of(cls, observed: paths.PathObservations) -> "RecordedObservations":
-        """The observations to be written; `restored` is the inverse."""
+        """Convert observations for writing."""
         return cls(
             heard=RecordedLoggedChoices.of(observed.choices),
             under={name: RecordedLoggedChoices.of(each) for name, each in observed.choices_by_setting.items()},
@@ -152,7 +149,7 @@ class RecordedObservations:
         )
 
     def restored(self, circumstances: Circumstances) -> paths.PathObservations:
-        """The observations as they were, with the nodes and processes of the recording."""
+        """Convert them back, with the nodes and processes of the recording."""
         waited = {int(rank): share for rank, share in self.waited.items()}
         return paths.PathObservations(
             choices=self.heard.restored(),
@@ -167,20 +164,20 @@ class RecordedObservations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCollective(DescribedCollective):
-    """The first line: all that was known before the first row; `testimony` and `refused` may be None."""
+    """The first line: everything that was known before the first row."""
 
     testimony: RecordedObservations | None = None
     refused: tuple[RefusedRow, ...] | None = None
 
     @classmethod
     def of(cls, described: DescribedCollective, **known: Any) -> "RecordedCollective":
-        """A run with what was known before its first row; `known` are further fields, or others."""
+        """Add what was known before the first row. `known` has further fields."""
         return cls(**{each.name: getattr(described, each.name) for each in fields(described)} | known)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A row: its case, its backend, its sample, and the group that measured it."""
+    """A row with its case, backend, sample and group."""
 
     case: Case
     backend: str
@@ -190,7 +187,7 @@ class RecordedRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLine:
-    """Every other line: a row, or at the end the number of rows and the ranks' idle GPUs."""
+    """Any other line: a row, or at the end the number of rows and the idle GPUs."""
 
     row: RecordedRow | None = None
     rows: int | None = None
@@ -212,7 +209,7 @@ class RowWriter:
         self._idle: tuple[IdleGpu, ...] = ()
 
     def row(self, case: Case, measured: MeasuredRow) -> None:
-        """Write a row, or one of every group."""
+        """Write a row, or one row per group."""
         sample, backend = measured.sample, measured.row.backend
         own = None if sample is None else RecordedRow(case, backend, sample, self._group)
         for row in self._collect(own) or ():
@@ -221,17 +218,17 @@ class RowWriter:
                 self._rows += 1
 
     def after_rows(self, idle: Sequence[IdleGpu]) -> None:
-        """Keep what was seen of the ranks' GPUs after the last row, for the last line."""
+        """Keep what was seen of idle GPUs for the last line."""
         self._idle = tuple(idle)
 
     def end(self) -> None:
-        """Write the number of rows: all were measured."""
+        """Write the number of rows, which shows that the run is complete."""
         if self._write is not None:
             self._write(RecordingLine(rows=self._rows, idle=self._idle))
 
 
 class RecordedLog:
-    """`ports.LibraryLog` over another one, whose lines it keeps."""
+    """A `ports.LibraryLog` that keeps the lines of another one."""
 
     def __init__(self, log: LibraryLog) -> None:
         self._log = log
@@ -240,22 +237,18 @@ class RecordedLog:
 
     @property
     def no_log(self) -> str:
-        """As the log has it."""
         return self._log.no_log
 
     @property
     def no_tuning(self) -> str:
-        """As the log has it."""
         return self._log.no_tuning
 
     def lines(self) -> list[bytes]:
-        """The new lines of the log."""
         found = self._log.lines()
         self._kept += found
         return found
 
     def text(self) -> bytes:
-        """All lines so far."""
         return b"".join(line + b"\n" for line in self._kept)
 
 
@@ -267,7 +260,7 @@ CasesByGroup = Mapping[str | None, frozenset[Case]]  # Cases that each group can
 
 
 def _check_recorded(found: RecordedCollective, collective: Collective, where: str) -> CasesByGroup:
-    """The cases of which there can be rows. Raises UsageError for a first line that no run can have had."""
+    """Return the cases that can have rows. Raises UsageError for an impossible first line."""
     check_version(found.schema_version, RECORDING_VERSION, where)
     if found.collective != collective.name:
         raise UsageError(f"{where}: samples of {found.collective[:40]!a}", expected=f"those of {collective.name}")
@@ -288,7 +281,7 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
 
 
 def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGroup, where: str) -> None:
-    """Raise UsageError for a row that cannot be one of this run, by group, size, ranks or figures."""
+    """Raise UsageError for a row that does not fit this run by group, size, ranks or values."""
     _check_values(row, where)
     if row.group not in by_group:
         raise UsageError(f"{where}: a row of the group {row.group!a}", expected="a group that the first line names")
@@ -372,13 +365,13 @@ Times = Callable[[Case, int, int], Sequence[float]]  # Seconds by rank for a cas
 
 
 def simulated_cases(request: SweepRequest, ranks: int, settings: Sequence[str]) -> Iterator[Case]:
-    """Every case by the library's own choice; with settings also under each, and by the own choice again."""
+    """Return every case without settings, then with each setting, then without again."""
     ways = (None, *settings, AGAIN) if settings else (None,)
     return (replace(case, setting=way) for case in cases(request, ranks) for way in ways)
 
 
 def wrong_elements(case: Case, ranks: int, corrupted: Collection[int]) -> list[int]:
-    """The wrong elements of every rank, if what one peer sends to the `corrupted` ones is lost."""
+    """Return the wrong elements of each rank if the data of one peer do not reach the `corrupted` ranks."""
     part = max(1, case.layout.count // ranks)
     return [part if rank in corrupted else 0 for rank in range(ranks)]
 
@@ -398,10 +391,10 @@ def simulate(
     refused: Sequence[RefusedRow] = (),
     corrupted: Collection[int] = (),
 ) -> Report:
-    """Have every case last as long as the model says, slow rows again; `keep` gets the times of every row.
+    """Give every case the times of a model, and repeat slow rows; `keep` gets the times.
 
-    With `recorded_rows` no row can be measured again, and their wrong elements count; else `corrupted` ranks have some.
-    `refused` are settings that the library refuses.
+    `recorded_rows` are rows of a recording, which cannot be repeated. `corrupted` ranks get wrong elements. `refused`
+    are settings that NCCL refuses.
     """
     unchecked = replace(request, check=False)
     job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, ranks, nodes)
@@ -455,7 +448,7 @@ SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRows:
-    """All lines but the first; `is_whole` is whether the run came to its end, `idle` what GPUs then were like."""
+    """All lines but the first. `is_whole`: the run was complete. `idle` are the GPUs at the end."""
 
     rows: tuple[RecordedRow, ...]
     is_whole: bool
@@ -463,7 +456,7 @@ class RecordedRows:
 
 
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
-    """A recording from its lines, each with its place; `name` is what to call it. Raises UsageError."""
+    """Read a recording from its lines, each with its place. Raises UsageError."""
     command = f"record it again: gpubench {collective.name} --record DIR"
     with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
         if not lines:
@@ -502,7 +495,7 @@ def replay(
     listener: Listener[CollectiveRow],
     speed_judge_of: SpeedJudgeOf,
 ) -> Report:
-    """Hand the recorded rows to the listener; the report is the same as then."""
+    """Pass the recorded rows to the listener; return the same report as the recorded run."""
     request, rows = found.asked.request(collective), recorded.rows
     if found.model is not None:
         seconds = [[answer.seconds for answer in row.sample.answers] for row in rows]
@@ -568,7 +561,7 @@ def _measured(
 
 
 class _RowsOfCases:
-    """A listener that hands rows on once all groups have one of the same case: they are held against each other."""
+    """Passes on rows when all groups have one of the same case, to compare them."""
 
     def __init__(self, listener: Listener[CollectiveRow], groups: int) -> None:
         self._listener, self._groups = listener, groups
@@ -582,7 +575,7 @@ class _RowsOfCases:
             self._hand_on()
 
     def report(self, parts: Sequence[PartReport]) -> Report:
-        """The report on all groups; a run that was cut short may have rows of some groups alone."""
+        """Return the report on all groups. If the run was cut short, some groups may lack rows."""
         self._hand_on()
         return self._siblings.report(together(parts))
 

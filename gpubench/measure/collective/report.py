@@ -1,4 +1,4 @@
-"""The rows of a sweep as they are measured, the judge of their speed, and the report on all of them."""
+"""Collect the rows of a sweep, judge their speed, and report on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
@@ -67,15 +67,16 @@ T = TypeVar("T")
 
 
 def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
-    """Of several tries the one whose time is in the middle, the faster of two."""
+    """Return the try with the middle time, the faster one of two."""
     return sorted(tries, key=time_of)[(len(tries) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """The sources of what is expected of rows, in order; `unlike` is why there is none, `assumed` is unsaid.
+    """The sources of expected times, in order of preference.
 
-    `launches` is the number of GPUs on which one thread launches.
+    `unlike` says why nothing is expected. `assumed` is a doubt about the NICs. `launches` is the number of GPUs that
+    one thread launches on.
     """
 
     collective: Collective
@@ -88,7 +89,7 @@ class ExpectedTimes:
     launches: int = 1
 
     def of(self, row: CollectiveRow) -> ExpectedTime | None:
-        """The expectation of a row; None where no source has one: its speed is not judged."""
+        """Return the expected time of a row, None if no source has one."""
         found = None if self.unlike or row.ranks == 1 else self._known(row)
         if found is not None and self.launches > 1:
             launch_us = LAUNCH_OF_SENDS_US if self.collective.point_to_point else LAUNCH_US
@@ -119,7 +120,7 @@ class ExpectedTimes:
 
 
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
-    """True of what a framework hands to NCCL as it is, and not made of several operations."""
+    """True if a framework passes the operation to NCCL as one call."""
     op = None if row.op is None else ReduceOp(row.op)
     parts = composed(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
     return row.backend == TORCH_NCCL and not parts
@@ -127,7 +128,7 @@ def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
 
 @dataclass(slots=True)
 class SpeedJudge:
-    """Judges the rows of a sweep, and explains slow ones; a framework's beside another are only compared."""
+    """Judges the rows of a sweep, and explains slow ones. Rows of a framework next to NCCL are only compared."""
 
     expected: ExpectedTimes
     hosts: Sequence[str]
@@ -139,14 +140,14 @@ class SpeedJudge:
     _first: str | None = None
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
-        """Note rows that cannot be measured again, with their tries: one alone is no evidence of a slow machine."""
+        """Note rows that cannot be repeated. One slow row that was measured once is not evidence."""
         known = ((row, self.expected.of(row)) for row, _ in rows if is_judged(row))
         verdicts = {RowPlace.of(row): expected.verdict(row) for row, expected in known if expected is not None}
         once = {RowPlace.of(row) for row, tries in rows if tries == 1}
         self._lone = lone_slow_rows(verdicts) & once
 
     def wants_another(self, tries: Sequence[CollectiveRow]) -> bool:
-        """True if a row is to be measured again: slow or nearly, or with unlike verdicts, but not host-staged."""
+        """True if a row should be repeated: nearly slow, or tries disagree. Host-staged rows are not repeated."""
         first, *more = tries
         if not is_judged(first) or any(row.wrong or row.host_staged for row in tries) or len(tries) >= _MOST_TRIES:
             return False
@@ -156,7 +157,7 @@ class SpeedJudge:
         return (not more and expected.wants_another(first)) or len({expected.verdict(row) for row in tries}) > 1
 
     def row(self, row: CollectiveRow) -> CollectiveRow:
-        """The row with what is expected of it and the verdict on its speed; compared settings are not judged."""
+        """Return a row with its expectation and verdict. Settings that are compared get no verdict on speed."""
         self._first = self._first or row.backend
         expected = self.expected.of(row)
         is_beside = row.backend == TORCH_NCCL and self._first != TORCH_NCCL
@@ -175,7 +176,7 @@ class SpeedJudge:
         return row
 
     def _not_known(self, row: CollectiveRow) -> CollectiveRow:
-        """The row of which nobody expects anything: INCONCLUSIVE where noise hides its time, but for wrong data."""
+        """Return a row without an expectation: INCONCLUSIVE if noise hides its time."""
         if self.expected.unlike == GPUS_ARE_SPLIT:
             row = replace(row, note="; ".join(filter(None, (row.note, GPUS_ARE_SPLIT))))
         if row.wrong or row.ranks == 1 or not is_lost_in_noise(row.ci95_percent):
@@ -183,9 +184,9 @@ class SpeedJudge:
         return replace(row, verdict=Verdict.INCONCLUSIVE)
 
     def findings(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
-        """Return all findings: those on paths with the slow rows that they explain, or why rows are slow; then others.
+        """Return the findings on paths with the slow rows that they explain, or on slow rows, then all others.
 
-        Where rows are slow, those that could not be judged are no finding: the slow ones are the answer.
+        If rows are slow, rows that could not be judged are not reported.
         """
         found = self._on_slow_rows(found, explained)
         if not shows_more(self._rows):  # a third of what a rank imports stays away
@@ -206,7 +207,7 @@ class SpeedJudge:
         return (*found, *self._slow_findings(slowness, explained))
 
     def _slow_findings(self, slowness: Slowness, explained: "Explained | None") -> tuple[Finding, ...]:
-        """The findings on the cause of slow rows, the first of which names them; without a cause, that on the rows."""
+        """Return the findings on the cause of slow rows, or on the rows if the cause is unknown."""
         where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
         why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
         places = tuple(map(DevicePlace, self.hosts))
@@ -235,7 +236,7 @@ _ADVICE = Cure.of(
 
 
 def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) -> Finding:
-    """The finding on rows that are slow for no reason that is known."""
+    """Return the finding on rows that are slow for an unknown reason."""
     return Finding(
         id=SLOW_UNEXPLAINED,
         severity=slowness.severity,
@@ -261,7 +262,7 @@ def _not_explained(explained: "Explained") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A rank's part of a row: seconds an operation, when it entered them, wrong elements, its GPU's condition."""
+    """One rank's part of a row."""
 
     seconds: MeasuredSeconds
     entries: EntryTimes | None = None
@@ -272,14 +273,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """A row's times, and each rank's answer in rank order; `tries` is how often the row was measured."""
+    """The times of a row, with one answer per rank. `tries` is how often the row was measured."""
 
     own: OwnTimes
     answers: tuple[Answer, ...]
     tries: int = 1
 
     def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
-        """The row of a case."""
         times = self.own.with_others([answer.seconds for answer in self.answers])
         row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
         if self.tries > 1:
@@ -290,30 +290,29 @@ class RowSample:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A row, on every rank, with its sample on the first."""
+    """A row on every rank. Only the first rank has its sample."""
 
     row: CollectiveRow
     sample: RowSample | None
 
 
 class Recorder:
-    """Writes down what rows and verdicts are made of; every rank has to call it alike. This one writes nothing."""
+    """Records what rows and verdicts are made of. Every rank calls it. This one records nothing."""
 
     def begin(self, observations: "PathObservations | None", refused: "Sequence[RefusedRow] | None") -> None:
-        """Record what is known before the first row; `refused` is None where the sweep has one variant."""
+        """Record what is known before the first row. `refused` is None for a sweep of one variant."""
 
-    def row(self, case: Case, measured: MeasuredRow) -> None:
-        """Record a row."""
+    def row(self, case: Case, measured: MeasuredRow) -> None: ...
 
     def end(self, idle: "Sequence[IdleGpu]") -> None:
-        """Record what was seen of the ranks' GPUs after the last row, while no operation ran."""
+        """Record what was seen of idle GPUs after the last row."""
 
 
 NO_RECORDER = Recorder()
 
 
 class RowCollector:
-    """Hands rows on as they are measured, and makes the report. Only the first rank has judges."""
+    """Passes on rows as they are measured, and makes the report. Only the first rank has judges."""
 
     def __init__(
         self,
@@ -333,7 +332,7 @@ class RowCollector:
         recorder.begin(None if judge is None else judge.observations, refused)
 
     def wants_another(self, case: Case, tries: Sequence[MeasuredRow], *, observed: bool = True) -> bool:
-        """True if a case should be measured once more: its speed is near the threshold, or two tries disagree."""
+        """True if a case should be repeated: it is nearly slow, or tries disagree."""
         if self._speed is None:
             return False
         rows = [each.row for each in tries]
@@ -342,12 +341,12 @@ class RowCollector:
         return self._speed.wants_another(rows)
 
     def note_tries(self, rows: Sequence[tuple[CollectiveRow, int]]) -> None:
-        """Note all rows of a recording, and how often each was measured: none can be measured again."""
+        """Note all rows of a recording with their number of tries, because none can be repeated."""
         if self._speed is not None:
             self._speed.note_tries(rows)
 
     def add(self, case: Case, measured: MeasuredRow, progress: Progress, *, observed: bool = True) -> CollectiveRow:
-        """Add a row; return it as the listener gets it: with what is known of its paths, if these are observed."""
+        """Add a row and pass it on, with its paths if they are observed; return it."""
         row, answers = measured.row, () if measured.sample is None else measured.sample.answers
         wrong_by_rank = [answer.wrong for answer in answers]
         if answers:
@@ -371,19 +370,18 @@ class RowCollector:
         return row
 
     def channels(self, case: Case, row: CollectiveRow) -> int | None:
-        """The channels that the library took for a case, as it logged them; None where nobody listened, or knows."""
+        """Return the number of channels that NCCL logged for a case, None if unknown."""
         if self._judge is None:
             return None
         return self._judge.described(case, replace(row, channels=None)).channels
 
     def after_rows(self, idle: "Sequence[IdleGpu] | None") -> None:
-        """Take what was seen of the ranks' GPUs after the last row; None on ranks but the first."""
+        """Add what was seen of idle GPUs after the last row. None on other ranks than the first."""
         if idle and self._judge is not None:
             self._judge.add_idle(idle)
             self._recorder.end(idle)
 
     def report(self) -> Report:
-        """Verdict, findings and sections."""
         from gpubench.measure.path_outcome import PathOutcome
 
         wrong = (wrong_data(self._failures, self._identities),) if self._failures else ()
@@ -410,7 +408,7 @@ class RowCollector:
 
 
 def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identities: Sequence[RankIdentity]) -> Finding:
-    """The finding on rows with wrong elements, each with how many every rank has; none where that is not known."""
+    """Return the finding on rows with wrong elements. Each row has the wrong elements per rank, if known."""
     row, wrong_by_rank = failures[0]
     having = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
     ranks = list(map(str, having))

@@ -1,4 +1,4 @@
-"""Sweep of one collective over sizes: nccl-tests' timing loop with verified buffers, and the observers beside it."""
+"""Measure one collective over sizes: nccl-tests' timing loop, verified buffers, and observers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
@@ -42,7 +42,7 @@ def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
 
 @dataclass(frozen=True, slots=True)
 class ObservationSources:
-    """What a rank observes: the library's log, its GPU's counters, circumstances, and every rank's node."""
+    """What a rank observes: NCCL's log, the counters of its GPU, facts, and the node of every rank."""
 
     log: LibraryLog
     counters: LinkCounters
@@ -55,7 +55,7 @@ class ObservationSources:
 
 @dataclass(slots=True)
 class PathObserver:
-    """One rank's part in observing the paths of a sweep; the first rank has the observations."""
+    """Observes the paths of a sweep on one rank. The first rank gets the observations of all."""
 
     request: SweepRequest
     group: Group
@@ -66,7 +66,6 @@ class PathObserver:
 
     @classmethod
     def of(cls, request: SweepRequest, group: Group, sources: ObservationSources) -> "PathObserver":
-        """The observer of a request."""
         from gpubench.measure.collective.paths import Counting
 
         return cls(request, group, sources, Counting(sources.counters, request, group.rank, group.size))
@@ -74,7 +73,7 @@ class PathObserver:
     def try_out(
         self, cases: Sequence[Case], try_once: Callable[[Case], object], then: Callable[[], object] = lambda: None
     ) -> None:
-        """Run every operation, read its log and count its bytes, before any is timed; `then` tries settings."""
+        """Run every operation once before timing, to read its log and count its bytes. `then` tries settings."""
         from gpubench.measure.collective.paths import PathObservations
 
         sources = self.sources
@@ -97,7 +96,7 @@ class PathObserver:
             )
 
     def look_while_idle(self, at_work: "GpuCondition | None" = None) -> "tuple[IdleGpu, ...] | None":
-        """Every rank's GPU while no operation runs, on the first rank; every rank has to call it."""
+        """Look at every rank's GPU while no operation runs. Every rank calls it, the first gets the result."""
         window, group = self.sources.window, self.group
         group.barrier()
         waited = None if at_work is None else self.sources.read_waited()
@@ -110,7 +109,7 @@ class PathObserver:
         return idle if len(idle) == len(collected) else ()
 
     def try_setting(self, setting: str, cases: Sequence[Case], try_once: Callable[[Case], object]) -> None:
-        """Read what is logged of the same operations under a setting, for its rows; paths are not judged by it."""
+        """Read the log of the same operations with a setting, for its rows. Paths are not judged by it."""
         self._choices_by_setting[setting] = self._read_choices(cases, try_once)
 
     def _read_choices(self, cases: Sequence[Case], try_once: Callable[[Case], object]) -> "LoggedChoices":
@@ -120,7 +119,7 @@ class PathObserver:
         return read_choices(self.request, self.group, nodes, log, cases, try_once) or LoggedChoices()
 
     def judge(self) -> "PathJudge | None":
-        """The judge of what was observed, on the first rank, once all was tried out."""
+        """Return the judge of the observed paths on the first rank, after `try_out`."""
         from gpubench.measure.collective.paths import PathJudge
 
         if self._observations is None:
@@ -130,7 +129,7 @@ class PathObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """The observers of a sweep, each with a stand-in that does nothing; with a `soak` all rows are repeated."""
+    """The observers of a sweep. With a `soak` all rows are repeated."""
 
     path_observer: PathObserver | None = None
     progress: Progress = UNWATCHED
@@ -151,7 +150,10 @@ def fitting_sizes(
     identity: RankIdentity,
     memory_holders: Callable[[], str] = lambda: "",
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """The sizes to measure and those dropped, on every rank, with reasons. Raises CouldNotMeasureError: none."""
+    """Return the sizes that fit into memory on every rank, and the others with reasons.
+
+    Raises CouldNotMeasureError if none fits.
+    """
     own_bytes = backend.free_bytes()
     held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
     free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
@@ -161,7 +163,7 @@ def fitting_sizes(
 
 
 def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[int, ...]:
-    """The sizes that were not dropped. Raises CouldNotMeasureError: none is left."""
+    """Return the sizes that were not dropped. Raises CouldNotMeasureError if none is left."""
     without = {each.size_bytes for each in dropped}
     kept = tuple(size for size in sizes if size not in without)
     if not kept:
@@ -172,19 +174,21 @@ def sizes_left(sizes: Sequence[int], dropped: Sequence[DroppedSize]) -> tuple[in
 def fitting_all(
     parts: Sequence[tuple[tuple[int, ...], tuple[DroppedSize, ...]]],
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """The sizes that fit in every part of a job, and the others. Raises CouldNotMeasureError: none is left."""
+    """Return the sizes that fit in every part of a job, and the others.
+
+    Raises CouldNotMeasureError if none fits.
+    """
     dropped = {each.size_bytes: each for _, left_out in parts for each in left_out}
     return sizes_left(parts[0][0], tuple(dropped.values())), tuple(dropped[size] for size in sorted(dropped))
 
 
 def check_root(collective: Collective, root: int, ranks: int) -> None:
-    """Refuse a `--root` that is no rank of the job. Raises UsageError: it is none."""
+    """Raise UsageError if --root is not a rank of the job."""
     if collective.rooted and not 0 <= root < ranks:
         raise UsageError(f"--root {root} with {ranks} ranks", expected=f"a rank from 0 to {ranks - 1}")
 
 
 def job_facts(backend: Backend, identities: Sequence[RankIdentity]) -> JobFacts:
-    """The facts of a job that its rows repeat."""
     return JobFacts.of(backend.name, Origin.MEASURED, identities)
 
 
@@ -198,14 +202,13 @@ _MOST_TO_SET_TO_WORK = 5000
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """The send and receive buffers, of the largest size."""
+    """The send and receive buffers, as large as the largest size."""
 
     send: Memory
     receive: Memory
 
     @classmethod
     def of(cls, backend: Backend, size_bytes: int) -> "Buffers":
-        """New buffers of a backend."""
         return cls(backend.allocate(size_bytes), backend.allocate(size_bytes))
 
 
@@ -214,7 +217,7 @@ Issue = Callable[[Call], Launch]  # Binds one operation
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What all rows of a sweep share: job, backend, buffers, and how operations are issued (`issue`)."""
+    """What all rows of a sweep share. `issue` binds operations, None for the backend's own calls."""
 
     request: SweepRequest
     group: Group
@@ -225,7 +228,7 @@ class Sweep:
     issue: Issue | None = None
 
     def row(self, number: int, case: Case) -> MeasuredRow:
-        """Measure and verify one case, with data of its own for every `number`."""
+        """Measure and verify one case. The data differ for every `number`."""
         launches = [self.launch(case, buffer) for buffer in range(self.rotated(case))]
         own = self._time(number * 2, case, launches)
         condition = None if own.entries is None else self.observers.read_condition()
@@ -236,12 +239,12 @@ class Sweep:
         return MeasuredRow(self.group.broadcast(row), sample)
 
     def try_once(self, case: Case) -> None:
-        """Run one operation of a case, untimed; the first connects ranks."""
+        """Run one operation of a case without timing. The first one connects the ranks."""
         self.observers.progress.enter(Phase.TRY_OUT, case.label, 1)
         self.backend.seconds(self.backend.bind([self.launch(case, 0)], 0))
 
     def warm_up(self, cases: Sequence[Case]) -> None:
-        """Run every case once, untimed, as nccl-tests does, then one discarded row with its checks."""
+        """Run every case once without timing, as nccl-tests does, then one discarded row with its checks."""
         once = min(1, self.request.warmup)
         for number, case in enumerate(cases):
             self.observers.progress.enter(Phase.WARM_UP if number else Phase.CONNECTING, case.label, once)
@@ -250,7 +253,7 @@ class Sweep:
         replace(self, request=short).row(0, cases[0])
 
     def set_to_work(self, case: Case) -> None:
-        """Run an operation as often as warm-up says on every rank, so that GPUs and links are at work."""
+        """Run operations for 20 ms on every rank, so that clocks and links leave their idle state."""
         self.observers.progress.enter(Phase.WARM_UP, case.label)
         launch = [self.launch(case, 0)] * min(1, self.request.warmup)
         (seconds,) = self.group.largest([self.backend.seconds(self.backend.bind(launch, 0))])
@@ -258,11 +261,11 @@ class Sweep:
         self.backend.seconds(self.backend.bind(in_turn(launch, count), 0))
 
     def rotated(self, case: Case) -> int:
-        """nccl-tests' rotation: as many buffers as fit into the largest size, no more than are sure to be used."""
+        """Return the number of buffers to rotate: as many as fit into the largest size, and are surely used."""
         return min(self.buffers.send.size_bytes // case.size_bytes, self.request.sampling.least_iterations)
 
     def launch(self, case: Case, buffer: int) -> Launch:
-        """One operation of a case on a buffer."""
+        """Bind one operation of a case to a buffer."""
         start = buffer * case.layout.largest
         ends = [(self.buffers.send, start), (self.buffers.receive, start)]
         if case.placement is Placement.IN_PLACE:
@@ -293,12 +296,12 @@ class Sweep:
         return timer.time(launches, seconds_each, lambda: self.poison(case, len(launches)))
 
     def poison(self, case: Case, buffers: int) -> None:
-        """Where results come, out of place: data that no operation leaves there."""
+        """Fill the result buffers with data that no operation produces, unless in place."""
         if self.request.check and case.placement is Placement.OUT_OF_PLACE:
             self.buffers.receive.fill_byte(buffers * case.size_bytes, POISON)
 
     def verify(self, row: int, case: Case, launches: Sequence[Launch]) -> int:
-        """Wrong elements on this rank: of every timed buffer, or in place of one more operation on fresh data."""
+        """Count wrong elements on this rank. In place, verify one more operation on fresh data."""
         rank, ranks, layout = self.group.rank, self.group.size, case.layout
         buffers, offset = len(launches), 0
         self.observers.progress.enter(Phase.VERIFICATION, case.label)
@@ -314,7 +317,7 @@ class Sweep:
         return self.buffers.receive.count_wrong(self._pattern(case), blocks)
 
     def fill(self, row: int, case: Case, buffers: int) -> None:
-        """Write this rank's data: into the send buffers, or in place into poisoned receive buffers."""
+        """Write this rank's data into the send buffers, or in place into poisoned receive buffers."""
         memory, offset = self.buffers.send, 0
         if case.placement is Placement.IN_PLACE:
             memory, offset = self.buffers.receive, self.group.rank * case.layout.in_place_send

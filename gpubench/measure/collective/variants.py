@@ -1,4 +1,4 @@
-"""Variants of a sweep side by side (settings, other backends), and one sweep in several groups of ranks at once."""
+"""Measure variants of a sweep side by side, and one sweep in several groups of ranks at once."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 @dataclass
 class Soak:
-    """What the first rank knows of a soak. `cycles` of 0 have no end of their own; `say` gets the lines.
-
-    `asked_to_end` is whether somebody has asked for the end.
-    """
+    """The state of a soak on the first rank. 0 `cycles` run until `asked_to_end` is true; `say` prints lines."""
 
     cycles: int
     say: Callable[[str], None]
@@ -49,18 +46,18 @@ class Soak:
     _said: float = 0.0
 
     def begin(self, case: Case, row: CollectiveRow) -> None:
-        """A row of the first cycle, which the others are held against."""
+        """Keep a row of the first cycle, which later cycles are compared with."""
         if self._began is None:
             self._began = self._said = self.clock()
         self._first[case] = row.time_us
         self._count(row)
 
     def is_over(self) -> bool:
-        """True once all cycles are done, or somebody has asked for the end."""
+        """True after the last cycle, or when the user asked for the end."""
         return self.asked_to_end() or 0 < self.cycles < self.cycle
 
     def add(self, case: Case, row: CollectiveRow) -> None:
-        """A row of a further cycle; says a line where the last one is a minute old."""
+        """Count a row of a later cycle, and print a line every minute."""
         self._count(row)
         slower = row.time_us / self._first[case]
         if self._slowest is None or slower > self._slowest[0]:
@@ -93,7 +90,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NamedBackend:
-    """A backend that cannot be had here, by its name."""
+    """The name of a backend that cannot be opened here."""
 
     name: str
 
@@ -102,12 +99,10 @@ class NamedBackend:
 class SweepVariant:
     """One variant of a sweep: a backend as it is, or with operations opened under a setting.
 
-    `refused` is why it cannot run at all, where that is known before.
-
-    `setting` is its name in rows, None for the backend's own choice. `open` returns how operations are issued, `drop`
-    releases that. `fits` tells the cases that it can run. `refusals` are the exceptions by which the library refuses a
-    setting, `explain` their text. `logs_choices` is whether the library logs what it chooses under the setting;
-    `registered` how it has registered the buffers, None where it has not.
+    `setting` is its name in rows, None for the backend's own choice. `open` returns what binds operations, and `drop`
+    releases it. `fits` selects the cases that it can run. `refusals` are exceptions by which the library refuses a
+    setting, and `explain` returns their text. `refused` is a reason that is known before opening. `registered` says how
+    the buffers are registered.
     """
 
     setting: str | None
@@ -123,14 +118,14 @@ class SweepVariant:
 
     @property
     def opened(self) -> Backend:
-        """The backend, of a variant that can run."""
+        """The backend of a variant that can run."""
         if isinstance(self.backend, NamedBackend):
             raise TypeError(f"{self.backend.name} is not there")
         return self.backend
 
     @property
     def name(self) -> str:
-        """The setting, else the backend."""
+        """The setting, otherwise the backend."""
         return self.setting or self.backend.name
 
 
@@ -142,11 +137,11 @@ def measure_variants(
     listener: Listener[CollectiveRow],
     observers: Observers = NO_OBSERVERS,
 ) -> Report:
-    """Measure every case in all variants, one after the other, the first once more at the end; then the next case.
+    """Measure each case in all variants in turn, and the first variant once more at the end.
 
-    Rows go to `listener` as they are measured, on every rank alike; the first rank's report has the verdict on paths.
-    The variants of a case are neighbours in time, and the two times of the first show how much a time varies. A
-    variant that cannot run is left out on every rank alike, with the reason.
+    Variants of a case are measured right after each other, and the two times of the first show the noise. Every rank
+    passes rows to `listener`. The report of the first rank has the verdict on paths. A variant that cannot run is left
+    out on all ranks, with the reason.
     """
     preparation = VariantPreparation(request, group, identities, observers)
     runs = preparation.prepare(variants)
@@ -166,7 +161,7 @@ def measure_runs(
     listener: Listener[CollectiveRow],
     refused: "Sequence[RefusedRow] | None" = None,
 ) -> tuple[RowCollector, list[CollectiveRow]]:
-    """Measure every case of prepared variants; the rows, and what makes the report on them."""
+    """Measure every case of prepared variants; return the rows and the collector that makes the report."""
     request, group, observers = preparation.request, preparation.group, preparation.observers
     judge = None if observers.path_observer is None else observers.path_observer.judge()
     speed = None
@@ -208,7 +203,7 @@ def _repeat(
     collector: RowCollector,
     observers: Observers,
 ) -> None:
-    """Measure all rows again and again; only those with wrong data are kept."""
+    """Repeat all rows until the soak is over. Keep only rows with wrong data."""
     at_work: Backend | None = None
     while True:
         soak.cycle += 1
@@ -226,14 +221,14 @@ def _repeat(
 
 
 def finished(collector: RowCollector, observers: Observers) -> Report:
-    """The report, once GPUs were looked at after the last row; every rank calls it."""
+    """Look at idle GPUs after the last row, then return the report. Every rank calls it."""
     if observers.path_observer is not None:
         collector.after_rows(observers.path_observer.look_while_idle(observers.read_condition()))
     return collector.report()
 
 
 def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Of several tries of a row the middle one that is not lost in noise; one with wrong data comes first of all."""
+    """Return the middle of several tries that are not lost in noise. A try with wrong data comes first."""
     wrong = [each for each in tries if each.row.wrong]
     if wrong or len(tries) == 1:
         return (wrong or tries)[0]
@@ -248,7 +243,7 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """A variant that can run, its sweep, and the cases that it has."""
+    """A variant that can run, its sweep, and its cases."""
 
     variant: SweepVariant
     sweep: Sweep
@@ -256,7 +251,7 @@ class VariantRun:
 
 
 def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
-    """Every row to be measured: of each case all variants that have it, then the first again."""
+    """Yield the rows to measure: each case in all variants that have it, then the first variant again."""
     own, *others = runs
     for case in own.cases:
         having = [run for run in others if case in run.cases]
@@ -268,7 +263,7 @@ def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
 
 @dataclass(slots=True)
 class VariantPreparation:
-    """Opens the variants, and finds out which cases each can run; `refused` are the others."""
+    """Opens variants and finds the cases that each can run. `refused` has the others."""
 
     request: SweepRequest
     group: Group
@@ -279,7 +274,7 @@ class VariantPreparation:
     _unusable: "list[Backend | NamedBackend]" = field(default_factory=list)
 
     def prepare(self, variants: Sequence[SweepVariant]) -> list[VariantRun]:
-        """Open every variant, and run every operation once in it. The first has to work."""
+        """Open every variant and run every operation once. The first variant has to work."""
         every_case = tuple(cases(self.request, self.group.size))
         own, *others = variants
         runs = [VariantRun(own, self._sweep(own, None), every_case)]
@@ -295,7 +290,7 @@ class VariantPreparation:
         return runs
 
     def _sweep(self, variant: SweepVariant, issue: Issue | None) -> Sweep:
-        """The sweep of a variant; all variants of a backend share its buffers."""
+        """Return the sweep of a variant. Variants of one backend share buffers."""
         backend = variant.opened
         buffers = next((buffers for other, buffers in self._buffers if _shares_memory(other, backend)), None)
         if buffers is None:
@@ -317,9 +312,10 @@ class VariantPreparation:
         return VariantRun(variant, sweep, usable)
 
     def _tried(self, variant: SweepVariant, every_case: Sequence[Case]) -> tuple[Sweep | None, Sequence[Case]]:
-        """The sweep, and the cases whose operation ran; after a refusal its type and reduction are not tried further.
+        """Return the sweep and the cases whose operation ran.
 
-        A communicator that refused something is not trusted with anything else: another one takes its place.
+        After a refusal, the same type and reduction are not tried again, and a new communicator replaces the one that
+        refused.
         """
         from gpubench.measure.collective.paths import key_of
 
@@ -358,7 +354,7 @@ class VariantPreparation:
         return self._sweep(variant, issue)
 
     def _attempt(self, variant: SweepVariant, action: Callable[[], T]) -> tuple[T | None, str]:
-        """The result of an action, and why it failed on any rank, the same on every rank; empty where it did not."""
+        """Run an action; return its result, and why it failed on any rank. All ranks get the same reason."""
         outcome, reason = None, ""
         try:
             outcome = action()
@@ -398,7 +394,7 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
 
 
 def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
-    """The report with the fastest variants of its rows, those that could not run, and backends beside the first."""
+    """Add the fastest variants, the refused ones, and the comparison of backends to the report."""
     from gpubench.model.results.backends import (
         BackendRow,
         RefusedRow,
@@ -422,7 +418,7 @@ def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequen
 
 
 class InStep:
-    """A group whose barriers are those of the whole job, so that all groups begin together what is timed."""
+    """A group with the barriers of the whole job, so that all groups start each timed loop together."""
 
     def __init__(self, own: Group, whole: Group) -> None:
         self.rank, self.size = own.rank, own.size
@@ -433,7 +429,7 @@ class InStep:
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """The part of a group's report that its first rank sends to the first rank of the job."""
+    """The part of a group's report that is sent to the first rank of the job."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -441,18 +437,17 @@ class PartReport:
 
     @classmethod
     def of(cls, report: Report) -> "PartReport":
-        """From the report of the group."""
         return cls(report.verdict, tuple(report.findings), tuple(report.rows(RankTimeRow)))
 
 
 def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
-    """The row of a group with its name; the slowest rank is counted in the whole job."""
+    """Return a row with its group's name, and the slowest rank as numbered in the job."""
     slowest = None if row.slowest_rank is None else part.ranks[row.slowest_rank]
     return replace(row, group=part.name, slowest_rank=slowest)
 
 
 def together(parts: Sequence[PartReport]) -> Report:
-    """The report of the whole job."""
+    """Merge the reports of all groups."""
     rank_times = [line for each in parts for line in each.rank_times]
     return Report(
         verdict=overall(each.verdict for each in parts),
@@ -463,13 +458,13 @@ def together(parts: Sequence[PartReport]) -> Report:
 
 
 class SiblingJudge:
-    """Judges rows of which nothing else tells what to expect by those of other groups."""
+    """Judges rows without another expectation by the rows of the other groups."""
 
     def __init__(self) -> None:
         self._slow: list[CollectiveRow] = []
 
     def judged(self, rows: Sequence[CollectiveRow]) -> Iterator[CollectiveRow]:
-        """The rows that all groups have of one case, with what is expected of each."""
+        """Yield the rows of all groups for one case, with their expectations."""
         for row, sibling in zip(rows, figures_of_siblings(rows), strict=True):
             if row.expected_us is not None or sibling is None:
                 yield row
@@ -479,7 +474,7 @@ class SiblingJudge:
             yield shown
 
     def report(self, report: Report) -> Report:
-        """The report with a finding on the rows that are slow."""
+        """Add a finding on slow rows to the report."""
         if not self._slow:
             return report
         found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
@@ -487,7 +482,7 @@ class SiblingJudge:
 
 
 class NamedRows:
-    """A listener of one group's rows: another one gets them with the group's name, and all else as it is."""
+    """Passes on one group's rows with the group's name."""
 
     def __init__(self, part: RankGroup, listener: Listener[CollectiveRow]) -> None:
         self._part = part
@@ -495,12 +490,11 @@ class NamedRows:
         self.begin, self.progress, self.end = listener.begin, listener.progress, listener.end
 
     def row(self, row: CollectiveRow) -> None:
-        """A row with the group's name; ranks are counted in the whole job."""
         self._listener.row(named(row, self._part))
 
 
 class GroupRows(NamedRows):
-    """The listener of one group while all measure at once: the first rank of the job gets a row of every group."""
+    """Collects the rows of all groups on the first rank of the job while they measure at once."""
 
     def __init__(self, part: RankGroup, own: Group, whole: Group, listener: Listener[CollectiveRow]) -> None:
         super().__init__(part, listener)
@@ -509,16 +503,16 @@ class GroupRows(NamedRows):
         self._siblings = SiblingJudge()
 
     def row(self, row: CollectiveRow) -> None:
-        """A row each of all groups, with the group's name. Every rank calls it.
+        """Pass on one row of every group. Every rank calls it.
 
-        Rows of which nothing else tells what to expect are held against those of other groups.
+        Rows without another expectation are compared with other groups.
         """
         collected = self._whole.collect(named(row, self._part) if self._own.rank == 0 else None) or ()
         for each in self._siblings.judged([each for each in collected if each is not None]):
             self._listener.row(each)
 
     def merged(self, report: Report) -> Report:
-        """The report of the whole job, on its first rank; on others that of the group."""
+        """Return the report of the whole job on its first rank, and the group's own on others."""
         collected = self._whole.collect(PartReport.of(report) if self._own.rank == 0 else None)
         if collected is None:
             return report

@@ -1,4 +1,4 @@
-"""Request for a run of copies: the copies to make, the GPUs they run on, and the recording of their raw samples."""
+"""What a run copies, on which GPUs, and the recording of its raw samples."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _BETWEEN_GPUS = (operation.ManagedWay.PREFETCH, operation.ManagedWay.FAULTS, ope
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The length of samples: `repeats` copies, or as many as last `sample_seconds`; the median of `samples` counts."""
+    """How to sample: `repeats` copies or `sample_seconds` per sample, and the median of `samples`."""
 
     warmup: int = 4
     samples: int = 3
@@ -44,7 +44,7 @@ class Method:
     sample_seconds: float = 0.01
 
     def repeats_for(self, seconds: float) -> int:
-        """The number of copies in a sample, where one takes so many seconds."""
+        """Return the number of copies per sample, if one takes so many seconds."""
         if self.repeats is not None:
             return self.repeats
         return max(1, min(_MOST_REPEATS, round(self.sample_seconds / seconds)))
@@ -55,7 +55,7 @@ NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # 0.8: 4 copies to warm u
 
 @dataclass(frozen=True, slots=True)
 class PairCopy:
-    """A copy from one GPU to another; as text, its name in a recording, as for the other kinds of copies."""
+    """A copy from one GPU to another. Its text is its name in a recording."""
 
     series: Series
     pair: Pair
@@ -74,7 +74,7 @@ class HostCopy:
 
     @property
     def label(self) -> str:
-        """The copy for a progress line, which ends with the name of the GPU."""
+        """The text for a progress line. It ends with the name of the GPU."""
         return f"{self.memory} host memory {'to' if self.to_gpu else 'from'}"
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class PatternCopy:
-    """Copies of several pairs at once: their bytes together count, over the time until the last is made."""
+    """Copies of several pairs at once. Their total bytes count, until the last one has ended."""
 
     pattern: operation.CopyPattern
     direction: operation.Direction
@@ -94,7 +94,7 @@ class PatternCopy:
 
 @dataclass(frozen=True, slots=True)
 class ManagedCopy:
-    """Bytes of managed memory, or what they compare with, from one end to another; an end of None is the host."""
+    """A copy of managed memory, or of plain memory to compare with. None stands for the host."""
 
     way: operation.ManagedWay
     source: int | None
@@ -102,7 +102,7 @@ class ManagedCopy:
 
     @property
     def by(self) -> int:
-        """The GPU that fetches the bytes, or that brings them to the host."""
+        """The GPU that runs the copy."""
         return cast("int", self.source if self.destination is None else self.destination)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pRequest:
-    """The copies to make: `pairs` by position, `series` without peer access first; bytes of managed memory."""
+    """The copies to make. `pairs` are positions of GPUs; `series` start with those without peer access."""
 
     pairs: tuple[Pair, ...]
     series: tuple[Series, ...]
@@ -129,7 +129,7 @@ class P2pRequest:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest copy."""
+        """The bytes of the largest copy."""
         sizes = (*(each.size_bytes for each in self.series), self.host_bytes, self.managed_bytes)
         return max(filter(None, sizes), default=0)
 
@@ -143,14 +143,14 @@ class P2pRequest:
         ]
 
     def host_copies(self, gpus: int) -> Iterator[HostCopy]:
-        """Both kinds of host memory to and from every GPU, where that was asked for."""
+        """Copies from and to both kinds of host memory for every GPU."""
         for memory in operation.HostMemory if self.host_bytes else ():
             for to_gpu in (True, False):
                 for gpu in range(gpus):
                     yield HostCopy(memory, gpu, to_gpu)
 
     def managed_copies(self, gpus: int) -> Iterator[ManagedCopy]:
-        """Every way to every GPU and back to the host, and between the pairs, where that was asked for."""
+        """Managed copies to every GPU, back to the host, and between the pairs."""
         if not self.managed_bytes:
             return
         for gpu in range(gpus) if self.host_bytes else ():
@@ -160,33 +160,33 @@ class P2pRequest:
             yield from (ManagedCopy(way, source, destination) for way in _BETWEEN_GPUS)
 
     def steps(self, gpus: int) -> int:
-        """The number of copies, each of which is a step of the progress."""
+        """Return the number of copies, which are the steps of the progress."""
         single = len(list(self.host_copies(gpus))) + len(list(self.managed_copies(gpus)))
         return single + len(self.series) * len(self.pairs) + len(self.pattern_copies)
 
 
 class Bench(Protocol):
-    """Times copies and verifies what arrived: on GPUs of one process, between ranks, or from a recording."""
+    """Times copies and verifies their data: on GPUs of one process, between ranks, or from a recording."""
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enable peer access wherever CUDA says that it can be; the errors of pairs for which it then fails."""
+        """Enable peer access where CUDA allows it; return the errors of pairs for which that failed."""
         ...
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """Measure copies of one kind, pairs of one series; a cell for each, in their order, errors included."""
+        """Measure copies of one kind; return a cell for each in order, errors included."""
         ...
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Measure one of them again: the cell with all samples, or with the error."""
+        """Repeat a copy; return its cell with all samples, or with the error."""
         ...
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """The GPUs while nothing of this run is copied, in their order; empty where nobody can look."""
+        """Return the GPUs while this run copies nothing; empty if that cannot be seen."""
         return ()
 
 
 def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:
-    """The series of p2pBandwidthLatencyTest and nvbandwidth: peer access off, then on, and a 16-byte copy with each."""
+    """Return the series of p2pBandwidthLatencyTest and nvbandwidth, without and with peer access."""
     write, read, both = operation.Direction.WRITE, operation.Direction.READ, operation.Direction.BOTH
     off = [Series(operation.Engine.CE, write, peer=False, size_bytes=size) for size in (size_bytes, LATENCY_BYTES)]
     on = [Series(operation.Engine.CE, way, peer=True, size_bytes=size_bytes) for way in (write, read, both)]
@@ -195,7 +195,7 @@ def default_series(size_bytes: int, *, sm: bool = True) -> tuple[Series, ...]:
 
 
 def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
-    """A matrix for each size: written by copy engines, with peer access off, then on."""
+    """Return one matrix per size, written by copy engines, without and with peer access."""
     return tuple(
         Series(operation.Engine.CE, operation.Direction.WRITE, peer=peer, size_bytes=size)
         for peer in (False, True)
@@ -204,7 +204,7 @@ def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
 
 
 def with_latency(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
-    """The series, with 16 bytes copied too, peer access off and on, where bandwidths would not tell a pair's path."""
+    """Add 16-byte copies where bandwidth alone would not show a pair's path."""
     write = partial(Series, operation.Engine.CE, operation.Direction.WRITE, size_bytes=LATENCY_BYTES)
     off, on = write(peer=False), write(peer=True)
     if not series or all(wiring.outruns_host(pair) for pair in pairs):
@@ -213,14 +213,14 @@ def with_latency(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring
 
 
 def label(series: Series) -> str:
-    """A series for a progress line."""
+    """Return the text of a series for a progress line."""
     return f"{series.name} {format_size(series.size_bytes)}"
 
 
 def random_data(
     size_bytes: int, row: int, senders: int, offset_bytes: int = 0
 ) -> tuple[operation.DataPattern, operation.Block]:
-    """Random bits over that many bytes from an offset on, other ones for each row; as words where they divide both."""
+    """Return random bits for some bytes at an offset, different for each row."""
     words = (
         size_bytes % operation.DataType.INT64.size_bytes == 0
         and offset_bytes % operation.DataType.INT64.size_bytes == 0
@@ -236,7 +236,7 @@ PROCESS, IPC, NETWORK = "process", "ipc", "network"
 
 @dataclass(frozen=True)
 class CopyMachine:
-    """The GPUs that copy, by position, of one process or a rank each; `unreachable` pairs, and `idle_gpus`."""
+    """The GPUs that copy, by position, in one process or with one rank each."""
 
     wiring: Wiring
     gpus: Sequence[operation.CopyGpu]
@@ -250,7 +250,7 @@ class CopyMachine:
     expected_gpus: int | None = None
 
     def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
-        """The nodes without what this run has on their GPUs, as conditions are looked for in them, and in some rows."""
+        """The nodes without this run's own use of GPUs, for conditions."""
         own: dict[int, set[int]] = {}
         for each in self.processes:
             own.setdefault(each.node, set()).add(each.pid)
@@ -264,37 +264,35 @@ class CopyMachine:
 
     @property
     def nodes(self) -> tuple[Topology, ...]:
-        """The nodes of the GPUs, in their order."""
         return tuple(self.wiring.nodes.values())
 
     def limit(self, series: Series, pair: Pair) -> Limit:
-        """The ceiling of a pair, for both directions together where both are copied."""
+        """Return the limit of a pair. If both directions are copied, it is their sum."""
         limit = self.wiring.limit(pair)
         if series.direction is operation.Direction.BOTH and limit.gb_s is not None:
             return Limit(2 * limit.gb_s, f"{limit.note}, both ways")
         return limit
 
     def label(self, gpu: int) -> str:
-        """The name of a GPU in rows and matrices: the driver's, or the rank as a number."""
+        """Return the name of a GPU in rows and matrices, or the number of its rank."""
         return str(gpu) if self.is_ranks else self.gpus[gpu].device
 
     def describe(self, gpu: int) -> str:
-        """A GPU in words, for a header."""
+        """Return the words for a GPU in a header."""
         found = f"{self.gpus[gpu].bus_id} {self.gpus[gpu].name}"
         return f"on {self.host(gpu)}: {found}" if self.is_ranks else found
 
     def host(self, gpu: int) -> str:
-        """The host that a GPU is in."""
         return self.wiring.host(gpu)
 
     def scope(self, pair: Pair) -> str:
-        """The way between the processes that drive a pair: PROCESS, IPC or NETWORK."""
+        """Return how the processes of a pair reach each other: PROCESS, IPC or NETWORK."""
         if not self.is_ranks:
             return PROCESS
         return IPC if self.wiring.together(pair) else NETWORK
 
     def can_reach(self, pair: Pair) -> bool:
-        """True if peer access is possible: as CUDA says, NVML where CUDA was not asked; between nodes it needs none."""
+        """True if peer access is possible by CUDA, otherwise by NVML. Between nodes it is not needed."""
         if not self.is_ranks:
             return pair not in self.unreachable
         if not self.wiring.together(pair):
@@ -303,12 +301,12 @@ class CopyMachine:
         return access.possible is not False if access.cuda is None else access.cuda
 
     def users(self, *gpus: int) -> str:
-        """Other users of these GPUs; empty where there are none."""
+        """Return other users of these GPUs."""
         return ", ".join(f"{self.gpus[gpu].device} is in use by {self._busy[gpu]}" for gpu in gpus if gpu in self._busy)
 
     @cached_property
     def _busy(self) -> dict[int, str]:
-        """The processes that used each GPU before this run touched it; a mere context leaves a GPU idle."""
+        """Return processes that used each GPU before this run. A mere context leaves a GPU idle."""
         own = {(each.node, each.pid) for each in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
@@ -329,7 +327,7 @@ def _without(pids: AbstractSet[int], node: Topology) -> Topology:
 
 
 def wiring_of_process(node: Topology, gpus: Sequence[operation.CopyGpu]) -> Wiring:
-    """The wiring of those GPUs of a node that one process drives."""
+    """Return the wiring of the GPUs that one process uses."""
     return Wiring([GpuPlace(node.snapshot.host, 0, gpu.bus_id) for gpu in gpus], {0: node})
 
 
@@ -340,7 +338,7 @@ def machine_of_ranks(
     matched: ProfileMatch | None,
     origin: Origin,
 ) -> CopyMachine:
-    """The GPUs of all ranks, on nodes in their order."""
+    """Return the GPUs of all ranks, with their nodes in order."""
     gpus = [
         operation.CopyGpu(
             device=f"rank {rank.rank}",
@@ -364,7 +362,7 @@ Write = Callable[[object], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedP2p:
-    """The first line: what was asked for, and of whom: `gpus` of one process, or `ranks`."""
+    """The first line: the request, and the `gpus` of one process, or `ranks`."""
 
     schema_version: int
     origin: Origin
@@ -381,7 +379,7 @@ class RecordedP2p:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCopy:
-    """Every other line: a measured cell, the latest counts; `idle` are the GPUs before and after all copies."""
+    """Any other line: a measured cell, of which the latest counts. `idle` are GPUs before and after."""
 
     of: str
     cell: Cell
@@ -389,33 +387,31 @@ class RecordedCopy:
 
 
 class RecordingBench(Bench):
-    """Writes down what another bench measures."""
+    """Records what another bench measures."""
 
     def __init__(self, bench: Bench, write: Write) -> None:
         self._bench = bench
         self._write = write
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """Enabled by the other; a sample for each pair that was refused."""
         refused = self._bench.enable_peer_access()
         for pair, error in refused.items():
             self._write(RecordedCopy(_access(pair), Cell(error=error)))
         return refused
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """A sample of each copy, as soon as it is measured."""
+        """Write a sample of each copy as soon as it is measured."""
         for copy, cell in zip(copies, self._bench.measure(copies), strict=True):
             self._write(RecordedCopy(str(copy), cell))
             yield cell
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """Another sample of a copy, which holds those before."""
+        """Write another sample of a copy, which includes the earlier ones."""
         cell = self._bench.measure_again(copy, before)
         self._write(RecordedCopy(str(copy), cell))
         return cell
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """A sample of all GPUs, where the other can look."""
         idle = self._bench.look_while_idle()
         if idle:
             self._write(RecordedCopy(_IDLE, Cell(), idle))
@@ -423,7 +419,7 @@ class RecordingBench(Bench):
 
 
 class ReplayedBench(Bench):
-    """A recording in the place of GPUs, of one process or of ranks: each sample as often as it was measured."""
+    """Returns recorded samples, each as often as it was measured."""
 
     def __init__(self, recorded: RecordedP2p, samples: Iterable[RecordedCopy]) -> None:
         self._pairs = recorded.request.pairs
@@ -436,16 +432,15 @@ class ReplayedBench(Bench):
                 self._cells[sample.of].append(sample.cell)
 
     def enable_peer_access(self) -> dict[Pair, str]:
-        """The errors of then."""
         refused = {pair: self._next(_access(pair)) for pair in self._pairs}
         return {pair: cell.error for pair, cell in refused.items() if cell is not None and cell.error}
 
     def measure(self, copies: Sequence[Copy]) -> Iterator[Cell]:
-        """The first sample of each copy; an error where the run ended before."""
+        """Return the first sample of each copy, or an error if the run ended before."""
         return (self._next(str(copy)) or Cell(error=_CUT_SHORT) for copy in copies)
 
     def measure_again(self, copy: Copy, before: Cell) -> Cell:
-        """The next sample of a copy; the same again where it was not measured again, for thresholds change."""
+        """Return the next sample of a copy, or the same one again: thresholds may have changed since."""
         cell = self._next(str(copy))
         if cell is None:
             return before
@@ -454,7 +449,7 @@ class ReplayedBench(Bench):
         return cell if has_all else before.extended(cell)
 
     def look_while_idle(self) -> tuple[IdleGpu, ...]:
-        """The GPUs of then; nothing where the run was cut short, or nobody looked."""
+        """Return the GPUs of then, or nothing if the run was cut short."""
         return self._idle.popleft() if self._idle else ()
 
     def _next(self, name: str) -> Cell | None:
@@ -463,7 +458,7 @@ class ReplayedBench(Bench):
 
 
 def read_samples(lines: Sequence[tuple[str, str]], name: str) -> tuple[RecordedP2p, list[RecordedCopy]]:
-    """A recording from its lines, each with its place. Raises UsageError."""
+    """Read a recording from its lines, each with its place. Raises UsageError."""
     if not lines:
         raise UsageError(f"{name}, {FILE}: empty", expected="a recorded run of p2p", reason="it was interrupted")
     recorded = read_json_line(RecordedP2p, *lines[0])
