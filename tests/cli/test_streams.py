@@ -31,7 +31,7 @@ RUNS = {
     "plan": (*SIMULATED, "--parameters", "7B"),
     "profiles": (),
 }
-"""By module of a command, what it may be started with here; RESULT is a file of an earlier run."""
+"""Arguments of each command, one entry for all collectives; RESULT is a file of an earlier run."""
 
 DONE, FAILED, COULD_NOT_MEASURE = 0, 1, 3
 
@@ -59,13 +59,17 @@ def words_of(command: str, module: str, result: str) -> Sequence[str]:
     return [each for each in (command, *(result if word == "RESULT" else word for word in words)) if each]
 
 
+FIRST_OF_KIND = {"": ""} | {
+    "collective" if each.module == "collective" else each.name: each.name for each in reversed(COMMANDS)
+}
+
+
 def test_every_command_has_a_run_here() -> None:
-    assert RUNS.keys() == {"", *(each.module for each in COMMANDS)}
+    assert RUNS.keys() == FIRST_OF_KIND.keys()
 
 
 def test_a_command_without_stdout_ends_as_with_one(result: str) -> None:
-    for module in RUNS:
-        first = next((each.name for each in COMMANDS if each.module == module), "")
+    for module, first in FIRST_OF_KIND.items():
         words = words_of(first, module, result)
         closed = shell(">&-", *words)
         assert "Traceback" not in closed.stderr, words
@@ -115,8 +119,7 @@ def test_a_help_that_nobody_reads_judges_nothing(words: Sequence[str]) -> None:
 @pytest.mark.parametrize(("fault", "codes"), [((), {DONE}), (("--fault", "gpu1:nvlink=9"), {DONE, FAILED})])
 def test_a_reader_that_goes_away_ends_every_command_quietly(fault: Sequence[str], codes: set[int], result: str) -> None:
     """What had failed before may be exit code 1; that nobody reads is no error."""
-    for module in RUNS:
-        first = next((each.name for each in COMMANDS if each.module == module), "")
+    for module, first in FIRST_OF_KIND.items():
         words = words_of(first, module, result)
         faulty = fault if "--simulate" in words and module not in ("watch", "plan") else ()
         ended = shell("| head -1", *words, *faulty)
