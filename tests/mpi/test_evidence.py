@@ -13,7 +13,7 @@ from tests.mpi.jobs import document_of, mpirun_on_fake_gpus, on_fake_gpus
 
 pytestmark = pytest.mark.mpi
 
-SWEEP = ("allreduce", "--sizes", "1K,2K,1M", "--iters", "3", "--warmup", "1")
+SWEEP = ("allreduce", "--sizes", "1K,2K,1M", "--iters", "3", "--warmup", "1", "--no-progress")
 SMALL = ("allreduce", "--sizes", "1K", "--iters", "3")
 RING = ["0 → 1", "1 → 2", "2 → 3", "3 → 0"]
 
@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_heard_is_said_so_in_one_line() -> None:
 
 @pytest.mark.slow
 def test_the_host_backend_has_no_paths_to_speak_of() -> None:
-    result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--format", "json")
+    result = gpubench("allreduce", "--backend", "host", "--sizes", "1K", "--format", "json", "--no-progress")
     document = document_of(result)
     assert (result.returncode, result.stderr) == (0, "")
     assert (document["evidence"], document["fallback"]) == ([], [])

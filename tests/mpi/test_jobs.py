@@ -43,7 +43,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("collective", all_but_slow("reducescatter"))
 def test_every_collective_launches_itself(collective: Collective) -> None:
-    result = gpubench(collective.name, *SMALL, "--np", "3", "--format", "csv")
+    result = gpubench(collective.name, *SMALL, "--np", "3", "--format", "csv", "--no-progress")
     assert (result.returncode, result.stderr) == (0, "")
     found = rows(result.stdout)
     assert {row["wrong"] for row in found} == {"0"}
@@ -154,7 +154,8 @@ def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
 @pytest.mark.parametrize("collective", all_but_slow("allreduce"))
 def test_every_collective_in_groups_at_once(collective: Collective, tmp_path: Path) -> None:
     output = tmp_path / "groups.json"
-    result = gpubench(collective.name, *SMALL, "--np", "4", "--split", "pairs", "--exit-zero", f"--output={output}")
+    asked = (*SMALL, "--np", "4", "--split", "pairs", "--exit-zero", "--no-progress")
+    result = gpubench(collective.name, *asked, f"--output={output}")
     assert (result.returncode, result.stderr) == (0, "")
     document = json.loads(output.read_text())
     VALIDATOR.validate(document)
