@@ -20,7 +20,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from gpubench.conditions.ranking import Diagnosis
 from gpubench.conditions.registry import CAUSES

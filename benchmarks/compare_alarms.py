@@ -16,9 +16,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError
 from gpubench.measure.compare.judge import Rules

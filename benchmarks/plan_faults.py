@@ -11,8 +11,10 @@ the model of `gpubench.simulated.times`, whose two shares are of collectives on 
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmarks.plan_validation import FOLDER, Cell, StoredCurves, cells, overlap_of
 from gpubench.model.terms.verdict import Origin

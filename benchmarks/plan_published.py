@@ -10,12 +10,15 @@ profile alone, and with one number, what the first row of its series was measure
 """
 
 import argparse
+import dataclasses
 import shlex
 import statistics
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError
 from gpubench.model.terms.units import grouped
@@ -121,7 +124,9 @@ def _predicted(step: PublishedStep, measured: PublishedStep | None = None) -> St
     """A step, where another was measured with the computation that follows from that one."""
     job, (layout,) = _job_of(step, step.plan)
     if measured is not None:
-        found, _ = _job_of(measured, replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus))
+        found, _ = _job_of(
+            measured, dataclasses.replace(measured.plan, tokens_per_second=measured.tokens * measured.gpus)
+        )
         # Another microbatch takes as much longer as it has tokens.
         job = replace(job, compute=found.compute.scaled(step.model.tokens / measured.model.tokens))
     count = microbatches_of(step.plan, step.model, layout)

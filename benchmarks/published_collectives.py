@@ -9,9 +9,11 @@ none. Run as `python -m benchmarks.published_collectives`.
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpubench.collectives.expected import from_network, from_profile
 from gpubench.collectives.registry import collective_named

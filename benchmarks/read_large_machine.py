@@ -16,11 +16,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
 from statistics import median
+
+from msgspec.structs import replace
 
 from gpubench.machine.probe import merge
 from gpubench.machine.process import read_rank_facts

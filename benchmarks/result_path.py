@@ -18,9 +18,11 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import SweepRequest

@@ -12,7 +12,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from msgspec import Struct
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
@@ -401,7 +401,8 @@ _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 def report_schema() -> dict[str, Any]:
     """gpubench/formats/report.schema.json."""
-    definitions = {_definition_name(kind): object_schema(kind) for kind in (Metadata, *TABLES.values())}
+    kinds: tuple[type[Struct], ...] = (Metadata, *TABLES.values())
+    definitions = {_definition_name(kind): object_schema(kind) for kind in kinds}
     properties: dict[str, Any] = {
         "schema_version": {"const": SCHEMA_VERSION},
         "complete": {"description": "false while the run goes on, and when it was cut short", "type": "boolean"},
@@ -456,11 +457,11 @@ def _definition_name(kind: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
-def object_schema(kind: type) -> dict[str, Any]:
+def object_schema(kind: type[Struct]) -> dict[str, Any]:
     """The JSON Schema of a dataclass: every field is there, unknown ones as null."""
     descriptions = column_descriptions(kind)
     hints = get_type_hints(kind, include_extras=True)
-    columns = [each.name for each in fields(kind)]
+    columns = list(kind.__struct_fields__)
     if kind is Finding:
         columns = list(FINDING_COLUMNS)
         derived = {name: vars(Finding)[name] for name in columns if isinstance(vars(Finding).get(name), property)}
@@ -477,11 +478,11 @@ def object_schema(kind: type) -> dict[str, Any]:
 
 
 @cache
-def column_descriptions(kind: type) -> dict[str, str]:
+def column_descriptions(kind: type[Struct]) -> dict[str, str]:
     """What stands behind `#:` after or above a field, by the name of the field."""
     found = {}
     for each in reversed(kind.__mro__):
-        if is_dataclass(each):
+        if issubclass(each, Struct) and each is not Struct:
             source = inspect.getsource(each)
             for above, name, behind in re.findall(r"((?:^ +#: .*\n)*)^ +(\w+): [^#\n]*(?:#: (.*))?$", source, re.M):
                 if above or behind:
@@ -506,7 +507,7 @@ def value_schema(hint: Any) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": value_schema(arguments[1])}
     if hint is Any:
         return {}
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and issubclass(hint, Struct):
         return object_schema(hint)
     if issubclass(hint, StrEnum):
         return {"type": "string", "enum": list(hint)}

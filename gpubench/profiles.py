@@ -10,18 +10,19 @@ import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError, advising
 from gpubench.model.facts.snapshot import NvlinkPeer, display_cards
 from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
-from gpubench.records import dataclass
 
 MOST_BYTES = 2**18
 """Of a file: the largest of gpubench's own has 14 KB; nested arrays read in square time."""
@@ -262,8 +263,7 @@ def _texts() -> Mapping[str, str]:
     return {name: (folder() / f"{name}.toml").read_text(encoding="utf-8") for name in names()}
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileMatch:
+class ProfileMatch(Struct, frozen=True):
     """The profile for a machine, and what part of the board the machine is; `note` is empty where it is a whole one."""
 
     profile: Profile

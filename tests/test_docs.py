@@ -4,11 +4,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import pytest
+from msgspec import Struct
 
 from docs import generate
 from gpubench.collectives import expected
@@ -89,9 +89,10 @@ def test_every_row_type_is_a_section_and_every_column_is_described() -> None:
     names = {kind.__name__ for kind in _row_types(Record)} - {CaseKey.__name__}
     listed = {kind.__name__ for kind in TABLES.values()} - {Finding.__name__}
     assert names == listed, f"_MODULES in model/results/result_file.py: {sorted(names ^ listed)}"
-    for kind in (Metadata, *TABLES.values()):
+    kinds: tuple[type[Struct], ...] = (Metadata, *TABLES.values())
+    for kind in kinds:
         described = generate.column_descriptions(kind)
-        assert [each.name for each in fields(kind) if each.name not in described and each.name != "cure"] == [], kind
+        assert [name for name in kind.__struct_fields__ if name not in described and name != "cure"] == [], kind
 
 
 def _row_types(kind: type[Record]) -> Iterator[type[Record]]:
@@ -113,8 +114,7 @@ def test_the_schema_of_a_type_has_its_words_bounds_and_null() -> None:
     }
 
 
-@dataclass
-class _Example:
+class _Example(Struct, kw_only=True):
     size: int | None  #: bytes; null: unknown
     #: a long story,
     #: told above

@@ -1,9 +1,9 @@
 import hashlib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.collectives.registry import COLLECTIVES

@@ -9,6 +9,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, cast
 
+from msgspec import Struct
+
 from gpubench import errors
 from gpubench.backends import cuda
 from gpubench.backends.mpi.backends import NumpyMemory
@@ -25,7 +27,6 @@ from gpubench.model.terms.units import format_size
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 _THREADS = 512
 _VECTOR_BYTES = 16  # Threads a block and bytes of each at once, as in nvbandwidth's kernel, a block an SM
@@ -44,8 +45,7 @@ _NEXT_STEPS = {
 }
 
 
-@dataclass(slots=True)
-class CopyQueue:
+class CopyQueue(Struct):
     """A stream, and the event that marks the end of a measurement on it."""
 
     stream: Any
@@ -202,8 +202,7 @@ _STAGED_PIECE_BYTES = 64 * 1024  # A copy through host memory is several operati
 _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """Copies on one queue. Each call of `issue` enqueues one copy, which takes `places` entries of the stream."""
 
     queue: CopyQueue

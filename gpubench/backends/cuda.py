@@ -7,13 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import islice
 from time import perf_counter
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpubench import errors
 from gpubench.backends.timing import (
@@ -38,7 +39,6 @@ from gpubench.model.terms.operation import WORD, Block, DataPattern, DataType, R
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import Array, BatchedLaunch, Launch
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 _THREADS = 256
 _MOST_BLOCKS = 4096
@@ -133,8 +133,7 @@ _REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE
 compute mode that another process uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuIdentity:
+class GpuIdentity(Struct, frozen=True):
     """CUDA's index of a GPU in this process, its name, bus id and UUID. `mps`: this process uses it through an MPS
     server.
     """
@@ -390,8 +389,7 @@ class WorkEndedError(Exception):
     """The communicator was aborted during an operation. The stream is idle, and nothing was measured."""
 
 
-@dataclass(eq=False)
-class GatedLaunch:
+class GatedLaunch(Struct, eq=False):
     """Operations in batches. A call issues them all. `seconds` holds the time of each batch."""
 
     launches: Sequence[Launch]

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from gpubench.backends.mpi import group
 from gpubench.backends.nccl.library import NcclLibrary

@@ -1,15 +1,15 @@
 """The backends of collectives by name. Each one is imported when it is opened."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from msgspec import Struct, field
+
 from gpubench.errors import invalid_choice, no_gpu
 from gpubench.model.terms.operation import HOST, NCCL, TORCH, Allocator, DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.backends.cuda import CudaDevice
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from gpubench.ranks.watchdog.rank import RankProgress
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendSetup:
+class BackendSetup(Struct, frozen=True, kw_only=True):
     """What a rank needs to open a backend. GPU fields are None without a GPU. `gated`: time from a gate if possible."""
 
     group: "Group"
@@ -42,8 +41,7 @@ class GpuNeed(StrEnum):
     NONE = "never"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendKind:
+class BackendKind(Struct, frozen=True, kw_only=True):
     """A backend: what it needs, what it can do, and how a rank opens it.
 
     `collectives` are those that it has, empty for all; `lacks` has the reason for each option that it cannot follow;

@@ -14,6 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
+from msgspec import Struct
+
 from gpubench.backends.cuda import CudaDevice, open_device
 from gpubench.backends.nccl.communicator import UNIQUE_ID_BYTES, BoundedCommunicator, new_unique_id
 from gpubench.backends.nccl.library import NcclLibrary
@@ -24,7 +26,6 @@ from gpubench.machine.nvml import Driver
 from gpubench.model.results.scan import BOTH_WAYS, EXCHANGED_BYTES, LocalQuantity
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
 from gpubench.ranks.scan.messages import REFUSED, WorkerTask, greet, welcome
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     import numpy
@@ -38,8 +39,7 @@ _MOST_REPEATS = 2**14
 PAIR = 2  # Workers of a pair, which is the smallest ring
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
+class Ring(Struct, frozen=True):
     """The place of this worker among `size` and its connections; data go from `before` to `after`."""
 
     place: int
@@ -187,8 +187,7 @@ _Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
 """Puts an operation of a communicator on a stream, from the first address to the second."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
+class _Operation(Struct, frozen=True):
     """What is timed: how it is put on a stream, its reduction, and the rank whose data arrive, None of all."""
 
     put: _Put

@@ -30,11 +30,12 @@ from itertools import islice, pairwise
 from time import CLOCK_MONOTONIC, perf_counter
 from typing import Any
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import BatchedLaunch, Launch
 from gpubench.ports.group import Group, NativeBarrier
-from gpubench.records import dataclass
 
 
 @contextmanager
@@ -77,8 +78,7 @@ def in_order(launches: Sequence[Launch]) -> Launch:
     return launch_all
 
 
-@dataclass(eq=False)
-class HostClockedLaunch:
+class HostClockedLaunch(Struct, eq=False, dict=True):
     """Parts of a loop in order, each with its number of operations and, after a call, its seconds."""
 
     parts: Sequence[tuple[Launch, int]]
@@ -349,8 +349,7 @@ class Marks:
         return StreamClockedLaunch(parts, events, self._stream.record, self._progress, self._cupy.cuda.get_elapsed_time)
 
 
-@dataclass(eq=False)
-class MarkedLaunch:
+class MarkedLaunch(Struct, eq=False, dict=True):
     """Make launches, and track which of them the stream has completed."""
 
     parts: Sequence[tuple[Launch, int]]
@@ -394,8 +393,7 @@ class MarkedLaunch:
             self.progress.completed(self._under_way.popleft()[0])
 
 
-@dataclass(eq=False)
-class StreamClockedLaunch(MarkedLaunch):
+class StreamClockedLaunch(MarkedLaunch, eq=False):
     """Launches whose events record the GPU's time."""
 
     elapsed_milliseconds: Callable[[Any, Any], float]

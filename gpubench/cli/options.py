@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,7 +11,6 @@ from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Pres
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
 from gpubench.jobs.options import OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
 from gpubench.model.facts.environment import launched_by
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from dataclasses import Field

@@ -1,6 +1,6 @@
 """alltoall: rank r ends with block r of every rank's buffer. With a skew, blocks are smaller the higher r is."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective, per_rank_count
 from gpubench.model.terms.operation import DataType, Layout, Segment, all_but_own_factor

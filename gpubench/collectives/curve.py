@@ -6,16 +6,17 @@ One model gives every profile a curve, and every known point of the profile corr
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import collective_named
 from gpubench.errors import UsageError
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.records import dataclass
 
 _PREFERRED_KINDS = (ExpectedKind.MEASURED, ExpectedKind.DERIVED, ExpectedKind.THRESHOLD)
 
@@ -59,8 +60,7 @@ class _Pipeline(NamedTuple):
         return cls(latency, moved_bytes / root**2 / BYTES_PER_GB, overlap)
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Points of (size, seconds), ascending in both; `limit_gb_s` is the busbw that the links of a GPU allow."""
 
     points: tuple[tuple[int, float], ...]

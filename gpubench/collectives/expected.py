@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
@@ -13,7 +15,6 @@ from gpubench.model.results import speed
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
-from gpubench.records import dataclass
 
 NIC_EFFICIENCY = 0.92
 """Share of the NICs' rate that collectives reach across nodes: Together AI's bar, as NVIDIA's
@@ -58,8 +59,7 @@ class AlgorithmTime(NamedTuple):
     algorithm: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(Struct, frozen=True):
     """What ranks of a node or NVLink domain reach: busbw of rings, times of NVLS; a faulty GPU leaves `share`."""
 
     ring_gb_s: float = math.inf

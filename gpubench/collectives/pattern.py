@@ -1,14 +1,14 @@
 """Test data computed on arrays of any NumPy-like namespace; `backends/pattern.cu` computes the same on a GPU."""
 
+from msgspec import Struct
+
 from gpubench.model.terms.operation import WORD, DataPattern, DataType, NumberKind, ReduceOp
 from gpubench.ports.backend import Array, ArrayNamespace
-from gpubench.records import dataclass
 
 STORAGE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # Unsigned integers of their size, so every bit counts
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """Elements `[start, start + count)` of a rank's data, in buffers with the given seeds."""
 
     start: int
@@ -16,8 +16,7 @@ class Stretch:
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPattern:
+class ArrayPattern(Struct, frozen=True):
     """A pattern of test data on the arrays of a namespace. Results have the shape (buffers, elements)."""
 
     namespace: ArrayNamespace

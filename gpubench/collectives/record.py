@@ -1,19 +1,18 @@
 """The record of a collective: its calls, the data it has to move, and the request for a sweep of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field, fields
+
+from msgspec import Struct, field
 
 from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, Segment
 from gpubench.model.terms.plain import Bytes, Count
 from gpubench.model.terms.statistics import Sampling
 from gpubench.ports.backend import CollectiveCalls, Launch, Region
-from gpubench.records import dataclass
 
 ALIGNMENT_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One operation on one rank, ready to be issued."""
 
     send: Region
@@ -26,8 +25,7 @@ class Call:
     ranks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(Struct, frozen=True, kw_only=True):
     """One collective: its layout of counts, expected receive buffer, library call, and busbw factor.
 
     `in_place` is false where NCCL defines no in-place form; `point_to_point` is made of sends and receives;
@@ -79,8 +77,7 @@ def every_block(layout: Layout, ranks: int) -> tuple[Segment, ...]:
     return tuple(Segment(offset=source * block, count=block, start=0, source=source) for source in range(ranks))
 
 
-@dataclass(frozen=True, slots=True)
-class Movement:
+class Movement(Struct, frozen=True):
     """The least elements that must leave a rank, and arrive there."""
 
     sent: int
@@ -118,8 +115,7 @@ def exchanges(collective: Collective, layout: Layout, ranks: int, root: int) -> 
                 yield segment.source, rank
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(Struct, frozen=True):
     """One rank's part: the collectives among all ranks, in its node, and among the ranks with its place in theirs."""
 
     whole: CollectiveCalls
@@ -154,8 +150,7 @@ def _from(region: Region, elements: int, dtype: DataType) -> Region:
     return Region(region.memory, region.offset_bytes + elements * dtype.size_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """The request for a sweep of any collective.
 
     0 `graph_replays` launch without a graph. `ops` is for collectives that reduce. 0 `cycles` run until interrupted.
@@ -177,11 +172,10 @@ class Asked:
         """Return the request for one collective, skewed if asked for."""
         if self.skew is not None and collective.skewed is not None:
             collective = collective.skewed(self.skew)
-        return SweepRequest(collective=collective, **{each.name: getattr(self, each.name) for each in fields(Asked)})
+        return SweepRequest(collective=collective, **{name: getattr(self, name) for name in Asked.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest(Asked):
+class SweepRequest(Asked, frozen=True, kw_only=True):
     """The request for a sweep of one collective."""
 
     collective: Collective
@@ -189,4 +183,4 @@ class SweepRequest(Asked):
     @property
     def asked(self) -> Asked:
         """The request without the collective, for a recording."""
-        return Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)})
+        return Asked(**{name: getattr(self, name) for name in Asked.__struct_fields__})

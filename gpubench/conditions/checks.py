@@ -1,8 +1,10 @@
 """The checks of `gpubench check`: groups of conditions under the names that reports list, and what they need."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions import subjects
 from gpubench.conditions.circumstances import Facts
@@ -15,11 +17,9 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Origin, Verdict
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A check: its name, what it looks for, what has to be measured for it, whether it says something of machines
     without GPUs too, and whether `gpubench topo` has it beside the wiring that it shows.
 
@@ -209,8 +209,7 @@ WIRING = tuple(check for check in CHECKS if check.of_wiring)
 _OF_CHECK = {check.name: [each for each in CONDITIONS if each.check == check.name] for check in CHECKS}
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """What the conditions of a check found, and what they could not look at."""
 
     findings: tuple[Finding, ...]

@@ -1,10 +1,12 @@
 """The run in which conditions are looked for: machines, processes, settings, figures, paths, and NCCL's log of them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.model.facts.process import ENVIRONMENT, GpuCondition, MpiSupport, RankFacts
@@ -21,13 +23,11 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import NO_CURE, Cure
-from gpubench.records import dataclass
 
 _OFF = ("", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
+class Together(Struct, frozen=True):
     """Pairs that copied at once, in GB/s all together: written by their sources, and read by their destinations."""
 
     pattern: str
@@ -36,8 +36,7 @@ class Together:
     read_gb_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class IssueTime:
+class IssueTime(Struct, frozen=True):
     """The time that the host of the slowest rank takes to issue an operation, and the operation's, in microseconds."""
 
     label: str
@@ -54,8 +53,7 @@ class IssueTime:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     """The run, and its paths. Positions of GPUs are those of `wiring`; where ranks have them, the rank's.
 
     `settings` are the user's, by variable: the distinct values that ranks have, without what gpubench set itself.
@@ -246,8 +244,7 @@ class Circumstances:
         return [each for each in self.facts if each.node == node]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True, dict=True):
     """The input of all checks: every node, the kinds they form, every rank, and the profile that each node matches."""
 
     nodes: Sequence[Topology]
@@ -334,8 +331,7 @@ SOCKET = "Socket"
 ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLog:
+class ProcessLog(Struct, frozen=True):
     """The log of one process: its settings, and its lines that explain a path."""
 
     settings: tuple[tuple[str, str], ...] = ()
@@ -346,8 +342,7 @@ class ProcessLog:
         return dict(self.settings).get(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class Staged(Struct, frozen=True, kw_only=True):
     """Two ranks that communicate through host memory, and everything the log shows about them.
 
     `one_node` is whether NCCL takes both for ranks of one machine, `same_machine` whether the log shows that they are.

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Circumstances, LoggedReason, Staged
 from gpubench.conditions.policy import EXPLAINS, NOTHING, SEVERITIES, Explains
@@ -17,7 +19,6 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.verdict import NO_CURE, Cure, Finding, Verdict
-from gpubench.records import dataclass
 
 BESIDE = (Effect.SLOW, Effect.WRONG, Effect.APPLICATION)  # Reported although they do not explain host staging
 NONE_EXPECTED = "none"  # What a condition expects that does not say what is healthy: none of it
@@ -25,8 +26,7 @@ _MOST_SUBJECTS = 4
 _MOST_SEEN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sighting(Struct, frozen=True, kw_only=True):
     """A condition as it was detected in one place.
 
     `gpus` are the positions of the GPUs whose paths it affects, None for all GPUs of the run; `pairs` are the ordered
@@ -59,8 +59,7 @@ class Sighting:
         return self.gpus is None or not self.gpus.isdisjoint(pair)
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(Struct, frozen=True):
     """A place where a condition could not be looked for, and the reason."""
 
     subject: str
@@ -85,8 +84,7 @@ def in_each_node(look: Look) -> Look:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Struct, frozen=True, kw_only=True):
     """One thing that can be wrong with a machine, a setting or a job.
 
     `title` uses the words that people search for, `cure` has the commands and a comment, `link` is a report of somebody
@@ -166,8 +164,7 @@ class Condition:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """Conditions of one kind: the module's name, a title, and the conditions in the order of detection."""
 
     name: str
@@ -377,8 +374,7 @@ _CODES = {
 """Meanings of ncclResult_t."""
 
 
-@dataclass(frozen=True, slots=True)
-class Complained:
+class Complained(Struct, frozen=True):
     """Finds complaints that match the pattern `form` and calls that returned one of `codes`, as one sighting.
 
     With `of_programs` only complaints that NCCL did not write count. Those that match `telling` are shown rather than

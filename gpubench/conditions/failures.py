@@ -5,9 +5,10 @@ The forms of NCCL's own diagnostics are those of the text in NCCL 2.32.3; none o
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import unset
 from gpubench.conditions.condition import (

@@ -3,9 +3,11 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from math import inf, log
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.ranking import MOST_TIMES, distance
 from gpubench.conditions.registry import CONDITIONS, FAMILIES
@@ -13,7 +15,6 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
-from gpubench.records import dataclass
 
 _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
 
@@ -37,8 +38,7 @@ _BY_ID = {each.id: each for each in CONDITIONS}
 _FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for each in family.conditions}
 
 
-@dataclass(frozen=True)
-class _NamedDevices:
+class _NamedDevices(Struct, frozen=True):
     """One subject of a finding: its host, '' if it names none, and the GPUs and PCI addresses that it names."""
 
     host: str

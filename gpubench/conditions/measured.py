@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from msgspec import Struct
+
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
 from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, is_large_copy, odd_ones
@@ -27,15 +29,13 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, format_time, grouped
 from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, overall
-from gpubench.records import dataclass
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
 clock of its core."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Slowness:
+class _Slowness(Struct, frozen=True):
     """What is slow in one kind of copies: the names of GPUs, pairs or patterns, and the gravest verdict."""
 
     names: tuple[str, ...]

@@ -1,10 +1,12 @@
 """PCIe links trained low, counting errors or shared by pairs, and traffic that ACS or an IOMMU redirects to the CPU."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances
 from gpubench.conditions.condition import (
@@ -37,7 +39,6 @@ from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import percent
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
-from gpubench.records import dataclass
 
 _BELOW_ONE_SWITCH = ("PIX", "PXB")
 
@@ -48,8 +49,7 @@ limit, the two differ by at most a third (H200, over NVLink)."""
 _SEVERAL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
+class _Lane(Struct, frozen=True):
     """A PCIe link that GPU traffic uses: `link` is as it is trained, `most` what both its ends support.
 
     `ends_known` is whether the port above was read, `alike` are the links of siblings: GPUs of one model, GPU ports of

@@ -1,13 +1,14 @@
 """The two tables of policy over all conditions: severity, with whether a node is drained, and what a cause explains."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.verdict import FIGURES, Finding, Verdict, exit_code
-from gpubench.records import dataclass
 
 
 class Relation(StrEnum):
@@ -47,8 +48,7 @@ class Slowed(StrEnum):
 BYTES = (Slowed.NVLINK, Slowed.PCIE, Slowed.NETWORK)
 
 
-@dataclass(frozen=True, slots=True)
-class Explains:
+class Explains(Struct, frozen=True):
     """What a cause can explain: the kinds of paths through host memory, and the part of slow operations (empty: any).
 
     `effects` are the same in words; SLOW, WRONG and APPLICATION among them are no path through host memory.
@@ -145,8 +145,7 @@ EXPLAINS: Mapping[str, Explains] = {id_: row for row, ids in _ROWS for id_ in id
 FAIL, WARN, ERROR, SKIP = Verdict.FAIL, Verdict.WARN, Verdict.ERROR, Verdict.SKIP
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
+class Grade(Struct, frozen=True):
     """The severity of a condition and the source it rests on; `degrees` says when it is another one.
 
     `own_fault` is false if a FAIL or ERROR is due to the job, or if something could not be measured.

@@ -1,9 +1,10 @@
 """Processes and their containers: shared memory, namespaces, devices, rights, CPUs, CUDA settings, attached tools."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import VERIFIED_COPIES, Circumstances, LoggedReason, Staged
 from gpubench.conditions.condition import (

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import (

@@ -1,8 +1,10 @@
 """The causes that hold, in the order to look at them, each with its consequences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import inf, log
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import SOCKET, Circumstances, Staged
 from gpubench.conditions.condition import (
@@ -22,7 +24,6 @@ from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, joined_cures, overall
-from gpubench.records import dataclass
 
 UNKNOWN = Explanation(
     "unknown",
@@ -55,8 +56,7 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
     return abs(log(max(cause_percent, 1.0) / max(figure_percent, 1.0)))
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """A cause that holds: where it was seen, and the causes that follow from it."""
 
     cause: Condition
@@ -137,8 +137,7 @@ class Named:
         return replace(self, sightings=touching, implied=implied) if touching else None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The causes that hold, those to look at first first, and by cause why it is not known whether others do."""
 
     named: tuple[Named, ...]

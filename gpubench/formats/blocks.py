@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Column, Grid, GridCell, field_text
 from gpubench.formats.table import text_module
@@ -18,7 +20,6 @@ from gpubench.model.results.scan import ScanCellRow
 from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.units import compress_names, format_size, grouped, some_of
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
-from gpubench.records import dataclass
 
 R = TypeVar("R")
 
@@ -45,8 +46,7 @@ _SPELLINGS = (
 _SPELLING = {word.lower(): word for word in _SPELLINGS}
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """A table with a verdict for each line, None if it was not judged. `left_out` counts further lines.
 
     If it `folds`, lines that pass are hidden until a reader asks for them.

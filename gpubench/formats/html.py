@@ -13,6 +13,8 @@ from itertools import chain, count, groupby
 from pathlib import Path
 from statistics import median
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.formats.blocks import Block, Listing, blocks, copies_of_report, facts, outcome, title
 from gpubench.formats.json import DocumentRun, DocumentWriter
@@ -26,7 +28,6 @@ from gpubench.model.results.history import DatedName, Trend, TrendPoint, headlin
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import WORST_FIRST, Finding, Verdict
 from gpubench.readers.results.history import PastRun, past_runs
-from gpubench.records import dataclass
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #57606a; --line: #d0d7de; --card: #f6f8fa;
@@ -106,8 +107,7 @@ _KINDS = 4
 """Colours and dashes that the style sheet has for curves."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
+class _Scale(Struct, frozen=True):
     """The scales of a picture: sizes along x, values along y."""
 
     first: float

@@ -4,10 +4,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.formats.registry import Style, Target
 from gpubench.model.results.history import DatedName
@@ -24,7 +26,6 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.results.result_file import ALIKE, alike_rows
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 UNFINISHED = Report(
     verdict=Verdict.ERROR, complete=False, sentence=f"{Verdict.ERROR}: the run has not ended, or was killed"
@@ -175,8 +176,7 @@ def replace_atomically(path: Path, text: Iterable[str]) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentRun:
+class DocumentRun(Struct, frozen=True):
     """What is known of a run: its metadata, the rows so far, and its outcome."""
 
     metadata: Metadata

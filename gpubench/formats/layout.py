@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.model.results import compare
 from gpubench.model.terms import units
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 INDENT = "  "
 VERDICT_MARKS = {Verdict.FAIL: "!", Verdict.WARN: "*", Verdict.INCONCLUSIVE: "~"}
@@ -155,8 +156,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(units.printable_line(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-@dataclass(frozen=True, slots=True)
-class GridCell:
+class GridCell(Struct, frozen=True):
     """A cell of a grid: its words, its verdict, and how near it is to what is expected, else to the best of its kind.
 
     The share is between 0 and 1, and None for a cell that is no number. Cells that are only compared with each other
@@ -169,8 +169,7 @@ class GridCell:
     is_relative: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """A matrix, for example between devices."""
 
     title: str

@@ -6,9 +6,11 @@ shown by colour alone.
 
 import re
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import field, replace
 from html import escape
 from statistics import median
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
 from gpubench.model.results.report import PairRow
@@ -16,7 +18,6 @@ from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
 from gpubench.model.terms.units import format_size, grouped, printable_line
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
-from gpubench.records import dataclass
 
 
 def html_text(text: str) -> str:
@@ -38,8 +39,7 @@ _ARROW = " → "
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """The bandwidth of a wire in GB/s and what it is compared with. None if unknown."""
 
     gb_s: float | None = None
@@ -58,8 +58,7 @@ class Reach:
         return f"{self.gb_s:.3g}" + (f" of {self.of_gb_s:.3g}" if self.of_gb_s else "") + f" GB/s {self.what}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class MachinePart:
+class MachinePart(Struct, frozen=True):
     """A device, a switch or a NUMA node. `above` is the position of its parent in the machine, None for the top."""
 
     name: str
@@ -76,8 +75,7 @@ class MachinePart:
         return _GPU.fullmatch(self.name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(Struct, frozen=True):
     """The connection of two GPUs, with the slower of its two directions."""
 
     ends: Pair
@@ -91,8 +89,7 @@ class Wire:
         return _NVLINK.fullmatch(self.path) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A node: everything in it, parents first, and its wires. `fabric` is the path class that all GPUs share."""
 
     node: str
@@ -272,8 +269,7 @@ _ORDER = ("s", *(kind for _, kind, _ in _SHARES))
 _SIGNS = {Verdict.FAIL: "✗", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.INCONCLUSIVE: "~"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Spot:
+class _Spot(Struct, frozen=True):
     """The place of a part: its vertical middle, and its left and right edge."""
 
     y: float

@@ -5,17 +5,17 @@ problem, 1 problem, anything else unknown. The `slurm` style has the same codes,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from gpubench.errors import DONE
 from gpubench.formats.registry import DATED, NAGIOS, NPD, SLURM, TABLE, Format
 from gpubench.model.terms.units import printable_line
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report
@@ -134,16 +134,14 @@ class Color(StrEnum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """A file to write, in the format of its suffix, or a folder for a dated result."""
 
     path: Path
     format: Format
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presentation:
+class Presentation(Struct, frozen=True, kw_only=True):
     """The outputs and the look of a report. `section`, `width` and `exit_style` are None if nobody chose.
 
     `defaults` are options from the environment or `defaults_file`, with their places. `job_defaults` are those that

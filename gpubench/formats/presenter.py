@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec.structs import replace
 
 from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, naming_output
 from gpubench.formats.delivery import is_reader_gone, say

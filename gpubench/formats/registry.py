@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gpubench.records import dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from gpubench.model.results.report import Metadata, Report, Row
@@ -27,8 +27,7 @@ class Writer(Protocol):
     def end(self, report: "Report") -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """The look of an output: columns of the terminal or page, and whether colours may be used.
 
     `section` is for formats that show a single one. None is the report's main section. `plot` adds curves to a table.
@@ -47,8 +46,7 @@ class Style:
     terminal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The place of an output: an open stream, or a file that is opened when the run begins."""
 
     stream: TextIO | None = None
@@ -88,8 +86,7 @@ def target_of(path: Path) -> Target:
         return Target(stream=open(opened, "w", encoding="utf-8", newline=""))  # noqa: PTH123
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """An output format: its name, the file suffix that picks it, and what makes its writers.
 
     A format without a suffix is for stdout only. `maker` is 'module:name', imported for the first writer.

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import isqrt
 
+from msgspec import Struct
+
 from gpubench.formats.json import DocumentRun, documents
 from gpubench.model.results.backends import WinnerRow
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.settings import NcclSetting
 from gpubench.model.terms.units import format_size, printable_line
-from gpubench.records import dataclass
 
 _COLUMNS = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 _KNOWN = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
@@ -27,8 +28,7 @@ _IN_THE_COLUMNS = {f"NCCL_{end}_{what}" for end in ("MIN", "MAX") for what in ("
 """Variables whose effect is the number of channels, which has a column."""
 
 
-@dataclass(frozen=True, slots=True)
-class TunedSize:
+class TunedSize(Struct, frozen=True):
     """What the file asks for at one measured size."""
 
     size_bytes: int

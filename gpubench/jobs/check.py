@@ -4,9 +4,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench import errors
 from gpubench.backends.timing import copy_seconds
@@ -43,7 +45,6 @@ from gpubench.ports.group import Group
 from gpubench.profiles import ProfileMatch, profile_for, profiles_for
 from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.readers.documents import read_json_line
-from gpubench.records import dataclass
 
 NAME = "check"
 _WITHOUT_GPU = f"--profile host checks NICs, libraries and CPUs; {errors.SIMULATED_INSTEAD}"
@@ -433,8 +434,7 @@ def _as_recorded(origin: str) -> str:
     return Origin.RECORDED if origin == Origin.MEASURED else origin
 
 
-@dataclass(frozen=True)
-class RankMeasurer:
+class RankMeasurer(Struct, frozen=True):
     """Measures a job: copies on the first rank of each node, collectives on all ranks. Every rank has to call it."""
 
     why_alone = ""

@@ -1,9 +1,11 @@
 """Stored results: two sets compared, this machine's past, and a profile learned from some."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.backends.timing import no_garbage_collection
 from gpubench.errors import UsageError
@@ -28,7 +30,6 @@ from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.profiles import find, match, own_profiles, read_profile
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import list_results, past_figures
-from gpubench.records import dataclass
 
 
 def bandwidth_of(past: PastFigures | None) -> PastBandwidth:
@@ -220,8 +221,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
+class _Sides(Struct, frozen=True):
     """The files of a comparison. `series` names it if there are several."""
 
     series: str | None

@@ -3,7 +3,8 @@
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+from msgspec import Struct
+
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.machine.children import module_command, with_package
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
@@ -25,7 +27,6 @@ from gpubench.model.results.report import (
 from gpubench.model.results.result_file import MATRICES, TABLES
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.frame import DataFrame
@@ -114,8 +115,7 @@ One = str | float | os.PathLike[str]
 Value = One | bool | Iterable[One] | None  # None where the option is not given, False for its `--no-` form
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """The result of a command, and its exit code. In a notebook it is shown as the html report."""
 
     stored: "StoredRun"

@@ -1,7 +1,9 @@
 """The machines of a run: nodes, processes, and their source."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import LOAD_DRIVER, CouldNotMeasureError, no_gpu
 from gpubench.model.facts.health import without_hidden
@@ -10,7 +12,6 @@ from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.nodes import topologies, with_own_names
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
-from gpubench.records import dataclass
 
 _NEEDED = ("nvml", "cuda")  # Sources of facts without which nothing is measured
 _NONE_FOUND = "the driver finds none on this host"
@@ -43,8 +44,7 @@ def check_any_gpu(
         raise error
 
 
-@dataclass(frozen=True, slots=True)
-class Machines:
+class Machines(Struct, frozen=True):
     """Nodes, processes and environment. `source` has the options that name the machines, None for this one."""
 
     nodes: Sequence[Topology]

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpubench.collectives.registry import SUMMARIES
@@ -40,7 +40,6 @@ from gpubench.model.terms.overlap import (
 )
 from gpubench.model.terms.statistics import DEFAULT_ITERATIONS, Mode
 from gpubench.model.terms.units import parse_sizes
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.jobs.collective.overlap import OverlapRankJob

@@ -1,12 +1,15 @@
 """Measure copies between GPUs: in this process, between ranks, simulated, or replayed."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from gpubench.backends.copies import CudaRankCopies, Network
 from gpubench.backends.cuda import CudaDevice
@@ -63,7 +66,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, profile_for
-from gpubench.records import dataclass
 from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
 _MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
@@ -194,8 +196,7 @@ def check_managed(support: Sequence[ManagedSupport]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopySetup:
+class CopySetup(Struct, frozen=True, kw_only=True):
     """A run that is ready to be measured. `ranks` is empty if one process measures."""
 
     plan: P2pPlan
@@ -281,7 +282,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
         machine = CopyMachine(wiring, found.gpus, machines.processes, matched, origin, apart)
     machine = replace(machine, profile_asked_for=plan.profile is not None, expected_gpus=plan.expected_gpus)
     return CopySetup(
-        plan=replace(plan, strict=plan.strict or found.strict, like=found.like),
+        plan=dataclasses.replace(plan, strict=plan.strict or found.strict, like=found.like),
         machines=machines,
         machine=machine,
         request=found.request,
@@ -444,7 +445,7 @@ def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
     simulation.note_effects(COPIES)
     copies = SimulatedCopies(simulation.machine, simulation.faults, simulation.seed)
     managed = SimulatedManaged(copies) if plan.memory is MemoryKind.MANAGED else None
-    plan = replace(plan, check=plan.check and copies.corrupts)
+    plan = dataclasses.replace(plan, check=plan.check and copies.corrupts)
     return _setup(plan, first, copies, NoCounters(), {}, managed=managed)
 
 

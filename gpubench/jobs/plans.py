@@ -7,7 +7,7 @@ gets its `presentation` after all other checks.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -36,7 +36,6 @@ from gpubench.jobs.options import (
 )
 from gpubench.jobs.sources import Here, Recording, Replayed, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.terms.units import parse_sizes
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.measure.watch.jobs import WatchedJobs

@@ -4,10 +4,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.backends.mpi import group as mpi
 from gpubench.errors import (
@@ -38,7 +40,6 @@ from gpubench.ports.group import Group
 from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog import rank as watchdog
 from gpubench.ranks.watchdog.rank import RankProgress
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.backends import cuda
@@ -148,8 +149,7 @@ class NcclVersion(Protocol):
         """The file that it was loaded from."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankNccl:
+class RankNccl(Struct, frozen=True):
     """A rank, the NCCL library that it loaded, and whether ranks may share a GPU with it."""
 
     rank: RankIdentity
@@ -249,8 +249,7 @@ class RankJob(Protocol):
         """Do this rank's part; return the exit code, alike on all ranks. `channel` leads to the launching process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(Struct, frozen=True):
     """How the ranks of a job start and end together. `place` is where they meet, if that is known."""
 
     start: Callable[[LaunchedBy, Sequence[str]], Any]

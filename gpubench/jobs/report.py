@@ -5,9 +5,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Circumstances
@@ -22,7 +24,6 @@ from gpubench.measure.collective import judged_rows
 from gpubench.measure.collective.report import SpeedJudge
 from gpubench.measure.p2p.request import (
     NVBANDWIDTH,
-    Bench,
     Copy,
     CopyMachine,
     HostCopy,
@@ -59,14 +60,12 @@ from gpubench.ports.group import Listener
 from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
-from gpubench.records import dataclass
 from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
 
 _NO_FIGURE = "no figure of this pair in the file"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ReadRequest(P2pRequest):
+class _ReadRequest(P2pRequest, frozen=True, kw_only=True):
     """A request for what a file has, including the copies with host memory that it names."""
 
     with_host: tuple[HostCopy, ...] = ()
@@ -76,8 +75,7 @@ class _ReadRequest(P2pRequest):
         yield from self.with_host
 
 
-@dataclass(frozen=True)
-class _ReadBench(Bench):
+class _ReadBench(Struct, frozen=True):
     """Returns what a file has of each copy. Nothing is measured."""
 
     cells: Mapping[str, Cell]
@@ -97,8 +95,7 @@ class _ReadBench(Bench):
         return ()
 
 
-@dataclass(frozen=True)
-class _WithOwnIds(NullListener):
+class _WithOwnIds(NullListener, Struct, frozen=True):
     listener: Listener[PairRow]
     bus_ids: Mapping[str, str | None]
 
@@ -108,8 +105,7 @@ class _WithOwnIds(NullListener):
         self.listener.row(replace(row, source_bus_id=source, destination_bus_id=destination))
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCopies:
+class ReadCopies(Struct, frozen=True):
     """The copies of a file by GPU: the names in its rows, in order, and the host."""
 
     names: tuple[str, ...]
@@ -298,8 +294,7 @@ def _with_nics(profile: Profile, nics: Nics) -> Profile:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedTable:
+class JudgedTable(Struct, frozen=True):
     """Rows of one collective on one number of ranks, and the machine that they are judged by, None if unknown.
 
     `ranks` are as the file names them, `located` as they are on the machine.

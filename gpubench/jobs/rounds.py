@@ -5,9 +5,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
@@ -32,7 +34,6 @@ from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.ranks.scan.coordinator import NodeRanks
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
-from gpubench.records import dataclass
 
 NAME = "scan"
 
@@ -175,8 +176,7 @@ _MOST_BYTES = 512 * 2**20
 _WANTED = Wanted("a folder that gpubench scan --rounds wrote", "gpubench scan --rounds DIR", _MOST_BYTES, "rounds/")
 
 
-@dataclass(frozen=True, slots=True)
-class KeptScan:
+class KeptScan(Struct, frozen=True):
     """The contents of a folder of rounds.
 
     `phases_0` are of the scan and of each job that resumed it. `before` has what failed in any of them.

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from msgspec import Struct
+
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.scan_worker import PAIR
 from gpubench.errors import CouldNotMeasureError, GpubenchError, UsageError, shared_gpu_under_launcher
@@ -67,7 +69,6 @@ from gpubench.ranks.scan.supervisor import RankCard, Supervisor
 from gpubench.ranks.watchdog import rank as watchdog
 from gpubench.ranks.watchdog.peers import offered_addresses
 from gpubench.readers.leaves import leaves_of
-from gpubench.records import dataclass
 from gpubench.simulated.scan import (
     SimulatedRounds,
     host_names,
@@ -93,8 +94,7 @@ _SECRET_BYTES = 32
 _NOT_HERE = "it is not in the job that goes on"
 
 
-@dataclass(frozen=True, slots=True)
-class ScanMembers:
+class ScanMembers(Struct, frozen=True):
     """What all ranks know after they met: addresses, placement and the secret.
 
     `nodes` has the facts of every host, on rank 0 only.

@@ -7,10 +7,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from json import JSONDecodeError, JSONDecoder
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from gpubench.errors import WRONG_USAGE, UsageError
 from gpubench.formats.delivery import say

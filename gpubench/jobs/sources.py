@@ -5,15 +5,17 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from gpubench.errors import UsageError
 from gpubench.jobs.options import SIMULATE, option
 from gpubench.model.facts.environment import LaunchedBy, bearing_on_performance
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -36,8 +38,7 @@ class Recording:
     record: Path | None = option("DIR", "Also write all facts and raw samples to this folder.", read=Path)
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Struct, frozen=True):
     """A simulated machine with its faults. `text` and `broken` are as the user wrote them.
 
     `environment` has the job's NCCL variables with a known effect, and `ignored` has the others.
@@ -176,8 +177,7 @@ class SimulationOptions:
 SECONDS_TO_READ_A_NODE = 10.0  # Of a node that is read beside a measurement, which goes on without its facts
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Here(Struct, frozen=True):
     """This machine and this process. `timeout_s` is how long the driver may take to answer."""
 
     timeout_s: float
@@ -207,8 +207,7 @@ def _of_this_process(snapshot: "Snapshot") -> "Machines":
     return Machines.of([snapshot], [read_rank_facts(0, 0, 0, environment)], None, environment)
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulated(Struct, frozen=True):
     """Machines that are made from a profile and faults."""
 
     simulation: Simulation
@@ -238,8 +237,7 @@ class Simulated:
         return [rank_facts(rank, variables.get(node, {}), own, node) for rank, (node, own) in enumerate(ranks)]
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(Struct, frozen=True):
     """Machines that `--record` wrote to a folder; with `host` those of one host."""
 
     directory: Path
@@ -258,8 +256,7 @@ class Replayed:
         return Machines.of(snapshots, processes, self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class FromFile:
+class FromFile(Struct, frozen=True):
     """One machine that a file of another tool describes."""
 
     path: Path

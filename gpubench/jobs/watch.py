@@ -1,5 +1,6 @@
 """Watch traffic live: the readings, the clock, the loop over intervals, and the screen."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -8,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError, advising, no_gpu
 from gpubench.formats.presentation import Presentation
@@ -500,7 +502,7 @@ def _paced(
         recorded = _recorded_readers(plan.source.directory)
         interval_s = max(each.interval_s for each in recorded) or plan.interval_s
         return (
-            replace(plan, interval=interval_s),
+            dataclasses.replace(plan, interval=interval_s),
             RecordedPace(lambda: max(each.elapsed for each in recorded)),
             recorded,
         )

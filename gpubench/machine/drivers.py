@@ -2,12 +2,11 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from itertools import permutations
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from gpubench.records import dataclass
+from msgspec import Struct, field
 
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
@@ -30,8 +29,7 @@ class CudaUnavailableError(Exception):
         self.absent = absent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaGpu:
+class CudaGpu(Struct, frozen=True, kw_only=True):
     """A GPU under CUDA's index in this process."""
 
     index: int
@@ -41,8 +39,7 @@ class CudaGpu:
     features: Mapping[str, bool] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaFacts:
+class CudaFacts(Struct, frozen=True, kw_only=True):
     """The GPUs that this user's processes see. `peers` is keyed by source and destination bus id. `absent` says why
     empty.
     """

@@ -4,15 +4,15 @@ import contextlib
 import ctypes
 import uuid
 from collections.abc import Mapping
-from dataclasses import field
 from itertools import permutations
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
 from gpubench.model.facts import snapshot
 from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
 from gpubench.model.terms.units import ranges_of
-from gpubench.records import dataclass
 
 _COMMON_SPEED = 90
 _LINK_COUNT = 91
@@ -62,8 +62,7 @@ def _count_by_asking(answers: Answers) -> int | None:
     return most
 
 
-@dataclass(slots=True)
-class _LinkReader:
+class _LinkReader(Struct):
     answers: Answers
     fields: dict[tuple[int, int], int]
     common_speed_mb_s: int | None
@@ -224,8 +223,7 @@ _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t. Level 0 is two GPUs on one board, which share its switch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlFacts:
+class NvmlFacts(Struct, frozen=True, kw_only=True):
     """The node according to NVML. `driver.absent` says why there is no driver."""
 
     driver: snapshot.DriverFacts = field(default_factory=snapshot.DriverFacts)

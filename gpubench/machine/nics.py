@@ -5,15 +5,16 @@ RDMA ports were not tried on hardware. The code follows Documentation/ABI/stable
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.machine.host import UnknownFields, exists, is_link, names_in, number_of, printable, text_of
 from gpubench.machine.pci import driver_of, pci_address, pci_folder, place_of, trained_link
 from gpubench.model.facts.snapshot import SOFTWARE_RDMA, Gid, NicFacts, NicKind, RdmaPort
 from gpubench.model.facts.traffic import LOOPBACK, NicReading
-from gpubench.records import dataclass
 
 _COUNTERS = frozenset(
     (
@@ -143,8 +144,7 @@ _MODELS = {
 """Names by `hca_type`: MT and the PCI device id in decimal (pci.ids, vendor 15b3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Interface:
+class _Interface(Struct, frozen=True):
     """A network interface of a device. `port` counts from 0."""
 
     name: str
@@ -345,8 +345,7 @@ def _numbers(folder: Path, names: Iterable[str]) -> Iterable[tuple[str, int]]:
             yield name, count
 
 
-@dataclass(frozen=True, slots=True)
-class _InterfaceFiles:
+class _InterfaceFiles(Struct, frozen=True):
     """The file names of an interface, built once because every interval reads them."""
 
     name: str

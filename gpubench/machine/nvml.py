@@ -8,10 +8,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.drivers import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Answers, text
 from gpubench.ports.copies import LinkBytes
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.machine.gpus import NvmlFacts
@@ -22,8 +23,7 @@ _NOT_FOUND = "NVML does not start (NVML Shared Library Not Found)"
 _NO_DRIVER = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(Struct, frozen=True):
     """The NVIDIA driver: all `gpus`, those `visible` to CUDA, and `cuda` as 13000 for 13.0. `absent` says why it is
     missing.
     """

@@ -7,14 +7,15 @@ tried on hardware. Only root may read them.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.machine.host import UnknownFields, names_in, number_of, text_of
 from gpubench.model.facts import snapshot
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
-from gpubench.records import dataclass
 
 # Intel VMD has domains of more than four digits (10000:e1:00.0). Hyper-V counts them up from odd numbers.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -27,8 +28,7 @@ _NVIDIA = 0x10DE
 _UNKNOWN_WIDTHS = (0, 63, 255)  # 0: no link (virtual machines). 63 and 255: the device has dropped off
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevices:
+class PciDevices(Struct, frozen=True):
     """The folders of a host's NVIDIA devices in address order."""
 
     gpus: tuple[Path, ...] = ()

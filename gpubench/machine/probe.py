@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from gpubench import __version__
 from gpubench.errors import MPS_PERCENTAGE, UsageError
@@ -40,7 +42,6 @@ from gpubench.model.facts.snapshot import (
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
-from gpubench.records import dataclass
 
 _SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
 _SECONDS_TO_EXIT = 10.0  # Wait for the exit status of a child whose output ended, because it is the only explanation
@@ -48,8 +49,7 @@ _CHUNK_BYTES = 2**16
 _LEAST_WAIT_S = 1.0  # A hung driver leaves its caller asleep. An overloaded host leaves it waiting for a CPU.
 
 
-@dataclass(frozen=True, slots=True)
-class StageResult:
+class StageResult(Struct, frozen=True):
     """A child's answer, or the reason why there is none."""
 
     document: dict[str, Any] | None = None

@@ -8,9 +8,11 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.machine import host
@@ -27,7 +29,6 @@ from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.terms.units import ranges_of
 from gpubench.readers.machines.nccl_topology import Element, Parser
-from gpubench.records import dataclass
 
 _CAPABILITIES = {
     2: "DAC_READ_SEARCH",
@@ -280,8 +281,7 @@ SECONDS_TO_ANSWER = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFiles:
+class UserFiles(Struct, frozen=True, kw_only=True):
     """The contents of user files that NCCL reads. `unknown` has a reason per missing file."""
 
     nccl_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

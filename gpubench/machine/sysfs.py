@@ -6,13 +6,13 @@ IMEX and the subnet manager were not tried on hardware.
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from gpubench.machine import host, pci
 from gpubench.machine.nics import nic_devices, read_nics, read_rdma_ports
 from gpubench.model.facts import snapshot
-from gpubench.records import dataclass
 
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", re.ASCII)
 _NUMA_NODE = re.compile(r"node(\d+)", re.ASCII)
@@ -349,8 +349,7 @@ _DEVICE_FILE = re.compile(r"nvidia\d+", re.ASCII)
 _MINOR = re.compile(r"\d{1,6}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SysfsFacts:
+class SysfsFacts(Struct, frozen=True, kw_only=True):
     """The node according to the kernel. `gpu_drivers` and `device_files` distinguish lost GPUs from other machines'
     GPUs.
     """

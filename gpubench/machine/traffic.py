@@ -9,9 +9,11 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.machine.children import die_with_parent, module_command, with_package
@@ -35,7 +37,6 @@ from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.facts.traffic import GpuReading, GpuUse, NodeReading, TaskFacts
 from gpubench.model.terms.plain import from_plain
-from gpubench.records import dataclass
 
 _ALL = "throttling, clocks and other users"
 
@@ -304,8 +305,7 @@ _SECONDS_TO_SECOND_LOOK, _MOST_SECONDS_BETWEEN_LOOKS = 2.0, 5.0
 Settings = Callable[[Mapping[str, str]], dict[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownTask:
+class _KnownTask(Struct, frozen=True):
     task: TaskFacts
     stat: Path
     started: str

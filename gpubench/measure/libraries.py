@@ -1,7 +1,8 @@
 """Builds the report on the libraries that move data between GPUs, from the facts of each host."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from gpubench.model.facts import process
 from gpubench.model.results.backends import LibraryKind, LibraryRow
@@ -9,7 +10,6 @@ from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
-from gpubench.records import dataclass
 
 SECTIONS = (LibraryRow.section, "findings")
 
@@ -35,8 +35,7 @@ _NOT_PROBED = "--backend mpi tries each operation"
 _MOST_SUBJECTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HostLibraries:
+class HostLibraries(Struct, frozen=True):
     """The libraries of one host, and whether its kernel exports GPU memory as dma-buf (None if unknown)."""
 
     facts: process.LibrariesFacts
@@ -44,8 +43,7 @@ class HostLibraries:
     dma_buf_unknown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(Struct, frozen=True):
     """One copy of NCCL on a host: its place, and the programs that would use it."""
 
     version: str

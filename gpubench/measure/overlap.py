@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from statistics import fmean
 from time import perf_counter
 from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts
@@ -32,7 +34,6 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, gro
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
-from gpubench.records import dataclass
 
 _SECONDS_A_BATCH = 0.06
 _FEWEST_STEPS = 3  # Per batch. The first step does not count
@@ -54,16 +55,14 @@ class StepPhase(NamedTuple):
     operations: int
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSample:
+class PhaseSample(Struct, frozen=True):
     """The measured steps of one rank, and readings of its GPU during them."""
 
     steps: list[overlap.ClockedStep]
     load: GpuLoad
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseOfRanks:
+class PhaseOfRanks(Struct, frozen=True):
     """The measured steps of all ranks, and readings of their GPUs."""
 
     steps: overlap.StepsOfRanks
@@ -77,8 +76,7 @@ class PhaseOfRanks:
         )
 
 
-@dataclass(slots=True)
-class StepMeter:
+class StepMeter(Struct):
     """Measures phases on this rank. Every rank makes the same calls."""
 
     group: Group
@@ -132,8 +130,7 @@ class StepMeter:
             self._readings.append(self.read_load())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapCase:
+class OverlapCase(Struct, frozen=True, kw_only=True):
     """One row to measure: a size of a collective under a cap of its CTAs, with a partner."""
 
     collective: str
@@ -303,8 +300,7 @@ class _AloneRows:
         self.rows.append(row)
 
 
-@dataclass(frozen=True, slots=True)
-class Cap:
+class Cap(Struct, frozen=True):
     """A cap on NCCL's CTAs (None for its own number), the setting that requests it, and its communicator."""
 
     ctas: int | None
@@ -312,8 +308,7 @@ class Cap:
     asked_by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OverlapMeans:
+class OverlapMeans(Struct, frozen=True):
     """A rank's tools: steps on its GPU, readings of the GPU, and the clock around them."""
 
     steps: OverlapSteps
@@ -368,8 +363,7 @@ def measure_overlap(
     return with_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
 
 
-@dataclass(frozen=True, slots=True)
-class _OverlapBench:
+class _OverlapBench(Struct, frozen=True):
     """Measures the rows of one rank, which rank 0 combines."""
 
     request: SweepRequest

@@ -1,20 +1,20 @@
 """Converts the verdict on paths to parts of a report. Ranks that judge no paths do not import the conditions for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.results.fallback import KnownPath, evidence_rows, findings, unknown_row
 from gpubench.model.results.report import CauseRow, EvidenceRow, FallbackRow, Report, Section, Table
 from gpubench.model.terms.verdict import Finding, Origin
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.measure.paths import Explained
 
 
-@dataclass(frozen=True, slots=True)
-class PathOutcome:
+class PathOutcome(Struct, frozen=True):
     """The verdict on paths: three sections, findings, and the causes of the run. None if paths were not observed."""
 
     sections: Mapping[str, Section]

@@ -1,11 +1,12 @@
 """Observes paths by link counters, idle links and NCCL's log, and explains them by conditions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from time import perf_counter, sleep
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import BESIDE

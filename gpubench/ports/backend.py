@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from gpubench.model.terms.operation import Block, DataPattern, DataType, ReduceOp
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 Launch = Callable[[], object]  # An operation with all its arguments bound: calling it issues the operation
 
@@ -95,8 +96,7 @@ class SharedMemory(Protocol):
         """What the memory is taken from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Struct, frozen=True):
     """A place in a memory that an operation reads or writes."""
 
     memory: Memory

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory, ManagedSupport, Place
 from gpubench.ports.backend import Memory, Region
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStream:
+class CopyStream(Struct, frozen=True):
     """Copies from one region to another, one after another, on a stream of the GPU at position `by`."""
 
     by: int
@@ -92,8 +92,7 @@ class ManagedMemory(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class LinkBytes:
+class LinkBytes(Struct, frozen=True):
     """Bytes that a GPU's NVLinks together and its PCIe link (wraps at 2^32) carried; None where not counted."""
 
     nvlink_sent: int | None = None

@@ -14,11 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launcher, unusable_mpi_launcher
 from gpubench.machine.children import die_with_parent, module_command, with_package
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.readers.documents import opened
-from gpubench.records import dataclass
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench, not the user, set for its ranks
 
@@ -62,8 +63,7 @@ class Flavour(StrEnum):
     MPICH = "MPICH"
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(Struct, frozen=True):
     path: str
     flavour: Flavour
 

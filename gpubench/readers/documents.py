@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.plain import from_plain, is_nested_deeper, to_plain
 from gpubench.readers import limits
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -120,8 +121,7 @@ class _Pipe(io.RawIOBase):
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """The kinds of files that are wanted, in words for errors: how to make one, and the most bytes that are read."""
 
     kinds: str

@@ -10,8 +10,9 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.paths.hang import ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall

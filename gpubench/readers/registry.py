@@ -3,10 +3,12 @@ here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.errors import NotSaidError, UsageError, advising
 from gpubench.model.facts.snapshot import Snapshot
@@ -16,13 +18,11 @@ from gpubench.readers import limits
 from gpubench.readers.documents import Wanted, read_text
 from gpubench.readers.pasted import is_markdown, is_prose
 from gpubench.readers.programs import program_of
-from gpubench.records import dataclass
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class FileKind(Generic[T]):
+class FileKind(Struct, Generic[T], frozen=True):
     """One kind of file. Its module is imported when a file may match. `summary` completes "a file may be ...".
 
     The module has `recognises(text)`, which checks a text's start or content, and `read(text, name)`, which returns the

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 
+from msgspec import Struct
+
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import NicFacts, NicKind, NvlinkPeer, Snapshot
 from gpubench.model.facts.traffic import LOOPBACK, GpuReading, NicReading, NodeReading, TaskFacts
@@ -19,7 +21,6 @@ from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Engine, 
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.ports.backend import Array, Memory, Region
 from gpubench.ports.copies import HOST, CopyStream, LinkBytes
-from gpubench.records import dataclass
 from gpubench.simulated.machine import SimulatedMachine, not_joined, snapshot_of, wrong_value
 from gpubench.simulated.node import healthy_node
 
@@ -27,8 +28,7 @@ _BITS_PER_BYTE = 8
 STAGING = ("p2p", "cuda_peer", "mig", "fabric", "staged")  # Fault keys that make copies host-staged
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLinks:
+class GpuLinks(Struct, frozen=True):
     """One GPU: remaining shares of its link bandwidth, host bandwidth and clock, and its host-staged pairs.
 
     `ring_share` is the share of its NVLinks that NCCL's rings find active, if NVLinks connect pairs.
@@ -45,8 +45,7 @@ class GpuLinks:
 Hop = tuple[int, int]  # Positions of two present GPUs
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLinks:
+class NodeLinks(Struct, frozen=True):
     """The present GPUs, and GB/s of each NIC that is up: RDMA NICs, or the others if there are none.
 
     `pair_shares` has faults between two GPUs by index, which leave their other pairs alone. `links_left` has the share

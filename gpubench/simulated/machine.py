@@ -3,7 +3,9 @@
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot
@@ -12,7 +14,6 @@ from gpubench.model.facts.process import GpuProcess
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles import domain_of, load, match, names
-from gpubench.records import dataclass
 from gpubench.simulated.node import healthy_node, with_faults_around, with_surroundings
 
 _LOST = "GPU is lost"
@@ -308,8 +309,7 @@ _IDENTITIES = uuid.UUID("5b1f3c1e-6d0a-5f6e-9c55-6770752d73b1")
 OF_DOMAINS = ("clique", "imex", "mnnvl")  # Faults that need an NVLink domain of several nodes
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedMachine:
+class SimulatedMachine(Struct, frozen=True):
     """A number of nodes of one kind."""
 
     profile: Profile

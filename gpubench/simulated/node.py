@@ -3,7 +3,8 @@ addresses.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot

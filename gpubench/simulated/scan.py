@@ -3,9 +3,11 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from itertools import combinations
 from statistics import median_low
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.expected import NIC_EFFICIENCY
 from gpubench.collectives.registry import collective_named
@@ -14,7 +16,6 @@ from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results import scan
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.records import dataclass
 from gpubench.simulated.links import NodeLinks, nic_gb_s, node_links
 from gpubench.simulated.machine import SimulatedMachine, check_nodes, wrong_value
 from gpubench.simulated.times import CollectiveTimes
@@ -31,8 +32,7 @@ CONTROL_SECONDS = 0.1
 DEADLINE_SECONDS = 10.0  # A round with a hanging node is aborted after this time
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedFabric:
+class SimulatedFabric(Struct, frozen=True):
     """Faults of a fabric, as shares of the usual bandwidth: by cell, by leaf and rail, and by uplink.
 
     `dies` and `hangs` give the first affected round by node. `dips` is the probability of a brief slowdown.

@@ -1,7 +1,8 @@
 """Models NCCL variables of simulated ranks: those with a known effect, and the GPU pairs that lose peer access."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.conditions import nccl_settings
 from gpubench.conditions.circumstances import OFF, Facts

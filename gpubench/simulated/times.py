@@ -13,8 +13,9 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
+
+from msgspec.structs import replace
 
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.expected import Inside, expected_between

@@ -5,10 +5,11 @@ profile.
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.errors import CouldNotMeasureError, UsageError
@@ -22,7 +23,6 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import read_stored
-from gpubench.records import dataclass
 from gpubench.training import program
 from gpubench.training.events import MeasuredContention
 from gpubench.training.options import TrainingPlan
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _UNKNOWN = "unknown GPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMachine:
+class PlannedMachine(Struct, frozen=True, kw_only=True):
     """A number of nodes with GPUs of one model. `profile` is None if nothing is expected of it.
 
     `is_here` tells whether its GPUs can be measured on. `origin` is simulated if a profile stands for it.
@@ -189,8 +188,7 @@ _POSITIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundResults:
+class FoundResults(Struct, frozen=True, kw_only=True):
     """Result files of collectives, contention with its source, and the unusable files of a folder.
 
     `contention_gpus` are the GPU models of the contention, and `unusable` counts its invalid rows.
@@ -302,8 +300,7 @@ Measured = Callable[[str, int], Sequence[CollectiveRow]]
 """Measures a collective on this machine, given its name and the number of ranks."""
 
 
-@dataclass(slots=True)
-class CurveFinder:
+class CurveFinder(Struct):
     """Finds curves: from stored rows of the same or another number of ranks, a measurement, or the profile.
 
     `measure_now` is None if nothing can be measured here. `notes` collects remarks for the user. `staged` tells whether

@@ -2,15 +2,16 @@
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gpubench.backends.torch.distributed import first_line, import_fully_shard, import_torch
 from gpubench.errors import CouldNotMeasureError
-from gpubench.records import dataclass
 from gpubench.training.workload import BlockKind, Sharding, TransformerModel
 
 _BLOCKS = 2
@@ -22,8 +23,7 @@ training: 16 blocks took 72.8 ms with pauses, and 82 ms in consecutive steps (H2
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSeconds:
+class BlockSeconds(Struct, frozen=True, kw_only=True):
     """Samples of the seconds of a block's forward and backward pass, with a description.
 
     `host` has the host's seconds to issue both passes: alone (None), in DDP and in FSDP. If empty, `described` says

@@ -16,15 +16,15 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from functools import cached_property
 
-from gpubench.records import dataclass
+from msgspec import Struct
+from msgspec.structs import replace
 
 COMPUTE = "compute"
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
+class Contention(Struct, frozen=True):
     """The mutual cost of communication and computation: slowdown factors while both run, and a delay of the start.
 
     `wait_seconds` is how long a communication waited for multiprocessors next to kernels of `kernel_seconds`. It waits
@@ -50,8 +50,7 @@ class Contention:
 NO_CONTENTION = Contention()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTask:
+class StreamTask(Struct, frozen=True, kw_only=True):
     """Work of some seconds on a stream, which starts once the tasks `after` (by number) have ended.
 
     `source` is its purpose in the report. Streams other than `compute` communicate. Computation consists of kernels of
@@ -73,8 +72,7 @@ class StreamTask:
         return self.stream == COMPUTE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuTimes:
+class GpuTimes(Struct, frozen=True, kw_only=True):
     """How the seconds of a step on one GPU add up.
 
     `compute` is computation alone, `slowed` what concurrent communication adds, `exposed` the waiting for communication
@@ -92,8 +90,7 @@ class GpuTimes:
         return self.compute + self.slowed + sum(self.exposed.values()) + self.bubble
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(Struct):
     """A running task: its remaining seconds of work, and of waiting for multiprocessors before it."""
 
     task: int
@@ -233,8 +230,7 @@ class _Simulation:
         return self._tasks[next(iter(self._running.values())).task].source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredContention:
+class MeasuredContention(Struct, frozen=True, kw_only=True):
     """One measurement of a collective during a partner's computation.
 
     `compute_slowdown` is κ_c and `communication_slowdown` κ_m. Of κ_m, `sharing_slowdown` is lost while the collective
@@ -272,14 +268,16 @@ two H200s all-reduces of 1 GiB during GEMMs took 1.10 to 1.20 times as long, and
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ContentionTable:
+class ContentionTable(Struct, frozen=True, dict=True):
     """Measured contention, interpolated between sizes. Without measurements, `assumed` applies to every collective."""
 
     measured: Sequence[MeasuredContention] = ()
     assumed: Contention = NO_CONTENTION
-    _found: dict[tuple[str, float], Contention] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Cache: a step uses few sizes, but each of them once per layer."""
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, float], Contention]:
+        """Cache: a step uses few sizes, but each of them once per layer."""
+        return {}
 
     def of(self, collective: str, size_bytes: float) -> Contention:
         """Return the contention of a collective at a size, interpolated over the logarithm of the size, constant
@@ -318,5 +316,5 @@ def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention
 def _weighted(parts: Sequence[tuple[Contention, float]]) -> Contention:
     whole = sum(weight for _, weight in parts)
     return Contention(
-        *(sum(getattr(each, name.name) * weight for each, weight in parts) / whole for name in fields(Contention))
+        *(sum(getattr(each, name) * weight for each, weight in parts) / whole for name in Contention.__struct_fields__)
     )

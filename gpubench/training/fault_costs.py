@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.facts.snapshot import NicKind

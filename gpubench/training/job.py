@@ -1,9 +1,10 @@
 """Runs `gpubench plan`: computation, layouts ranked by time, and the cost of each fault."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.jobs.metadata import metadata_of

@@ -1,14 +1,13 @@
 """The options of `gpubench plan`: the model, the machine, and the sources of times."""
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpubench.errors import UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs import options
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.training.workload import Recompute

@@ -23,19 +23,19 @@ bytes:
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from statistics import median
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import BYTES_PER_GB, format_memory, format_size
-from gpubench.records import dataclass
 from gpubench.training import workload
 from gpubench.training.events import ContentionTable, StreamTask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes:
+class ComputeTimes(Struct, frozen=True, kw_only=True):
     """Seconds that one GPU needs for one microbatch of the whole model, without communication.
 
     `spread` is half the 95 % confidence interval, relative. `copy_gb_s` is what a copy within GPU memory reads and
@@ -79,8 +79,7 @@ hidden size 2048 take 24.1 ms forward and 57.4 ms backward on an H200.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DataSheet:
+class DataSheet(Struct, frozen=True):
     """TFLOP/s in 16 and 8 bits and GB/s of a data sheet, with the lowest and highest share that training reaches.
 
     0 TFLOP/s in 8 bits means not supported. Attention and the product with the vocabulary use 16 bits. Products in 8
@@ -211,8 +210,7 @@ def _cast_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
 MEASURED, SIMULATED, EXPECTED = "measured", "simulated", "expected"
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """The time of one size, and half its 95 % confidence interval, relative (0 if unknown)."""
 
     size_bytes: int
@@ -220,8 +218,7 @@ class CurvePoint:
     spread: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCurve:
+class CollectiveCurve(Struct, frozen=True):
     """The times of one collective by size for a number of ranks. `origin` is measured, simulated or expected."""
 
     points: tuple[CurvePoint, ...]
@@ -263,8 +260,7 @@ def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
     return CurvePoint(points[0].size_bytes, median(times), max([apart, *(each.spread for each in points)]))
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicatorRanks:
+class CommunicatorRanks(Struct, frozen=True):
     """The ranks of a collective: how many, on how many nodes, and how many such groups share each node.
 
     Groups that share a node share its NICs. Within a node, the switch serves each GPU separately.
@@ -290,8 +286,7 @@ FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
 """Returns the seconds with a fault from collective, group, size and the seconds without."""
 
 
-@dataclass(slots=True)
-class CollectiveTimesFound:
+class CollectiveTimesFound(Struct):
     """Times of collectives from a source of curves, cached.
 
     `shift` moves every time by half-widths of its confidence interval: -1 and 1 give the range of a prediction. `fault`
@@ -302,7 +297,7 @@ class CollectiveTimesFound:
     shift: float = 0.0
     fault: FaultSeconds | None = None
     curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
-    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict, init=False)
+    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict)
     """Cache: a step uses few times, but each of them once per layer."""
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
@@ -341,8 +336,7 @@ GRADIENTS = "gradients"
 TENSOR = "tensor"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
+class StepSettings(Struct, frozen=True, kw_only=True):
     """Options of a step: the cap of gradient buckets, and the number of microbatches.
 
     `bucket_bytes` None means 25 MiB in DDP, as in PyTorch, and in ZeRO-1 the gradients of 40 M parameters, or of a
@@ -362,8 +356,7 @@ MOST_BLOCKS = 24
 """Simulated blocks per stage. Each further block takes as long as the last half of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepJob:
+class StepJob(Struct, frozen=True, kw_only=True):
     """All inputs of a step. `gpus_per_node` decides which groups of ranks cross nodes.
 
     `stage` is the pipeline stage whose tasks are simulated, `most_blocks` the maximum of its blocks.
@@ -479,8 +472,7 @@ class StepJob:
         return CommunicatorRanks(ranks, nodes, max(1, self.gpus_per_node // max(1, ranks // nodes)))
 
 
-@dataclass(slots=True)
-class StepProgram:
+class StepProgram(Struct):
     """The tasks of a GPU. It computes in the order of issue."""
 
     job: StepJob

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.results.ending import LATER, SOON, last_line, part
 from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 from gpubench.training.program import FaultSeconds
 from gpubench.training.step import StepPrediction, predict
 
@@ -19,8 +20,7 @@ def tokens_per_second(prediction: StepPrediction) -> float:
     return job.layout.data * job.settings.microbatches * job.model.tokens / prediction.seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCase:
+class FaultCase(Struct, frozen=True, kw_only=True):
     """A changed fabric: its --fault text, description, origin, and its effect on times."""
 
     text: str
@@ -53,8 +53,7 @@ _SAME_PERCENT = 0.05
 _WORTH_SAYING_PERCENT = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOutcome:
+class PlanOutcome(Struct, frozen=True, kw_only=True):
     """The complete prediction. The first of `ranked` is the layout whose faults are shown.
 
     `as_expected` is its step with the profile's expected collectives, or None if it already uses them.

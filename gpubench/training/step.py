@@ -31,9 +31,10 @@ time most.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, field, replace
 
-from gpubench.records import dataclass
+from msgspec import Struct, field
+from msgspec.structs import astuple, replace
+
 from gpubench.training.events import GpuTimes, StreamTask, simulate
 from gpubench.training.program import BlockWriter, ComputeTimes, StepJob, StepProgram
 from gpubench.training.workload import Operation, ParameterTensor, Sharding, layers_of_stages
@@ -59,16 +60,14 @@ _SCATTER_SOURCE = "gradient reduce-scatter"
 _GATHER_SOURCE = "parameter all-gather"
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     size_bytes: float
     tensors: int
     missing: int
     task: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class GradientReducer:
+class GradientReducer(Struct):
     """Reduces a device's gradients in buckets as they become ready.
 
     `experts` selects the gradients of experts, which fewer ranks share, or all others.
@@ -230,8 +229,7 @@ def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
     return program.tasks
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicationSum:
+class CommunicationSum(Struct, frozen=True):
     """Total communication of one GPU in a step for one purpose by one collective, each operation alone."""
 
     operations: float = 0.0
@@ -243,8 +241,7 @@ Communications = Mapping[tuple[str, str], CommunicationSum]
 """Communication by source and collective."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrediction:
+class StepPrediction(Struct, frozen=True, kw_only=True):
     """A predicted step and its seconds, between `least` and `most` because of the noise of its inputs.
 
     `times` are those of one GPU, in a pipeline of the busiest stage. `host` is the additional time because the host

@@ -14,14 +14,15 @@ and full recomputation repeats whole blocks (Korthikanti et al. 2022, arXiv 2205
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
-from gpubench.records import dataclass
 
 
 class BlockKind(StrEnum):
@@ -39,8 +40,7 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterTensor:
+class ParameterTensor(Struct, frozen=True):
     """A parameter: its name within the model and number of elements. `expert` means that only some tokens use it."""
 
     name: str
@@ -48,8 +48,7 @@ class ParameterTensor:
     expert: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One operation of a block: FLOPs of its forward pass for one sequence, and its own parameters.
 
     `needs_attention` marks attention itself, whose FLOPs grow with the square of the sequence. A product has `inputs`
@@ -64,8 +63,7 @@ class Operation:
     outputs: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerModel:
+class TransformerModel(Struct, frozen=True, kw_only=True):
     """The shape of a model, and the batch of one step.
 
     `batch` is the number of sequences in a microbatch on one GPU. `intermediate` is the width inside the MLP. `gated`
@@ -254,8 +252,7 @@ _ALIKE = {"zero3": "fsdp", "ring": "cp"}
 _WORD = re.compile(r"(?P<name>tp|pp|v|cp|ring|ep|dp|hsdp)(?P<count>\d{1,5})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelLayout:
+class ParallelLayout(Struct, frozen=True, kw_only=True):
     """The number of ranks per kind of parallelism. `stages_per_gpu` above 1 means an interleaved pipeline.
 
     Expert parallelism uses data-parallel ranks, so it does not multiply. `shards` is the number of ranks that shard the

@@ -6,11 +6,13 @@ are the profiles that gpubench has: some of its GPU models are among them, in nu
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.collectives.registry import SUMMARIES
 from gpubench.model.facts.snapshot import GpuFacts, GpuLimits, NicKind, NvlinkPeer, RemappedRows, Snapshot
@@ -74,8 +76,7 @@ MODELS = (
 )
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A healthy machine: the profile that it is simulated by, its nodes, and what of its facts nobody can see.
 
     Of one that is `split` all GPUs have MIG on, as somebody wants it.

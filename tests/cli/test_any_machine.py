@@ -6,11 +6,11 @@ times as many, other ones each time.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app

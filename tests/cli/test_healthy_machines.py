@@ -6,11 +6,11 @@ profile expects runs on every machine; the other commands, which judge a part of
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app

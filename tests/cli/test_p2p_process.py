@@ -1,12 +1,13 @@
 """What `gpubench p2p` knows of its own process when it runs as one: everything that a rank knows of its own."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.cli.commands.machine import checked_p2p as checked
 from gpubench.jobs import p2p as p2p_job
@@ -142,7 +143,7 @@ def test_a_users_own_profile_is_the_one_to_judge_by(tmp_path: Path, monkeypatch:
 def test_a_profile_that_is_asked_for_is_the_one_to_judge_by(tmp_path: Path) -> None:
     output = tmp_path / "p2p.json"
     plan = planned(P2pPlan, checked, QUICK | {"sizes": str(LARGE), "output": [str(output)]})
-    assert run_alone(p2p_job.STEPS, replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
+    assert run_alone(p2p_job.STEPS, dataclasses.replace(plan, profile="hgx-b200-8", strict=True), ["p2p"]) == 1
     document = json.loads(output.read_text())
     profile = document["metadata"]["profile"]
     assert (profile["name"], profile["note"]) == ("hgx-b200-8", "asked for")

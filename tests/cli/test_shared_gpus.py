@@ -1,12 +1,13 @@
 """Ranks that share a GPU: who may, what is refused and with which cure, and what is said of their figures."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends import cuda
 from gpubench.collectives.registry import collective_named
@@ -136,7 +137,7 @@ def test_computation_beside_a_collective_needs_as_much_room_again() -> None:
         check_shared_gpus(with_nccl(shared(2, sm_percent=50)), ONE, kernels_at_once=2)
     assert caught.value.expected == "at most 50 % in all"
     assert f"mpirun -x {PERCENT}=25" in caught.value.next_step
-    assert replace(options(), overlap=OverlapAsked()).kernels_at_once == 2
+    assert dataclasses.replace(options(), overlap=OverlapAsked()).kernels_at_once == 2
     assert options().kernels_at_once == 1
 
 

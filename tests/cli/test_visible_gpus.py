@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.machine import recorded
 from gpubench.model.facts.health import HIDDEN
@@ -34,7 +34,7 @@ def with_hidden(node: Snapshot, hidden: Sequence[int], **changes: object) -> Sna
         if gpu.index not in hidden:
             return gpu
         without = replace(gpu, cuda_index=None, unknown={**gpu.unknown, "cuda_index": HIDDEN})
-        return replace(without, **changes)  # type: ignore[arg-type]
+        return replace(without, **changes)
 
     names = {f"GPU{index}" for index in hidden}
     pairs = tuple(

@@ -4,10 +4,10 @@ import json
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.running import environment, gpubench
 from tests.fakes.ras import GONE, FakeRank, as_json, as_text, service
@@ -27,7 +27,7 @@ def told(answers: Sequence[str], *arguments: str) -> subprocess.CompletedProcess
 def four(number: int, **changes: object) -> list[FakeRank]:
     """Ranks that launched so many all-reduces, rank 2 with changes."""
     ranks = [FakeRank(each, {"AllReduce": number, "Broadcast": 4}) for each in range(4)]
-    ranks[2] = replace(ranks[2], **changes)  # type: ignore[arg-type]
+    ranks[2] = replace(ranks[2], **changes)
     return ranks
 
 

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.collectives.allreduce import ALLREDUCE

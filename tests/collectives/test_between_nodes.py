@@ -1,8 +1,7 @@
 """What is expected of collectives, and the model between nodes, against figures that others published."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.published_collectives import Bounds, Published, read
 from gpubench.collectives.expected import Inside, expected_between, from_links

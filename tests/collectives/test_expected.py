@@ -1,10 +1,10 @@
 """What is expected of a collective: by a profile's points for its GPUs and its NCCL, or by its limit."""
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.collectives.expected import from_limit, from_profile
 from gpubench.collectives.registry import SUMMARIES, collective_named

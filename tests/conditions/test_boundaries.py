@@ -1,10 +1,10 @@
 """What just holds and what just does not: limits of conditions, and what is next to them and no fault."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts, ProcessLog, Staged
 from gpubench.conditions.condition import Sighting, Unread, joined_seen

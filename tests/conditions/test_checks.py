@@ -1,9 +1,9 @@
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run

@@ -1,8 +1,7 @@
 """What is said of GPUs, links and hosts that others use: how sure it is, of whom, and what is folded under what."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Circumstances, IssueTime
 from gpubench.conditions.ranking import Named, diagnose

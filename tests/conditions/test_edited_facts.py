@@ -5,11 +5,11 @@ boards with NVSwitches, cards with and without bridges, workstations, racks, DGX
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from gpubench.cli.app import app

@@ -1,9 +1,9 @@
 """The table of what causes can explain: row by row, and held against what NCCL does and hardware has."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import LoggedReason, Staged
 from gpubench.conditions.condition import Condition, Sighting

@@ -1,8 +1,7 @@
 """Findings that follow from others are told below them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.folding import folded
 from gpubench.model.terms.verdict import NO_CURE, Finding, Verdict

@@ -1,10 +1,10 @@
 """What `gpubench check` must and must not say: published false alarms and missed faults, and every check of its own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS

@@ -1,8 +1,7 @@
 """What a log says of a staged pair, and the cause that follows: by design only where something shows it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import ProcessLog, Staged
 from gpubench.conditions.ranking import explain

@@ -8,10 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.terms.plain import from_plain

@@ -1,9 +1,9 @@
 """NICs that are gone, down or slow, against the other nodes of a job and a profile that was asked for."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.model.results.report import CheckRow

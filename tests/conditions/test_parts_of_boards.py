@@ -1,11 +1,11 @@
 """Machines that show a part of a board, as clouds, containers and virtual machines do: healthy ones are never ill."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.subjects import is_mesh

@@ -1,8 +1,7 @@
 """What slows down a path that stays direct: which values do, how sure that is, and what comes first."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.nccl_settings import chosen, nccl_number
 from gpubench.conditions.policy import Slowed

@@ -1,10 +1,11 @@
 """Every condition of a check is planted, and then everything that shows it is taken away, one by one: no plain PASS."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields, replace
 
 from gpubench.conditions.checks import CHECKS, Check, found_by
 from gpubench.conditions.circumstances import Facts
@@ -45,19 +46,19 @@ WELL_WITHOUT: dict[str, tuple[str, ...]] = {
 nic_state misses ports and their states."""
 
 
-_FIELDS: "dict[type, tuple[Field[Any], ...]]" = {}
+_FIELDS: dict[type, tuple[FieldInfo, ...]] = {}
 
 
-def fields_of(kind: type) -> "tuple[Field[Any], ...]":
+def fields_of(kind: type) -> tuple[FieldInfo, ...]:
     """The fields of records of a type; none of what is no record."""
     if kind not in _FIELDS:
-        _FIELDS[kind] = fields(kind) if is_dataclass(kind) else ()
+        _FIELDS[kind] = fields(kind) if issubclass(kind, Struct) else ()
     return _FIELDS[kind]
 
 
-def absent(field: "Field[Any]") -> Any:
+def absent(field: FieldInfo) -> Any:
     """The value of a field that nobody filled."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 def paths(value: Any, before: Path = ()) -> Iterator[Path]:
@@ -67,8 +68,8 @@ def paths(value: Any, before: Path = ()) -> Iterator[Path]:
     for field in fields_of(type(value)):
         path, own = (*before, field.name), getattr(value, field.name)
         default = absent(field)
-        nothing = default is None or default == {} or is_dataclass(default) or field.name in LISTS
-        if nothing and default is not MISSING and own != default:
+        nothing = default is None or default == {} or isinstance(default, Struct) or field.name in LISTS
+        if nothing and default is not NODEFAULT and own != default:
             yield path
         yield from paths(own, path)
 

@@ -1,9 +1,9 @@
 """Pairs that copy at once: writes that collapse below one switch, and what only looks like it."""
 
-from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Together
 from gpubench.model.facts.snapshot import PciPlace

@@ -1,9 +1,9 @@
 """Causes found in trees like /sys, /proc and /dev, and trees of nonsense that find none and break nothing."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.machine.probe import merge
 from gpubench.machine.process import read_rank_facts

@@ -1,7 +1,8 @@
 """Rows as measuring makes them."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.report import CollectiveRow, PairRow

@@ -1,8 +1,9 @@
 """Logs that NCCL would write, of any version from 2.10 to 2.32, put together from the documented formats."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
+
+from msgspec import Struct, field
 
 Via = Callable[[int, int, bool], str | None]
 """What a line says behind `via`, by source, destination and whether the receiver writes it; None for no line."""
@@ -23,8 +24,7 @@ def between(
     return across
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """One communicator of a job, connected in a ring in both directions; ranks fill nodes one after another.
 
     On `one_machine` the GPUs of what NCCL takes for nodes differ.

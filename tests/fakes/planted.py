@@ -1,10 +1,12 @@
 """Machines with one thing wrong: every condition, planted into a healthy machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import permutations
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
@@ -56,8 +58,7 @@ GIB = 2**30
 RANKS_A_NODE = 2
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """Nodes with ranks on their first GPUs; what was staged over what, None where nothing was sent."""
 
     nodes: tuple[Snapshot, ...]
@@ -327,8 +328,7 @@ def _ranks_apart(**facts: Any) -> Job:
     return with_ranks(_board(), lambda each: replace(each, **facts), 1)
 
 
-@dataclass(frozen=True)
-class Plant:
+class Plant(Struct, frozen=True, dict=True):
     """What plants a condition, and the condition."""
 
     id: str

@@ -7,7 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 GONE = "gone"
 """An answer that is none: the service is not there any more."""
@@ -15,8 +16,7 @@ GONE = "gone"
 _ERRORS = {1: "Unhandled CUDA error", 6: "Remote process error"}
 
 
-@dataclass(frozen=True)
-class FakeRank:
+class FakeRank(Struct, frozen=True):
     """A rank of the fake's only communicator; of a silent one there are no counts."""
 
     number: int

@@ -1,6 +1,6 @@
 """Rows and metadata to write."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpubench.formats.registry import FORMATS
 from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Report

@@ -1,8 +1,9 @@
 """Backends side by side, and what an MPI made of GPU memory, as tables."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.formats.registry import TABLE, Style
 from gpubench.formats.text.collective import collective_lines

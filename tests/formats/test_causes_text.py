@@ -3,7 +3,8 @@
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.formats.table import all_causes, named_causes, top_causes, unread_lines
 from gpubench.measure.topo import examine

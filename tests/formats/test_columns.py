@@ -1,12 +1,12 @@
 import io
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from operator import itemgetter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from gpubench.formats.layout import Column, Grid, fitting_table, grid_lines, grid_of_words, table_lines
 from gpubench.formats.registry import TABLE, Format, Style, Target
@@ -160,7 +160,7 @@ OVERLAP = replace(METADATA, subject="overlap", collective=None, options=STEPS)
 def example(kind: type[Record]) -> Record:
     """A row of any type: 1 of every number, the word of every text, the first of what a column may hold."""
     values: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
+    for each in fields(kind):
         words: list[Any] = [part for part in getattr(each.type, "__metadata__", ()) if isinstance(part, type)]
         text = str(each.type)
         values[each.name] = (

@@ -1,9 +1,9 @@
 """What a person sees of a comparison."""
 
 import io
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.model.results.compare import CircumstanceRow, ComparisonRow

@@ -1,9 +1,9 @@
 """What `gpubench explain` prints for people."""
 
 import io
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.measure.explain.report import explain

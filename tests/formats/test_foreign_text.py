@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from gpubench.formats.frame import read_frame
 from gpubench.formats.registry import CSV, FORMATS, NAGIOS, NPD, SUMMARY, Format, Style, Target

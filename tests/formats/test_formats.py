@@ -5,11 +5,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.formats import json as json_format

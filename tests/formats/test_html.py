@@ -6,11 +6,11 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.blocks import MOST_LINES
 from gpubench.formats.registry import Style, Target

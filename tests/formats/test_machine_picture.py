@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.json import DocumentRun
 from gpubench.formats.machine_picture import Machine, MachinePart, Reach, Wire, machine_figure, machines

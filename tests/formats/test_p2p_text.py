@@ -2,7 +2,8 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.formats.blocks import blocks
 from gpubench.formats.json import DocumentRun

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.formats.layout import plot_lines
 from gpubench.model.results.compare import OPEN_ENDED, Chart, CurveLine, Points, charts

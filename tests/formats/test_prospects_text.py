@@ -1,8 +1,7 @@
 """What topo says would be: which pairs and nodes fall back, which are slow, and because of what."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.table import other_lines, prospect_lines
 from gpubench.measure.topo import examine

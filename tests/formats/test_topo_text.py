@@ -1,12 +1,12 @@
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.registry import TABLE, Style, Target
 from gpubench.formats.table import Page

@@ -1,10 +1,10 @@
 """The file for NCCL's example tuner plugin: one line for every size from 0 on, by the winners beyond the noise."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.registry import TUNER, Style, Target
 from gpubench.model.results.backends import WinnerRow, winners

@@ -1,9 +1,9 @@
 """The screens of a watch: what fits, what is cut, and what nobody's text can do to a terminal."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.text.watch import broken, device_lines, frame_lines, plain_lines
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, WatchFrame, Way

@@ -1,9 +1,9 @@
 """What `plan --measure` times on a GPU with PyTorch: blocks, and the host that issues them."""
 
-from dataclasses import replace
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.training.computation import time_blocks
 from gpubench.training.workload import Sharding, TransformerModel

@@ -1,8 +1,8 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.machine.process import read_rank_facts

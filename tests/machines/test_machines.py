@@ -8,12 +8,12 @@ difference before it is committed.
 import csv
 import io
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.registry import CSV, TABLE, Format, Style, Target
 from gpubench.machine.recorded import read_recording

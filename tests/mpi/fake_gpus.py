@@ -266,7 +266,7 @@ def try_operations(operations: Sequence[str], _command: object, completed: Any) 
     return MpiSupport(library="Open MPI v4.1.6", asked=operations[0], trials=trials, claims=claims, seconds=5.0)
 
 
-class FakeLauncher(Launcher):
+class FakeLauncher(Launcher, frozen=True):
     """Starts this program as the ranks."""
 
     program = "tests.mpi.fake_gpus"

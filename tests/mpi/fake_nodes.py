@@ -11,7 +11,8 @@ tests run on have no RDMA library, and such a machine's ranks would.
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.__main__ import main
 from gpubench.jobs import check

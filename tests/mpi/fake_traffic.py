@@ -5,8 +5,9 @@ GPUBENCH_TEST_TRAFFIC is the simulated machine and its faults.
 
 import os
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpubench.__main__ import main
 from gpubench.jobs import rank as ranks

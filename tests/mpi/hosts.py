@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from gpubench.ranks.launch import Flavour, find_launcher
 from tests.cli.running import PROGRAM, ROOT, environment
@@ -37,8 +38,7 @@ exec ip netns exec $host unshare -u bash -c "hostname $host; $*"
 """
 
 
-@dataclass(frozen=True)
-class Hosts:
+class Hosts(Struct, frozen=True):
     """Some hosts, on which `run` starts gpubench with so many `ranks` each, and with these `options` of mpirun's."""
 
     names: tuple[str, ...]

@@ -5,13 +5,13 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends.cuda import GpuIdentity
 from gpubench.cli.commands.machine import checked_p2p as checked

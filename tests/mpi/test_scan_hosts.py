@@ -11,11 +11,11 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.running import ROOT, document_so_far, gpubench
 from tests.mpi.hosts import HostJob, Hosts, command, connected

@@ -3,10 +3,10 @@
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.mpi.hosts import command, connected
 from tests.mpi.test_faults import LONG, MPIRUN, processes_of, start

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.machine.recorded import check_recordable, read_recording, write_recording
 from gpubench.model.facts.snapshot import Snapshot

@@ -5,12 +5,12 @@ ends and by the way that they take: direct, through host memory (peer access off
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from itertools import permutations
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import fields
 
 from gpubench.errors import GpubenchError, UsageError
 from gpubench.model.facts.snapshot import Snapshot
@@ -158,7 +158,7 @@ def facts_of(node: Snapshot) -> Iterator[tuple[Name, object]]:
         yield from ((("fact", "nic", nic.name, each.name), getattr(nic, each.name)) for each in fields(nic))
     for pair in node.pairs:
         ends = frozenset((buses[pair.source], buses[pair.destination])), buses[pair.source]
-        names = [each.name for each in fields(pair) if each.name not in ("source", "destination")]
+        names = [name for name in pair.__struct_fields__ if name not in ("source", "destination")]
         yield from ((("fact", "pair", *ends, name), getattr(pair, name)) for name in names)
     parts = ("gpus", "nics", "pairs")
     yield from (

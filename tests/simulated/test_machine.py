@@ -1,12 +1,12 @@
 import re
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.collectives.expected import ETHERNET_EFFICIENCY

@@ -1,10 +1,9 @@
 """What a prediction follows from: buckets, curves, contention, data sheets."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.profiles import all_profiles
 from gpubench.training.events import ContentionTable, MeasuredContention

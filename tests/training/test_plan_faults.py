@@ -1,10 +1,10 @@
 """What faults cost a step: as long as collectives took that were measured with them, and never silently nothing."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind

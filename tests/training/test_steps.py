@@ -1,10 +1,11 @@
 """Steps of layouts in closed form: no communication, all of it hidden, all of it exposed, bubbles."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.training.events import ContentionTable, MeasuredContention, simulate
 from gpubench.training.program import SMALLEST_COPY_SECONDS, StepJob, StepSettings

@@ -11,6 +11,8 @@ from pathlib import Path
 from signal import Signals
 from typing import IO, cast
 
+from msgspec import Struct
+
 from gpubench.backends.cuda import CudaDevice
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.mpi.group import MOST_ELEMENTS, MpiCalls, MpiLaunch, MpiLoop
@@ -26,7 +28,6 @@ from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch, Memory
 from gpubench.ports.group import Group
 from gpubench.ranks.launch import find_launcher, start, stop
-from gpubench.records import dataclass
 
 _CHUNK_ELEMENTS = 2**14  # Elements of a temporary array: for larger ones malloc asks the kernel for pages each time
 
@@ -225,8 +226,7 @@ _ERROR = re.compile(r"^.*(?:MPI_ERR_\w+|mpi4py\.MPI\.Exception: .*|\w*Error: .*)
 _INFO = re.compile(r"^mca:mpi:base:param:mpi_built_with_cuda_support:value:(\w+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class TrialCommand:
+class TrialCommand(Struct, frozen=True):
     """Command line and environment of the jobs that try operations. `info` is the `ompi_info` of the same MPI."""
 
     words: Sequence[str]
@@ -242,8 +242,7 @@ class TrialCommand:
         return cls(words, launcher.environment(environment, ""), str(info) if os.access(info, os.X_OK) else None)
 
 
-@dataclass(slots=True)
-class _TrialJob:
+class _TrialJob(Struct):
     operation: str
     output: IO[bytes]
     process: "subprocess.Popen[bytes]"
@@ -267,8 +266,7 @@ class _TrialJob:
         return _JobEnd(list(_objects(text)), text, code, late, seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class _JobEnd:
+class _JobEnd(Struct, frozen=True):
     lines: Sequence[Mapping[str, object]]
     text: str
     code: int

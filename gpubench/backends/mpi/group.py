@@ -16,6 +16,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+from msgspec import Struct
+
 from gpubench.backends.timing import CallFailedError, CallTable, Entry, in_order
 from gpubench.errors import UsageError, missing_mpi_library, separate_jobs
 from gpubench.machine.host import leave_core
@@ -23,7 +25,6 @@ from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.statistics import ClockOffset
 from gpubench.ports.backend import Array, Launch, Memory, Region
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -301,8 +302,7 @@ def mpi_function(name: str) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MpiLaunch:
+class MpiLaunch(Struct, frozen=True, eq=False):
     """One operation: the MPI calls with their arguments, and the memory that they use.
 
     `then` moves results to where NCCL would put them. It is not part of MPI's operation, so it is not timed.

@@ -6,6 +6,8 @@ from itertools import accumulate, cycle, islice
 from time import perf_counter
 from typing import Any, cast
 
+from msgspec import Struct
+
 from gpubench.backends import timing
 from gpubench.backends.cuda import CudaDevice, GatedClock
 from gpubench.backends.nccl.communicator import GroupCommunicator
@@ -14,11 +16,9 @@ from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import BatchedLaunch, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class NcclLaunch:
+class NcclLaunch(Struct, frozen=True):
     """One operation: the NCCL calls that issue it, with their arguments."""
 
     entries: tuple[timing.Entry, ...]

@@ -17,15 +17,15 @@ import re
 import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self
 
+from msgspec import Struct, field
+
 from gpubench.backends.mpi.group import host_name
 from gpubench.machine.environment import DEBUG, DEBUG_FILE, DEBUG_SUBSYSTEMS
 from gpubench.machine.host import names_in
-from gpubench.records import dataclass
 
 INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
@@ -42,8 +42,7 @@ class LogAccess(StrEnum):
     NOT = "not at all"
 
 
-@dataclass(frozen=True, slots=True)
-class LogPlan:
+class LogPlan(Struct, frozen=True):
     """How to read NCCL's log, and the variables for it. `why_not` and `no_tuning` say why there is no log or no
     algorithm.
     """

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from time import monotonic, perf_counter, sleep
 from typing import Any, NoReturn, TypeVar
 
+from msgspec import Struct
+
 from gpubench.backends.mpi.group import host_name
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.environment import mapped_files
@@ -18,7 +20,6 @@ from gpubench.model.facts.environment import LaunchedBy
 from gpubench.model.terms.statistics import ClockOffset
 from gpubench.model.terms.units import counted, some_of, spans
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 _WITHOUT = "--backend nccl and --backend host need no torch"
 
@@ -120,8 +121,7 @@ _NCCL_FILE = r"libnccl\.so"
 _LINKED_IN = "libtorch_cuda.so"
 
 
-@dataclass(frozen=True, slots=True)
-class TorchDistributed:
+class TorchDistributed(Struct, frozen=True):
     """torch with one backend of torch.distributed. `backend` is torch's name for it."""
 
     torch: Any

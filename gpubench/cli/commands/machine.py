@@ -1,10 +1,11 @@
 """`gpubench topo`, `p2p` and `libraries`: what this machine has, and how fast its GPUs copy."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import typer
+from msgspec.structs import replace
 
 from gpubench.cli.options import PresentationOptions, check_profile
 from gpubench.cli.signature import HelpPage, app_of, runner_of
@@ -73,7 +74,7 @@ def checked_topo(plan: TopoPlan, shown: PresentationOptions) -> TopoPlan:
     from gpubench.model.results.topo import TOPO_SECTIONS
 
     check_profile(plan.profile)
-    return replace(plan, presentation=shown.parse(TOPO_SECTIONS))
+    return dataclasses.replace(plan, presentation=shown.parse(TOPO_SECTIONS))
 
 
 def _run_topo(plan: TopoPlan, shown: PresentationOptions) -> int:
@@ -98,7 +99,7 @@ def checked_p2p(plan: P2pPlan, shown: PresentationOptions) -> P2pPlan:
         from gpubench.formats.registry import VETO
 
         presentation = replace(presentation, format=VETO, show_progress=False)
-    return replace(plan, presentation=presentation)
+    return dataclasses.replace(plan, presentation=presentation)
 
 
 def _run_p2p(plan: P2pPlan, shown: PresentationOptions) -> int:

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from gpubench.formats.layout import INDENT, Column, figure
 from gpubench.formats.table import ReportView

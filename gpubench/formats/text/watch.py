@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field, replace
 from itertools import chain
 from typing import TextIO
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.formats import layout
 from gpubench.formats.delivery import say
@@ -23,7 +25,6 @@ from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
 from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
 from gpubench.model.terms.verdict import Detail, Verdict
-from gpubench.records import dataclass
 
 StyledLine = tuple[str, str]
 """A line, and how rich shows it."""
@@ -280,8 +281,7 @@ class WatchView(ReportView):
         self._page.print("")
 
 
-@dataclass(slots=True)
-class _Mean:
+class _Mean(Struct):
     """The mean of a device over all its intervals, without keeping them: a watch may last for days."""
 
     last: TrafficRow
@@ -305,7 +305,7 @@ class _Mean:
         means = {name: self.sums[name] / count for name, count in self.counts.items()}
         note = self.last.note if any(name not in means for name in _RATES) else None
         unknown = dict.fromkeys(_RATES) | means
-        return replace(self.last, **unknown, errors_grown=self.errors, note=note)  # type: ignore[arg-type]
+        return replace(self.last, **unknown, errors_grown=self.errors, note=note)
 
 
 _QUIT = ("q", "Q", "\x03", "\x04")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
 from gpubench.errors import (
     GpubenchError,
     launcher_failed,
@@ -30,7 +32,6 @@ from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, k
 from gpubench.model.terms.units import counted
 from gpubench.ranks import launch
 from gpubench.ranks.channel import ChannelReceiver, Message, report_in
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -130,8 +131,7 @@ class RankListener(Protocol):
     def exit_code(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStart:
+class RankStart(Struct, frozen=True, kw_only=True):
     """Everything that is needed to launch ranks on this host. `sharing` has variables for ranks that share a GPU."""
 
     arguments: Sequence[str]

@@ -3,9 +3,10 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.jobs.collective.plan import CollectivePlan

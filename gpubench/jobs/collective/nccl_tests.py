@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpubench.errors import UsageError, advising
 from gpubench.jobs.options import NCCL, option, plan_from
 from gpubench.model.facts.environment import launched_by
 from gpubench.model.terms.units import MOST_SIZES, parse_size
-from gpubench.records import dataclass
 
 _STEP = 2**20
 """Default step between sizes of nccl-tests, in bytes (common.cu, `stepBytes`)."""

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.registry import BackendKind, BackendSetup
@@ -20,7 +22,6 @@ from gpubench.model.terms.verdict import overall
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 from gpubench.ranks.watchdog.rank import RankProgress
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.backends.cuda import CudaDevice
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from gpubench.model.results.report import Report
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One rank: its job, the group that it measures with, and its node."""
 
     group: Group
@@ -42,8 +42,7 @@ class Rank:
     progress: RankProgress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(Struct, frozen=True, kw_only=True):
     """A backend, the rank with its GPU, and the observers of both.
 
     `machines` returns nodes and processes on the first rank. `memory_holders` names other users of the GPU's memory.

@@ -3,9 +3,11 @@
 import json
 import signal
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import replace
 
 from gpubench.backends.registry import BACKENDS as BACKEND_KINDS
 from gpubench.backends.registry import BackendKind, backend_named, default_backend
@@ -54,7 +56,6 @@ from gpubench.model.terms.settings import (
 )
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 from gpubench.model.terms.units import parse_sizes
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.collectives.record import Collective, SweepRequest

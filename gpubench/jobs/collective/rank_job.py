@@ -5,10 +5,11 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpubench.backends.mpi import group as mpi
 from gpubench.backends.registry import backend_named

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import collective_named

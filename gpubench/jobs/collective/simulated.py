@@ -4,9 +4,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.conditions.circumstances import Circumstances
@@ -65,14 +67,12 @@ from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
-from gpubench.records import dataclass
 from gpubench.simulated.machine import SimulatedMachine
 from gpubench.simulated.settings import job_variables, known_effects
 from gpubench.simulated.times import CollectiveTimes, OverlapModel
 
 
-@dataclass
-class CollectiveRecorder(Recorder):
+class CollectiveRecorder(Recorder, Struct):
     """Writes a recording on the first rank. All ranks enter it, because it collects their data."""
 
     directory: Path
@@ -133,8 +133,7 @@ def written(directory: Path, first: RecordedCollective, machines: Machines) -> I
         yield write
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedSettings:
+class SimulatedSettings(Struct, frozen=True):
     """The simulated times of each setting by its name in rows, and the settings that NCCL refuses."""
 
     times: dict[str, CollectiveTimes]
@@ -186,8 +185,7 @@ def _known_variables(name: str, plan: CollectivePlan, simulation: Simulation) ->
     return variables
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedGroup:
+class SimulatedGroup(Struct, frozen=True):
     """A group of ranks with its times, its node numbers, and its ranks per node."""
 
     part: RankGroup
@@ -299,8 +297,7 @@ def _report(
     return simulate(request, ranks, len(group.nodes), seconds, listener, PathOutcome({}, ()), speed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelledCollective:
+class ModelledCollective(Struct, frozen=True, kw_only=True):
     """A collective on a simulated machine. `staged` are pairs of ranks that a fault makes host-staged."""
 
     request: SweepRequest

@@ -4,10 +4,13 @@ The jobs run in the order A B C C B A, so drift affects the first and the second
 difference between both jobs is the noise that a winner has to exceed.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
 from gpubench.formats.delivery import delivering
@@ -18,7 +21,6 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.settings import AGAIN, NcclSetting, repeated_name
 from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 _LOG = "NCCL_DEBUG"
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """One job of a sweep: the variables of its processes, and whether the setting had a job before."""
 
     setting: NcclSetting
@@ -50,8 +51,7 @@ def _turns_of(processes: Sequence[NcclSetting]) -> Iterator[Turn]:
     yield from (Turn(setting, is_second=True) for setting in reversed(there))
 
 
-@dataclass
-class TurnedSweep:
+class TurnedSweep(Struct):
     """The results of all jobs of a sweep so far."""
 
     plan: CollectivePlan
@@ -186,7 +186,7 @@ def measure_in_turns(plan: CollectivePlan, start: "RankStart") -> int:
 def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", take_back: Callable[[], None]) -> str:
     """Measure one job. Return why it could not be measured, or an empty text."""
     plan = sweep.plan
-    of_job = replace(plan, turn=turn.setting.name, checks_sets=number == 0)
+    of_job = dataclasses.replace(plan, turn=turn.setting.name, checks_sets=number == 0)
     listener = TurnListener(sweep, turn, number)
     try:
         start.measure(of_job, lambda: listener, take_back, turn.setting.variables)

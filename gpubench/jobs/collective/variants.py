@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
 from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import Hierarchy, SweepRequest
 from gpubench.errors import CouldNotMeasureError
@@ -17,7 +19,6 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
 from gpubench.ports.backend import MultiGroupBackend, SeveralKernels
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.ports.backend import CollectiveCalls
@@ -34,8 +35,7 @@ class NcclErrors(Protocol):
         """Return the text of NCCL's last warning."""
 
 
-@dataclass(frozen=True, slots=True)
-class BesideBackend:
+class BesideBackend(Struct, frozen=True):
     """A backend next to the first: opened, or None with the reason why it cannot run."""
 
     kind: BackendKind
@@ -51,8 +51,7 @@ def _takes_another(backend: str, kernel: str, case: Case) -> bool:
     return kernel_of(backend, case.size_bytes) != kernel
 
 
-@dataclass(frozen=True)
-class VariantMaker:
+class VariantMaker(Struct, frozen=True):
     """Makes the variants of one rank. Every rank has to make the same ones."""
 
     group: Group

@@ -1,9 +1,11 @@
 """Judges the health of machines: runs every check, folds findings under root causes, and rates each node and GPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.checks import CHECKS, Check, Looked, look, merged
 from gpubench.conditions.circumstances import Facts
@@ -34,7 +36,6 @@ from gpubench.model.terms.verdict import (
     doubt_in,
     overall,
 )
-from gpubench.records import dataclass
 
 R = TypeVar("R", bound=report.Record)
 
@@ -196,8 +197,7 @@ _MOST_TREES = 4  # PCI trees in one report, nodes with findings first: most node
 _OF_ALL_RANKS = (SLOW_UNEXPLAINED, STRAGGLER)  # Findings on a whole job, whose causes name the node
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     check: Check
     findings: tuple[Finding, ...]
     looked: Looked

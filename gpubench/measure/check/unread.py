@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from msgspec import Struct
+
 from gpubench.conditions.checks import Check, Looked
 from gpubench.conditions.circumstances import Circumstances, Facts
 from gpubench.conditions.condition import joined
@@ -13,11 +15,9 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need, host_rows, memory_row, peer_rows
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedFact:
+class RefusedFact(Struct, frozen=True):
     """How to describe a fact that could not be read: words, likely reason and cure. `scope` None matches every
     device.
     """
@@ -114,8 +114,7 @@ NOT_LOOKED_AT = "not-looked-at"
 _AN_ERROR = ("gpu", "pair", "nic")  # The driver and the kernel know these facts, so an unreadable one is a fault
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
+class _Subject(Struct, frozen=True):
     """A device, pair, node or process with its unknown facts and their reasons. `facts` is None if it does not
     exist.
     """

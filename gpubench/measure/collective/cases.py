@@ -1,11 +1,12 @@
 """The cases of a sweep, the timing of each, and the times of every rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import cycle, islice
 from statistics import fmean
 from time import perf_counter
 from typing import Annotated
+
+from msgspec import Struct, field
 
 from gpubench.collectives.record import Asked, SweepRequest
 from gpubench.model.facts.process import GpuCondition
@@ -37,11 +38,9 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, com
 from gpubench.model.terms.verdict import STRAGGLER, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One row to measure. `setting` is a variant's name, `registered` how the library registered the buffers."""
 
     dtype: DataType
@@ -63,8 +62,7 @@ class Case:
         return placed if self.setting is None else f"{placed}, {self.setting}"
 
 
-@dataclass(frozen=True, slots=True)
-class JobFacts:
+class JobFacts(Struct, frozen=True):
     """What all rows of a job repeat. `ranks_per_gpu` is None without GPUs."""
 
     backend: str
@@ -163,8 +161,7 @@ def _verdict(request: SweepRequest, job: JobFacts, wrong: int) -> Verdict | None
 RECORDING_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True, kw_only=True):
     """Options in the metadata that are not part of the sweep. `settings` are names of variants."""
 
     allocator: str
@@ -175,8 +172,7 @@ class RunOptions:
     split: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct, frozen=True, kw_only=True):
     """The source of simulated times, and the pairs that faults make host-staged."""
 
     source: str
@@ -185,8 +181,7 @@ class Model:
     staged: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribedCollective:
+class DescribedCollective(Struct, frozen=True, kw_only=True):
     """A run before it is observed. `unwatched` says why paths are not; `parts` are groups of --split."""
 
     schema_version: int
@@ -220,8 +215,7 @@ _FIRST_ALONE = 100  # Operations alone that are timed before anything is decided
 _MOST_SAMPLES = 10_000  # That are kept of a row: a recording of a sweep stays within what is read of a file
 
 
-@dataclass(frozen=True, slots=True)
-class OwnTimes:
+class OwnTimes(Struct, frozen=True):
     """The times of a row on this rank: seconds per operation, count, first samples, and agreed values."""
 
     seconds: float
@@ -240,8 +234,7 @@ class OwnTimes:
         return RowTimes(ranks, self.iterations, self.batches, self.percentiles, self.interval, self.note)
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(Struct, frozen=True):
     """Times the operations of a row. Every rank calls every method in the same order."""
 
     sampling: Sampling

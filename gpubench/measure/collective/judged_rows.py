@@ -1,9 +1,10 @@
 """Judge rows that another program measured: their limits, expectations and verdict."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import permutations
+
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError

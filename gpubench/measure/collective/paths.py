@@ -1,8 +1,10 @@
 """Judge the paths of a collective by link counters and NCCL's log."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
 from gpubench.conditions.circumstances import Circumstances, IssueTime, users_settings
@@ -42,7 +44,6 @@ from gpubench.model.terms.verdict import Cure, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 COUNTED_BYTES = 64 * 2**20  # So much has to pass to be counted: other traffic ticks too
 _MOST_OPERATIONS = 64  # Sizes of which it takes more to move that much are not counted
@@ -50,8 +51,7 @@ _GPU = 0
 _NOTHING = Carried()
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """The bytes that a rank's GPU sent and received in a batch; empty if none had to pass."""
 
     sent: Carried = _NOTHING
@@ -111,8 +111,7 @@ class Counting:
 OperationKey = tuple[DataType, ReduceOp | None, int]  # The type, reduction and size that the library chooses by
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The connections of an operation, with algorithm and protocol if NCCL logs them."""
 
     used: Used
@@ -131,8 +130,7 @@ class Choice:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedChoices:
+class LoggedChoices(Struct, frozen=True):
     """What the logs of all ranks show together. `no_log` and `no_tuning` are reasons, or empty."""
 
     by_operation: Mapping[OperationKey, Choice] = field(default_factory=dict)
@@ -201,8 +199,7 @@ _ANOTHER_BACKEND = Cure(comment="Use `--backend nccl` or `torch:nccl`, which cop
 _OF_SEVERAL_KINDS = "paths of several kinds meet at these GPUs, whose counters and times do not tell them apart"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathObservations:
+class PathObservations(Struct, frozen=True, kw_only=True):
     """All observations of paths before timing, on the first rank. Bytes are per byte of size."""
 
     choices: LoggedChoices
@@ -241,8 +238,7 @@ class PathObservations:
         )
 
 
-@dataclass(slots=True)
-class RowObservations:
+class RowObservations(Struct):
     """The evidence of rows so far on the first rank: wrong elements per rank, and the largest, fastest row."""
 
     wrong: dict[int, int] = field(default_factory=dict)

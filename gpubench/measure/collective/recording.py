@@ -1,8 +1,10 @@
 """Record and replay a collective: raw samples, their checks, and simulated runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Asked, Collective, SweepRequest
 from gpubench.conditions.circumstances import Circumstances
@@ -34,25 +36,21 @@ from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
 from gpubench.readers.documents import check_version, leaves, read_json_line
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPairs:
+class RecordedPairs(Struct, frozen=True):
     """Ordered pairs of ranks with the same connection."""
 
     transports: tuple[Transport, ...]
     pairs: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedUse:
+class RecordedUse(Struct, frozen=True):
     connections: tuple[RecordedPairs, ...]
     unheard: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedChoice:
+class RecordedChoice(Struct, frozen=True):
     """The choice for an operation. `use` is an index into `uses`."""
 
     dtype: DataType
@@ -62,8 +60,7 @@ class RecordedChoice:
     tuning: Tuning | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLoggedChoices:
+class RecordedLoggedChoices(Struct, frozen=True):
     """All choices. `silence` says why a rank's log cannot be read."""
 
     uses: tuple[RecordedUse, ...] = ()
@@ -121,8 +118,7 @@ def file_of(collective: str) -> str:
     return f"{collective}.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedObservations:
+class RecordedObservations(Struct, frozen=True, kw_only=True):
     """Observations of paths, without nodes and processes, which have their own files."""
 
     heard: RecordedLoggedChoices
@@ -162,8 +158,7 @@ class RecordedObservations:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCollective(DescribedCollective):
+class RecordedCollective(DescribedCollective, frozen=True, kw_only=True):
     """The first line: everything that was known before the first row."""
 
     testimony: RecordedObservations | None = None
@@ -172,11 +167,10 @@ class RecordedCollective(DescribedCollective):
     @classmethod
     def of(cls, described: DescribedCollective, **known: Any) -> "RecordedCollective":
         """Add what was known before the first row. `known` has further fields."""
-        return cls(**{each.name: getattr(described, each.name) for each in fields(described)} | known)
+        return cls(**{name: getattr(described, name) for name in described.__struct_fields__} | known)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRow:
+class RecordedRow(Struct, frozen=True):
     """A row with its case, backend, sample and group."""
 
     case: Case
@@ -185,8 +179,7 @@ class RecordedRow:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingLine:
+class RecordingLine(Struct, frozen=True):
     """Any other line: a row, or at the end the number of rows and the idle GPUs."""
 
     row: RecordedRow | None = None
@@ -446,8 +439,7 @@ SpeedJudgeOf = Callable[[Sequence[RankIdentity]], SpeedJudge | None]
 """Makes the judge of the speed of what some ranks measured; None where nobody judges it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRows:
+class RecordedRows(Struct, frozen=True):
     """All lines but the first. `is_whole`: the run was complete. `idle` are the GPUs at the end."""
 
     rows: tuple[RecordedRow, ...]

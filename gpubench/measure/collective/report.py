@@ -1,8 +1,10 @@
 """Collect the rows of a sweep, judge their speed, and report on them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, RankTimings, describe
@@ -40,7 +42,6 @@ from gpubench.model.terms.verdict import (
     overall_of_rows,
 )
 from gpubench.ports.group import Listener
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.conditions.ranking import Named
@@ -71,8 +72,7 @@ def middle(tries: Sequence[T], time_of: Callable[[T], float]) -> T:
     return sorted(tries, key=time_of)[(len(tries) - 1) // 2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedTimes:
+class ExpectedTimes(Struct, frozen=True, kw_only=True):
     """The sources of expected times, in order of preference.
 
     `unlike` says why nothing is expected. `assumed` is a doubt about the NICs. `launches` is the number of GPUs that
@@ -126,8 +126,7 @@ def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
     return row.backend == TORCH_NCCL and not parts
 
 
-@dataclass(slots=True)
-class SpeedJudge:
+class SpeedJudge(Struct):
     """Judges the rows of a sweep, and explains slow ones. Rows of a framework next to NCCL are only compared."""
 
     expected: ExpectedTimes
@@ -260,8 +259,7 @@ def _not_explained(explained: "Explained") -> str:
     return f"no setting, process, device or link that could be read explains it{perhaps}"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """One rank's part of a row."""
 
     seconds: MeasuredSeconds
@@ -271,8 +269,7 @@ class Answer:
     issue_seconds: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowSample:
+class RowSample(Struct, frozen=True):
     """The times of a row, with one answer per rank. `tries` is how often the row was measured."""
 
     own: OwnTimes
@@ -288,8 +285,7 @@ class RowSample:
         return replace(row, issue_us=MICROSECONDS_PER_SECOND * max(issued)) if issued else row
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRow:
+class MeasuredRow(Struct, frozen=True):
     """A row on every rank. Only the first rank has its sample."""
 
     row: CollectiveRow

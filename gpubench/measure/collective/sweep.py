@@ -1,9 +1,11 @@
 """Measure one collective over sizes: nccl-tests' timing loop, verified buffers, and observers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
 from math import ceil
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import Call, Collective, SweepRequest
 from gpubench.errors import UsageError, no_size_left
@@ -16,7 +18,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.ports.backend import Backend, Launch, LibraryLog, Memory, Region
 from gpubench.ports.copies import LinkCounters
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.conditions.circumstances import Circumstances
@@ -40,8 +41,7 @@ def _judging_no_speed(_circumstances: "Circumstances | None") -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationSources:
+class ObservationSources(Struct, frozen=True):
     """What a rank observes: NCCL's log, the counters of its GPU, facts, and the node of every rank."""
 
     log: LibraryLog
@@ -53,8 +53,7 @@ class ObservationSources:
     read_waited: Callable[[], float | None] = lambda: None
 
 
-@dataclass(slots=True)
-class PathObserver:
+class PathObserver(Struct):
     """Observes the paths of a sweep on one rank. The first rank gets the observations of all."""
 
     request: SweepRequest
@@ -127,8 +126,7 @@ class PathObserver:
         return PathJudge(self.request, self._observations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observers:
+class Observers(Struct, frozen=True, kw_only=True):
     """The observers of a sweep. With a `soak` all rows are repeated."""
 
     path_observer: PathObserver | None = None
@@ -200,8 +198,7 @@ operations; the SM clock, read before and after, did not change.
 _MOST_TO_SET_TO_WORK = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(Struct, frozen=True):
     """The send and receive buffers, as large as the largest size."""
 
     send: Memory
@@ -215,8 +212,7 @@ class Buffers:
 Issue = Callable[[Call], Launch]  # Binds one operation
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """What all rows of a sweep share. `issue` binds operations, None for the backend's own calls."""
 
     request: SweepRequest

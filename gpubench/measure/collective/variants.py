@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest
 from gpubench.measure.collective.cases import Case, cases
@@ -19,7 +21,6 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Finding, Verdict, overall
 from gpubench.ports.backend import Backend, SharedMemory
 from gpubench.ports.group import Group, Listener
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.measure.collective.paths import OperationKey
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 60.0
 
 
-@dataclass
-class Soak:
+class Soak(Struct):
     """The state of a soak on the first rank. 0 `cycles` run until `asked_to_end` is true; `say` prints lines."""
 
     cycles: int
@@ -88,15 +88,13 @@ def _time(microseconds: float) -> str:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedBackend:
+class NamedBackend(Struct, frozen=True):
     """The name of a backend that cannot be opened here."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepVariant:
+class SweepVariant(Struct, frozen=True, kw_only=True):
     """One variant of a sweep: a backend as it is, or with operations opened under a setting.
 
     `setting` is its name in rows, None for the backend's own choice. `open` returns what binds operations, and `drop`
@@ -241,8 +239,7 @@ def _chosen(tries: Sequence[MeasuredRow]) -> MeasuredRow:
     return MeasuredRow(replace(chosen.row, note=note), sample)
 
 
-@dataclass(frozen=True, slots=True)
-class VariantRun:
+class VariantRun(Struct, frozen=True):
     """A variant that can run, its sweep, and its cases."""
 
     variant: SweepVariant
@@ -261,8 +258,7 @@ def _plan(runs: Sequence[VariantRun]) -> Iterator[tuple[VariantRun, Case]]:
             yield own, replace(case, setting=AGAIN)
 
 
-@dataclass(slots=True)
-class VariantPreparation:
+class VariantPreparation(Struct):
     """Opens variants and finds the cases that each can run. `refused` has the others."""
 
     request: SweepRequest
@@ -427,8 +423,7 @@ class InStep:
         self.barrier = whole.barrier
 
 
-@dataclass(frozen=True, slots=True)
-class PartReport:
+class PartReport(Struct, frozen=True):
     """The part of a group's report that is sent to the first rank of the job."""
 
     verdict: Verdict

@@ -11,6 +11,8 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.measure.compare.noise import (
     FLOOR,
     LARGE_BYTES,
@@ -30,7 +32,6 @@ from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
-from gpubench.records import dataclass
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
     *("wrong-data", "now-staged", "slower", "worse-verdict", "lower-limit", "not-measured"),
@@ -60,8 +61,7 @@ Runs = Sequence[RunFigures]
 """The runs of a side that have the row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A reason for the verdict on a row, with the finding that reports it."""
 
     finding: str
@@ -86,8 +86,7 @@ class JudgedRow(NamedTuple):
     change: compare.Change | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """A fixed bound in percent of bandwidth, below 100, that replaces noise."""
 
     threshold_percent: float | None = None
@@ -325,8 +324,7 @@ _MEDIAN_WIDTH = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """Rows of one kind with similar sizes, the change of their median, and its bound. Both are logarithms."""
 
     keys: tuple[compare.RowKey, ...]

@@ -15,6 +15,8 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gpubench.model.paths.transport import is_staged, parse_transport
 from gpubench.model.results.compare import RowKey, collective_key, pair_keys, siblings
 from gpubench.model.results.figures import BY_CPU
@@ -23,7 +25,6 @@ from gpubench.model.results.result_file import LatencyRow, ResultFile
 from gpubench.model.results.speed import copies_times_limit, times_limit
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
-from gpubench.records import dataclass
 
 
 class RunFigures(NamedTuple):
@@ -449,8 +450,7 @@ class _Times:
         self.family = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _RowsBySize:
+class _RowsBySize(Struct, frozen=True):
     """The rows of a family by ascending size, so that bisection finds the neighbours of one."""
 
     sizes: Sequence[int]

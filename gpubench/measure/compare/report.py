@@ -7,10 +7,12 @@ number of ranks and compare only between jobs of one size.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.compare.findings import (
@@ -52,14 +54,12 @@ from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import Kept, read_head
-from gpubench.records import dataclass
 
 SECTIONS_OF_MACHINES = (MachineRow.section, CircumstanceRow.section, FINDINGS_SECTION)
 _IN_PLACE = "in_place"
 
 
-@dataclass(frozen=True, slots=True)
-class MachineCurve:
+class MachineCurve(Struct, frozen=True):
     """Bandwidth and time of one collective, or of copies, by size, with GPUs and nodes if known."""
 
     gpus: int | None
@@ -385,8 +385,7 @@ MOST_SERIES = 64
 """Kinds of results that are compared. More come from a cluster, which needs a folder per machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultSeries:
+class ResultSeries(Struct, frozen=True):
     """The newest result of a kind, and those before it, oldest first. `name` is the newest's."""
 
     name: str
@@ -394,8 +393,7 @@ class ResultSeries:
     new: ResultFile
 
 
-@dataclass(frozen=True, slots=True)
-class HistorySelection:
+class HistorySelection(Struct, frozen=True):
     """The comparisons of a folder, every file that was examined, newest first, and doubts.
 
     A doubt is a result that a person would expect to have been compared, with the reason why it was not.
@@ -410,8 +408,7 @@ Kind = list[tuple[DatedName, ResultHead]]
 """Results of one kind, the newest first."""
 
 
-@dataclass(slots=True)
-class _Folder:
+class _Folder(Struct):
     kept: Kept
     heads: dict[DatedName, ResultHead] = field(default_factory=dict)
     uses: dict[DatedName, HistoryRow] = field(default_factory=dict)

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median, median_low
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
 from gpubench.model.paths.nccl_log import InspectedOperation, LogFacts
 from gpubench.model.terms.units import counted
-from gpubench.records import dataclass
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 """Prefixes of operations whose sizes may differ between ranks."""
@@ -482,8 +483,7 @@ class RasCourse:
         )
 
 
-@dataclass(slots=True)
-class _Job:
+class _Job(Struct):
     """Communicators that came in one answer, with the time of that answer and of the last change of their counts."""
 
     counts: Mapping[str, Sequence[Mapping[str, int]]]

@@ -1,9 +1,11 @@
 """Judges the path between each pair of ranks in a job's log as direct, host-staged or unknown, and counts them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field, replace
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import ASK_FOR_MORE, ProcessLog, Staged
 from gpubench.conditions.nccl_settings import NCCL_SETTINGS
@@ -13,7 +15,6 @@ from gpubench.model.paths import nccl_log
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
 from gpubench.model.terms.verdict import Cure, Verdict, joined_cures
-from gpubench.records import dataclass
 
 UNKNOWN = "unknown"
 
@@ -44,8 +45,7 @@ class Scope(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRoute:
+class JudgedRoute(Struct, frozen=True):
     """A route with its verdict and, if it is host-staged, the explanation."""
 
     route: Route
@@ -54,8 +54,7 @@ class JudgedRoute:
     explanation: Explanation | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JudgedPair:
+class JudgedPair(Struct, frozen=True, eq=False):
     """The judged routes of a pair of ranks. Pairs with the same verdicts share one object, so identity is its key."""
 
     routes: tuple[JudgedRoute, ...]
@@ -366,8 +365,7 @@ def _is_one_ended(route: Route) -> bool:
 _MOST_EXAMPLES = 8
 
 
-@dataclass(slots=True, eq=False)
-class Examples:
+class Examples(Struct, eq=False):
     """The number of pairs, and the first few of them."""
 
     count: int = 0
@@ -378,8 +376,7 @@ class Examples:
         self.first += [(src, dst) for dst in destinations[: max(_MOST_EXAMPLES - len(self.first), 0)]]
 
 
-@dataclass(slots=True)
-class StagedPaths:
+class StagedPaths(Struct):
     """Host-staged paths with one explanation: their number, hosts, and pairs by communicator."""
 
     verdict: Verdict
@@ -390,8 +387,7 @@ class StagedPaths:
     pairs: dict[int, Examples] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """One communicator: pairs by transport, pairs of unknown transports by name, and connections with one logged
     end.
 
@@ -406,8 +402,7 @@ class Part:
     unconnected_ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JobSummary:
+class JobSummary(Struct, frozen=True):
     """All communicators, and the explanations of host-staged paths, root causes first."""
 
     parts: Sequence[Part]
@@ -426,8 +421,7 @@ def summarise(facts: nccl_log.LogFacts, judge: PairJudge) -> JobSummary:
     return JobSummary(parts, dict(sorted(staged.items(), key=lambda item: order.get(item[0].id, last))))
 
 
-@dataclass(slots=True)
-class _TransportCounts:
+class _TransportCounts(Struct):
     examples: Examples
     least: int
     most: int

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.conditions.condition import Complained, joined
 from gpubench.conditions.registry import CAUSES, CONDITIONS

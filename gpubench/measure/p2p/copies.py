@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.p2p.request import (
@@ -28,7 +30,6 @@ from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress
 from gpubench.ports.backend import LibraryLog, Memory, Region
 from gpubench.ports.copies import HOST, Copies, CopyStream, LinkCounters, ManagedMemory, RankCopies
 from gpubench.ports.group import Group
-from gpubench.records import dataclass
 
 _SENDER, _SENDERS = 253, 256  # The number of managed memory as a sender of data
 _FIRST_ROW = 1 << 20  # Data of managed memory differ from those of every other copy of the run
@@ -331,8 +332,7 @@ _OWN_GPU = 0  # Each rank counts what its one GPU carries
 _STEPS = 6  # Of a round: copies to learn, samples, fresh data, last sample, its counters, its check
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(Struct, frozen=True):
     """The two buffers of a rank, as the others get them: handles, or the reason why they cannot be used."""
 
     sent: bytes = b""

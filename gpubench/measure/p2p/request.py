@@ -3,9 +3,11 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Protocol, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import UsageError
@@ -24,7 +26,6 @@ from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin
 from gpubench.profiles import ProfileMatch
 from gpubench.readers.documents import check_version, read_json_line
-from gpubench.records import dataclass
 
 _MOST_REPEATS = 100  # Enough for a mean of microseconds, and as many as p2pBandwidthLatencyTest makes
 _TO_HOST = (operation.ManagedWay.PINNED_KERNEL, operation.ManagedWay.PREFETCH, operation.ManagedWay.IN_PLACE)
@@ -34,8 +35,7 @@ _BETWEEN_GPUS = (operation.ManagedWay.PREFETCH, operation.ManagedWay.FAULTS, ope
 """What a kernel does with plain memory of another GPU is a series of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """How to sample: `repeats` copies or `sample_seconds` per sample, and the median of `samples`."""
 
     warmup: int = 4
@@ -53,8 +53,7 @@ class Method:
 NVBANDWIDTH = Method(warmup=4, samples=3, repeats=16)  # 0.8: 4 copies to warm up, 16 in one go, median of 3
 
 
-@dataclass(frozen=True, slots=True)
-class PairCopy:
+class PairCopy(Struct, frozen=True):
     """A copy from one GPU to another. Its text is its name in a recording."""
 
     series: Series
@@ -64,8 +63,7 @@ class PairCopy:
         return f"{self.series.name} {self.series.size_bytes} {self.pair[0]}-{self.pair[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class HostCopy:
+class HostCopy(Struct, frozen=True):
     """A copy between host memory and a GPU."""
 
     memory: operation.HostMemory
@@ -81,8 +79,7 @@ class HostCopy:
         return f"{self.label} {self.gpu}"
 
 
-@dataclass(frozen=True, slots=True)
-class PatternCopy:
+class PatternCopy(Struct, frozen=True):
     """Copies of several pairs at once. Their total bytes count, until the last one has ended."""
 
     pattern: operation.CopyPattern
@@ -92,8 +89,7 @@ class PatternCopy:
         return f"{self.pattern} {self.direction}"
 
 
-@dataclass(frozen=True, slots=True)
-class ManagedCopy:
+class ManagedCopy(Struct, frozen=True):
     """A copy of managed memory, or of plain memory to compare with. None stands for the host."""
 
     way: operation.ManagedWay
@@ -113,8 +109,7 @@ class ManagedCopy:
 Copy = PairCopy | HostCopy | PatternCopy | ManagedCopy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class P2pRequest:
+class P2pRequest(Struct, frozen=True, kw_only=True):
     """The copies to make. `pairs` are positions of GPUs; `series` start with those without peer access."""
 
     pairs: tuple[Pair, ...]
@@ -234,8 +229,7 @@ PROCESS, IPC, NETWORK = "process", "ipc", "network"
 """Scopes of a pair: one process drives both GPUs, two processes of a node do, or two of different nodes."""
 
 
-@dataclass(frozen=True)
-class CopyMachine:
+class CopyMachine(Struct, frozen=True, dict=True):
     """The GPUs that copy, by position, in one process or with one rank each."""
 
     wiring: Wiring
@@ -360,8 +354,7 @@ _CUT_SHORT = "not recorded: the run was cut short"
 Write = Callable[[object], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedP2p:
+class RecordedP2p(Struct, frozen=True, kw_only=True):
     """The first line: the request, and the `gpus` of one process, or `ranks`."""
 
     schema_version: int
@@ -377,8 +370,7 @@ class RecordedP2p:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCopy:
+class RecordedCopy(Struct, frozen=True):
     """Any other line: a measured cell, of which the latest counts. `idle` are GPUs before and after."""
 
     of: str

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
@@ -16,13 +18,11 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_
 from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 Judged = tuple[Verdict | None, str]  # A verdict, None where nothing is expected, and its reason
 
 
-@dataclass(frozen=True, slots=True)
-class CopyMatrix:
+class CopyMatrix(Struct, frozen=True):
     """The cells of a series, the verdicts on them, and the bandwidth in GB/s of those that were measured."""
 
     series: Series

@@ -1,9 +1,10 @@
 """Run of copies: each matrix is judged when all its pairs are measured, and the paths of all pairs at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from gpubench.conditions.checks import of_facts, on_copies
 from gpubench.conditions.circumstances import Circumstances, Together, users_settings

@@ -11,9 +11,11 @@ ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field, replace
 from functools import cache
 from statistics import NormalDist, fmean, median
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.collectives.curve import curve
 from gpubench.collectives.registry import collective_named
@@ -25,7 +27,6 @@ from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
-from gpubench.records import dataclass
 
 LEAST_CELLS = 16
 """Fewer have no level of their own inside leaves and across: both are taken together."""
@@ -60,8 +61,7 @@ def upper_excess(count: int) -> float:
     return fmean(NormalDist().inv_cdf((place - 0.375) / (count + 0.25)) for place in places)
 
 
-@dataclass(frozen=True, slots=True)
-class Yardstick:
+class Yardstick(Struct, frozen=True):
     """What healthy cells deliver: GB/s by rail and whether both ends hang on one leaf, and the deviation of a figure.
 
     `deviation` is that of one figure, as a share of it. `slow_leaves` is what is left of it by leaf, rail and whether
@@ -238,8 +238,7 @@ SURE_DEVIATIONS = 3.0
 """A loss of so many deviations of one figure is found 99 times of 100: benchmarks/scan_confusion.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class CellScore:
+class CellScore(Struct, frozen=True):
     """The score of a cell in a phase: 1 is as the others are. `failures` are rounds without a figure.
 
     `gb_s` is of the same figures, both directions together.
@@ -358,8 +357,7 @@ SlowFigures = Mapping[scan.LocalFigure, float]
 """Figures that fall behind, with their shares of what is usual."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPart:
+class LocalPart(Struct, frozen=True):
     """A part of a node that `figures` show to be slow: a GPU, a GPU with its partner, or, with neither, the node."""
 
     node: int

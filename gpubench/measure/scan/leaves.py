@@ -6,12 +6,13 @@ of its figures with leaves that are not slower. Normal is the level of most leav
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median, median_high
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.measure.scan.judging import ALARM_DEVIATIONS, LEAST_COMPARED, LEAST_LOSS, Shares, Yardstick, shares_of
 from gpubench.model.results.scan import NodeRail, PairSample, ScanFabric, ScanPhase
-from gpubench.records import dataclass
 
 LEAST_NODES = 4
 """Nodes of a leaf that is judged as a whole: the median of fewer is that of one bad node and its partner."""
@@ -27,8 +28,7 @@ MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean, of normal values."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeafLevel:
+class LeafLevel(Struct, frozen=True):
     """The bandwidth of a rail of a leaf, inside and across, as shares of the normal bandwidth; None if unknown.
 
     `is_sure` is False if noise may explain it. `healthy` is the share of nodes behind leaves with a normal level, and
@@ -64,8 +64,7 @@ class LeafLevel:
         return True not in self.slow and self.across is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(Struct, frozen=True):
     """A share of the normal bandwidth and its standard error.
 
     `healthy` is the share of nodes behind healthy leaves. `delivered` compares inside with across.

@@ -3,8 +3,10 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import groupby
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.folding import cause_of, on_their_nodes
 from gpubench.conditions.policy import drains
@@ -17,7 +19,6 @@ from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, hosts_in_trouble, overall
-from gpubench.records import dataclass
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
 
@@ -421,8 +422,7 @@ def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]
 SECTIONS = ("parts", "cells", "rounds", "scan_collectives", "exclusions", "findings")
 
 
-@dataclass(frozen=True, slots=True)
-class ScanResult:
+class ScanResult(Struct, frozen=True):
     """A finished scan and its faulty parts; `origin` is the origin of its measurements."""
 
     course: ScanCourse

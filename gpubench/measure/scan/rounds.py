@@ -8,9 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import field, replace
 from statistics import median, median_high
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.measure.scan import judging
 from gpubench.measure.scan.leaves import (
@@ -37,7 +39,6 @@ from gpubench.model.results.scan import (
     ScanFabric,
     ScanPhase,
 )
-from gpubench.records import dataclass
 
 _FEW_NODES = 64
 """Among so few nodes two random matchings often share a pair, which is then taken apart."""
@@ -60,8 +61,7 @@ def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
     return [(one, other) for one, other in meetings if one is not None and other is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """The matchings of a scan. Of an odd number of nodes another one sits out in every round."""
 
     fabric: ScanFabric
@@ -275,8 +275,7 @@ Keep = Callable[[PlannedRound, RoundOutcome], None]
 """Takes every round as it ends, to keep it."""
 
 
-@dataclass
-class ScanCourse:
+class ScanCourse(Struct):
     """What is known of a scan so far.
 
     `suspects` are the cells and nodes that confirmation looked at, `confirmed` what it found; `yardstick` is of the
@@ -534,8 +533,7 @@ def _as_their_leaf(
 _LEAST_NODES, _LEAST_SCORE = 4, 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveOfNodes:
+class CollectiveOfNodes(Struct, frozen=True):
     """A collective of some nodes: GB/s that pass a node on all rails, both ways, measured, and as its cells allow."""
 
     name: str

@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
 from statistics import NormalDist, median, median_low
+
+from msgspec import Struct, field
 
 from gpubench.measure.scan import judging
 from gpubench.measure.scan.leaves import DOUBTFUL_ERRORS, MEDIAN_ERROR, LeafLevel, members_of
@@ -17,7 +18,6 @@ from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
 from gpubench.model.terms.units import compress_names, counted, some_of
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
-from gpubench.records import dataclass
 
 _ACTIVE = "active"
 
@@ -234,8 +234,7 @@ SLOW_SHARE, FAILED_SHARE = 0.8, 0.5
 _BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
 
 
-@dataclass(frozen=True, slots=True)
-class RailLevel:
+class RailLevel(Struct, frozen=True):
     """The usual bandwidth of a rail, GB/s in both directions together, and its share of the NICs' rate.
 
     It is that of the slower class of pairs: `inside` one leaf or between leaves (None if there is only one leaf or none
@@ -353,8 +352,7 @@ of the leaves with less than this share of the other half, where neither a major
 """
 
 
-@dataclass(frozen=True, slots=True)
-class FaultyPart:
+class FaultyPart(Struct, frozen=True):
     """A faulty part. `share` is its share of the usual bandwidth, None if it delivers nothing.
 
     `nodes` are all nodes that it slows down; `rail`, `leaf` and `gpu` are None where they do not apply; `partner` is
@@ -372,8 +370,7 @@ class FaultyPart:
     cells: frozenset[NodeRail] = frozenset()
 
 
-@dataclass
-class _Cells:
+class _Cells(Struct):
     fabric: ScanFabric
     scores: dict[NodeRail, float]
     local: dict[LocalFigure, float]

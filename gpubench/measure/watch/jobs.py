@@ -1,7 +1,9 @@
 """Groups processes into running jobs, selects the watched jobs, and explains why a job is host-staged."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Circumstances, users_settings
 from gpubench.conditions.ranking import UNKNOWN
@@ -16,14 +18,12 @@ from gpubench.model.results.watch import Way
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import spans
 from gpubench.model.terms.verdict import Cure
-from gpubench.records import dataclass
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
 """Programs that open a context on every GPU without being a job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningJob:
+class RunningJob(Struct, frozen=True, kw_only=True):
     """Processes of one job and their GPUs. `exchanges` tells whether they send each other data."""
 
     name: str
@@ -176,8 +176,7 @@ def _exchanges(tasks: Sequence[TaskFacts], gpus: Sequence[GpuRates]) -> tuple[bo
 _SHORT_ID = 12  # Digits of a shortened container id, as container runtimes print it
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedJobs:
+class WatchedJobs(Struct, frozen=True):
     """Selects the jobs to watch. `job` is a Slurm job id or the start of a container id, and None selects all."""
 
     pids: tuple[int, ...] = ()

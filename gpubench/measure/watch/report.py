@@ -1,7 +1,9 @@
 """Builds the report on watched jobs: intervals between readings, each job's history, rows and findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.conditions.gpu import GPU
 from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
@@ -17,7 +19,6 @@ from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict, overall
 from gpubench.ports.traffic import TrafficReader
-from gpubench.records import dataclass
 
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
 """Consecutive intervals before a path raises an alarm. A single interval may fall between two phases of a job."""
@@ -32,8 +33,7 @@ time on the direct path. One interval is always allowed, because it may fall bet
 _QUIET = (Way.IDLE,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """A job in one interval: its signals, the path of its bytes, and a description."""
 
     job: RunningJob
@@ -59,8 +59,7 @@ def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
     return frozenset(task.pid for each in several for task in each.job.tasks if task.communicators is not True)
 
 
-@dataclass(slots=True)
-class TimeOnWay:
+class TimeOnWay(Struct):
     """All intervals in which a job used one path: total GB, and the longest run of consecutive intervals."""
 
     way: Way
@@ -96,8 +95,7 @@ class TimeOnWay:
         return self.moved[name] / self.known_seconds[name] if self.known_seconds.get(name) else None
 
 
-@dataclass(slots=True)
-class JobCourse:
+class JobCourse(Struct):
     """The history of a job on a node since its first interval."""
 
     node: str
@@ -221,8 +219,7 @@ def joined_by(node: Topology | None) -> Joined:
     return joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Struct, frozen=True, kw_only=True):
     """Rates and jobs of all nodes over one interval, which ended `seconds` after the watch began."""
 
     seconds: float

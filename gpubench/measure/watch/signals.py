@@ -1,14 +1,15 @@
 """Classifies a job's traffic on NVLink, PCIe and the network, and names its path by a decision table."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from functools import cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.measure.watch.jobs import RunningJob
 from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, total
 from gpubench.model.results.watch import Way
-from gpubench.records import dataclass
 
 BUSY_GB_S = FOREIGN_GB_S  # A PCIe link or NIC with this rate carries data. A job's launches and polling stay below it
 QUIET_GB_S = 0.05  # Idle PCIe links of H200s carry up to 0.02 GB/s. Rates just above are too low to judge
@@ -83,8 +84,7 @@ class Members(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
+class Signals(Struct, frozen=True, kw_only=True):
     """The classified traffic of a job over an interval. `doubts` lists why something is unknown."""
 
     nvlinks: Nvlinks
@@ -375,8 +375,7 @@ def _greater(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else max(one, other)
 
 
-@dataclass(frozen=True, slots=True)
-class WayRule:
+class WayRule(Struct, frozen=True):
     """One line of the decision table: accepted values per signal, or none for any value. The first matching line
     counts.
     """

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
-from gpubench.records import dataclass
 
 MPS = "MPS"
 MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with
@@ -36,8 +37,7 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LOCAL_RANK: there nobody has started ranks yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedBy:
+class LaunchedBy(Struct, frozen=True):
     """A launcher as the environment names it, with this process's rank and the number of processes."""
 
     launcher: str

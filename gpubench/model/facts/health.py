@@ -5,13 +5,14 @@ Few corrected errors are normal (PCIe allows one bit in 10^12).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean, median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts, PcieErrors, RdmaPort, Snapshot
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT
-from gpubench.records import dataclass
 
 ErrorCounts = Mapping[str, Mapping[str, int]]  # By device, as people name it (a bridge by its bus id), and by counter
 REPLAYS, MEMORY_ERRORS, CORRECTED = "PCIe replays", "uncorrectable memory errors", "correctable"
@@ -27,8 +28,7 @@ _TIMES_SIBLINGS = 10
 _SINCE_BOOT = "since boot, when is not known"
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
+class Errors(Struct, frozen=True):
     """Errors of a device: `meanwhile` between two readings, `grave` if uncorrected, `usual` of siblings."""
 
     device: str
@@ -213,8 +213,7 @@ def describe_health(mask: int) -> str:
     return "not reported" if all(holds is None for holds in conditions.values()) else "healthy"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLoad:
+class GpuLoad(Struct, frozen=True):
     """A reading of a GPU at work; None is what nobody tells."""
 
     clock_mhz: int | None = None

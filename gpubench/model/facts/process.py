@@ -1,12 +1,12 @@
 """Facts of one process: namespaces, limits, settings, the libraries it can load, and the backends of a collective."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct, field
+
 from gpubench.model.terms.units import format_size
-from gpubench.records import dataclass
 
 ENVIRONMENT = "the environment"
 
@@ -18,8 +18,7 @@ class PlacedValue(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiFacts:
+class MpiFacts(Struct, frozen=True, kw_only=True):
     """The MPI library that is loaded and started. None is unknown, and `unknown` says why, by field.
 
     `cuda_built` says whether it was built for memory of GPUs, `cuda_aware` whether it takes such memory in this run:
@@ -35,8 +34,7 @@ class MpiFacts:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyFile:
+class TopologyFile(Struct, frozen=True, kw_only=True):
     """The file from which NCCL takes a machine's topology; `by` says who names it (NCCL_TOPO_FILE, or NCCL's default).
 
     `links` are the PCI devices in it with their links as they are written ('32.0 GT/s PCIe x16'), by bus id: a file of
@@ -51,16 +49,14 @@ class TopologyFile:
     unusable: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuQuota:
+class CpuQuota(Struct, frozen=True, kw_only=True):
     """The time that a control group grants its processes together: `cpus` of so many CPUs, by the file that says it."""
 
     cpus: float
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True, kw_only=True):
     """One rank. None is unknown.
 
     `node` numbers the hosts of the job by their first rank. `namespaces` are the inode numbers of /proc/self/ns by
@@ -137,8 +133,7 @@ NCCL_LIB, RCCL_LIB, MPI_LIB, UCX_LIB, NVSHMEM_LIB, MSCCLPP_LIB = "NCCL", "RCCL",
 LOADER = "other programs"  # Who takes what the dynamic loader finds: nccl-tests and the like
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryFile:
+class LibraryFile(Struct, frozen=True, kw_only=True):
     """One library of a `package`; `version` is its own word, None with the reason in `unread`."""
 
     library: str
@@ -149,8 +144,7 @@ class LibraryFile:
     cuda: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryUser:
+class LibraryUser(Struct, frozen=True, kw_only=True):
     """Somebody who would load libraries: a package, or what the loader alone serves.
 
     `purpose` says what it would move data for; `loads` are files by library; `inside` are libraries that are part of
@@ -172,8 +166,7 @@ class LibraryUser:
         return " ".join(filter(None, (self.name, self.version)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelModule:
+class KernelModule(Struct, frozen=True, kw_only=True):
     """A kernel module by which NICs or disks reach GPU memory; `version` where it tells."""
 
     name: str
@@ -181,8 +174,7 @@ class KernelModule:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibrariesFacts:
+class LibrariesFacts(Struct, frozen=True, kw_only=True):
     """One environment on one host. `python` is the interpreter; `failures` are parts that gave no answer, by name."""
 
     host: str
@@ -205,8 +197,7 @@ class TrialOutcome(StrEnum):
     UNKNOWN = "not tried"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationTrial:
+class OperationTrial(Struct, frozen=True, kw_only=True):
     """One operation at one size: how it ended, after how many seconds of its job, and in whose words."""
 
     operation: str
@@ -216,8 +207,7 @@ class OperationTrial:
     said: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiSupport:
+class MpiSupport(Struct, frozen=True, kw_only=True):
     """All trials of an MPI, and what it says of itself: `claims` by where that stands. `asked` is what matters most."""
 
     library: str
@@ -271,8 +261,7 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True, kw_only=True):
     """A process that has a context on a GPU. Inside a container its pid may be another's.
 
     `container` is the short id of the container that it runs in, with its runtime's name; `mps` is whether NVML lists
@@ -328,8 +317,7 @@ THROTTLE_REASONS = (
 LEAST_CLOCK_SHARE = 0.9  # Of the highest clock: a GPU at work below that is worth naming
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuCondition:
+class GpuCondition(Struct, frozen=True, kw_only=True):
     """A GPU right after the operations of a row, as far as it can slow them down.
 
     `clock_mhz` is None while it idles; `memory_errors` are uncorrectable ones; `unread` has reasons.

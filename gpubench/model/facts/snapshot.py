@@ -6,16 +6,15 @@ ids are in lower case with four digits of domain (0000:1b:00.0) wherever they co
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.terms.verdict import Origin
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLimits:
+class GpuLimits(Struct, frozen=True, kw_only=True):
     """The clock that programs are given (nvidia-smi -ac) and the power limit (-pl), beside the driver's defaults."""
 
     clock_mhz: int | None = None
@@ -29,8 +28,7 @@ class GpuLimits:
         return self.power_w / self.default_power_w if self.power_w and self.default_power_w else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class Service(Struct, frozen=True, kw_only=True):
     """A program beside the driver. `running` is None where the host's processes are not visible from here; the host is
     what boots this kernel, so a virtual machine that leaves its NVSwitches to what is below it runs none.
 
@@ -41,8 +39,7 @@ class Service:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidentialComputing:
+class ConfidentialComputing(Struct, frozen=True, kw_only=True):
     """Confidential computing as NVML tells it: with it on, transfers are encrypted, or staged in memory of the host.
 
     `environment` is unavailable, simulation or production; `multi_gpu` is none, protected_pcie or nvle, which say how
@@ -55,8 +52,7 @@ class ConfidentialComputing:
     multi_gpu: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSettings:
+class DriverSettings(Struct, frozen=True, kw_only=True):
     """The settings of the driver of a node. None is unknown, and `unknown` says why, by field.
 
     `parameters` are those of the loaded module that bear on peer access, NVLink, BAR 1 and IMEX, by their names without
@@ -84,8 +80,7 @@ class DriverSettings:
         return "NVML says that the NVLink bandwidth mode is off" if self.nvlink_bandwidth_mode == "off" else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IommuFacts:
+class IommuFacts(Struct, frozen=True, kw_only=True):
     """The IOMMU as the kernel uses it. None is unknown, and `unknown` says why, by field.
 
     `units` are the hardware's (`dmar0`, `ivhd0`, `smmu3.0x...`), empty where the kernel uses none. `group_types` are
@@ -98,8 +93,7 @@ class IommuFacts:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSettings:
+class KernelSettings(Struct, frozen=True, kw_only=True):
     """The kernel of a node. None is unknown, and `unknown` says why, by field.
 
     `options` are the words of the boot command line that bear on PCI, IOMMU, memory nodes and the NVIDIA driver, never
@@ -137,8 +131,7 @@ class PciKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessControl:
+class AccessControl(Struct, frozen=True, kw_only=True):
     """Access control of a port: which of `ACCESS_CONTROLS` it can do, and which are on; none where it has no ACS.
 
     Where requests or completions are redirected, or forwarded upstream, traffic between two devices below the same
@@ -149,8 +142,7 @@ class AccessControl:
     enabled: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieErrors:
+class PcieErrors(Struct, frozen=True, kw_only=True):
     """Errors that a device has counted since it was found, in all, and by name those that are not zero.
 
     Names begin with their severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
@@ -167,8 +159,7 @@ _ROCE_HEADERS_BYTES = 40 + 8 + 12 + 4 + 28 + 4  # GRH, UDP, BTH, XRC, atomics, I
 RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # Sizes of RDMA (`enum ibv_mtu`); GPU servers can do the last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gid:
+class Gid(Struct, frozen=True, kw_only=True):
     """An address of a port, by its place in the port's table.
 
     `kind` is the kernel's word: 'IB/RoCE v1' or 'RoCE v2'; `address` says of which sort it is (ipv4, link_local,
@@ -180,8 +171,7 @@ class Gid:
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RdmaPort:
+class RdmaPort(Struct, frozen=True, kw_only=True):
     """A port. None is unknown, and `unknown` says why, by field.
 
     `nic` is the NIC's name in the snapshot. `physical_state` and `link_layer` are the kernel's words. `counters` and
@@ -243,8 +233,7 @@ class NicKind(StrEnum):
     ETHERNET = "ethernet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieLink:
+class PcieLink(Struct, frozen=True, kw_only=True):
     """A PCIe link as it is trained now and at most. Generations 1 to 6; widths in lanes."""
 
     generation: int | None = None
@@ -253,8 +242,7 @@ class PcieLink:
     max_width: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciPlace:
+class PciPlace(Struct, frozen=True, kw_only=True):
     """The place of a device in the PCI tree.
 
     `host_bridge` names the root (`pci0000:00`, or what a file has instead); `switches` are the bus ids of the PCIe
@@ -267,8 +255,7 @@ class PciPlace:
     numa_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciSwitch:
+class PciSwitch(Struct, frozen=True, kw_only=True):
     """A PCIe switch; `link` is its uplink, towards the CPU, and `place.switches` are those above it."""
 
     bus_id: str
@@ -276,8 +263,7 @@ class PciSwitch:
     place: PciPlace = PciPlace()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciDevice:
+class PciDevice(Struct, frozen=True, kw_only=True):
     """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
 
     `above` is the bridge towards the CPU; `identity` are the numbers of maker and model ('10b5:8796'). `link` is what
@@ -303,8 +289,7 @@ class PciDevice:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvLink:
+class NvLink(Struct, frozen=True, kw_only=True):
     """One NVLink of a GPU.
 
     `version` is NVLink's ('4.0'); `raw_gb_s` the line rate per direction as the driver prints it, protocol included;
@@ -320,8 +305,7 @@ class NvLink:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Struct, frozen=True, kw_only=True):
     """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
 
     `state` is not_supported, not_started, in_progress or completed; `status` 'success' or what failed; `health_mask`
@@ -345,8 +329,7 @@ class Fabric:
         return (self.cluster_uuid or "", self.clique) if self.spans_nodes else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemappedRows:
+class RemappedRows(Struct, frozen=True, kw_only=True):
     """Memory rows that were replaced: after correctable errors, after uncorrectable ones; pending a reset; failed.
 
     `banks_without_spares` counts memory banks that have no spare row left, None if the driver does not tell.
@@ -359,8 +342,7 @@ class RemappedRows:
     banks_without_spares: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True, kw_only=True):
     """One GPU. `index` is the driver's (nvidia-smi's), `cuda_index` this process's CUDA's; the bus id identifies it.
 
     `idle` is true where clocks say that nothing runs: it then trains its PCIe link down. `performance_state` is the
@@ -436,8 +418,7 @@ def is_virtual_gpu(gpu: GpuFacts) -> bool:
     return _VIRTUAL_GPU.search(gpu.name or "") is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicFacts:
+class NicFacts(Struct, frozen=True, kw_only=True):
     """One port of one NIC. `name` is the RDMA device's (`mlx5_0`, `mlx5_0:2` for a second port), else the interface's.
 
     `state` is active, down, or the kernel's own word; `rate_gbit_s` the port's data rate; `gpudirect` is what NCCL
@@ -472,8 +453,7 @@ class NicFacts:
         return self.kind is not NicKind.ETHERNET and self.model != SOFTWARE_RDMA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairFacts:
+class PairFacts(Struct, frozen=True, kw_only=True):
     """Facts of an ordered pair of devices, named as in matrices.
 
     `path` is a path class as stated by a file (NV18, PIX, ...), `pcie_path` one without NVLink; `cuda` is
@@ -494,16 +474,14 @@ class PairFacts:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True, kw_only=True):
     """A NUMA node and its CPUs, as a list of ranges ('0-31,64-95')."""
 
     number: int
     cpus: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFacts:
+class DriverFacts(Struct, frozen=True, kw_only=True):
     """The NVIDIA driver. `cuda` is the newest CUDA it runs ('13.0'); `absent` says why there is none."""
 
     version: str | None = None
@@ -512,8 +490,7 @@ class DriverFacts:
     absent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True, kw_only=True):
     """The machine around the GPUs. `product` is what the firmware calls it, `chassis` laptop, desktop or server.
 
     `container` is the runtime of the container in which the facts were read; empty outside of any.
@@ -531,8 +508,7 @@ class HostFacts:
     container: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDirectFacts:
+class GpuDirectFacts(Struct, frozen=True, kw_only=True):
     """The ways for a NIC to reach GPU memory: the kernel modules nvidia-peermem and efa_nv_peermem (EFA), or dma-buf.
 
     `peermem_registered` says whether nvidia-peermem found the RDMA core that it must register with: built without one,
@@ -548,8 +524,7 @@ class GpuDirectFacts:
 WAITED_FOR_CPU = "for a CPU"  # The end of an error if it was no driver that hung but a host that is overloaded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFailure:
+class ProbeFailure(Struct, frozen=True, kw_only=True):
     """A whole source of facts that gave none: which (sysfs, nvml, cuda), what happened, and whether it hung."""
 
     stage: str
@@ -557,8 +532,7 @@ class ProbeFailure:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """One node. `source` says who read it; `gpus_of_others` counts GPUs given to other containers or VMs.
 
     `pci_devices` are GPUs, NICs and bridges by bus id; `errors_grown` those counted until the end of a run, or None.

@@ -1,13 +1,13 @@
 """Traffic and use of a node's GPUs: readings, rates between two readings, throttling, and use by other programs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
 from typing import Annotated
+
+from msgspec import Struct, field
 
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.terms.plain import Count, Seconds, Within
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.records import dataclass
 
 FOREIGN_GB_S = 0.5
 """So much over a link, while this job is idle, is somebody else's. On four H200s idle NVLinks carried 0.0 and idle PCIe
@@ -19,8 +19,7 @@ LEAST_HELD_BYTES = 2**30  # A process without data holds some 500 MiB of a GPU: 
 BUSY_PERCENT = 50  # Of the time with something running while this job is idle: somebody else's work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRates:
+class LinkRates(Struct, frozen=True, kw_only=True):
     """GB/s that the NVLinks of a GPU, all together, and its PCIe link carried; None where they are not counted."""
 
     nvlink_sent: float | None = None
@@ -30,12 +29,11 @@ class LinkRates:
 
     def together(self, later: "LinkRates") -> "LinkRates":
         """The greater rate of each."""
-        pairs = {each.name: (getattr(self, each.name), getattr(later, each.name)) for each in fields(self)}
+        pairs = {name: (getattr(self, name), getattr(later, name)) for name in self.__struct_fields__}
         return LinkRates(**{name: _greatest(rates) for name, rates in pairs.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True, kw_only=True):
     """The use that others make of a GPU: busy share, processes, and `held_bytes` before this job."""
 
     utilization_percent: int | None = None
@@ -57,8 +55,7 @@ class GpuUse:
         return (self.utilization_percent or 0) >= BUSY_PERCENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleGpu:
+class IdleGpu(Struct, frozen=True, kw_only=True):
     """What the links of a GPU carried and who used it while this job was idle; None where nobody looked.
 
     `at_work` is its condition just before; `waited` the share of time in which its rank waited for a CPU.
@@ -111,8 +108,7 @@ LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets
 _Counter = Annotated[int, Within(0)]  # In bytes: those of NVLinks and InfiniBand ports count beyond 2**64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True, kw_only=True):
     """A GPU at one moment. What is None is unknown, and `unknown` says why, by field.
 
     `nvlink_sent_bytes` and `nvlink_received_bytes` are counters of all its NVLinks, payload alone. Rates in GB/s are as
@@ -141,8 +137,7 @@ class GpuReading:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicReading:
+class NicReading(Struct, frozen=True, kw_only=True):
     """A port, or loopback, at one moment: bytes sent and received; counters wrap at `counts_to`."""
 
     name: str
@@ -155,8 +150,7 @@ class NicReading:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
+class TaskFacts(Struct, frozen=True, kw_only=True):
     """A process that uses GPUs, as far as /proc shows it to this user.
 
     `facts` are those of a rank, with the process's own environment and files; None where it may not be read, and
@@ -175,8 +169,7 @@ class TaskFacts:
     unread: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReading:
+class NodeReading(Struct, frozen=True, kw_only=True):
     """A node at one moment of a monotonic clock, seconds; `driver_silent` says why GPUs are missing."""
 
     host: str
@@ -196,8 +189,7 @@ _NIC_MOST_GB_S = 400.0
 _NO_RATE = "the driver's rate is none that links carry"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRates:
+class GpuRates(Struct, frozen=True, kw_only=True):
     """GB/s that the links of a GPU carried over an interval; None is unknown, and `unknown` says why, by field.
 
     `errors_grown` are counters that went up in it; `lost` is what the driver says of a GPU that fell off the bus.
@@ -224,8 +216,7 @@ class GpuRates:
         return f"GPU{self.index}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicRates:
+class NicRates(Struct, frozen=True, kw_only=True):
     """GB/s that a port carried over an interval, of RDMA or of an Ethernet interface; None is unknown."""
 
     name: str
@@ -237,8 +228,7 @@ class NicRates:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRates:
+class NodeRates(Struct, frozen=True, kw_only=True):
     """A node over an interval: from `begin` to `end`, in seconds of its clock."""
 
     host: str

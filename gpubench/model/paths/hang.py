@@ -1,14 +1,12 @@
 """What ranks recorded of their collectives, and who keeps the others waiting."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 
-from gpubench.records import dataclass
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(Struct, frozen=True):
     """One collective as a rank called it. `place` is the line of the program, empty where it was not recorded.
 
     `sequence` counts the collectives of the group from 1. `called_ns` is the rank's clock.
@@ -24,8 +22,7 @@ class RecordedCall:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecord:
+class RankRecord(Struct, frozen=True):
     """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of the groups where it lists them.
 
     `unfinished_sends` is the number of sends and receives that did not end.
@@ -37,8 +34,7 @@ class RankRecord:
     unfinished_sends: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStack:
+class ProcessStack(Struct, frozen=True):
     """Where a process is, by py-spy: the innermost line of its main thread, then the innermost of the program's own.
 
     `rank` is None where the name of the file has no number.
@@ -49,8 +45,7 @@ class ProcessStack:
     places: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RasRank:
+class RasRank(Struct, frozen=True):
     """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it.
 
     `error` is what NCCL reported in it, `status` is RAS's word for where it is, if the answer says it.
@@ -67,8 +62,7 @@ class RasRank:
     status: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RasCommunicator:
+class RasCommunicator(Struct, frozen=True):
     """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`.
 
     `unnamed` are the numbers of a collective that ranks launched which are not named, those of most ranks first.
@@ -104,8 +98,7 @@ class HangReason(StrEnum):
     UNKNOWN = "cannot tell which rank"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(Struct, frozen=True, kw_only=True):
     """A collective that did not end: in which group, what it is, who is to blame and why.
 
     `operation` has the type, the size and the data type that the waiting ranks called, `theirs` what the blamed ranks

@@ -5,16 +5,16 @@ A job of a thousand ranks has a million pairs and few different sets of channels
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from functools import cache
 from statistics import median
+
+from msgspec import Struct, field
 
 from gpubench.model.paths.hang import Hang, ProcessStack, RankRecord, RasCommunicator
 from gpubench.model.paths.transport import LoggedChannels, Route, Transport, TransportKind, Tuning, routes
 from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
-from gpubench.records import dataclass
 
 MOST_CHANNELS = 1024
 """NCCL has 64 channels; larger numbers come from garbled lines."""
@@ -125,15 +125,13 @@ class RankConnections(dict[int, ChannelSet]):
             self[peer] = self[peer].with_all(channels) if peer in self else channels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairRoutes:
+class PairRoutes(Struct, frozen=True, eq=False):
     """The routes from one rank to another. Pairs with the same channels share one object, so identity is its key."""
 
     routes: tuple[Route, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Connections:
+class Connections(Struct, frozen=True):
     """The connections of a communicator by rank."""
 
     by_rank: Mapping[int, Mapping[int, ChannelSet]] = field(default_factory=dict)
@@ -165,8 +163,7 @@ def _routes(at_source: ChannelSet | None, at_destination: ChannelSet | None) -> 
     return PairRoutes(routes([*sent, *received]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """A rank of a communicator. None is not logged.
 
     `bus_id` is written as lspci does. `nvml_index` counts as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
@@ -189,8 +186,7 @@ class Member:
         return f"{self.host}:{self.pid}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communicator:
+class Communicator(Struct, frozen=True, kw_only=True):
     """One communicator as all logs together show it.
 
     `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
@@ -215,8 +211,7 @@ class Communicator:
         return tuple(rank for rank in range(self.size or 0) if rank not in present)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedSetting:
+class LoggedSetting(Struct, frozen=True):
     """A variable that NCCL took from the environment or a configuration file, and the processes that logged it.
 
     `by_command` is True if a command in the same text sets it, which starts all processes.
@@ -283,8 +278,7 @@ SIGNS_OF_RDMA = (RemarkKind.RDMA_DEVICES, RemarkKind.RDMA_UNOPENED)
 _DEVICES = re.compile(r",| between (?:dev |GPU\d)| \d")
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A line that explains something: its kind, what it is about (devices, HCAs, numbers), and its text."""
 
     kind: RemarkKind
@@ -297,16 +291,14 @@ class Note:
         return _DEVICES.split(self.text)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(Struct, frozen=True):
     """A note in the words of the first of the processes that logged it."""
 
     note: Note
     processes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Complaint:
+class Complaint(Struct, frozen=True):
     """A warning of NCCL's, or an error that a program reports of it: how often, and the processes that wrote it."""
 
     text: str
@@ -314,8 +306,7 @@ class Complaint:
     processes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FailedCall:
+class FailedCall(Struct, frozen=True):
     """A function of NCCL's that returned an error: its place in the source, the code, and the processes.
 
     `warning` is the last one of the first of these processes before the error, empty without one.
@@ -327,8 +318,7 @@ class FailedCall:
     warning: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReachedLimit:
+class ReachedLimit(Struct, frozen=True):
     """A limit that the log went beyond: what was seen first, the most that is read, and how often there was more."""
 
     seen: str
@@ -336,8 +326,7 @@ class ReachedLimit:
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFacts:
+class LogFacts(Struct, frozen=True, kw_only=True):
     """The facts in the logs of a job.
 
     `versions` are NCCL's; `networks` has the number of processes by network. `paths` is NCCL's own matrix of path types
@@ -390,8 +379,7 @@ INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {
 _FACTORS = dict(INSPECTED.values())
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedOperation:
+class InspectedOperation(Struct, frozen=True):
     """One operation of a communicator: nccl-tests' size, and how long its kernel ran on each rank, in microseconds.
 
     A rank that comes late has the shortest time: the kernels of the others wait for it.
@@ -405,8 +393,7 @@ class InspectedOperation:
     times: Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedSize:
+class InspectedSize(Struct, frozen=True):
     """What all operations of a size took once every rank was there: the median of the shortest times."""
 
     collective: str

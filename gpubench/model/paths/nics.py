@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from gpubench.model.facts.snapshot import NicFacts, NicKind
 from gpubench.model.paths.topology import BITS_PER_BYTE, UNKNOWN_PATH, Topology, pcie_gb_s
-from gpubench.records import dataclass
 
 VIRTUAL = "Virtual Function"
 NOT_ACTIVE = ("down", "init", "armed", "defer", "nop")  # Names of states without data (Linux, infiniband/core/sysfs.c)
@@ -40,8 +41,7 @@ def is_below_card(nic: NicFacts) -> bool:
     return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
 
 
-@dataclass(frozen=True, slots=True)
-class PortRoles:
+class PortRoles(Struct, frozen=True):
     """The roles of RDMA ports: `working` ports carry GPU traffic, `failing` ones should, `others` need not.
 
     `below` are the ports below the PCIe switches of each GPU, None where a path is unknown.

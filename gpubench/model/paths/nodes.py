@@ -3,14 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import cmp_to_key
 from operator import attrgetter
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import GpuFacts, HostFacts, NicFacts, Snapshot
 from gpubench.model.paths.topology import Topology, active_links, generation_and_width
 from gpubench.model.terms.units import compress_names
-from gpubench.records import dataclass
 
 Traits = Mapping[str, object]  # Traits of a node by name; of pairs as 'GPU0 GPU1 path'
 Place = tuple[int, ...]  # The rank of a value among others of its trait: the higher, the more of a healthy machine
@@ -61,8 +62,7 @@ _EXPLAINED = ("paths", "peer access")  # Traits that follow from others, where t
 SMALLEST_SHARE = 4  # A variant is a kind from a quarter of the nodes with the same GPUs on
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One trait in which a node differs from its kind."""
 
     trait: str
@@ -73,8 +73,7 @@ class Difference:
         return f"{self.trait} {_text(self.seen)} (others {_text(self.usual)})"
 
 
-@dataclass(frozen=True, slots=True)
-class MachineKind:
+class MachineKind(Struct, frozen=True):
     """Nodes that are the same (`alike`), and those that nearly are (`odd`), by position; `name` is a letter.
 
     `differs` says in what it differs from `differs_from`; `rivals` are nodes that may as well be the usual ones.
@@ -187,8 +186,8 @@ def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> lis
     return kinds
 
 
-def _all_but(kind: type, *left_out: str) -> Callable[[object], tuple[object, ...]]:
-    return attrgetter(*(each.name for each in fields(kind) if each.name not in left_out))
+def _all_but(kind: type[Struct], *left_out: str) -> Callable[[object], tuple[object, ...]]:
+    return attrgetter(*(name for name in kind.__struct_fields__ if name not in left_out))
 
 
 _GPU_FACTS = _all_but(GpuFacts, "uuid")

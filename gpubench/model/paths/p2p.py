@@ -1,16 +1,17 @@
 """The judgement of measured copies: against limit, sibling pairs and profile, and as evidence on the path they took."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.traffic import FOREIGN_SHARE
 from gpubench.model.paths.transport import Evidence, State, Transport
 from gpubench.model.terms.operation import Direction, Engine
 from gpubench.model.terms.plain import Bytes, Count, MeasuredSeconds
 from gpubench.model.terms.units import format_size
-from gpubench.records import dataclass
 
 Pair = tuple[int, int]
 
@@ -45,8 +46,7 @@ was copied, those of PCIe by up to 1.094 of it.
 SOMEBODY_ELSE = "somebody else uses these links"
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """A matrix of copies of one size, engine and direction, with peer access or not, or by NCCL (`network`)."""
 
     engine: Engine
@@ -85,8 +85,7 @@ class Series:
         return names.get(self.direction, "p2p.bidirectional_gb_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(Struct, frozen=True):
     """Bytes that one end's links carried, and their share of what was copied; None where nothing counted."""
 
     nvlink_bytes: int | None = None
@@ -95,8 +94,7 @@ class Carried:
     pcie_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """The measurement of one pair in one series.
 
     `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last; `transports` is
@@ -164,8 +162,7 @@ def is_sooner(on: Cell, off: Cell) -> bool:
     return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
 
 
-@dataclass(frozen=True, slots=True)
-class Oddity:
+class Oddity(Struct, frozen=True):
     """One GPU, or one pair, that is slower than the rest: `gpus` are one or two positions, `role` says in what."""
 
     role: str
@@ -239,8 +236,7 @@ _MOST_FRAMED = 2.2
 _NARROW = 2.0  # NVLinks of less than so many times what PCIe carries are not told from it by bandwidth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Speed(Struct, frozen=True, kw_only=True):
     """The speed of the largest operation; `passed_gb_s` is the least rate that passed along the path."""
 
     size_bytes: int
@@ -248,8 +244,7 @@ class Speed:
     busbw_gb_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Flow(Struct, frozen=True, kw_only=True):
     """The counts, speed and limits of a path, GB/s.
 
     `ends` are the counts of its GPUs; `most_shares` the shares of each end that the operation can have moved at most;

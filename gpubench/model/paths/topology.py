@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import chain, permutations
 from typing import TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import (
     SOFTWARE_RDMA,
@@ -25,7 +27,6 @@ from gpubench.model.facts.snapshot import (
 )
 from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 PCIE_GB_S_PER_LANE = {
     1: 2.5 * 8 / 10 / 8,
@@ -149,16 +150,14 @@ NOT_SAID = "U"  # The word that is no answer, neither leave nor refusal
 Device = GpuFacts | NicFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """A physical ceiling in GB/s per direction; None where it cannot be known, and `note` says why, or what sets it."""
 
     gb_s: float | None
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAccess:
+class PeerAccess(Struct, frozen=True):
     """Peer access from one GPU to another's memory, as CUDA and as NVML report it; `reason` puts both in words."""
 
     cuda: bool | None
@@ -576,8 +575,7 @@ def amd_takes_all(gpus: int) -> bool:
 NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2P_LEVEL)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """A kind of refusal of peer access by the driver; `status` is NVML's word, '' where only CUDA refuses.
 
     `wired`: NVLinks join the two; `mesh`: of TNS, each to others; `mig`; `odd`: of GNS, equal models have access;

@@ -6,8 +6,9 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 
 class TransportKind(StrEnum):
@@ -21,8 +22,7 @@ class TransportKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
+class Transport(Struct, frozen=True):
     """The transport of a connection.
 
     `name` is canonical, as NCCL prints it without what changes from channel to channel: `P2P/CUMEM`, `P2P/IPC`,
@@ -131,8 +131,7 @@ class Edge(NamedTuple):
     logged: LoggedChannels
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """Channels between two ranks with the same transports at both ends; None is an end that logged nothing."""
 
     sent: Transport | None
@@ -174,8 +173,7 @@ def _both(sent: str, received: str) -> str:
     return sent if sent == received else f"{sent}, received {received}"
 
 
-@dataclass(frozen=True, slots=True)
-class Path(Route):
+class Path(Route, frozen=True):
     """A route from rank `src` to rank `dst`."""
 
     src: int
@@ -218,8 +216,7 @@ def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Itera
             yield Route(None, other.transport, left.bit_count(), peer_to_peer)
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(Struct, frozen=True):
     """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'); None is not logged."""
 
     function: str
@@ -242,8 +239,7 @@ _WITHOUT_CONNECTIONS = {
 They need memory that ranks reach by load and store, or multicast by NVSwitch, so none passes through the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSelection:
+class RankSelection(Struct, frozen=True, kw_only=True):
     """The connections that one rank logs; `ring` and `tree` are its ordered pairs of neighbours."""
 
     no_log: str = ""
@@ -252,8 +248,7 @@ class RankSelection:
     tree: frozenset[Pair] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(Struct, frozen=True):
     """The transports of every ordered pair of an operation, worst first; `unconnected` ranks log none."""
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
@@ -387,16 +382,14 @@ class Confidence(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One kind of evidence on one path: what it says, and what was seen, in words."""
 
     state: State = State.ABSENT
     seen: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathEvidence:
+class PathEvidence(Struct, frozen=True, kw_only=True):
     """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`.
 
     `in_doubt`: nothing proves that the pair could do better than host memory, or that it could not.
@@ -410,8 +403,7 @@ class PathEvidence:
     in_doubt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """A conclusion, the verdict it leads to, and the confidence in it."""
 
     conclusion: Conclusion
@@ -419,8 +411,7 @@ class Judgement:
     confidence: Confidence
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A line of the decision table: the states it is for, and what follows from them.
 
     `states` has a word for capability, selection, measurement and correctness each, of the letters P(resent), A(bsent)

@@ -6,13 +6,14 @@ from functools import cached_property
 from itertools import permutations
 from typing import Protocol
 
+from msgspec import Struct
+
 from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
 from gpubench.model.paths import topology
 from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity, why_not_judged
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 NETWORK, MNNVL = "NET", "P2P/MNNVL"
 
@@ -22,8 +23,7 @@ _SAME_GPU = "both ranks use the same GPU"
 _INSTANCES = "both ranks use MIG instances of the same GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlace:
+class GpuPlace(Struct, frozen=True):
     """A GPU of a process that has several, by host, number of the node, and PCI bus id, if any is known."""
 
     host: str
@@ -34,8 +34,7 @@ class GpuPlace:
 Located = RankIdentity | GpuPlace  # A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own
 
 
-@dataclass(frozen=True)
-class Wiring:
+class Wiring(Struct, frozen=True, dict=True):
     """The GPUs of a run by position, which is the rank where each has one, and their known nodes by number."""
 
     gpus: Sequence[Located]
@@ -315,8 +314,7 @@ class BusbwFactor(Protocol):
         """f(n)."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNetwork:
+class NodeNetwork(Struct, frozen=True):
     """Nodes, or NVLink domains, with equally many ranks, that NICs join; GB/s of a node and of one NIC.
 
     Without `rdma` they are plain Ethernet, over which NCCL sends by sockets or a cloud's own protocol.
@@ -497,14 +495,12 @@ def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
     return max(network.node_gb_s, tree)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(Struct, frozen=True):
     name: str
     busbw_factor: Callable[[int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work of an operation: f, and for a byte of the size the bytes that each rank sends and receives, at least."""
 
     busbw_factor: float

@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, loaded_link, pcie_ceiling_gb_s
@@ -15,7 +17,6 @@ from gpubench.model.results.speed import is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
 from gpubench.model.terms.verdict import DOUBTED_TIMES, Verdict, doubt, gravity
-from gpubench.records import dataclass
 
 _MEASURED_ENGINES = (Engine.CE, Engine.SM, "nccl")  # What managed memory reaches depends on where its pages are
 NOISY_PERCENT = 10.0  # A mean that is less certain cannot clear a copy that looks slow
@@ -56,8 +57,7 @@ _SOCKETS_SHARES = 0.35, (0.43, 0.34)
 """Of the limit, and shares of it: across sockets healthy copies reach 38 to 62 % of PCIe 4, and 19 % of PCIe 5."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """What healthy copies reach in GB/s, from where that is known, and the shares below which one warns and fails."""
 
     gb_s: float
@@ -89,8 +89,7 @@ def _no_past(_row: PairRow) -> None:
     """For runs that keep no results."""
 
 
-@dataclass(frozen=True)
-class CopyJudge:
+class CopyJudge(Struct, frozen=True):
     """Judges rows of copies by the profile and the nodes, by host, that they were measured on."""
 
     profile: Profile | None = None

@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.facts.health import HEALTH_CONDITIONS
 from gpubench.model.facts.process import THROTTLE_REASONS
 from gpubench.model.profiles.profile import P2P_STATUSES
-from gpubench.records import dataclass
 
 GRAMMAR = (
     "[nodeI.]gpuJ:KEY=VALUE, [nodeI.]nicJ:KEY=VALUE, [nodeI.]linkI-J:KEY=VALUE (a pair of GPUs), nodeI:KEY=VALUE, "
@@ -71,8 +72,7 @@ _VALUE_TO_TRY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FaultKey:
+class FaultKey(Struct, frozen=True):
     """One thing that can be broken: on which subject, by what values, with what effect.
 
     `command` is the only one that knows what it does, empty where several do. `changes` is what it can change: facts,
@@ -287,8 +287,7 @@ FAULT_KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """The fault of one subject by `index`, `second` for the other GPU of a link or the rail; `node` None: 0."""
 
     subject: Subject

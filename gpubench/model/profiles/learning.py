@@ -3,9 +3,11 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
@@ -14,14 +16,12 @@ from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.result_file import ResultFile
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """The expected value of a copy, in GB/s; `whose` is its source in words."""
 
     value: float
@@ -62,8 +62,7 @@ _DIGITS = 4
 _NORMAL = 1.4826
 
 
-@dataclass(frozen=True, slots=True)
-class LearningKey:
+class LearningKey(Struct, frozen=True):
     """The properties that values must share to be compared."""
 
     quantity: str
@@ -75,8 +74,7 @@ class LearningKey:
     algorithm: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LearningSample:
+class LearningSample(Struct, frozen=True):
     """One value of a result: of what, on what, from which file."""
 
     key: LearningKey
@@ -85,8 +83,7 @@ class LearningSample:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Struct, frozen=True):
     """The expected values, and what stood out of them and was left out."""
 
     expected: tuple[Expected, ...]

@@ -6,16 +6,17 @@ The fields are the keys of the file, as docs/profile-keys.md has them; GB/s is 1
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
 from enum import StrEnum
 from itertools import combinations
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
-from gpubench.records import dataclass
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"
@@ -43,8 +44,7 @@ class Generic(StrEnum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchRule:
+class MatchRule(Struct, frozen=True, kw_only=True):
     """The machines that a profile is for: NVML's names of the GPU model, and how many GPUs are visible.
 
     `board_gpus` counts the whole board where a part is handed out; a `generic` one compares with nothing.
@@ -65,16 +65,14 @@ class MatchRule:
         return {*models} <= {*self.gpus, *(name.removeprefix("NVIDIA ") for name in self.gpus)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsSource:
+class FactsSource(Struct, frozen=True, kw_only=True):
     """The source of a profile's facts, which are all that is no expected value."""
 
     kind: ExpectedKind
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuKind:
+class GpuKind(Struct, frozen=True, kw_only=True):
     """The GPU model; `pcie_*` is the link under load; `c2c_gb_s` NVLink-C2C per direction (PCIe is then 0).
 
     With `shared_memory` GPU and CPU have one memory. `places` names what each GPU hangs on, else a root port.
@@ -108,8 +106,7 @@ NO_GPU = GpuKind(name="", compute_capability="", multiprocessors=0, memory_bytes
 """The GPU model of a machine that has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkKind:
+class NvlinkKind(Struct, frozen=True, kw_only=True):
     """The NVLinks of each GPU of the board: all to NVSwitches, or `pairs` of GPUs, each (first, second, links)."""
 
     version: str
@@ -154,8 +151,7 @@ class NvlinkKind:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeKind:
+class NodeKind(Struct, frozen=True, kw_only=True):
     """The machine around the GPUs. `numa_nodes` of 0: it tells none; `flat_pci`: every device is on the root bus."""
 
     sockets: int
@@ -169,8 +165,7 @@ class NodeKind:
     dma_buf: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchKind:
+class SwitchKind(Struct, frozen=True, kw_only=True):
     """A PCIe switch: its NUMA node, its uplink, and the switch it hangs on, if not on the CPU."""
 
     name: str
@@ -180,8 +175,7 @@ class SwitchKind:
     above: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicKindOfMachine:
+class NicKindOfMachine(Struct, frozen=True, kw_only=True):
     """A port of a NIC; `place` as a GPU's; no PCIe link without a generation; devices of one `port` share its rate."""
 
     name: str
@@ -194,8 +188,7 @@ class NicKindOfMachine:
     port: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedPeerAccess:
+class ExpectedPeerAccess(Struct, frozen=True, kw_only=True):
     """NVML's status of peer access between GPUs, with a reason; `unlinked` that of two without an NVLink."""
 
     status: str = P2P_OK
@@ -203,8 +196,7 @@ class ExpectedPeerAccess:
     unlinked: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     """One expected value of so many `gpus` (None: all) and `nodes`, for pairs of a `path` (None: every pair).
 
     `size_bytes` is nccl-tests' size, None for "large messages"; `source` is a key of `[sources]`.
@@ -228,8 +220,7 @@ class Expected:
         return (self.algorithm or "").upper().startswith("NVLS")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeCurve:
+class TimeCurve(Struct, frozen=True, kw_only=True):
     """The times of one collective by size, as `points` of bytes and µs; the rest as in `Expected`."""
 
     collective: str
@@ -260,15 +251,13 @@ class TimeCurve:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DomainKind:
+class DomainKind(Struct, frozen=True, kw_only=True):
     """An NVLink domain of several nodes, each of which is what the profile's facts say."""
 
     nodes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Struct, frozen=True, kw_only=True):
     """One machine type; `sha256` is of the file, 12 hexadecimal digits; `all_expected` includes points of curves."""
 
     schema: int

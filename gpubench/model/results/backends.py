@@ -7,6 +7,8 @@ from itertools import takewhile
 from statistics import fmean, median
 from typing import Annotated, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Record, made_of
 from gpubench.model.terms import settings
@@ -14,11 +16,9 @@ from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, DataType, 
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseKey(Record):
+class CaseKey(Record, frozen=True, kw_only=True):
     """The columns that say which size of a sweep a row is of, in which ways of running it stand beside each other."""
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
@@ -31,9 +31,10 @@ class CaseKey(Record):
     mode: Annotated[str, Mode]  #: throughput: operations back to back; latency: each alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendRow(CaseKey, section="backends"):
+class BackendRow(CaseKey, frozen=True, kw_only=True):
     """One size with one backend, against the first backend of the table at the same size."""
+
+    section = "backends"
 
     backend: Annotated[str, BACKENDS]  #: what moved the data
     time_us: float  #: microseconds an operation
@@ -50,9 +51,10 @@ class BackendRow(CaseKey, section="backends"):
     note: str | None  #: what the operation is made of, where it is not one call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiTrialRow(Record, section="mpi_support"):
+class MpiTrialRow(Record, frozen=True, kw_only=True):
     """One operation of MPI on GPU memory, in a job of its own."""
+
+    section = "mpi_support"
 
     operation: str  #: the collective
     size_bytes: int  #: bytes of the larger buffer
@@ -256,9 +258,10 @@ _FEWEST_PAIRS = 6
 _REACH = math.log2(16)  # Powers of two; times of sizes further away vary in another way
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WinnerRow(CaseKey, section="winners"):
+class WinnerRow(CaseKey, frozen=True, kw_only=True):
     """The fastest way at one size of a sweep over settings, and what the library's own choice loses."""
+
+    section = "winners"
 
     candidates: Annotated[int, {"minimum": 1}]  #: ways that ran right and as they were asked to
     fastest: str  #: name of the fastest: a setting, a backend, or own choice
@@ -279,9 +282,10 @@ class WinnerRow(CaseKey, section="winners"):
     displaces: str | None = None  #: what was the fastest at smaller sizes, and is beaten here beyond the noise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedRow(Record, section="refused"):
+class RefusedRow(Record, frozen=True, kw_only=True):
     """A setting of a sweep that could not run."""
+
+    section = "refused"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
@@ -292,8 +296,7 @@ class RefusedRow(Record, section="refused"):
     reason: str  #: in the library's words
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """All ways at one size, by name, the own choice's two rows apart; `own_way` is the one that it took.
 
     `seconds` are the rows of those that were measured twice, the own choice left out.
@@ -497,9 +500,10 @@ class LibraryKind(StrEnum):
     KERNEL = "kernel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryRow(Record, section="libraries"):
+class LibraryRow(Record, frozen=True, kw_only=True):
     """One library, package or kernel module of an environment, also if it was looked for and not found."""
+
+    section = "libraries"
 
     node: str  #: host
     library: str  #: NCCL, MPI, UCX, NVSHMEM, MSCCL++, torch, nccl4py, CuPy, mpi4py, dma-buf, nvidia_peermem, ...

@@ -1,17 +1,18 @@
 """Rows beside each other: the rows of `compare`, keys of comparable rows, sibling groups, and curves over size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Annotated, NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gpubench.model.results import report
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import counted, format_size, grouped
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 
 class Status(StrEnum):
@@ -74,9 +75,11 @@ class RowKey(NamedTuple):
         return _name(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow(report.Record, section="comparison", on_page=report.OnPage(most=1000, folds=True)):
+class ComparisonRow(report.Record, frozen=True, kw_only=True):
     """The same thing in old and new results."""
+
+    section = "comparison"
+    on_page = report.OnPage(most=1000, folds=True)
 
     collective: str | None = None  #: as in rows of collectives; null where it is a pair
     backend: str | None = None  #: what moved the data; a model of NCCL counts as nccl
@@ -159,9 +162,10 @@ def _name(row: "RowKey | ComparisonRow") -> str:
     return " ".join(filter(None, parts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircumstanceRow(report.Record, section="circumstances"):
+class CircumstanceRow(report.Record, frozen=True, kw_only=True):
     """A circumstance that numbers depend on."""
+
+    section = "circumstances"
 
     name: str  #: what it is: a version, the GPUs, the topology, an option, a variable
     base: str | None  #: null: no file of this side tells
@@ -170,9 +174,10 @@ class CircumstanceRow(report.Record, section="circumstances"):
     series: str | None = None  #: the newest of the dated results that were compared; null: two files were named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRow(report.Record, section="machines"):
+class MachineRow(report.Record, frozen=True, kw_only=True):
     """One collective, or copies between GPUs, on two machines."""
+
+    section = "machines"
 
     what: str  #: the collective, with type and reduction where they are not the usual ones; or the way of copying
     base_gpus: int | None  #: GPUs that took part
@@ -207,9 +212,10 @@ class FindingStatus(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingChangeRow(report.Record, section="finding_changes"):
+class FindingChangeRow(report.Record, frozen=True, kw_only=True):
     """A finding of a check or of topo on one subject, as both sides tell it."""
+
+    section = "finding_changes"
 
     finding: str  #: its id
     subject: str  #: what it is on
@@ -231,9 +237,10 @@ class Use(StrEnum):
     LEFT_OUT = "left out"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryRow(report.Record, section="history"):
+class HistoryRow(report.Record, frozen=True, kw_only=True):
     """A file of a folder of dated results."""
+
+    section = "history"
 
     file: str  #: its name in the folder
     started_at: str | None = None  #: when its run began, UTC; null: it was not read
@@ -292,8 +299,7 @@ LEAST_OTHERS = 2
 """Of fewer none is the usual one; of two groups the faster is what both should reach."""
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingFigure:
+class SiblingFigure(Struct, frozen=True):
     """What other groups of a run reached, with how many there are, and the source in words."""
 
     time_us: float
@@ -345,16 +351,14 @@ HOST = "host"
 OPEN_ENDED = "neither limit nor expectation is known: the axis ends at the highest measured"
 
 
-@dataclass(frozen=True, slots=True)
-class CurveLine:
+class CurveLine(Struct, frozen=True):
     """A named curve."""
 
     name: str
     points: Points
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """Curves with one unit, and what they are held against: what links carry at most, what healthy machines reach."""
 
     title: str

@@ -1,8 +1,10 @@
 """How a run ends: its exit code, which follows from verdict, command and --strict, and its last line."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench import errors
 from gpubench.model.paths.transport import Conclusion
@@ -11,7 +13,6 @@ from gpubench.model.results.fallback import PATH_UNKNOWN
 from gpubench.model.results.report import FallbackRow, Metadata, Report
 from gpubench.model.results.speed import TOO_NOISY
 from gpubench.model.terms.verdict import Origin, Verdict, exit_code
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.results.figures import SpeedFigures
@@ -81,8 +82,7 @@ ALWAYS, NEXT, SOON, LATER, LAST = range(5)
 """Importance: always said; said wherever there is room beside the shortest wordings and the command; the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinePart:
+class LinePart(Struct, frozen=True):
     """A part of the line: its wordings, the fullest first, and how important it is."""
 
     wordings: tuple[str, ...]

@@ -1,9 +1,11 @@
 """The verdict on fallback to host memory: which paths, how much slower, and why; and the rows of `explain`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import (
     Conclusion,
@@ -19,11 +21,9 @@ from gpubench.model.results import report
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import grouped, some_of
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The cause's id, evidence and cure; `by_design`: nothing to repair; `in_doubt`: perhaps nothing."""
 
     id: str
@@ -54,8 +54,7 @@ _LEAST_SURE_FIRST = (Confidence.NONE, Confidence.WEAK, Confidence.LIKELY, Confid
 _GRAVEST_FIRST = (Conclusion.WRONG, Conclusion.STAGED, Conclusion.DISPUTED, Conclusion.UNKNOWN, Conclusion.DIRECT)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """One end of a path: its name ('rank 0', 'GPU0'), the short one for pairs ('0'), its node and its GPU."""
 
     name: str
@@ -70,8 +69,7 @@ class End:
         return DevicePlace(self.node, self.device, self.bus_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPath:
+class KnownPath(Struct, frozen=True, kw_only=True):
     """A path with all that is known of it. `bandwidth_gb_s` is what it delivered, the limit is per direction.
 
     `cause` is the id of the likeliest cause if it goes through host memory; '' if none is known.
@@ -284,9 +282,11 @@ def either(candidates: Sequence[str]) -> str:
     return " or ".join((*shown, f"one of {more} more")) if more > 0 else " or ".join(shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathRow(report.Record, section="paths", on_page=report.HIDDEN):
+class PathRow(report.Record, frozen=True, kw_only=True):
     """Channels from one rank of a communicator to another that travel alike."""
+
+    section = "paths"
+    on_page = report.HIDDEN
 
     communicator: str | None  #: NCCL's commId; null where lines could not be told
     src: int  #: sending rank
@@ -308,9 +308,10 @@ class PathRow(report.Record, section="paths", on_page=report.HIDDEN):
     cause: str | None  #: id of the cause where host_staged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangRow(report.Record, section="hangs"):
+class HangRow(report.Record, frozen=True, kw_only=True):
     """A collective that did not end, and the ranks that keep the others waiting."""
+
+    section = "hangs"
 
     group: str  #: the process group, or the communicator's hash
     ranks: tuple[str, ...]  #: the ranks to blame; host and process where they are known
@@ -322,9 +323,10 @@ class HangRow(report.Record, section="hangs"):
     waiting: int  #: ranks that wait
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationRow(report.Record, section="operations"):
+class OperationRow(report.Record, frozen=True, kw_only=True):
     """What the collectives of one size took in a job, by NCCL's Inspector."""
+
+    section = "operations"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast or reduce
     ranks: int  #: ranks of the communicator
@@ -336,9 +338,10 @@ class OperationRow(report.Record, section="operations"):
     busbw_gb_s: float | None  #: algbw times the collective's factor; null: one rank, which has no bus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportRow(report.Record, section="transports"):
+class TransportRow(report.Record, frozen=True, kw_only=True):
     """Pairs of a communicator that are connected alike."""
+
+    section = "transports"
 
     communicator: str | None  #: its id; null where lines could not be told
     scope: Annotated[str, _SCOPES]  #: inside a node, or between nodes
@@ -351,9 +354,10 @@ class TransportRow(report.Record, section="transports"):
     first: tuple[tuple[int, int], ...]  #: the first of the pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorRow(report.Record, section="communicators"):
+class CommunicatorRow(report.Record, frozen=True, kw_only=True):
     """A communicator as all logs together show it."""
+
+    section = "communicators"
 
     id: str | None  #: as NCCL prints it
     ranks: int | None  #: ranks it has
@@ -364,9 +368,11 @@ class CommunicatorRow(report.Record, section="communicators"):
     candidates: tuple[str, ...]  #: where id is null: the communicators that the lines may be of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow(report.Record, section="members", on_page=report.HIDDEN):
+class MemberRow(report.Record, frozen=True, kw_only=True):
     """A rank of a communicator."""
+
+    section = "members"
+    on_page = report.HIDDEN
 
     communicator: str | None  #: its id
     rank: int  #: number in the job

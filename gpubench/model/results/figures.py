@@ -1,9 +1,11 @@
 """The figures of a run: what its last sentence tells, and measurements for checks to judge."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from enum import StrEnum
 from functools import cached_property
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES, Pair
@@ -15,7 +17,6 @@ from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, doubt_in
-from gpubench.records import dataclass
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
 COLLECTIVE_NAMES = {
@@ -31,8 +32,7 @@ _ROUNDING_PERCENT = 1.0  # Findings round their share
 _BAD = (Verdict.FAIL, Verdict.WARN)
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedFigure:
+class SpeedFigure(Struct, frozen=True):
     """What was measured, GB/s of it, and what was expected; below 64 MiB `time_us` and `expected_us` tell more."""
 
     what: str
@@ -62,8 +62,7 @@ class SpeedFigure:
         return percent(self.gb_s, self.expected_gb_s)
 
 
-@dataclass(slots=True)
-class SpeedFigures:
+class SpeedFigures(Struct):
     """Of each collective its best row, of copies the slowest pair at the largest size; and what is far too slow."""
 
     slowest: SpeedFigure | None = None
@@ -236,8 +235,7 @@ class Need(StrEnum):
     VERIFIED_DATA = "verified data"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedOnNode:
+class FailedOnNode(Struct, frozen=True, kw_only=True):
     """Something that could not be measured on one node of several, and why."""
 
     node: str
@@ -245,8 +243,7 @@ class FailedOnNode:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
+class Measurements(Struct, frozen=True, kw_only=True, dict=True):
     """The measurements of a run. `findings` are what measuring itself found out: wrong data, copies that failed,
     host-staged paths with their causes.
 

@@ -5,11 +5,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import NormalDist, median
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpubench.model.facts.environment import logs_every_operation
 from gpubench.model.results.compare import HOST, RowKey, collective_key, pair_key, siblings
@@ -19,7 +20,6 @@ from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
 from gpubench.model.terms.units import counted, grouped, some_of
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 _NAME = re.compile(
     r"(?P<stamp>\d{4}-\d\d-\d\dT\d{6}Z)-(?P<command>[a-z0-9]+)-(?P<host>[\w.+-]+)(?:~(?P<number>\d{1,9}))?\.json",
@@ -50,8 +50,7 @@ _LOG = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
 """They change a number only where NCCL logs every operation; gpubench has its start logged itself."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DatedName:
+class DatedName(Struct, frozen=True, order=True):
     """The name of a result: its begin in UTC, `number` in that second, command and host, in order of time."""
 
     stamp: str
@@ -83,8 +82,7 @@ class DatedName:
         return found and cls(found["stamp"], int(found["number"] or 1), found["command"], found["host"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultHead:
+class ResultHead(Struct, frozen=True, kw_only=True):
     """The metadata of a result, which stand before its rows: they decide which other results it may be compared with.
 
     `models` are its GPUs' in order of name, one a GPU, none where it does not tell; `options` has values as JSON.
@@ -244,8 +242,7 @@ _BAD_RUN = (Verdict.FAIL, Verdict.ERROR)
 _WELL = (None, Verdict.PASS, Verdict.SKIP)
 
 
-@dataclass(frozen=True, slots=True)
-class PastResult:
+class PastResult(Struct, frozen=True):
     """An earlier result: its metadata and verdict, its rows and pairs."""
 
     head: ResultHead
@@ -253,8 +250,7 @@ class PastResult:
     pairs: Collection[PairRow] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PastFigure:
+class PastFigure(Struct, frozen=True):
     """The level of a row in the past: the median of the fastest half of its results, and the noise between runs.
 
     `gb_s` is the busbw of a collective and the bandwidth of a pair; `noise` is that of the logarithm of the time.
@@ -279,8 +275,7 @@ class PastFigure:
         return math.exp(min(_MOST_LOG, _QUARTILE * self.noise.deviation + self.noise.bound(rows)))
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """Results that were left out for one reason ('of another driver'), and the newest one's ('570.1, not 580.2')."""
 
     reason: str
@@ -291,8 +286,7 @@ class LeftOut:
         return f"{self.count} {self.reason}" + (f" ({self.example})" if self.example else "")
 
 
-@dataclass(frozen=True, slots=True)
-class PastFigures:
+class PastFigures(Struct, frozen=True):
     """What the rows of a run may be held against. `problem` is why a folder tells nothing.
 
     `used` is the number of results, of which `wired_otherwise` have another topology than the run.
@@ -367,8 +361,7 @@ def tallied(reasons: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(reason, examples[reason], count) for reason, count in counts.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(Struct, frozen=True):
     time_us: float | None
     gb_s: float | None
 
@@ -443,8 +436,7 @@ def _is_near(one: RowKey, other: RowKey) -> bool:
     return sizes[1] <= _NEAR_SIZES * sizes[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TrendPoint:
+class TrendPoint(Struct, frozen=True):
     """A figure of one run, in GB/s, with the verdict of that run; `started_at` is UTC, as ISO 8601."""
 
     started_at: str
@@ -452,8 +444,7 @@ class TrendPoint:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """A figure over time, the oldest run first."""
 
     name: str

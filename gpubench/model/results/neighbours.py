@@ -4,12 +4,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
+from msgspec import Struct
+
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import NCCL, TORCH_NCCL
 from gpubench.model.terms.statistics import Mode, robust_deviation
 from gpubench.model.terms.units import grouped
 from gpubench.model.terms.verdict import Verdict
-from gpubench.records import dataclass
 
 SHARE = "ranks share"  # Part of the note of a row whose ranks take turns on few CPUs
 LONE = "measured once, its neighbours are as expected"  # The note of a lone slow row
@@ -24,8 +25,7 @@ def _curve_of(row: CollectiveRow) -> CurveKey:
     return row.backend, row.collective, row.dtype, row.op, row.setting, row.mode, row.group, row.ranks
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlace:
+class RowPlace(Struct, frozen=True):
     """The place of a row in a sweep."""
 
     curve: CurveKey
@@ -76,8 +76,7 @@ _SIMULATED = "simulated"
 _OF_ONE_NODE = (NCCL, TORCH_NCCL, _SIMULATED)  # Whose time and busbw grow with the size, inside a node
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRange:
+class SlowRange(Struct, frozen=True):
     """Neighbouring sizes that are slower than the others of their sweep; `usual_us` is what `worst` should take."""
 
     rows: tuple[CollectiveRow, ...]
@@ -150,8 +149,7 @@ LATE_FROM_BYTES = 16 * 2**20
 _MOST_ROOTED_LOSS = 0.2  # The root of few operations, and CPUs, are that much ahead or behind
 
 
-@dataclass(frozen=True, slots=True)
-class LateRank:
+class LateRank(Struct, frozen=True):
     """A rank that takes longer than the others in most rows, and the row that shows it best."""
 
     rank: int

@@ -18,7 +18,6 @@ from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, cap_name
 from gpubench.model.terms.units import format_size, grouped
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.records import dataclass
 
 SECTIONS = (
     *(OVERLAP_SECTION, "shortest_steps", "rows", "rank_times", "evidence", "fallback", "causes", "refused"),
@@ -26,9 +25,11 @@ SECTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapRow(Record, section="overlap", on_page=HIDDEN):
+class OverlapRow(Record, frozen=True, kw_only=True):
     """A step: a collective and a partner's operations, started together. docs/overlap.md defines every time."""
+
+    section = "overlap"
+    on_page = HIDDEN
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data; simulated moved none
@@ -74,9 +75,10 @@ class OverlapRow(Record, section="overlap", on_page=HIDDEN):
     note: str | None = None  #: anything to know of this row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortestStepRow(Record, section="shortest_steps"):
+class ShortestStepRow(Record, frozen=True, kw_only=True):
     """The cap with the shortest step of a size and a partner, and what NCCL's own number of CTAs costs beside it."""
+
+    section = "shortest_steps"
 
     collective: str  #: as in its rows
     partner: Annotated[str, Partner]  #: as in its rows

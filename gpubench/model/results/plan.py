@@ -10,12 +10,12 @@ from gpubench.model.results.report import (
     OnPage,
     Record,
 )
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRow(Record, section="layouts"):
+class LayoutRow(Record, frozen=True, kw_only=True):
     """A layout of the model over the GPUs: the predicted step the fastest first."""
+
+    section = "layouts"
 
     place: int  #: 1 is the best
     #: tp tensor, sp sequence, pp pipeline, v stages a GPU, cp context, ep expert, dp data parallel
@@ -37,9 +37,11 @@ class LayoutRow(Record, section="layouts"):
     host_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExposedRow(Record, section="exposed", on_page=OnPage("Communication of the best layout")):
+class ExposedRow(Record, frozen=True, kw_only=True):
     """What one kind of communication costs the chosen layout."""
+
+    section = "exposed"
+    on_page = OnPage("Communication of the best layout")
 
     source: str  #: what it is for
     collective: str  #: what is run
@@ -50,9 +52,11 @@ class ExposedRow(Record, section="exposed", on_page=OnPage("Communication of the
     hidden_percent: float  #: of what they take alone, the share that costs the step nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCostRow(Record, section="fault_costs", on_page=OnPage("What faults cost")):
+class FaultCostRow(Record, frozen=True, kw_only=True):
     """The chosen layout on another fabric: with a fault, or as the profile expects it."""
+
+    section = "fault_costs"
+    on_page = OnPage("What faults cost")
 
     fault: str  #: as --fault writes it; none: the fabric that the profile expects
     what: str  #: in words

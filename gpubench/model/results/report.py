@@ -7,12 +7,14 @@ Schema history: 1 (gpubench 0.1) collective rows, the sections of `topo`.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
 from gpubench.model.terms.commands import Command, command_of
@@ -23,7 +25,6 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
-from gpubench.records import dataclass
 
 R = TypeVar("R", bound="Record")
 Made = TypeVar("Made")
@@ -71,23 +72,15 @@ HIDDEN = OnPage(is_hidden=True)
 """A section that is too long for a page, or stands on it in another shape. JSON and CSV have it."""
 
 
-class Record:
-    """A frozen dataclass of plain values that is a row of a `section`: its fields are the columns.
+class Record(Struct, frozen=True):
+    """Plain values that are a row of a `section`: its fields are the columns.
 
     `host_fields` are the columns that hold the node, of rows that each are of one.
     """
 
-    __slots__ = ()
     section: ClassVar[str] = ""
     on_page: ClassVar[OnPage] = OnPage()
     host_fields: ClassVar[Sequence[str]] = ()
-
-    def __init_subclass__(
-        cls, section: str = "", on_page: OnPage | None = None, host_fields: Sequence[str] = ()
-    ) -> None:
-        cls.section = section or cls.section
-        cls.on_page = on_page or cls.on_page
-        cls.host_fields = host_fields or cls.host_fields
 
     def to_record(self) -> dict[str, Any]:
         """Its values by column name."""
@@ -103,7 +96,7 @@ class Record:
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """The names of its fields, in order."""
-        return tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+        return cls.__struct_fields__
 
 
 @cache
@@ -126,11 +119,11 @@ def _in_common(
     kind: type, sources: tuple[type, ...], left_out: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
     """The fields that each source has before the others, but for those that are given, and what reads them."""
-    names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    names = dict.fromkeys(getattr(kind, "_fields", ()) or kind.__struct_fields__)  # type: ignore[attr-defined]
     wanted = [name for name in names if name not in left_out]
     found = []
     for source in sources:
-        has = {*dir(source), *getattr(source, "__dataclass_fields__", ())}
+        has = {*dir(source)}
         own = tuple(name for name in wanted if name in has)
         wanted = [name for name in wanted if name not in has]
         found.append((own, values_of(own)))
@@ -174,9 +167,10 @@ class RowsByColumn(Collection[R], Generic[R]):
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
         """The values of these columns, a tuple a row."""
-        fields_ = self._kind.__dataclass_fields__  # type: ignore[attr-defined]
+        names_, defaults = self._kind.__struct_fields__, self._kind.__struct_defaults__
+        missing = dict(zip(names_[len(names_) - len(defaults) :], defaults, strict=True))
         return chain.from_iterable(
-            zip(*(columns.get(each) or repeat(fields_[each].default, count) for each in names), strict=False)
+            zip(*(columns.get(each) or repeat(missing[each], count) for each in names), strict=False)
             for count, columns in self._pieces
         )
 
@@ -191,8 +185,7 @@ def cells_of(rows: Iterable[R], *names: str) -> Iterator[tuple[Any, ...]]:
     return rows.cells(*names) if isinstance(rows, RowsByColumn) else map(values_of(names), rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowsOfNode:
+class RowsOfNode(Struct, frozen=True):
     """The rows of a node, made for an equal one: theirs, but for the fields `host_fields`, which hold `host`.
 
     Parts of a table that share `rows` differ in nothing else.
@@ -212,8 +205,7 @@ def _same(rows: Iterable[Row]) -> Iterable[Row]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A section of rows, made when read; `parts` are the same rows by node, None where rows are of no node."""
 
     columns: Sequence[str]
@@ -238,8 +230,7 @@ class Table:
         return chain.from_iterable(part for part in (self.parts or tuple)() if part.host in nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """A section of cells by row and column name."""
 
     cells: Mapping[str, Mapping[str, Any]]
@@ -248,9 +239,11 @@ class Matrix:
 Section = Table | Matrix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow(Record, section="rows", on_page=HIDDEN):
+class CollectiveRow(Record, frozen=True, kw_only=True):
     """One size × dtype × op × placement of one collective. Sizes, times and bandwidths as nccl-tests defines them."""
+
+    section = "rows"
+    on_page = HIDDEN
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall(v), gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none
@@ -324,9 +317,12 @@ COLLECTIVE_COLUMNS = CollectiveRow.columns()
 SIBLINGS = "pairs wired alike, in this run"  # A pair's expectation where only the pairs beside it tell
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow(Record, section="pairs", on_page=HIDDEN, host_fields=("source_node", "destination_node")):
+class PairRow(Record, frozen=True, kw_only=True):
     """An ordered pair of devices: its wiring, its limit and, if it was measured, its speed."""
+
+    section = "pairs"
+    on_page = HIDDEN
+    host_fields = ("source_node", "destination_node")
 
     source: str  #: where the bytes come from: a GPU, a rank, host
     destination: str  #: where they go
@@ -379,8 +375,7 @@ class PairRow(Record, section="pairs", on_page=HIDDEN, host_fields=("source_node
 PAIR_COLUMNS = PairRow.columns()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
+class Metadata(Struct, frozen=True, kw_only=True):
     """The circumstances of a run: who reads a number needs them to believe it, or to measure it again."""
 
     gpubench_version: str  #: that wrote it
@@ -420,8 +415,8 @@ class Metadata:
     def to_record(self) -> dict[str, Any]:
         """The metadata as plain data."""
         # Of thousands of ranks `asdict` takes longer than all the rest of a document.
-        record = asdict(replace(self, ranks=()))
-        names = tuple(each.name for each in fields(RankIdentity))
+        record: dict[str, Any] = to_builtins(replace(self, ranks=()))
+        names = tuple(name for name in RankIdentity.__struct_fields__)
         values = values_of(names)
         ranks = [dict(zip(names, values(rank), strict=True)) for rank in self.ranks]
         return record | {name: list(record[name]) for name in ("command", "hosts", "dropped_sizes")} | {"ranks": ranks}
@@ -429,14 +424,13 @@ class Metadata:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Metadata":
         """The inverse of `to_record`."""
-        values = {each.name: record[each.name] for each in fields(cls)}
+        values = {name: record[name] for name in cls.__struct_fields__}
         values["ranks"] = tuple(RankIdentity(**rank) for rank in record["ranks"])
         values["dropped_sizes"] = tuple(DroppedSize(**dropped) for dropped in record["dropped_sizes"])
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """The outcome of a run. `complete` is false while it runs and when it was cut short.
 
     `sections` are what is not handed over row by row, in the order in which formats show them; `main` is the one that
@@ -447,7 +441,7 @@ class Report:
     verdict: Verdict
     complete: bool
     findings: Sequence[Finding] = field(default=())
-    sections: Mapping[str, Section] = field(default_factory=dict, repr=False)
+    sections: Mapping[str, Section] = field(default_factory=dict)
     main: str = CollectiveRow.section
     sentence: str = ""
     duration_s: float | None = None
@@ -494,9 +488,11 @@ class Report:
 _CHECKS_ON_PAGE = OnPage(columns=("check", "verdict", "findings", "looks_for", "note", "nodes_in_error"), folds=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow(Record, section="checks", on_page=_CHECKS_ON_PAGE):
+class CheckRow(Record, frozen=True, kw_only=True):
     """One check of `check`: its verdict, how many findings it has, and why it was left out where it was."""
+
+    section = "checks"
+    on_page = _CHECKS_ON_PAGE
 
     check: str  #: what was looked for, by the name of its file
     verdict: Annotated[str, Verdict]  #: the worst of its findings; SKIP where it was left out
@@ -510,9 +506,12 @@ class CheckRow(Record, section="checks", on_page=_CHECKS_ON_PAGE):
 _VERDICTS_ON_PAGE = OnPage(columns=("scope", "node", "subject", "verdict", "findings"), folds=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictRow(Record, section="verdicts", on_page=_VERDICTS_ON_PAGE, host_fields=("node",)):
+class VerdictRow(Record, frozen=True, kw_only=True):
     """The verdict of `check` on a node, GPU, NIC or link, and the ids of the findings that name it."""
+
+    section = "verdicts"
+    on_page = _VERDICTS_ON_PAGE
+    host_fields = ("node",)
 
     scope: Annotated[str, ("node", "gpu", "nic", "link")]  #: what is judged
     node: str  #: host
@@ -530,12 +529,14 @@ _EVIDENCE_ON_PAGE = OnPage(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceRow(Record, section="evidence", on_page=_EVIDENCE_ON_PAGE):
+class EvidenceRow(Record, frozen=True, kw_only=True):
     """All evidence on one path: each kind is for, silent on, or against the claim that it is direct.
 
     docs/evidence.md has the decision table. Of more than ten thousand paths, those that are not direct.
     """
+
+    section = "evidence"
+    on_page = _EVIDENCE_ON_PAGE
 
     source: str  #: where the bytes come from: a GPU, a rank, host
     destination: str  #: where they go
@@ -572,9 +573,11 @@ _FALLBACK_ON_PAGE = OnPage(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackRow(Record, section="fallback", on_page=_FALLBACK_ON_PAGE):
+class FallbackRow(Record, frozen=True, kw_only=True):
     """The verdict on paths that fare alike; the gravest come first."""
+
+    section = "fallback"
+    on_page = _FALLBACK_ON_PAGE
 
     conclusion: Annotated[str, Conclusion]  #: the last two are of `topo`, which sends nothing
     verdict: Annotated[str, Verdict]  #: PASS, WARN, FAIL, SKIP, ERROR or INCONCLUSIVE
@@ -606,9 +609,10 @@ class Effect(StrEnum):
     SLOW = "a slower path"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseRow(Record, section="causes"):
+class CauseRow(Record, frozen=True, kw_only=True):
     """A cause that holds, those to look at first first. docs/conditions.md has the whole catalogue."""
+
+    section = "causes"
 
     id: str  #: stable
     evidence: str  #: what shows it
@@ -627,9 +631,10 @@ class CauseRow(Record, section="causes"):
     link: str  #: the vendor's page, or an issue about it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadRow(Record, section="causes_unread"):
+class UnreadRow(Record, frozen=True, kw_only=True):
     """A cause that could not be looked for, with the reason."""
+
+    section = "causes_unread"
 
     id: str  #: of the cause that could not be looked for
     title: str  #: in words
@@ -637,9 +642,10 @@ class UnreadRow(Record, section="causes_unread"):
     reason: str  #: why not: needs root, was not read, ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatternRow(Record, section="patterns"):
+class PatternRow(Record, frozen=True, kw_only=True):
     """The bandwidth of several pairs at once, beside the sum of the same pairs one at a time."""
+
+    section = "patterns"
 
     pattern: str  #: ring, all to one, one to all, bisection, all to all
     direction: str  #: write or read
@@ -659,9 +665,10 @@ class PatternRow(Record, section="patterns"):
     ci95_percent: float | None = None  #: half of the 95 % confidence interval of the mean of its samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimeRow(Record, section="rank_times"):
+class RankTimeRow(Record, frozen=True, kw_only=True):
     """The times of one rank in a row of a collective."""
+
+    section = "rank_times"
 
     collective: str  #: allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter or sendrecv
     backend: Annotated[str, BACKENDS]  #: what moved the data: nccl, or host (MPI on CPU buffers); simulated moved none

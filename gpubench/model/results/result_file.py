@@ -10,9 +10,10 @@ member `alike`, the names of the nodes that have the same; nodes whose figures a
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import groupby
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from gpubench.model.results import backends, compare, fallback, overlap, plan, report, scan, topo, watch
 from gpubench.model.results.report import (
@@ -31,11 +32,9 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.terms.units import counted, escaped, some_of
 from gpubench.model.terms.verdict import Finding
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyRow:
+class LatencyRow(Struct, frozen=True, kw_only=True):
     """The time of one size of a collective, as a program prints it that may say neither ranks nor bandwidth.
 
     `size_bytes` is nccl-tests' size; where it depends on ranks, and nothing says how many, that of one rank's block.
@@ -69,8 +68,7 @@ SHOWN_BY_ROWS = ("sizes", "dtypes", "ops", "placements", "pairs", "gpus", "seed"
 """Options that every row or device shows by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFacts:
+class UserFacts(Struct, frozen=True, kw_only=True):
     """What a person says of rows that do not say it themselves: the collective, by gpubench's name, ranks and nodes."""
 
     collective: str | None = None
@@ -81,8 +79,7 @@ class UserFacts:
 NO_USER_FACTS = UserFacts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileCircumstances:
+class FileCircumstances(Struct, frozen=True, kw_only=True):
     """The circumstances that numbers depend on. What a file does not tell is empty, or None for `environment`.
 
     `gpus` are the models, one a GPU; `models` are those of a check, which may have lost some of them.
@@ -120,8 +117,7 @@ class RunPlace(NamedTuple):
     launches: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultFile:
+class ResultFile(Struct, frozen=True, kw_only=True):
     """Rows of one file; `latencies` are of collectives, too, and lack something that `rows` have.
 
     `kind` says who wrote it; `remarks` are what a reader noticed, in sentences. `left_out` says which rows or values
@@ -212,16 +208,14 @@ _MOST_KNOWN = 8
 _MOST_DIFFERING = 3  # The part of the columns, one in so many, in which nodes may differ that are written as alike
 
 
-@dataclass(frozen=True, slots=True)
-class AlikeRows:
+class AlikeRows(Struct, frozen=True):
     """A section as it is written: the rows that are written out, and by node, in their order, whose rows it has."""
 
     written: Sequence[Iterable[Record]]
     nodes: Sequence[Mapping[str, Any]]
 
 
-@dataclass(slots=True)
-class _WrittenNode:
+class _WrittenNode(Struct):
     host: str
     rows: Sequence[Record]
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -333,7 +327,7 @@ class UnfoldedRows:
 
 
 _MODULES = (report, topo, backends, fallback, compare, scan, watch, overlap, plan)
-TABLES: Mapping[str, type] = {
+TABLES: Mapping[str, type[Struct]] = {
     **{
         kind.section: kind
         for module in _MODULES

@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
+
+from msgspec import Struct, field
 
 from gpubench.errors import UsageError
 from gpubench.model.results.ending import SOON, LinePart, part
@@ -18,7 +19,6 @@ from gpubench.model.results.report import (
 from gpubench.model.terms.plain import Rate, Seconds, Within
 from gpubench.model.terms.units import counted, some_of
 from gpubench.model.terms.verdict import Finding, Verdict, hosts_in_trouble
-from gpubench.records import dataclass
 
 EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
 BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together
@@ -60,8 +60,7 @@ def login_name(node: str) -> str:
     return shlex.quote(node.partition(RANK_OF_HOST)[0])
 
 
-@dataclass(frozen=True, slots=True)
-class ScanFabric:
+class ScanFabric(Struct, frozen=True):
     """The nodes of a scan. `leaves` are names by node, None where it is not known; `nics` names by rail.
 
     `rates` are what the NICs of a rail carry, GB/s each way; none where it is not known, or no NIC moves the data.
@@ -103,8 +102,7 @@ class PairSample(NamedTuple):
         return self.second if node == self.first else self.first
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRound:
+class PlannedRound(Struct, frozen=True):
     """A round that is to be measured; `number` counts from 1 over all phases. `retired` cells take no part."""
 
     number: int
@@ -113,8 +111,7 @@ class PlannedRound:
     retired: frozenset[NodeRail] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
+class RoundOutcome(Struct, frozen=True):
     """A round that was measured; `gone` are nodes that stopped answering in it, and what was seen of that."""
 
     number: int
@@ -124,8 +121,7 @@ class RoundOutcome:
     gone: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BeforeRounds:
+class BeforeRounds(Struct, frozen=True):
     """What did not work in phase 0: nodes that are gone, rails whose worker died or hung, and what was seen of them."""
 
     gone: Mapping[int, str] = field(default_factory=dict)
@@ -182,8 +178,7 @@ class RingFailure(NamedTuple):
     is_own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RingOutcome:
+class RingOutcome(Struct, frozen=True):
     """What a ring of rails delivered: GB/s of its slowest, or the failures by rail."""
 
     gb_s: float
@@ -195,8 +190,7 @@ MOST_NODES, MOST_RAILS = 65_536, 64
 _EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST_RAILS} rails at most, each node once"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFabric:
+class StoredFabric(Struct, frozen=True):
     """The nodes of a scan, its seed, and what moved the data."""
 
     hosts: tuple[str, ...]
@@ -221,8 +215,7 @@ class StoredFabric:
         return ScanFabric(self.hosts, self.rails, self.leaves, self.nics, self.rates[: self.rails])
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLocal:
+class StoredLocal(Struct, frozen=True):
     """The figures of phase 0: node and GPU (two, of a pair), quantity, GB/s of each; by place why there is none.
 
     `findings` are what facts, clocks and profiles showed of the nodes, None of an older gpubench.
@@ -259,8 +252,7 @@ class StoredLocal:
         return figures
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRound:
+class StoredRound(Struct, frozen=True):
     """A round: nodes and rail of every figure, its GB/s, and by place in these lists why there is none."""
 
     number: Annotated[int, Within(1)]
@@ -299,8 +291,7 @@ class StoredRound:
         return RoundOutcome(self.number, self.phase, tuple(samples), self.seconds, gone)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAbsent:
+class StoredAbsent(Struct, frozen=True):
     """The nodes that were gone in phase 0, or not in the job that went on, and why, by number.
 
     `failed` are rails whose worker died or hung in phase 0, by node and rail: '3/1'.
@@ -377,9 +368,10 @@ class Tool(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPartRow(Record, section="parts"):
+class ScanPartRow(Record, frozen=True, kw_only=True):
     """A bad part; a suspect if the scan confirmed nothing."""
+
+    section = "parts"
 
     part_kind: Annotated[str, PartKind]  #: what it is
     subject: str  #: node, rail, leaf by name
@@ -395,9 +387,11 @@ class ScanPartRow(Record, section="parts"):
     origin: str  #: measured, simulated or recorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCellRow(Record, section="cells", on_page=HIDDEN):
+class ScanCellRow(Record, frozen=True, kw_only=True):
     """One rail of one node: its newest score and, if it is bad, the part that explains it."""
+
+    section = "cells"
+    on_page = HIDDEN
 
     node: str  #: host
     subject: str  #: the rail in words
@@ -414,9 +408,10 @@ class ScanCellRow(Record, section="cells", on_page=HIDDEN):
     origin: str  #: measured, simulated or recorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanRoundRow(Record, section="rounds"):
+class ScanRoundRow(Record, frozen=True, kw_only=True):
     """One round of a scan."""
+
+    section = "rounds"
 
     number: int  #: from 1
     phase: Annotated[str, ScanPhase]  #: screening, suspects or confirmation
@@ -428,9 +423,11 @@ class ScanRoundRow(Record, section="rounds"):
     origin: str  #: measured, simulated or recorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanCollectiveRow(Record, section="scan_collectives", on_page=OnPage("Rings of many nodes")):
+class ScanCollectiveRow(Record, frozen=True, kw_only=True):
     """A collective of many nodes beside what their parts predict."""
+
+    section = "scan_collectives"
+    on_page = OnPage("Rings of many nodes")
 
     subject: str  #: all, a half, a mixed half
     nodes: tuple[str, ...]  #: hosts that took part
@@ -442,9 +439,11 @@ class ScanCollectiveRow(Record, section="scan_collectives", on_page=OnPage("Ring
     origin: str  #: measured, simulated or recorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExclusionRow(Record, section="exclusions", on_page=OnPage("Lists that leave the bad nodes out")):
+class ExclusionRow(Record, frozen=True, kw_only=True):
     """A line of an exclude list, ready to be pasted."""
+
+    section = "exclusions"
+    on_page = OnPage("Lists that leave the bad nodes out")
 
     tool: Annotated[str, Tool]  #: what it is for
     line: str  #: the line

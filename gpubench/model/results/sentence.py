@@ -3,8 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.facts.process import NCCL_LIB
@@ -38,7 +40,6 @@ from gpubench.model.terms.overlap import cap_name
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
 from gpubench.model.terms.units import compress_names, counted, format_bandwidth, format_size, format_time, some_of
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Cure, Finding, Verdict, exit_code, gravity
-from gpubench.records import dataclass
 
 _ID = re.compile(r"^[a-z0-9-]+: ")
 _LINES = re.compile(r" \(\d+ lines like this\)$")
@@ -425,8 +426,7 @@ _SIZES_AND_NAMES = (
 _NOT_JUDGED = "not judged"
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedCase:
+class JudgedCase(Struct, frozen=True):
     """One judged thing: its section, its name (unique in the section), and what was seen."""
 
     group: str

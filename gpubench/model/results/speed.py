@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.operation import ManagedWay, algbw_gb_s
@@ -11,7 +13,6 @@ from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, format_time
 from gpubench.model.terms.verdict import DOUBTED_TIMES, Verdict, doubt, overall
-from gpubench.records import dataclass
 
 _NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
 _ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others
@@ -36,8 +37,7 @@ apart on different ranks, which is 2.5 µs an operation, and vary by half from r
 _SMALL_BYTES = 2**20  # Below, an operation takes about as long as the smallest: 10 to 18 µs on 4 H200s
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(Struct, frozen=True):
     """How much slower than expected healthy machines may be: `fail` and `warn` as parts of the time, and µs beside.
 
     `warn` is None where nothing between as expected and slow is worth a word, and `warned_from` the size in bytes from
@@ -117,8 +117,7 @@ AMONG_SIBLINGS = Tolerance(1.0, microseconds=15.0)  # At the same time: below ha
 LEAST_KNOWN = Tolerance(0.1, microseconds=15.0, is_least=True)  # The least of any healthy machine on record
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTime:
+class ExpectedTime(Struct, frozen=True):
     """The time that an operation takes on healthy machines, where that is from, and how far off they may be."""
 
     time_us: float
@@ -212,8 +211,7 @@ def is_slow(row: CollectiveRow) -> bool:
     return row.expected_us is not None and not row.wrong and row.verdict in (Verdict.FAIL, Verdict.WARN)
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
+class Slowness(Struct, frozen=True):
     """Rows of one collective that are slow, and the one that shows it best: `worst`."""
 
     rows: tuple[CollectiveRow, ...]

@@ -1,8 +1,9 @@
 """The sections of `gpubench topo`: devices, pairs, matrices and the PCI tree as rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
+
+from msgspec.structs import replace
 
 from gpubench.model.facts.health import describe_health
 from gpubench.model.facts.process import GpuProcess, RankFacts
@@ -34,7 +35,6 @@ from gpubench.model.paths.topology import (
 from gpubench.model.paths.wiring import to_other_nodes
 from gpubench.model.results import report
 from gpubench.model.terms.verdict import Origin
-from gpubench.records import dataclass
 
 TOPO_SECTIONS = (
     *("gpus", "nvlinks", "nics", "nodes", "kinds", "matrix", "peer_access", "limits", "pairs", "ranks", "tree"),
@@ -49,9 +49,12 @@ _GPUS_ON_PAGE = report.OnPage(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(report.Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=("node",)):
+class GpuRow(report.Record, frozen=True, kw_only=True):
     """One GPU. `gpu` is its name in matrices; `unknown` says why a field is empty, by field name."""
+
+    section = "gpus"
+    on_page = _GPUS_ON_PAGE
+    host_fields = ("node",)
 
     node: str  #: host name of the node
     gpu: str  #: its name in matrices: GPU0
@@ -100,9 +103,12 @@ class GpuRow(report.Record, section="gpus", on_page=_GPUS_ON_PAGE, host_fields=(
     unknown: Mapping[str, str]  #: why a field is empty, by field name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow(report.Record, section="nvlinks", on_page=report.HIDDEN, host_fields=("node",)):
+class NvlinkRow(report.Record, frozen=True, kw_only=True):
     """One NVLink. GB/s per direction: `gb_s` usable, `raw_gb_s` with protocol, as `nvidia-smi nvlink -s` prints it."""
+
+    section = "nvlinks"
+    on_page = report.HIDDEN
+    host_fields = ("node",)
 
     node: str  #: host name of the node
     gpu: str  #: its name in matrices: GPU0
@@ -122,9 +128,12 @@ _NICS_ON_PAGE = report.OnPage(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicRow(report.Record, section="nics", on_page=_NICS_ON_PAGE, host_fields=("node",)):
+class NicRow(report.Record, frozen=True, kw_only=True):
     """One port of a NIC. `gpudirect_rdma` is whether it may reach GPU memory, and by what or why not."""
+
+    section = "nics"
+    on_page = _NICS_ON_PAGE
+    host_fields = ("node",)
 
     node: str  #: host name of the node
     nic: str  #: device name: mlx5_0, eth0
@@ -157,9 +166,11 @@ _NODES_ON_PAGE = report.OnPage(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow(report.Record, section="nodes", on_page=_NODES_ON_PAGE):
+class NodeRow(report.Record, frozen=True, kw_only=True):
     """One node: of which kind, and how it differs from it."""
+
+    section = "nodes"
+    on_page = _NODES_ON_PAGE
 
     node: str  #: host name of the node
     node_kind: str  #: letter of the kind it is of
@@ -188,9 +199,11 @@ class NodeRow(report.Record, section="nodes", on_page=_NODES_ON_PAGE):
     failures: Sequence[str]  #: what could not be read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindRow(report.Record, section="kinds", on_page=report.HIDDEN):
+class KindRow(report.Record, frozen=True, kw_only=True):
     """A group of equal nodes, named after the first; `odd` lists nodes that differ from it in little."""
+
+    section = "kinds"
+    on_page = report.HIDDEN
 
     node_kind: str  #: letter of the kind
     node: str  #: the node that stands for it
@@ -204,9 +217,11 @@ class KindRow(report.Record, section="kinds", on_page=report.HIDDEN):
     network_gb_s: float | None  #: GB/s per direction that leave a node over the NICs nearest to its GPUs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow(report.Record, section="tree", on_page=report.HIDDEN):
+class TreeRow(report.Record, frozen=True, kw_only=True):
     """One element of a node's PCI tree, in the order of drawing; `gb_s` is the bandwidth of the link above it."""
+
+    section = "tree"
+    on_page = report.HIDDEN
 
     node: str  #: host name of the node
     depth: int  #: below the host bridge
@@ -216,9 +231,11 @@ class TreeRow(report.Record, section="tree", on_page=report.HIDDEN):
     gb_s: float | None  #: GB/s per direction of that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow(report.Record, section="ranks", on_page=report.HIDDEN):
+class RankRow(report.Record, frozen=True, kw_only=True):
     """One process of the job."""
+
+    section = "ranks"
+    on_page = report.HIDDEN
 
     rank: int  #: number in the job
     node: str  #: host name of the node

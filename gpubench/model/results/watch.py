@@ -1,9 +1,11 @@
 """The rows, the live frame and the sentence of `gpubench watch`: what every link carried and every job did."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from enum import StrEnum
 from typing import Annotated
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.model.facts.traffic import FOREIGN_GB_S, total
 from gpubench.model.results.ending import LinePart, part
@@ -11,7 +13,6 @@ from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Record, Report
 from gpubench.model.terms.units import compress_names, grouped, some_of
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.records import dataclass
 
 
 class DeviceKind(StrEnum):
@@ -37,9 +38,10 @@ class Way(StrEnum):
     IDLE = "idle"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficRow(Record, section="traffic"):
+class TrafficRow(Record, frozen=True, kw_only=True):
     """The traffic of one GPU's links or one NIC port in one interval; null: unknown, and `note` says why."""
+
+    section = "traffic"
 
     seconds: float  #: since the watch began, at the end of the interval
     interval_seconds: float  #: how long the interval was
@@ -65,9 +67,10 @@ class TrafficRow(Record, section="traffic"):
     note: str | None = None  #: why something is unknown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow(Record, section="jobs"):
+class JobRow(Record, frozen=True, kw_only=True):
     """The conclusion on one job's traffic on one node, over the intervals with traffic."""
+
+    section = "jobs"
 
     node: str  #: host
     job: str  #: what makes its processes one: their launcher's name for them, or the only process
@@ -93,8 +96,7 @@ _MOST_ALIKE = 2
 _RATES = ("nvlink_gb_s", "pcie_sent_gb_s", "pcie_received_gb_s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchFrame:
+class WatchFrame(Struct, frozen=True, kw_only=True):
     """An interval, which ended `seconds` after the watch began; `silences` say by host why GPUs are not known."""
 
     seconds: float
@@ -114,8 +116,7 @@ class WatchFrame:
         return sorted(kinds, key=lambda kind: -len(kind.hosts))
 
 
-@dataclass(frozen=True, slots=True)
-class AlikeNodes:
+class AlikeNodes(Struct, frozen=True):
     """Nodes whose jobs go the same way, with the jobs of the first of them."""
 
     hosts: tuple[str, ...]
@@ -130,7 +131,7 @@ def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
             continue
         rates = {name: total([getattr(row, name) for row in alike]) for name in _RATES}
         gpus = [gpu for row in alike for gpu in row.gpus]
-        yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)  # type: ignore[arg-type]
+        yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)
 
 
 def _activity(row: JobRow) -> tuple[str, int, str | None]:

@@ -10,9 +10,10 @@ from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import BYTES_PER_GB
-from gpubench.records import dataclass
 
 
 class NumberKind(StrEnum):
@@ -65,8 +66,7 @@ class Placement(StrEnum):
     IN_PLACE = "in_place"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Element counts of one operation on one rank.
 
     `count` is the number handed to the library, `send` and `receive` are the elements of each buffer. For an in-place
@@ -85,8 +85,7 @@ class Layout:
         return max(self.send, self.receive)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """The elements that a part of a receive buffer must hold after the operation.
 
     Elements `[offset, offset + count)` equal elements `[start, start + count)` of what rank `source` sent, or, where
@@ -102,8 +101,7 @@ class Segment:
 OPTION = "--hierarchical"
 
 
-@dataclass(frozen=True, slots=True)
-class TwoLevels:
+class TwoLevels(Struct, frozen=True):
     """Of every rank the number of its node and its place in there; every node has as many ranks."""
 
     nodes: tuple[int, ...]
@@ -183,8 +181,7 @@ FLOAT_AVERAGE_CONTRIBUTORS = 2
 AVERAGE_TOLERANCE_ULP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class DataPattern:
+class DataPattern(Struct, frozen=True):
     """The kind of data of a row. `op` is None where data are only moved."""
 
     dtype: DataType
@@ -215,8 +212,7 @@ class DataPattern:
         return AVERAGE_TOLERANCE_ULP if inexact else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A run of elements at the same offset in each of several equally spaced buffers of one memory.
 
     Buffer k starts at element `k × stride`; the run is `[offset, offset + count)` of it, and holds, or must hold,
@@ -296,8 +292,7 @@ class HostMemory(StrEnum):
 Place = int | HostMemory  # A GPU by its position among those that are measured, or host memory
 
 
-@dataclass(frozen=True, slots=True)
-class CopyGpu:
+class CopyGpu(Struct, frozen=True):
     """A GPU that copies. `device` is its name in matrices (the driver's index), `index` is CUDA's."""
 
     device: str
@@ -367,8 +362,7 @@ class ManagedWay(StrEnum):
         return self is not ManagedWay.PINNED_KERNEL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedSupport:
+class ManagedSupport(Struct, frozen=True, kw_only=True):
     """What CUDA says of a GPU's managed memory. None is unknown: the driver does not know the attribute.
 
     `concurrent` is concurrentManagedAccess, without which there are neither prefetch, nor advice, nor page faults;

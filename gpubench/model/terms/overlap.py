@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.units import format_size
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from gpubench.model.terms.statistics import Spread
@@ -30,8 +31,7 @@ class Partner(StrEnum):
     CHAIN = "chain"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapAsked:
+class OverlapAsked(Struct, frozen=True, kw_only=True):
     """The request for an overlap beside sizes and type, as plain data.
 
     `ctas` are caps, None for NCCL's own number; `gemm_side` is n of the n × n × n GEMM; `seconds` is how long each
@@ -96,8 +96,7 @@ the one that the collective waits for. Where computation is shorter nothing coul
 _LEAST_PROGRESS = 0.05  # Of the time in flight: less computation makes the ratio of the two say nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapTimes:
+class OverlapTimes(Struct, frozen=True, kw_only=True):
     """Seconds of a step: a collective, and so many operations of a partner, started together.
 
     `communication_first` is the collective beside the partner where it had its SMs before the partner began, None where
@@ -146,8 +145,7 @@ class OverlapTimes:
         return (one_after_the_other - self.together) / self.communication_alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSample:
+class StepSample(Struct, frozen=True, kw_only=True):
     """The samples of a row over all ranks; `wrong` of None: data were not checked."""
 
     times: OverlapTimes
@@ -244,8 +242,7 @@ def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class StepsOfRanks:
+class StepsOfRanks(Struct, frozen=True):
     """The steps of one phase, by rank; every rank has as many."""
 
     by_rank: Sequence[Sequence[ClockedStep]]

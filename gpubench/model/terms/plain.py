@@ -1,13 +1,15 @@
 """Frozen dataclasses as plain data and back: the contents of recordings and of messages between ranks."""
 
+import dataclasses
 import math
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from msgspec import NODEFAULT, Struct, structs
 
 from gpubench.errors import UsageError
 
@@ -42,11 +44,11 @@ def to_plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):  # first, as a round of a scan has a hundred thousand of them
         return [held if type(held) in _SCALARS else to_plain(held) for held in value]
-    if is_dataclass(kind):
+    if issubclass(kind, Struct) or dataclasses.is_dataclass(kind):
         return {
             name: to_plain(held)
             for name, default in _defaults(kind)
-            if (held := getattr(value, name)) != default or default is MISSING
+            if (held := getattr(value, name)) != default or default is NODEFAULT
         }
     if isinstance(value, Mapping):
         return {str(key): to_plain(held) for key, held in value.items()}
@@ -61,9 +63,14 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 @cache
 def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    if issubclass(kind, Struct):
+        return tuple(
+            (each.name, each.default if each.default_factory is NODEFAULT else each.default_factory())
+            for each in structs.fields(kind)
+        )
     return tuple(
-        (each.name, each.default if each.default_factory is MISSING else each.default_factory())
-        for each in fields(kind)
+        (each.name, NODEFAULT if each.default is dataclasses.MISSING else each.default)
+        for each in dataclasses.fields(kind)
     )
 
 
@@ -108,7 +115,7 @@ def _read_other(kind: Any, plain: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         _expect(dict, plain, where)
         return {key: _read(arguments[1], each, f"{where}.{key}") for key, each in plain.items()}
-    if is_dataclass(kind):
+    if isinstance(kind, type) and (issubclass(kind, Struct) or dataclasses.is_dataclass(kind)):
         return _read_dataclass(kind, plain, where)
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
@@ -164,7 +171,7 @@ def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
 def field_names(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
     """The fields of a dataclass, and those without a default."""
     defaults = _defaults(kind)
-    return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is MISSING)
+    return frozenset(name for name, _ in defaults), frozenset(name for name, each in defaults if each is NODEFAULT)
 
 
 @cache

@@ -2,22 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from signal import Signals
 from typing import Any, Protocol, Self
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.model.terms.units import grouped, spans
-from gpubench.records import dataclass
 
 RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs
 HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host over the network then
 GPUS_ARE_SPLIT = "MIG splits the GPUs"  # Instances reach each other through host memory alone
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePlace:
+class DevicePlace(Struct, frozen=True):
     """Where something is: a node, or one of its devices by name and PCI bus id."""
 
     node: str  #: host name
@@ -25,8 +25,7 @@ class DevicePlace:
     bus_id: str | None = None  #: PCI bus id of the device; null if it is not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankIdentity:
+class RankIdentity(Struct, frozen=True, kw_only=True):
     """One rank: where it runs and what it drives. GPU fields are None on the host backend.
 
     `nccl_host` is what NCCL takes for its host where NCCL_HOSTID says so, None where that is the host; `sm_percent` is
@@ -110,8 +109,7 @@ _WHY_ALONE = {
 SPLITS = (*_KEYS, "N")  # Words that `--split` takes; N is a number of neighbouring ranks
 
 
-@dataclass(frozen=True, slots=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True):
     """Some ranks of a job, ascending, and what they are called."""
 
     name: str
@@ -186,8 +184,7 @@ def limit_seconds(phase: Phase, timeout_s: float) -> float:
     return max(usual, 2 * timeout_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
+class RankState(Struct, frozen=True, kw_only=True):
     """The state of a rank, as its watchdog sees it.
 
     `step` counts the phases it has entered, `done` the operations it completed in this one, of `total` where that is
@@ -260,8 +257,7 @@ def hang_error(
     return error
 
 
-@dataclass(frozen=True, slots=True)
-class LostRank:
+class LostRank(Struct, frozen=True):
     """A rank that ended without an error of its own: its last state, and the time by its host's monotonic clock.
 
     `status` is wait(2)'s: a signal's number, or an exit code times 256; 0 where it is unknown.

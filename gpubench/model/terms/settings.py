@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import product
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
-from gpubench.records import dataclass
 
 ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
 
@@ -68,8 +69,7 @@ class Protocol(StrEnum):
     SIMPLE = "simple"
 
 
-@dataclass(frozen=True, slots=True)
-class NcclSetting:
+class NcclSetting(Struct, frozen=True):
     """What NCCL is told: variables and requests with their values; without any, NCCL chooses."""
 
     values: tuple[tuple[str, str], ...] = ()

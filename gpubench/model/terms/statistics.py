@@ -12,9 +12,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated
 
+from msgspec import Struct
+
 from gpubench.model.terms.plain import Count, Seconds, Within
 from gpubench.model.terms.units import grouped
-from gpubench.records import dataclass
 
 INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
 BATCH_SECONDS = 1e-3
@@ -38,8 +39,7 @@ DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
 """Where a number is needed: nccl-tests' 20; alone so many that the 99th percentile is not the largest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """The timing of rows. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
 
     mode: Mode = Mode.THROUGHPUT
@@ -57,8 +57,7 @@ def operations_a_batch(seconds: float) -> int:
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Struct, frozen=True):
     """The work spent on a mean: number, seconds each, and half the 95 % interval as a part of the mean, or None."""
 
     count: int
@@ -97,8 +96,7 @@ _EFFICIENCY = 0.82
 MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where it tells their spread
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(Struct, frozen=True):
     """A standard deviation and the degrees of freedom with which it is known; infinite where it is given."""
 
     deviation: float
@@ -187,8 +185,7 @@ TWO_SIDED_95 = 0.975  # The quantile at the upper end of a two-sided 95 % interv
 _MOST_CORRELATION = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Timings in seconds: mean, median, standard deviation, half of the mean's 95 % interval (may be infinite)."""
 
     count: int
@@ -234,8 +231,7 @@ def _correlation(values: Sequence[float], mean: float) -> float:
     return sum(one * other for one, other in pairwise(centred)) / power
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True):
     """Seconds an operation took by rank: the mean as in nccl-tests (-a 1), extremes, and who was slowest."""
 
     mean_seconds: float
@@ -255,8 +251,7 @@ class RankTimes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTimes:
+class BatchTimes(Struct, frozen=True):
     """Batches over all ranks: median seconds an operation, coefficient of variation, half the 95 % `interval`."""
 
     median_seconds: float
@@ -279,8 +274,7 @@ class BatchTimes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
+class Percentiles(Struct, frozen=True):
     """Seconds that half, 95 % and 99 % of single operations did not exceed, each by its slowest rank."""
 
     p50_seconds: float
@@ -293,8 +287,7 @@ class Percentiles:
         return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
 
 
-@dataclass(frozen=True, slots=True)
-class RowTimes:
+class RowTimes(Struct, frozen=True):
     """All that was timed of a row; `interval` is half of the 95 % confidence interval, as a part of the mean."""
 
     ranks: RankTimes
@@ -311,16 +304,14 @@ LEAST_SECONDS = 20e-6  # Ranks do not leave a barrier at the same time: a shorte
 MOST_CHANCE = 1e-6  # The bound on the chance is this small because neighbouring operations are not independent
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True):
     """Seconds to add to a rank's clock to have the first rank's, and the uncertainty of them."""
 
     seconds: float
     uncertainty: float
 
 
-@dataclass(frozen=True, slots=True)
-class EntryTimes:
+class EntryTimes(Struct, frozen=True):
     """Times at which a rank entered the operations of a row, compared with those of the others.
 
     `late_seconds` is the median delay after the first rank, `last` the number of operations, out of `operations`, that
@@ -347,8 +338,7 @@ class EntryTimes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(Struct, frozen=True):
     """Ranks that are late as a rule: one, or all of a node. `chance` is the probability of that without a cause.
 
     They were last in `last` of `operations`, `late_seconds` later than the others usually are (the median row); an

@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import Struct
+
 from gpubench.errors import GpubenchError, UsageError, advising
-from gpubench.records import dataclass
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -186,8 +187,7 @@ MOST_SIZES = 10_000
 _FORMS = "1K:4G (×2), 1K:4G:4 (×4), 1M:64M:+1M (steps), or a list: 1K,64K,1M"
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedSize:
+class DroppedSize(Struct, frozen=True):
     """A size that was asked for and is not measured, with the reason in words."""
 
     size_bytes: int

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from gpubench import errors
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace
-from gpubench.records import dataclass
 
 
 class Origin(StrEnum):
@@ -72,8 +73,7 @@ FIGURES = (
 """Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cure:
+class Cure(Struct, frozen=True):
     """What to do: commands, each of which can be pasted as it stands, and one or two sentences about them.
 
     Several commands are run in this order. A cure that needs no command, as of a broken cable, has a comment alone.
@@ -130,8 +130,7 @@ class Detail(NamedTuple):
     is_command: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Something a person should know: on what, what was seen and expected, the likely cause, what to do next."""
 
     id: str  #: stable, for machines to match

@@ -10,15 +10,15 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from msgspec import Struct
+
 from gpubench.model.results import scan
 from gpubench.ranks.scan import messages
 from gpubench.ranks.scan.messages import OWN_FAULT, WORDS, Figure, Outcome, RoundReply, Seat
 from gpubench.ranks.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERVISOR, SECONDS_TO_BE_KILLED
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRanks:
+class NodeRanks(Struct, frozen=True):
     """The ranks of every node, and the rails of every rank: all rails of a node on one rank, or one a rank."""
 
     ranks_by_node: tuple[tuple[int, ...], ...]
@@ -64,8 +64,7 @@ _SILENT, _GONE = "its supervisor does not answer", "its supervisor is gone"
 Reply = TypeVar("Reply", messages.ClockReply, messages.LocalReply, RoundReply)
 
 
-@dataclass(slots=True)
-class _Supervised:
+class _Supervised(Struct):
     rank: int
     connection: Connection
     asked_clock: float = 0.0

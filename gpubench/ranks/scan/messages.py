@@ -15,8 +15,9 @@ from enum import IntEnum
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from gpubench.model.results.scan import WRONG_DATA_ARRIVED
-from gpubench.records import dataclass
 
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -236,8 +237,7 @@ def _proof(secret: bytes, role: bytes, nonce: bytes) -> bytes:
 REFUSED = "refused"  # The failure of a worker that an MPS server did not take; it may take a new one later
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTask:
+class WorkerTask(Struct, frozen=True):
     """What a supervisor tells its worker: measure alone where `number` is 0, else in a ring at `place`."""
 
     number: int

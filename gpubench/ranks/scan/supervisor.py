@@ -9,14 +9,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+
+from msgspec import Struct, to_builtins
 
 from gpubench.machine.children import module_command, with_package
 from gpubench.machine.host import leave_core, mps_serves, process_state
 from gpubench.model.facts.environment import as_if_alone
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.ranks.scan import messages
-from gpubench.records import dataclass
 
 SECONDS_TO_BE_KILLED = 2.0  # A killed process that is still there then hangs in the kernel: its GPU is lost for as long
 _FAILURES = {
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._received, self._task = b"", task
         with contextlib.suppress(OSError):
             if self._control is not None:
-                self._control.sendall(json.dumps(asdict(task)).encode() + b"\n")
+                self._control.sendall(json.dumps(to_builtins(task)).encode() + b"\n")
 
     def answer(self, number: int) -> dict[str, object] | None:
         """What it says of a task, once it has; None before. Raises EOFError where it has died."""
@@ -198,8 +198,7 @@ _TRIES, _SECONDS_TO_CONNECT = 20, 3.0
 _SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and strangers may stand before
 
 
-@dataclass(frozen=True, slots=True)
-class RankCard:
+class RankCard(Struct, frozen=True):
     """Where a rank is found: its host's addresses, the ports of its rails, and what else the others have to know."""
 
     rank: int

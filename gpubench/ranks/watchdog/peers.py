@@ -15,8 +15,9 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from gpubench.model.terms.ranks import RankState
-from gpubench.records import dataclass
 
 Address = tuple[str, int] | str  # TCP, or the name of an abstract Unix socket
 Request = dict[str, Any]
@@ -32,8 +33,7 @@ _BACKLOG: dict[int, int] = {socket.AF_UNIX: 16, socket.AF_INET: 1024}
 later, so a flood should find room."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogAddress:
+class WatchdogAddress(Struct, frozen=True):
     """The addresses of a rank's watchdog, and the rank in words, such as 'rank 3 on gpu07 (GPU 3)'."""
 
     place: str

@@ -6,14 +6,14 @@ import select
 import signal
 from contextlib import suppress
 
+from msgspec import Struct
+
 from gpubench.model.terms.ranks import PHASES, Phase
-from gpubench.records import dataclass
 
 END_SIGNAL = signal.SIGQUIT  # Exit code 3: its handler is C's `_exit`, called with the signal's number, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     rank: int
     ranks: int
     place: str
@@ -39,8 +39,7 @@ _LABEL_AT = 64
 _MOST_LABEL_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressReading:
+class ProgressReading(Struct, frozen=True):
     """The progress of a rank at one moment. `step` counts the phases that it has entered."""
 
     step: int

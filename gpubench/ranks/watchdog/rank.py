@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from typing import NamedTuple, Protocol
+
+from msgspec.structs import asdict
 
 from gpubench.machine.children import module_command, with_package
 from gpubench.machine.host import process_state

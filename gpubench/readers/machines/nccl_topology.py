@@ -6,9 +6,11 @@ its handlers refuse a document type before any entity is declared, so no entity 
 
 import re
 from collections.abc import Sequence
-from dataclasses import field, replace
 from itertools import chain, count
 from xml.parsers import expat
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import (
@@ -31,7 +33,6 @@ from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
 from gpubench.model.terms.units import counted, ranges_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
-from gpubench.records import dataclass
 
 _EXPECTED = "NCCL's topology XML: <system> with <cpu>, <pci> and <gpu> in it"
 _NEXT_STEP = "NCCL_TOPO_DUMP_FILE=topo.xml, set for any NCCL program, writes a whole one"
@@ -44,8 +45,7 @@ _OTHER_ROOTS = {
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,18})", re.ASCII)
 
 
-@dataclass(slots=True)
-class Element:
+class Element(Struct):
     """An XML element with its line and children."""
 
     file: str

@@ -13,8 +13,10 @@ NV12PIX two cells, SYS0-15 a cell and CPUs. NV12 before 0-15 is distinguished fr
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import takewhile
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot
@@ -23,7 +25,6 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.documents import unquoted
-from gpubench.records import dataclass
 
 PATH_WORDS = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 P2P_WORDS = r"OK|CNS|GNS|TNS|DR|NS|U"
@@ -242,15 +243,13 @@ def _no_matrix(lines: Sequence[str], text: str, name: str) -> UsageError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     line: int
     cells: tuple[str, ...]
     after: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Matrix:
+class _Matrix(Struct):
     file: str
     line: int
     columns: tuple[str, ...]

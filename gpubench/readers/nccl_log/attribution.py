@@ -8,14 +8,14 @@ each channel once. What is still ambiguous is decided after every log is read.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from gpubench.model.paths.nccl_log import ChannelSets, RankConnections, channel_code
 from gpubench.model.paths.transport import Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log import lines
-from gpubench.records import dataclass
 
 _MOST_ENDS = 1024
 """Texts of a thread's own end: its rank in each communicator, with each NIC."""
@@ -113,8 +113,7 @@ class _Passing:
         self.tried = 0
 
 
-@dataclass(slots=True, eq=False)
-class Process:
+class Process(Struct, eq=False):
     """One process: its comms in order of appearance, and channels that may belong to several of them.
 
     `ambiguous` counts how often each channel was logged, at most as often as there are comms that may have it.
@@ -187,8 +186,7 @@ class Process:
         self.remembering.clear()
 
 
-@dataclass(slots=True, eq=False)
-class Thread:
+class Thread(Struct, eq=False):
     """One thread: the comm that it initializes or named last, the `newest` comm that it completed, and connections
     logged before any comm was named.
 

@@ -10,15 +10,16 @@ several.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import field, replace
 from itertools import chain
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator, Connections, Member, RankConnections
 from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
 from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, bus_id
-from gpubench.records import dataclass
 
 _BETWEEN_MACHINES = "P2P/MNNVL"
 """The only peer access between machines, over NVLinks between nodes."""
@@ -143,8 +144,7 @@ _SHORTEST_BUS_ID = 4
 """Digits of a bus id in brackets. NCCL 2.18 and later print a small number instead."""
 
 
-@dataclass(slots=True, eq=False)
-class _Builder:
+class _Builder(Struct, eq=False):
     """A communicator under construction. `without_init` are the processes and devices of ranks that no line assigns
     to it.
     """

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.readers import limits
 from gpubench.readers.documents import SilentPipeError, opened, unreadable
 from gpubench.readers.hangs import is_recorder_dump, read_recorder_dump
 from gpubench.readers.nccl_log.stream import EndlessLineError, NcclLogReader, Readable
-from gpubench.records import dataclass
 
 STDIN = "-"
 
@@ -39,8 +40,7 @@ _MIB_WITHOUT_LINE_END = limits.MOST_BYTES_WITHOUT_LINE_END // 2**20
 _EXPECTED = "NCCL's log, as NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/nccl.%h.%p.log writes one for every rank"
 
 
-@dataclass(frozen=True, slots=True)
-class LogFile:
+class LogFile(Struct, frozen=True):
     """A file that was read, its number of NCCL lines, and whether it is a truncated gzip.
 
     `beginning` is its first text, if it has no NCCL line.
@@ -119,8 +119,7 @@ class _Meter:
             self._tell(self._done, max(self._total, self._done), self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metered:
+class _Metered(Struct, frozen=True):
     stream: io.BufferedReader
     meter: _Meter
 

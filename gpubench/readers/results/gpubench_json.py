@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+
+from msgspec import Struct
 
 from gpubench.errors import UsageError, advising
 from gpubench.model.results import result_file
@@ -41,7 +42,6 @@ from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
 from gpubench.readers import documents, limits
 from gpubench.readers.results import nccl_inspector, nvbandwidth
 from gpubench.readers.results.nccl_tests.json import recognises as is_of_nccl_tests
-from gpubench.records import dataclass
 
 R = TypeVar("R", bound=CollectiveRow | PairRow)
 
@@ -375,7 +375,7 @@ def _columns(
     They are checked column by column; where one is not as it should be, row by row by `make`, whose error names a row.
     """
     names = records[0].keys() if records and isinstance(records[0], dict) else ()
-    known, required = field_names(kind)  # type: ignore[arg-type]
+    known, required = field_names(kind)
     if required <= {*names} <= known and all(isinstance(each, dict) and each.keys() == names for each in records):
         columns = {name: [each[name] for each in records] for name in names}
         if all(_are_possible(kind, name, cells) for name, cells in columns.items()):
@@ -428,8 +428,7 @@ _STREAMED: Mapping[str, Sequence[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
+class StoredRun(Struct, frozen=True):
     """What a run wrote: `rows` with `columns` came one by one, none where all came with the report."""
 
     metadata: Metadata
@@ -511,7 +510,7 @@ def _stored_section(key: str, value: Any, name: str) -> Section:
         return from_plain(Matrix, {"cells": value}, f"{name}: {key}")
     if key not in result_file.TABLES:
         raise UsageError(f"{name} has an unknown section {key}", expected=EXPECTED, reason="a newer gpubench wrote it")
-    columns = [each.name for each in fields(result_file.TABLES[key])]
+    columns = result_file.TABLES[key].__struct_fields__
     if isinstance(value, result_file.UnfoldedRows):
         parts = list(value.parts(lambda record: _row(result_file.TABLES[key], record, f"{name}: {key}")))
         return Table.of_nodes(columns, lambda: parts)
@@ -521,10 +520,10 @@ def _stored_section(key: str, value: Any, name: str) -> Section:
 
 def _row(kind: type, record: Any, where: str) -> Any:
     row: Any = from_plain(kind, record, where)
-    for each in fields(row):
-        value = getattr(row, each.name)
-        if isinstance(value, int | float) and value < 0 and each.name.endswith(_NEVER_NEGATIVE):
-            raise UsageError(f"{where}.{each.name} is {value}", expected="0 or more", reason=EDITED)
+    for column in row.__struct_fields__:
+        value = getattr(row, column)
+        if isinstance(value, int | float) and value < 0 and column.endswith(_NEVER_NEGATIVE):
+            raise UsageError(f"{where}.{column} is {value}", expected="0 or more", reason=EDITED)
     return row
 
 

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
+
 from gpubench.errors import UsageError
 from gpubench.model.results import history
 from gpubench.model.results.report import Metadata
@@ -17,7 +19,6 @@ from gpubench.model.terms.verdict import Verdict
 from gpubench.readers.documents import load_json
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.gpubench_json import check_version
-from gpubench.records import dataclass
 
 _EXPECTED = "what gpubench --output FOLDER/ writes"
 _HOW_TO_KEEP = "gpubench allreduce --output results/ keeps one there"
@@ -26,8 +27,7 @@ _BEGINNING_OF_METADATA = '  "metadata": {'
 _MOST_HEAD_BYTES = 16 * 2**20  # A thousand ranks have 300 KB of metadata
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """The names in a folder: dated results, newest first, and other visible files."""
 
     folder: Path

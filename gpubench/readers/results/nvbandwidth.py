@@ -7,8 +7,9 @@ the default of 512 MiB, or -b (MiB) in the command above.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any
+
+from msgspec import Struct, field
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import bus_id
@@ -19,7 +20,6 @@ from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
-from gpubench.records import dataclass
 
 _DEFAULT_BYTES = 512 * 2**20
 _MOST_GPUS = 1024
@@ -108,15 +108,13 @@ def read(text: str, name: str) -> ResultFile:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _NamedGpu:
+class _NamedGpu(Struct, frozen=True):
     host: str
     name: str
     bus_id: str | None
 
 
-@dataclass(slots=True)
-class _OpenMatrix:
+class _OpenMatrix(Struct):
     test: str
     title: re.Match[str]
     line: int
@@ -130,8 +128,7 @@ class _OpenMatrix:
         return [gpu for gpu in self.columns if gpu not in self.rows] if is_square else []
 
 
-@dataclass(slots=True)
-class _MatrixParser:
+class _MatrixParser(Struct):
     version: str = ""
     driver: str = ""
     devices: dict[int, _NamedGpu] = field(default_factory=dict)

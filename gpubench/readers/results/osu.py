@@ -7,7 +7,8 @@ nodes, but a launcher's command line above it may. Formats: util/osu_util_mpi.c 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from gpubench.errors import UsageError
 from gpubench.model.results import result_file
@@ -16,11 +17,9 @@ from gpubench.model.terms import operation
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
-from gpubench.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
+class _Program(Struct, frozen=True):
     name: str
     factor: Callable[[int], float]
     a_block: bool = False
@@ -122,8 +121,7 @@ def _nothing(parser: "_OsuText", name: str) -> UsageError:
     )
 
 
-@dataclass(slots=True)
-class _OsuRun:
+class _OsuRun(Struct):
     program: str = ""
     backend: str = "host"
     dtype: str | None = None
@@ -134,8 +132,7 @@ class _OsuRun:
     ends: tuple[str, str] | None = None
 
 
-@dataclass(slots=True)
-class _OsuText:
+class _OsuText(Struct):
     users_ranks: int | None = None
     tool: str = "OSU"
     latencies: list[result_file.LatencyRow] = field(default_factory=list)

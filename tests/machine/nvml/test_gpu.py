@@ -2,13 +2,13 @@
 
 import ctypes
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.gpus import NvmlFacts, read_node

@@ -1,9 +1,9 @@
 """What the driver did not answer passes no check, whichever answer it is."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.circumstances import Facts

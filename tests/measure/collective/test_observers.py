@@ -1,9 +1,10 @@
 """Sweeps that are watched, on threads with a fake NCCL: logs as four H200s wrote them, counters as they count."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends.cuda import open_device
 from gpubench.backends.nccl.backend import NcclBackend

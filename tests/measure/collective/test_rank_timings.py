@@ -1,6 +1,6 @@
 """What each rank saw of each row, and the finding on who is late."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpubench.measure.collective.cases import RankTimings
 from gpubench.model.facts.process import GpuCondition

@@ -3,13 +3,14 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.backends.cuda import open_device
 from gpubench.backends.nccl.backend import NcclBackend

@@ -1,6 +1,6 @@
 """The report on the rows of a sweep: what their wrong elements, verdicts and late ranks add up to."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.measure.collective.cases import JobFacts, OwnTimes, cases

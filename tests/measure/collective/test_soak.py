@@ -1,8 +1,7 @@
 """A sweep that is repeated: when it ends, what is said of it, and that wrong data are not lost."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends.cuda import open_device
 from gpubench.backends.nccl.backend import NcclBackend

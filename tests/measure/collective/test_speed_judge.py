@@ -1,9 +1,9 @@
 """The judgement of a sweep's speed: by the first source that knows, and with the first cause that explains it."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.circumstances import Circumstances

@@ -1,8 +1,7 @@
 """Groups that measure at once: in step, with a row each, and one report."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import CouldNotMeasureError
 from gpubench.measure.collective.cases import RankTimings

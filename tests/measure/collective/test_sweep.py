@@ -1,10 +1,10 @@
 """Whole sweeps on threads with a fake CuPy and NCCL: formulas, layouts, verification, rows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends.cuda import open_device
 from gpubench.backends.mpi.group import AloneGroup
@@ -50,7 +50,7 @@ def request_for(collective: Collective, **changes: object) -> SweepRequest:
         graph_replays=0,
         check=True,
     )
-    return replace(request, **changes)  # type: ignore[arg-type]
+    return replace(request, **changes)
 
 
 class ReceivedRows:

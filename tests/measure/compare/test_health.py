@@ -1,12 +1,12 @@
 """What a comparison of two checks says of their findings."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.compare.judge import Rules

@@ -1,9 +1,9 @@
 """Two machines side by side: per GPU, per node, the size with half of the peak, and what does not compare."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.compare.report import compare_machines
 from gpubench.model.results.compare import MachineRow

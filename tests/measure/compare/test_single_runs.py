@@ -1,10 +1,10 @@
 """What single runs of healthy machines differ by, and what is found all the same."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.noise import single_run_floor, with_usual_noise

@@ -7,10 +7,10 @@ import io
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.explain.hangs import hangs_of

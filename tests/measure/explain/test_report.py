@@ -2,11 +2,11 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.measure.explain.report import explain
 from gpubench.model.results.report import Report, Table

@@ -1,8 +1,7 @@
 """Lines that decide what a report says: NVLS, refusals in other programs' words, lists of NICs, the last warning."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.formats.text.explain import _total
 from gpubench.model.results.fallback import TransportRow

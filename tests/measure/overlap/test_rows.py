@@ -1,8 +1,7 @@
 """The cap with the shortest step, and whether chance may have made it so."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.collective.cases import JobFacts
 from gpubench.measure.overlap import OverlapCase, row_of, shortest_steps

@@ -1,11 +1,12 @@
 """A collective beside computation on ranks that are threads, with a fake NCCL and steps of a model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.backends import overlap as computation
 from gpubench.backends.cuda import open_device

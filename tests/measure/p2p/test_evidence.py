@@ -1,10 +1,10 @@
 """What a run of copies says of each path: how it is known, and why where it goes through host memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p.copies import CopyBench, unreachable_pairs

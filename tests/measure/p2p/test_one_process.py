@@ -1,9 +1,9 @@
 """Copies between GPUs: what is measured, verified, judged and said, on GPUs that are arrays."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure import paths as p2p_counters
 from gpubench.measure.p2p import rows as p2p_rows

@@ -1,8 +1,7 @@
 """Recorded copies: each sample comes back as often as it was measured, also from recordings of before."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.measure.p2p.request import (

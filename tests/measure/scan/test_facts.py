@@ -1,8 +1,7 @@
 """What a scan knows of real nodes before it measures them: findings of facts, and the NICs of rails."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.jobs.rounds import fact_findings, of_whole_node
 from gpubench.measure.scan.verdicts import nic_names, rail_rates

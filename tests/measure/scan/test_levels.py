@@ -1,8 +1,7 @@
 """Where most or half of the parts are slow, these are what is usual: nothing is called well beside them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import (

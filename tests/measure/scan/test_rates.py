@@ -1,8 +1,7 @@
 """What slows all nodes alike is told by the rate of the NICs, and by nothing else."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.verdicts import all_rates_known, decode, rail_levels

@@ -1,9 +1,9 @@
 """What topo expects of paths: where a direct one exists, and what stands in its way."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure import topo
 from gpubench.measure.topo import examine

@@ -1,10 +1,10 @@
 """What a watch concludes over many intervals: alarms that last, their causes, and the report."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.watch.jobs import WatchedJobs
 from gpubench.measure.watch.report import Course, joined_by, needs_closer_look, observe, report_on

@@ -1,11 +1,11 @@
 """The decision table, by what the links of jobs carried on H200s and what they would elsewhere."""
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.measure.watch.report import observe
 from gpubench.measure.watch.signals import BUSY_GB_S, RULES, Members, NetworkUse, Nvlinks, Pcie, Signals, decide

@@ -1,11 +1,11 @@
 """Counted errors: of one reading what stands out, of two what came between them, and nothing that is only old."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.facts.health import (
     MEMORY_ERRORS,
@@ -27,7 +27,7 @@ COUNTS = st.dictionaries(
 
 
 def with_gpu(number: int, **facts: object) -> Snapshot:
-    gpus = [replace(gpu, **facts) if gpu.index == number else gpu for gpu in NODE.gpus]  # type: ignore[arg-type]
+    gpus = [replace(gpu, **facts) if gpu.index == number else gpu for gpu in NODE.gpus]
     return replace(NODE, gpus=tuple(gpus))
 
 
@@ -52,7 +52,7 @@ def old(node: Snapshot) -> Snapshot:
     """The machine after a year: everything has counted something."""
     return replace(
         node,
-        gpus=tuple(replace(gpu, pcie_replays=60 + gpu.index, nvlinks=links(gpu, replay=70)) for gpu in node.gpus),  # type: ignore[arg-type]
+        gpus=tuple(replace(gpu, pcie_replays=60 + gpu.index, nvlinks=links(gpu, replay=70)) for gpu in node.gpus),
         pci_devices=tuple(
             replace(each, errors=PcieErrors(correctable=400, nonfatal=30, fatal=0, named={"nonfatal.UnsupReq": 30}))
             for each in node.pci_devices
@@ -151,7 +151,7 @@ def test_growth_is_of_counters_that_both_have_and_never_negative(
 def pair_of_gpus(*counts: int | None) -> Snapshot:
     """GPUs that replayed so many PCIe packets, None where the driver does not tell, and as many packets of NVLink."""
     gpus = [
-        replace(gpu, pcie_replays=count, nvlinks=None if count is None else links(gpu, replay=count))  # type: ignore[arg-type]
+        replace(gpu, pcie_replays=count, nvlinks=None if count is None else links(gpu, replay=count))
         for gpu, count in zip(NODE.gpus, counts, strict=False)
     ]
     return replace(NODE, gpus=tuple(gpus))

@@ -1,9 +1,9 @@
 """The decision table: every combination of evidence against what follows from it, written down once more by hand."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, Evidence, PathEvidence, State, judge
 from gpubench.model.terms.verdict import Verdict

@@ -1,9 +1,9 @@
 """Counters and bandwidth as evidence, with figures as four H200s give them."""
 
-from dataclasses import replace
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
 from gpubench.model.paths.transport import State

@@ -1,9 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, ProbeFailure, Snapshot
 from gpubench.model.paths.nodes import Difference, MachineKind, condense, group

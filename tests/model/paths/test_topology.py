@@ -1,11 +1,11 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import (
     SOFTWARE_RDMA,

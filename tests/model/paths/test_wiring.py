@@ -1,9 +1,9 @@
 """What machines allow between the GPUs of ranks, and what of it is by design."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths.topology import Topology

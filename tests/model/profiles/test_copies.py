@@ -1,10 +1,10 @@
 """Verdicts on rows of copies: one line per kind of copy, with what it is compared with."""
 
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.copies import WRONG, CopyJudge, is_slow_copy, judged_pattern, reason_of

@@ -1,7 +1,7 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.profiles.profile import Expected, ExpectedKind, Profile, ceiling_gb_s, check_profile

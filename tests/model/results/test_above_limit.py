@@ -1,10 +1,10 @@
 """A figure that no link carries is an ERROR; no figure of a healthy machine, published or recorded, is one."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.published_collectives import read
 from gpubench.model.results.report import CollectiveRow, PairRow
@@ -34,7 +34,7 @@ def test_a_figure_is_above_its_limit_beyond_what_measuring_errs(
     figure: float, changes: dict[str, object], times: float | None
 ) -> None:
     """Switches that reduce, of which nothing tells where the algorithm is not known, double what NICs allow."""
-    found = replace(row(2**28, 1.0, figure), **changes)  # type: ignore[arg-type]
+    found = replace(row(2**28, 1.0, figure), **changes)
     assert times_limit(found) == (None if times is None else pytest.approx(times))
     verdict = refused_above_limit(found).verdict
     assert verdict == (Verdict.PASS if times is None else Verdict.ERROR)

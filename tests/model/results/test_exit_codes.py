@@ -1,10 +1,10 @@
 """Exit codes: the tables of docs/exit-codes.md, and every command against them."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.cli.process import COMMANDS
 from gpubench.formats.presentation import ExitStyle, Presentation
@@ -63,7 +63,7 @@ def test_a_verdict_has_the_documented_code_in_every_command(command: str) -> Non
 
 @pytest.mark.parametrize(("gpus", "strict", "code"), [(1, False, 3), (0, False, 0), (0, True, 3)])
 def test_gpubench_without_a_command_is_a_gate_on_a_machine_with_gpus(gpus: int, code: int, *, strict: bool) -> None:
-    row = GpuRow(**dict.fromkeys((each.name for each in fields(GpuRow)), None))  # type: ignore[arg-type]
+    row = GpuRow(**dict.fromkeys((name for name in GpuRow.__struct_fields__), None))  # type: ignore[arg-type]
     sections = {GpuRow.section: Table(GpuRow.columns(), lambda: [row] * gpus)}
     assert code_of("check", Verdict.SKIP, sections=sections, brief=True, strict=strict) == code
     assert code_of("check", Verdict.FAIL, sections=sections, brief=True) == 1

@@ -1,7 +1,8 @@
 """The verdict on fallback: paths that fare alike in one line, gravest first, with how slow and why."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Evidence, PathEvidence, State, parse_transport
 from gpubench.model.results.fallback import (

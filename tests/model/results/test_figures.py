@@ -1,8 +1,7 @@
 """Figures that the last sentence and a gate go by."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.compare import HOST

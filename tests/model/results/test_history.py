@@ -1,12 +1,12 @@
 """Names of dated results, and which results are of one kind."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.results.history import DatedName, ResultHead
 from gpubench.model.results.report import Metadata

@@ -1,11 +1,11 @@
 """What the rows of one sweep show about each other."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.neighbours import RowPlace, late_rank, lone_slow_rows, slow_range
 from gpubench.model.results.report import CollectiveRow

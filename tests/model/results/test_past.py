@@ -3,10 +3,10 @@
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.history import LEAST_RESULTS, PastFigures, PastResult, ResultHead, why_unfit
 from gpubench.model.results.report import CollectiveRow, Metadata

@@ -1,8 +1,7 @@
 """Requests to NCCL that had no effect, with the reason; and those that had one, of which nothing is said."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.backends import without_effect
 from gpubench.model.results.report import CollectiveRow

@@ -1,6 +1,6 @@
 """The last sentence of a report, and the exit code that it explains."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import Metadata, Report

@@ -1,9 +1,9 @@
 """What groups that run at once expect of each other."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.compare import figures_of_siblings
 from gpubench.model.results.report import CollectiveRow

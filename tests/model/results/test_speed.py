@@ -1,8 +1,7 @@
 """The verdict on the speed of a row, at the lines between them."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LEAST_KNOWN, MEASURED, MODELLED, OF_ANOTHER_NCCL, ExpectedTime, Tolerance

@@ -1,9 +1,8 @@
 """Headline figures of a run, and how they went."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.results.history import headline_figures, trends
 from gpubench.model.terms.verdict import Verdict

@@ -1,12 +1,12 @@
 """The fastest way by size, cross-overs, and when a loss is more than chance."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.results.backends import WinnerRow, crossings, took_another, winners
 from gpubench.model.results.report import CollectiveRow
@@ -27,7 +27,7 @@ def row(size: int, setting: str | None, time_us: float, **changes: object) -> Co
         "protocol": None,
     }
     values |= {"placement": "out_of_place", **changes}
-    return replace(ROW, **values)  # type: ignore[arg-type]
+    return replace(ROW, **values)
 
 
 def sweep(times: dict[int, dict[str | None, float]], **changes: object) -> list[CollectiveRow]:

@@ -1,10 +1,9 @@
 """Who is named when a job stops moving."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.errors import rows_kept
 from gpubench.model.terms.ranks import (
@@ -33,7 +32,7 @@ def state(rank: int, **changes: object) -> RankState:
         idle_seconds=61.0,
         process="S",
     )
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(usual, **changes)
 
 
 def test_a_stopped_rank_is_who_all_wait_for() -> None:

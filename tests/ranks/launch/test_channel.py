@@ -3,11 +3,11 @@
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.cli.commands.collective import sections
 from gpubench.errors import CouldNotMeasureError, GpubenchError
@@ -44,7 +44,7 @@ BESIDE_PATHS = {
 
 SPEAKER = """
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.ranks.channel import ChannelSender
 from tests.formats.sample import METADATA, REPORT, ROW

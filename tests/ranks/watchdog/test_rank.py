@@ -425,7 +425,7 @@ def test_a_rank_whose_launcher_is_gone_is_ended(ranks: Ranks, monkeypatch: pytes
 
 
 SCRIPT = """
-import dataclasses, sys, time
+import msgspec, sys, time
 from gpubench.ranks.watchdog import rank as watchdog
 from gpubench.backends.mpi.group import AloneGroup
 from gpubench.model.terms.ranks import Phase
@@ -441,7 +441,7 @@ progress.enter(Phase.OPERATION, "64K", 9)
 if sys.argv[2] == "end when told":
     sys.stdin.readline()
 elif sys.argv[2] == "a next watchdog with less patience":
-    progress._watchdog._watched = dataclasses.replace(progress._watchdog._watched, timeout_s=0.5)
+    progress._watchdog._watched = msgspec.structs.replace(progress._watchdog._watched, timeout_s=0.5)
     print(flush=True)
     time.sleep(300)
 elif sys.argv[2] != "end":

@@ -1,13 +1,13 @@
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import GpuProcess

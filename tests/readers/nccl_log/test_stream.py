@@ -1,12 +1,12 @@
 """Logs of whole jobs: of every version, in every shape in which they reach a disk."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.model.paths.nccl_log import Communicator, Complaint, LogFacts, RemarkKind
 from gpubench.readers import limits
@@ -135,7 +135,7 @@ def test_lines_that_fit_two_communicators_are_kept_apart_and_name_both() -> None
 
 @pytest.mark.parametrize("version", [(2, 10), (2, 18), (2, 28)])
 def test_one_process_that_drives_all_gpus(version: tuple[int, int]) -> None:
-    class Threads(Job):
+    class Threads(Job, frozen=True):
         def head(self, rank: int) -> str:
             return f"vm:100:{110 + rank} [{rank}] NCCL INFO "
 

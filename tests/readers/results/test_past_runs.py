@@ -1,11 +1,11 @@
 """What a folder tells of one machine's past."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.formats.registry import DATED, Style, Target

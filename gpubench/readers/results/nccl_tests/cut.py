@@ -7,10 +7,11 @@ follow from the others once ranks and collective are known.
 import re
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from gpubench.model.terms.operation import Placement, all_but_own_factor, ring_allreduce_factor, whole_factor
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND
 from gpubench.readers.results.nccl_tests.table import OutputLine, Placed
-from gpubench.records import dataclass
 
 _NAMES = re.compile(
     r"(?P<size>(?:message|msg|data|buffer)?[ _]?size|bytes)|(?P<time>(?:cpu[ _]?)?time|latency)"
@@ -41,8 +42,7 @@ _FACTORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CutColumns:
+class CutColumns(Struct, frozen=True):
     """The columns of such a table by name. `scales` convert their units to µs or GB/s."""
 
     names: tuple[str, ...]
@@ -95,8 +95,7 @@ def _scale(name: str | None, unit: re.Match[str] | None) -> float:
     return (_MICROSECONDS if name == "time" else _GB_S).get(unit["unit"], 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class CutLine:
+class CutLine(Struct, frozen=True):
     """One row: its size and remaining values by placement."""
 
     size_bytes: int

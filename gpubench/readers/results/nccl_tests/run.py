@@ -3,8 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import NoReturn
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpubench.errors import NotSaidError, UsageError
 from gpubench.model.paths.transport import Transport, is_staged, names, parse_transport
@@ -23,7 +25,6 @@ from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutLine, cut_collectives
-from gpubench.records import dataclass
 
 _MOVES_ONLY = ("allgather", "broadcast", "alltoall", "alltoallv", "gather", "scatter", "sendrecv", "hypercube")
 _AVERAGES: Mapping[int | None, str] = {
@@ -34,8 +35,7 @@ _AVERAGES: Mapping[int | None, str] = {
 _Z95 = 1.96
 
 
-@dataclass(slots=True, kw_only=True)
-class NcclTestsRun:
+class NcclTestsRun(Struct, kw_only=True):
     """A run while it is read. `average` is -a: 0 rank 0, 1 mean, 2 fastest, 3 slowest, or None if unknown.
 
     `program` is nccl-tests or rccl-tests, `library` the name and version of the measured library. `halves` are lines

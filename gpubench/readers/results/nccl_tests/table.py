@@ -6,9 +6,10 @@ Names, units and formulas are those of nccl-tests 1.0 to 2.20 (src/common.cu, sr
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from msgspec import Struct
+
 from gpubench.errors import NotSaidError, UsageError
 from gpubench.model.terms.operation import ring_allreduce_factor
-from gpubench.records import dataclass
 
 COLLECTIVE_NAMES = {
     "all_reduce": "allreduce",
@@ -34,8 +35,7 @@ ELEMENT_TYPES = {
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A rank in nccl-tests' device list. `bus_id` is None if it is incomplete, as before 2.11."""
 
     rank: int
@@ -47,8 +47,7 @@ class Device:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerIteration:
+class PerIteration(Struct, frozen=True, kw_only=True):
     """The statistics of -I: microseconds between CUDA events around single operations. None if the text lacks it."""
 
     p50_us: float | None = None
@@ -59,8 +58,7 @@ class PerIteration:
     mean_us_by_process: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(Struct, frozen=True, kw_only=True):
     """One placement of a line: out of place or in place. `wrong` is None if nothing was compared."""
 
     placement: str
@@ -71,8 +69,7 @@ class Placed:
     per_iteration: PerIteration | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputLine:
+class OutputLine(Struct, frozen=True, kw_only=True):
     """One line of the table, in nccl-tests' terms.
 
     `names_reduction` and `names_root` tell whether the table has such a column, as all tables since 2.11 do.

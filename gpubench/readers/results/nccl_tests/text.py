@@ -7,9 +7,11 @@ Before 2.11 programs printed only the columns that they need: no root without a 
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
@@ -19,7 +21,6 @@ from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_s
 from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutColumns
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
-from gpubench.records import dataclass
 
 HEADER = re.compile(r"(?:^|[#\s])(?P<size>size|bytes)\s+(?:count|N)\s+type\s(?P<others>.*)")
 ROW = re.compile(
@@ -37,8 +38,7 @@ _MOST_SHOWN = 40  # Characters of an unreadable row in messages
 _FIGURES, _STATISTICS = 4, 4  # Time, algbw, busbw, #wrong. With -I: minimum, maximum, 99th percentile, variation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(Struct, frozen=True, kw_only=True):
     """The columns of a table. `largest_error`: the last one is the largest error, which rounding also causes."""
 
     reduction: bool = True

@@ -1,9 +1,9 @@
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import (

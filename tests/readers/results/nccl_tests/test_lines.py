@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import UserFacts

@@ -3,12 +3,12 @@
 import contextlib
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.model.results.result_file import ResultFile
