@@ -1,4 +1,4 @@
-"""The worker of a scan measures a rail with a partner each round, over TCP or NCCL, as its supervisor orders."""
+"""The worker process of a scan: measures one rail with a partner per round, over TCP or NCCL."""
 
 import json
 import os
@@ -40,7 +40,7 @@ PAIR = 2  # Workers of a pair, which is the smallest ring
 
 
 class Ring(Struct, frozen=True):
-    """The place of this worker among `size` and its connections; data go from `before` to `after`."""
+    """The place of this worker in a ring of `size`, and its connections. Data go from `before` to `after`."""
 
     place: int
     size: int
@@ -48,7 +48,7 @@ class Ring(Struct, frozen=True):
     after: socket.socket
 
     def pass_on(self, words: bytes) -> bytes:
-        """The first worker's words, on every worker, once around the ring. Raises OSError."""
+        """Broadcast the bytes of worker 0 around the ring. Raises OSError."""
         if self.place:
             words = whole(self.before, len(words))
         self.after.sendall(words)
@@ -57,7 +57,7 @@ class Ring(Struct, frozen=True):
         return words
 
     def largest(self, seconds: float) -> float:
-        """The largest of what all workers give, on the first one; what it is so far on the others."""
+        """Reduce with max to worker 0. Other workers return their partial maximum."""
         if not self.place:
             self.after.sendall(_SECONDS.pack(seconds))
             return float(_SECONDS.unpack(whole(self.before, _SECONDS.size))[0])
@@ -66,14 +66,14 @@ class Ring(Struct, frozen=True):
         return float(found)
 
     def meet(self) -> float:
-        """Return once all workers have called it, one after the other; the seconds that words take around."""
+        """Wait for all workers (a barrier). Return the seconds of one more turn around the ring."""
         self.pass_on(b"\0")
         start = time.perf_counter()
         self.pass_on(b"\0")
         return time.perf_counter() - start
 
     def repeats(self, seconds: float, around: float) -> int:
-        """How often all are to repeat for some 0.3 s, as the first says; longer where words take long `around`."""
+        """Return the repetitions for about 0.3 s, decided by worker 0; more if a turn `around` the ring is slow."""
         slowest = max(self.largest(seconds), _LEAST_SECONDS)
         wanted = max(_SECONDS_OF_COPYING, _TIMES_AROUND * around)
         (count,) = _COUNT.unpack(self.pass_on(_COUNT.pack(max(1, min(_MOST_REPEATS, int(wanted / slowest))))))
@@ -81,7 +81,7 @@ class Ring(Struct, frozen=True):
 
 
 def whole(connection: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises OSError where the other end is gone before."""
+    """Receive exactly `count` bytes. Raises OSError if the other end is gone."""
     parts = b""
     while len(parts) < count:
         data = connection.recv(count - len(parts))
@@ -97,11 +97,11 @@ _BYTES_PER_GB = 1e9
 
 
 class WrongDataError(OSError):
-    """What arrived is not what was sent."""
+    """The received data differ from the sent data."""
 
 
 def exchange(ring: Ring) -> float:
-    """GB/s through a worker both ways, over some 0.3 s, first by 256 KiB, by the ring's slowest. Raises OSError."""
+    """Return GB/s through a worker, both directions, over about 0.3 s of the slowest worker. Raises OSError."""
     buffer, target = bytearray(_BUFFER_BYTES), bytearray(_BUFFER_BYTES)
     _both_ways(ring, buffer, target, _CHUNK_BYTES)
     seconds, around = _both_ways(ring, buffer, target, _CHUNK_BYTES)
@@ -111,7 +111,7 @@ def exchange(ring: Ring) -> float:
 
 
 def all_reduce(ring: Ring) -> float:
-    """The busbw, GB/s, of an all-reduce of the ring over some 0.3 s. Raises WrongDataError, OSError, TimeoutError."""
+    """Return the busbw (GB/s) of an all-reduce over about 0.3 s. Raises WrongDataError, OSError, TimeoutError."""
     import numpy
 
     own = numpy.arange(ring.size * _CHUNK_BYTES // 8, dtype=numpy.int64)
@@ -135,7 +135,7 @@ def all_reduce(ring: Ring) -> float:
 
 
 def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDArray[numpy.int64]":
-    """Put the sum over all ranks in the place of the own data: as in NCCL's rings, a part of it travels each step."""
+    """Reduce in place over all workers. As in NCCL's rings, one part travels per step."""
     import numpy
 
     parts = data.reshape(ring.size, -1)
@@ -149,7 +149,7 @@ def _reduced(ring: Ring, data: "NDArray[numpy.int64]", sender: Executor) -> "NDA
 
 
 def _both_ways(ring: Ring, buffer: bytearray, target: bytearray, count: int) -> tuple[float, float]:
-    """Seconds until all have sent and received so many bytes, and those that words take around the ring."""
+    """Return the seconds until all have sent and received `count` bytes, and those of a turn around the ring."""
     around = ring.meet()
     start = time.monotonic()
     failed: list[OSError] = []
@@ -184,11 +184,11 @@ _HOST_SAMPLES = 5
 _SECONDS_BETWEEN_LOOKS = 50e-6
 
 _Put = Callable[[BoundedCommunicator, tuple[int, int], int], None]
-"""Puts an operation of a communicator on a stream, from the first address to the second."""
+"""Enqueues an operation of a communicator on a stream, from the first address to the second."""
 
 
 class _Operation(Struct, frozen=True):
-    """What is timed: how it is put on a stream, its reduction, and the rank whose data arrive, None of all."""
+    """A timed operation: how to enqueue it, its reduction, and the rank whose data arrive (None: all)."""
 
     put: _Put
     op: ReduceOp | None
@@ -196,14 +196,14 @@ class _Operation(Struct, frozen=True):
 
 
 class NcclRail:
-    """The GPU that a rank's place on its node selects, or the only one that the process sees."""
+    """The GPU at the rank's place on its node, or the only visible one."""
 
     def __init__(self, place: int, driver: Driver) -> None:
         self._place, self._driver = place, driver
         self._opened: tuple[CudaDevice, NcclLibrary] | None = None
 
     def local(self) -> list[tuple[str, float]]:
-        """Copies from and to pinned host memory."""
+        """Measure copies from and to pinned host memory."""
         device, _ = self._open()
         runtime = device.cupy.cuda.runtime
         host, on_gpu = device.cupy.cuda.alloc_pinned_memory(_HOST_BYTES), self._buffers[0]
@@ -223,7 +223,7 @@ class NcclRail:
         return found
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """GB/s through the GPU in both directions together, over some 0.3 s, verified. Raises OSError."""
+        """Return verified GB/s through the GPU, both directions together, over about 0.3 s. Raises OSError."""
         before, after = (ring.place - 1) % ring.size, (ring.place + 1) % ring.size
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
@@ -232,7 +232,7 @@ class NcclRail:
         return BOTH_WAYS * self._measured(ring, _Operation(put, None, before), deadline)
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """The busbw of an all-reduce of the ring's GPUs, GB/s, over some 0.3 s, verified. Raises OSError."""
+        """Return the verified busbw (GB/s) of an all-reduce over about 0.3 s. Raises OSError."""
 
         def put(communicator: BoundedCommunicator, addresses: tuple[int, int], stream: int) -> None:
             communicator.all_reduce(addresses, EXCHANGED_BYTES // DataType.INT64.size_bytes, stream, deadline)
@@ -241,7 +241,7 @@ class NcclRail:
         return factor * self._measured(ring, _Operation(put, ReduceOp.SUM, None), deadline)
 
     def _measured(self, ring: Ring, operation: _Operation, deadline: float) -> float:
-        """GB/s of a buffer, in a communicator made for this; under MPS a CUDA error is the connection's."""
+        """Measure in a new communicator. Under MPS, report a CUDA error as a broken connection."""
         device, library = self._open()
         try:
             return self._in_a_communicator(device, library, ring, operation, deadline)
@@ -303,7 +303,7 @@ class NcclRail:
         return repeats * EXCHANGED_BYTES / taken / _BYTES_PER_GB
 
     def open(self) -> None:
-        """Take the GPU in phase 0, which has time for it. Raises ClientRefusedError under MPS."""
+        """Open the GPU in phase 0, which has time for it. Raises ClientRefusedError under MPS."""
         device, _ = self._open()
         if device.identity.mps:
             runtime = device.cupy.cuda.runtime
@@ -328,45 +328,45 @@ _HELLO = struct.Struct("!IIB")
 
 
 class RailBackend(Protocol):
-    """What measures: GPUs, or CPU buffers."""
+    """Measures with GPUs or CPU buffers."""
 
     def open(self) -> None:
-        """Take what it measures with. Raises CouldNotMeasureError, ClientRefusedError where it may be had later."""
+        """Open the device. Raises CouldNotMeasureError, or ClientRefusedError if a later try may succeed."""
         ...
 
     def local(self) -> list[tuple[str, float]]:
-        """Phase 0: quantities by name, GB/s."""
+        """Measure phase 0. Return names of quantities and GB/s."""
         ...
 
     def exchange(self, ring: Ring, deadline: float) -> float:
-        """GB/s both ways together, with those of the ring. Raises OSError, or RuntimeError."""
+        """Return GB/s, both directions together, within a ring. Raises OSError or RuntimeError."""
         ...
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:
-        """The busbw of an all-reduce of the ring, GB/s. Raises OSError, or RuntimeError."""
+        """Return the busbw (GB/s) of an all-reduce of the ring. Raises OSError or RuntimeError."""
         ...
 
 
 class HostRail:
-    """CPU buffers, and TCP between them; `device` is the place of the rail in its node."""
+    """CPU buffers and TCP. `device` is the place of the rail in its node."""
 
     def __init__(self, device: int) -> None:
         self.device = device
 
     def open(self) -> None:
-        """Nothing has to be taken."""
+        """Do nothing: CPU buffers need no device."""
 
     def local(self) -> list[tuple[str, float]]:
-        """Copies in memory by one thread."""
+        """Measure copies in memory by one thread."""
         seconds = min(copy_seconds(_MEMORY_BYTES, _MEMORY_SAMPLES))
         return [(LocalQuantity.MEMORY.value, _MEMORY_BYTES / seconds / _BYTES_PER_GB)]
 
     def exchange(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
-        """Bytes to and fro, in a stream."""
+        """Stream bytes in both directions."""
         return exchange(ring)
 
     def all_reduce(self, ring: Ring, deadline: float) -> float:  # noqa: ARG002 - the connections know it
-        """Sums that go around the ring twice."""
+        """Reduce in a ring."""
         return all_reduce(ring)
 
 
@@ -377,11 +377,11 @@ def _nccl_rail(device: int) -> RailBackend:
 
 
 BACKENDS: Mapping[str, Callable[[int], RailBackend]] = {"nccl": _nccl_rail, "host": HostRail}
-"""What may measure, by name, made with the device of the rail."""
+"""Constructors of backends by name; the argument is the device of the rail."""
 
 
 def main() -> None:
-    """Do what the supervisor says, until it is gone. Settings are in the arguments, the job's secret on the socket."""
+    """Execute tasks until the supervisor is gone. The job's secret arrives on the socket, not in the arguments."""
     die_with_parent()
     backend_name, control_fd, listener_fd, device = sys.argv[1], *map(int, sys.argv[2:5])
     control = socket.socket(fileno=control_fd)
@@ -421,7 +421,7 @@ def _done(backend: RailBackend, listener: socket.socket, secret: bytes, task: Wo
 
 
 def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float, connections: ExitStack) -> Ring:
-    """The workers of this task, connected: of a pair the one that listens is the first."""
+    """Connect the workers of a task. In a pair, the listening worker is the first."""
     if task.ring:
         # Who connects waits until it is greeted: all would, if none listened meanwhile.
         with ThreadPoolExecutor(1) as other:
@@ -439,7 +439,7 @@ def _ring(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: fl
 
 
 def _accepted(listener: socket.socket, secret: bytes, task: WorkerTask, deadline: float) -> socket.socket:
-    """The connection of this round from this partner; of earlier rounds some may still wait to be accepted."""
+    """Accept the partner of this round. Connections of earlier rounds may still be waiting before it."""
     expected = _HELLO.pack(task.number, task.partner, task.rail if task.partner_rail is None else task.partner_rail)
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))

@@ -1,11 +1,8 @@
-"""Judging of measured figures: scores and thresholds for rails of nodes, whole leaves, and the inside of each node.
+"""Scores and thresholds for rails of nodes ("cells"), and for the inside of each node.
 
-A pair is as slow as its slower end, and a transient dip makes it slower still: what disturbs a figure only ever lowers
-it. So the score is the mean of the upper half of a cell's figures, which one bad partner or dip of three, or two of
-five, does not move, and which is sharper than their median: benchmarks/scan_confusion.py has both.
-
-The thresholds are those that benchmarks/scan_confusion.py shows: at 4,096 nodes of eight rails, fewer than one run in
-ten names a healthy cell, and at a noise of 2 % more than nine of ten losses of 5 % are named.
+A disturbance only ever lowers a measurement, because a pair is as slow as its slower end. So a cell's score is the mean
+of the upper half of its measurements: one bad partner of three, or two of five, does not change it, and it has less
+noise than the median. The thresholds come from benchmarks/scan_confusion.py.
 """
 
 import math
@@ -29,11 +26,11 @@ from gpubench.model.terms.units import BYTES_PER_GB, compress_names
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 LEAST_CELLS = 16
-"""Fewer have no level of their own inside leaves and across: both are taken together."""
+"""Cells needed to estimate the normal bandwidth inside leaves and across separately: below, both are merged."""
 
 _GAP_OF_THREE, _NEAREST_OF_THREE = 0.6895, 0.3606
-"""The median distance of the two highest, and of the two nearest, of three normal values in standard deviations; by
-simulation."""
+"""The median distance of the two highest, and of the two nearest, of three normal values, in standard deviations (by
+simulation)."""
 
 _UPPER_QUARTILE = NormalDist().inv_cdf(0.75)
 _GAP_OF_TWO = math.sqrt(2) * _UPPER_QUARTILE
@@ -43,29 +40,31 @@ _DEVIATION_OF_THREE = 0.6244
 """The standard deviation of the mean of the two highest of three normal values; by simulation."""
 
 _CELLS_OF_THREE_NODES = 3
+"""Cells of a rail if a scan has three nodes, each with two measurements instead of three."""
 
 _FEW_FIGURES, _FEW_NODES = 10, 9
-"""Few cells tell little of the noise, and few nodes little of what is usual: see `_caution`."""
+"""Measurements and nodes below which `_caution` clearly raises the noise. Chosen so that one in a hundred healthy scans
+of 3 to 16 nodes names anything."""
 
 
 def upper_mean(values: Sequence[float]) -> float:
-    """The mean of the upper half of some values, of an odd number the larger half."""
+    """Return the mean of the upper half of the values, including the middle one."""
     upper = sorted(values)[len(values) // 2 :]
     return math.fsum(upper) / len(upper)
 
 
 @cache
 def upper_excess(count: int) -> float:
-    """By how many standard deviations the upper mean of so many normal values is above their mean (Blom, 1958)."""
+    """Return how far the upper mean of normal values exceeds their mean, in standard deviations (Blom, 1958)."""
     places = range(count // 2 + 1, count + 1)
     return fmean(NormalDist().inv_cdf((place - 0.375) / (count + 0.25)) for place in places)
 
 
 class Yardstick(Struct, frozen=True):
-    """What healthy cells deliver: GB/s by rail and whether both ends hang on one leaf, and the deviation of a figure.
+    """The normal bandwidth in GB/s, by rail and whether both ends share a leaf, and the noise of a measurement.
 
-    `deviation` is that of one figure, as a share of it. `slow_leaves` is what is left of it by leaf, rail and whether
-    both ends hang on that leaf, where a whole leaf is slow: a cell is then held against the others of its leaf.
+    `slow_leaves` has the remaining share by leaf, rail and whether both ends share the leaf. Cells of a slow leaf are
+    compared with each other.
     """
 
     centres: Mapping[tuple[int, bool], float]
@@ -73,7 +72,7 @@ class Yardstick(Struct, frozen=True):
     slow_leaves: Mapping[tuple[str, int, bool], float] = field(default_factory=dict)
 
     def share(self, fabric: scan.ScanFabric, sample: scan.PairSample) -> float:
-        """A figure as a share of what is usual; 0 where there is none."""
+        """Return a measurement as a share of the normal bandwidth, 0 if it failed."""
         first, second, rail, gb_s, _, _ = sample
         inside = fabric.inside(first, second)
         usual = self.centres.get((rail, inside), 0.0)
@@ -85,7 +84,7 @@ class Yardstick(Struct, frozen=True):
         return gb_s / usual if usual > 0 else 0.0
 
     def score(self, figures: Sequence[float]) -> float:
-        """What a cell with these figures delivers, in their unit; of shares, 1 is as the others are."""
+        """Return the score of a cell with these measurements, in their unit. Of shares, 1 is normal."""
         return upper_mean(figures) / (1 + upper_excess(len(figures)) * self.deviation)
 
 
@@ -93,7 +92,7 @@ Shares = dict[scan.NodeRail, list[float]]
 
 
 def shares_of(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
-    """The shares of every cell; a failure counts as nothing, for the node that it is known to be of, else for both."""
+    """Return the shares of every cell. A failure counts as 0 for the node that caused it, or for both if unknown."""
     return _by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
 
 
@@ -111,7 +110,7 @@ def _by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
 
 
 def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSample]) -> Yardstick:
-    """What is usual, from a screening of which most cells are healthy, though half of all pairs may not be."""
+    """Estimate the normal bandwidth and the noise from the screening, in which most cells are healthy."""
     measured = [each for each in samples if not each.failure]
     by_class = _by_class(fabric, measured)
     plain = Yardstick({key: _level(_merged(by_class, key), 0.0) for key in by_class}, 0.0)
@@ -133,11 +132,11 @@ def _by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]) -> di
 
 
 LEAST_OF_A_LEAF_PAIR = 8
-"""Figures between two leaves needed to know their median: the error is then half a deviation of one."""
+"""Measurements between two leaves needed to know their median: its error is then below half the noise of one."""
 
 
 def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
-    """The shares by cell, each divided by the median between its two leaves, so that no slow leaf adds to the noise."""
+    """Return the shares by cell, divided by the median of their two leaves, so that no slow leaf adds to the noise."""
     by_leaves: dict[tuple[str, str], list[tuple[scan.PairSample, float]]] = {}
     for sample in samples:
         one, other = sorted((fabric.leaves[sample.first] or "", fabric.leaves[sample.second] or ""))
@@ -150,9 +149,9 @@ def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[
 
 
 def _caution(samples: Sequence[scan.PairSample]) -> float:
-    """How many times the noise that is seen counts: of four nodes of one rail 4, of 64 of four rails 1.04.
+    """Return the factor by which to raise the noise if few cells or nodes estimate it.
 
-    With that about one scan in a hundred of 3 to 16 healthy nodes names any.
+    It is 4 for four nodes of one rail and 1.04 for 64 nodes of four rails.
     """
     nodes = len({node for each in samples for node in each[:2]})
     return (1 + _FEW_FIGURES / max(1, len(samples))) * (1 + _FEW_NODES / max(1, nodes) ** 2)
@@ -161,7 +160,7 @@ def _caution(samples: Sequence[scan.PairSample]) -> float:
 def round_yardstick(
     fabric: scan.ScanFabric, samples: Sequence[scan.PairSample], good: frozenset[int], usual: Yardstick
 ) -> Yardstick:
-    """The same from pairs of good nodes, where these are many; else as in the screening."""
+    """Estimate the normal bandwidth from pairs of good nodes, or keep `usual` if there are few of them."""
     by_class: dict[tuple[int, bool], list[float]] = {}
     for sample in samples:
         if sample.first in good and sample.second in good and not sample.failure:
@@ -172,7 +171,7 @@ def round_yardstick(
 
 
 def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) -> Shares:
-    """The figures of a class of pairs; of few nodes all figures of the rail."""
+    """Return the measurements inside leaves or across, or both together if few nodes have them."""
     own = by_class[key]
     other = by_class.get((key[0], not key[1]), {})
     if not other or min(len(own), len(other)) >= LEAST_CELLS:
@@ -185,10 +184,10 @@ def _level(figures: Shares, deviation: float) -> float:
 
 
 def _within(shares: Shares) -> float:
-    """The deviation of a figure from the next: of the two highest of a cell, which a bad partner did not lower.
+    """Estimate the noise from the two highest measurements of each cell, which no bad partner lowers.
 
-    Three nodes have two figures each; of a rail the two figures that are nearest to each other have no bad partner, or
-    the same. More cells with two figures each are those of a scan that ended early.
+    Three nodes have only two measurements each. The two nearest of a rail then have no bad partner, or the same one.
+    If more cells have two, the scan ended early.
     """
     three = [sorted(each)[-2:] for each in shares.values() if len(each) >= 3]
     gaps = [(high - low) / high for low, high in three if high > 0]
@@ -216,14 +215,15 @@ DEVIATIONS: Mapping[scan.ScanPhase, float] = {
     scan.ScanPhase.SUSPECTS: 1.2,
     scan.ScanPhase.CONFIRMATION: 1.5,
 }
-"""How many deviations of one figure a score has to be below 1."""
+"""How far below 1 a score has to be, in deviations of one measurement. Chosen with benchmarks/scan_confusion.py: fewer
+than one scan of 4,096 healthy nodes in ten names a cell, and at 2 % noise over 90 % of losses of 5 % are named."""
 
 LEAST_LOSS: Mapping[scan.ScanPhase, float] = {
     scan.ScanPhase.SCREENING: 0.02,
     scan.ScanPhase.SUSPECTS: 0.02,
     scan.ScanPhase.CONFIRMATION: 0.03,
 }
-"""And at least this much, however quiet the figures are: cells that differ by less are no fault."""
+"""The least loss, however quiet the network is: cells that differ by less are not faulty."""
 
 ALARM_DEVIATIONS, LEAST_ALARM_LOSS = 5.0, 0.1
 """Deviations, and least share, by which a single value differs from others: by chance one in 3.5 million does."""
@@ -232,16 +232,16 @@ LEAST_COMPARED = 3
 """Parts needed to compare them: of two no comparison shows which one is slow."""
 
 LEAST_FIGURES = 3
-"""Figures with known good partners without which nothing is confirmed."""
+"""Measurements with good partners needed to confirm a cell: the upper mean then ignores one of them."""
 
 SURE_DEVIATIONS = 3.0
-"""A loss of so many deviations of one figure is found 99 times of 100: benchmarks/scan_confusion.py."""
+"""Deviations of one measurement from which a loss is found 99 times in 100 (benchmarks/scan_confusion.py)."""
 
 
 class CellScore(Struct, frozen=True):
-    """The score of a cell in a phase: 1 is as the others are. `failures` are rounds without a figure.
+    """The score of a cell in a phase (1 is normal), and the number of measured and failed rounds.
 
-    `gb_s` is of the same figures, both directions together.
+    `gb_s` is the bandwidth of the same rounds, both directions together.
     """
 
     score: float
@@ -251,12 +251,12 @@ class CellScore(Struct, frozen=True):
 
 
 def threshold(phase: scan.ScanPhase, deviation: float) -> float:
-    """The loss from which a cell is a suspect, or confirmed."""
+    """Return the loss from which a cell is a suspect, or is confirmed."""
     return max(DEVIATIONS[phase] * deviation, LEAST_LOSS[phase])
 
 
 def smallest_sure_loss(deviation: float) -> float:
-    """The loss that a scan with figures of that deviation finds 99 times of 100."""
+    """Return the loss that a scan with this noise finds 99 times in 100."""
     confirmation = scan.ScanPhase.CONFIRMATION
     return max(SURE_DEVIATIONS * deviation, LEAST_LOSS[confirmation] + DEVIATIONS[confirmation] * deviation)
 
@@ -267,7 +267,7 @@ def scores(
     samples: Sequence[scan.PairSample],
     good: Set[int] | None = None,
 ) -> dict[scan.NodeRail, CellScore]:
-    """The score of every cell; with `good`, of other nodes than these, by their figures with these."""
+    """Return the score of every cell. With `good`, score the other nodes by their measurements with good ones."""
     if good is not None:
         samples = [each for each in samples if (each.first in good) != (each.second in good)]
     failures: dict[scan.NodeRail, int] = {}
@@ -288,7 +288,7 @@ def scores(
 def falls_behind(
     phase: scan.ScanPhase, deviation: float, scores_: Mapping[scan.NodeRail, CellScore]
 ) -> list[scan.NodeRail]:
-    """The cells below the threshold of a phase; of the first two also those that failed in any round."""
+    """Return the cells below the threshold of a phase, and before the confirmation also those that ever failed."""
     least = 1 - threshold(phase, deviation)
     is_last = phase is scan.ScanPhase.CONFIRMATION
     return [
@@ -299,10 +299,9 @@ def falls_behind(
 
 
 def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
-    """The figures that fall behind, each with its share of what is usual.
+    """Return the slow measurements of phase 0, each with its share of the median.
 
-    GPUs are held against all GPUs, pairs against the pair at the same place of other nodes: some are joined by fewer
-    links than others.
+    Compare GPUs with all GPUs, but a pair with the same pair of other nodes, because pairs differ in their links.
     """
     found: dict[scan.LocalFigure, float] = {}
     for quantity in scan.LocalQuantity:
@@ -322,13 +321,13 @@ def slow_figures(figures: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, 
 
 
 def still_slow(first: Iterable[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> dict[scan.LocalFigure, float]:
-    """The figures that fall behind in both of two measurements, as the second one has them."""
+    """Return the measurements that are slow in both passes, with the values of the second."""
     before = {each.place for each in first}
     return {each: share for each, share in slow_figures(second).items() if each.place in before}
 
 
 def slowest_of(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.LocalFigure, float]:
-    """The figures that fall behind in any of several measurements, each as the one that has it slowest."""
+    """Merge the slow measurements of several passes, with the slowest value of each."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], tuple[scan.LocalFigure, float]] = {}
     for figure, share in (each for measured in measurements for each in measured.items()):
         known = found.setdefault(figure.place, (figure, share))
@@ -338,7 +337,7 @@ def slowest_of(*measurements: Mapping[scan.LocalFigure, float]) -> dict[scan.Loc
 
 
 def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigure]) -> list[scan.LocalFigure]:
-    """Of two measurements the better figures, which are slow where both are; damaged data where either has them."""
+    """Return the better value of two passes, but a pass with wrong data if there is one."""
     found: dict[tuple[int, int, scan.LocalQuantity, int | None], scan.LocalFigure] = {}
     for each in (*first, *second):
         known = found.setdefault(each.place, each)
@@ -351,14 +350,14 @@ def better_of(first: Sequence[scan.LocalFigure], second: Sequence[scan.LocalFigu
 
 
 LEAST_PAIRS = 2
-"""Of one slow pair alone nobody can say which of its two GPUs it is."""
+"""Slow pairs needed to name a GPU: with one, it can be either of the two."""
 
 SlowFigures = Mapping[scan.LocalFigure, float]
-"""Figures that fall behind, with their shares of what is usual."""
+"""Slow measurements, with their shares of the median."""
 
 
 class LocalPart(Struct, frozen=True):
-    """A part of a node that `figures` show to be slow: a GPU, a GPU with its partner, or, with neither, the node."""
+    """A slow part of a node: a GPU, a pair of GPUs, or the node if both are None."""
 
     node: int
     gpu: int | None
@@ -367,7 +366,7 @@ class LocalPart(Struct, frozen=True):
 
 
 def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
-    """The parts that slow figures show, each in one: the node where most GPUs are slow, or all-reduce alone."""
+    """Yield the slow parts of nodes: the node itself if most GPUs are slow, or only the all-reduce is."""
     by_node: defaultdict[int, dict[scan.LocalFigure, float]] = defaultdict(dict)
     for figure, share in slow.items():
         by_node[figure.node][figure] = share
@@ -383,7 +382,7 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
 
 
 def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
-    """Figures by GPU that is to blame, and the pairs left: each time the GPU with the most slow pairs is taken."""
+    """Return the measurements by faulty GPU, and the pairs that no GPU explains. GPUs with most slow pairs lead."""
     gpus: defaultdict[int, list[scan.LocalFigure]] = defaultdict(list)
     for each in own:
         if each.quantity not in (scan.LocalQuantity.PAIR, scan.LocalQuantity.ALL_REDUCE):
@@ -415,11 +414,11 @@ _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
     scan.LocalQuantity.PAIR: ("sendrecv", scan.BOTH_WAYS),
     scan.LocalQuantity.ALL_REDUCE: ("allreduce", 1),
 }
-"""The collective by which a profile expects each, and a factor: of a pair each GPU sends and receives at once."""
+"""The collective whose expected bandwidth applies, and a factor: in a pair each GPU sends and receives at once."""
 
 
 def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:
-    """GPUs of one node between which data arrived damaged, however rarely."""
+    """Yield a finding for each pair of GPUs of a node with wrong data, however rare."""
     found = {each.place: each for each in figures if each.failure.startswith(scan.WRONG_DATA_ARRIVED)}
     for each in found.values():
         host = fabric.hosts[each.node]
@@ -440,9 +439,9 @@ def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigur
 def not_measured_inside(
     fabric: scan.ScanFabric, passes: Sequence[Sequence[scan.LocalFigure]], named: Sequence[scan.LocalFigure]
 ) -> Iterator[Finding]:
-    """Nodes of which something inside could not be measured, and that nobody has named for it.
+    """Yield findings for nodes with a failed local measurement that no finding explains yet.
 
-    An ERROR in the last pass, as where it is so on most nodes and none of them is odd; once alone it is a doubt.
+    It is an ERROR if the last pass failed, and a WARN if only an earlier one did.
     """
     known = {each.place for each in named}
     last = {each.place for each in passes[-1] if each.failure}
@@ -470,9 +469,9 @@ def not_measured_inside(
 
 
 def expected_inside(profile: Profile | None, gpus: int) -> dict[scan.LocalQuantity, Expectation]:
-    """What a profile expects of phase 0 with so many GPUs; nothing where it is of no particular machine.
+    """Return the bandwidths that a profile expects in phase 0; empty for a generic profile.
 
-    Of a pair no more than a copy reaches: where NVLinks join GPUs directly, a collective has those to all others too.
+    A pair cannot be faster than a copy: if NVLinks join GPUs directly, a collective uses the links to all others too.
     """
     found: dict[scan.LocalQuantity, Expectation] = {}
     if profile is None or profile.match.generic is not None or gpus < 2 or profile.match.visible < 2:
@@ -496,9 +495,9 @@ def below_profile(
     profiles: Mapping[int, Profile | None],
     named: Sequence[scan.LocalFigure],
 ) -> Iterator[Finding]:
-    """Nodes of which the median figure is below what their profile expects, in both passes; profiles are by node.
+    """Yield findings for nodes whose median is below their profile in both passes.
 
-    What comparisons with other nodes have `named` is not counted.
+    Leave out measurements that the comparison with other nodes has already `named`.
     """
     known = {each.place for each in named}
     expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}

@@ -1,6 +1,6 @@
-"""Rounds of a scan: inside each node, between pairs of nodes, confirmation, and one collective of all nodes.
+"""The course of a scan: phase 0 inside each node, rounds between pairs of nodes, and a ring of all nodes.
 
-All nodes measure at once, and each by itself: no network takes part.
+All nodes measure at the same time. judging.py and leaves.py judge the measurements after each phase.
 """
 
 import math
@@ -41,14 +41,13 @@ from gpubench.model.results.scan import (
 )
 
 _FEW_NODES = 64
-"""Among so few nodes two random matchings often share a pair, which is then taken apart."""
+"""Nodes up to which two random matchings often share a pair, so repeated pairs are exchanged."""
 
 
 def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs of a round of the circle tournament: in n - 1 rounds each of an even number n meets every other once.
+    """Return the pairs of one round of a round-robin tournament (circle method).
 
-    As in every round robin (Schurig, 1886), one stands still and the others turn around it; of an odd number the one
-    that stands still is nobody, and whoever would meet it sits out.
+    In n - 1 rounds each of an even number n of places meets every other once. With an odd number, one sits out.
     """
     order: list[int | None] = [*places, *([None] if len(places) % 2 else [])]
     turning = len(order) - 1
@@ -62,21 +61,21 @@ def _circle_round(number: int, places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class Schedule(Struct, frozen=True):
-    """The matchings of a scan. Of an odd number of nodes another one sits out in every round."""
+    """The pairs of nodes in each round. With an odd number of nodes, a different one sits out each time."""
 
     fabric: ScanFabric
     seed: int
 
     def screening(self, number: int, living: Sequence[int]) -> tuple[NodePair, ...]:
-        """Round `number` of the screening, from 1 on: one inside the leaves where they are known, then across."""
+        """Return the pairs of screening round `number`: the first inside known leaves, the others across."""
         return tuple(self._matching(number, living, inside=number == 1))
 
     def against_good(
         self, number: int, suspects: Sequence[int], good: Sequence[int], others: Sequence[int] = ()
     ) -> tuple[tuple[NodePair, ...], tuple[NodePair, ...]]:
-        """Suspects with known good nodes, another one in every round; and all that are left among themselves.
+        """Pair suspects with good nodes, a different one each round, and all other nodes among themselves.
 
-        Where there are more suspects than good nodes, they take turns.
+        If there are more suspects than good nodes, they take turns.
         """
         order = self._shuffled("suspects", suspects)
         partners = self._shuffled("good", good)
@@ -97,7 +96,7 @@ class Schedule(Struct, frozen=True):
         return self._inside(number, even) if inside else self._across(number, even)
 
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Pairs within leaves; what is left of leaves with an odd number is paired across."""
+        """Pair nodes inside leaves, and the leftover nodes of odd leaves across."""
         members: dict[str | None, list[int]] = {}
         for node in self._shuffled(f"inside{number}", nodes):
             members.setdefault(self.fabric.leaves[node], []).append(node)
@@ -106,10 +105,10 @@ class Schedule(Struct, frozen=True):
         return [NodePair(each[i], each[i + 1]) for each in groups for i in range(0, len(each) - 1, 2)]
 
     def _across(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
-        """Random pairs between leaves, wherever no leaf has more than half of all nodes; of few nodes no pair again.
+        """Pair nodes of different leaves at random. Among few nodes, avoid pairs of earlier rounds.
 
-        A pair within a leaf changes partners with a pair of which neither node is on it: there is one, as no leaf has
-        more than half of all.
+        A pair inside a leaf exchanges partners with another pair, which exists if no leaf has more than half of all
+        nodes.
         """
         before = set[frozenset[int]]()
         if len(nodes) <= _FEW_NODES:
@@ -128,7 +127,7 @@ class Schedule(Struct, frozen=True):
         return pairs
 
     def _mend(self, pairs: list[NodePair], place: int, before: Set[frozenset[int]]) -> bool:
-        """Exchange partners with another pair, so that neither is poor; False where none is fit."""
+        """Exchange partners with another pair so that neither is poor. Return False if no pair allows it."""
         one, other = pairs[place]
         for step in range(1, len(pairs)):
             elsewhere = (place + step) % len(pairs)
@@ -143,7 +142,7 @@ class Schedule(Struct, frozen=True):
         return self.fabric.inside(*pair) or (bool(before) and frozenset(pair) in before)
 
     def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
-        """An even number of nodes: of an odd one another node sits out in every round."""
+        """Return an even number of nodes: of an odd number, a different one sits out each round."""
         if len(nodes) % 2 == 0:
             return nodes
         idle = self._shuffled("idle", nodes)[number % len(nodes)]
@@ -156,14 +155,14 @@ class Schedule(Struct, frozen=True):
 
 
 FAILURES_THAT_RETIRE = 2
-"""A cell that failed so often, with another partner each time, takes part in no further round."""
+"""Failures with different partners after which a cell takes no further part: each costs a whole deadline."""
 
 
 def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
-    """The cells whose own supervisor saw it, and those that failed with several partners who are not blamed themselves.
+    """Return the cells that caused the failures: reported by their own supervisor, or failed with several partners.
 
-    A well cell may meet two that hang, one after the other, and fail with both. So whoever is the only one that a
-    partner failed with is blamed first, which in a graph without circles gives a smallest vertex cover.
+    A healthy cell can meet two hanging ones in turn. So a cell that is the only explanation for a partner's failure
+    comes first, which gives a smallest vertex cover if the failures form no cycle.
     """
     own = [cell for cell, samples in failures.items() if any(each.culprit == cell.node for each in samples)]
     partners = {
@@ -189,12 +188,12 @@ class RingMeasurer(Protocol):
     def rings(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool = False, told_later: bool = False
     ) -> list[RingOutcome]:
-        """All of them at once, within a deadline; never raises for a worker that dies or hangs."""
+        """Measure all rings at once, within a deadline. Dead or hanging workers raise nothing."""
         ...
 
 
 class InsideNodes:
-    """What the rails of nodes deliver among each other. A rail that failed, or whose worker died, is left out after."""
+    """Phase 0 between the rails of each node. Rails that failed, or whose worker died, take no further part."""
 
     def __init__(self, measurer: RingMeasurer, nodes: Sequence[int], rails: int) -> None:
         self._measurer, self._nodes, self._rails = measurer, nodes, rails
@@ -202,7 +201,7 @@ class InsideNodes:
         self._failed: dict[NodeRail, list[LocalFigure]] = {}
 
     def figures(self) -> list[LocalFigure]:
-        """The figures of all nodes; of rails that failed before and are not tried again, those of then."""
+        """Measure all nodes. Rails that are no longer tried keep their earlier failures."""
         if self._rails < 2:
             return []
         found = [each for number in range(self._rails - 1 + self._rails % 2) for each in self._pairs(number)]
@@ -236,7 +235,7 @@ class InsideNodes:
     def _measured(
         self, rings: Sequence[Sequence[NodeRail]], *, all_reduce: bool
     ) -> Iterator[tuple[Sequence[NodeRail], RingOutcome]]:
-        """The outcomes that tell of links; that a worker died by itself is left to the first round."""
+        """Yield the outcomes of links. Workers that died by themselves are reported in the first round."""
         if not rings:
             return
         for ring, outcome in zip(
@@ -252,34 +251,34 @@ class InsideNodes:
 
 
 class RoundMeasurer(Protocol):
-    """Measures a round on whatever the nodes are."""
+    """Measures rounds on real, simulated or stored nodes."""
 
     def measure(self, planned: PlannedRound) -> RoundOutcome:
-        """All pairs at once, within a deadline; never raises for a node that is gone or a worker that hangs.
+        """Measure all pairs at once, within a deadline. Lost nodes and hanging workers raise nothing.
 
-        Raises EndOfRoundsError where nobody is left to measure.
+        Raises EndOfRoundsError if no node is left.
         """
         ...
 
 
 class EndOfRoundsError(Exception):
-    """There are no more rounds: what was measured is judged."""
+    """No round is left. The scan judges what it has measured."""
 
 
 NOTHING_BEFORE = BeforeRounds()
 
 _SURE_LOSSES = 2.0
-"""Losses of so many times that which is found for sure show which nodes of a leaf are slow and which are not."""
+"""The loss, relative to the surely detected one, from which noise cannot hide which nodes of a leaf are slow."""
 
 Keep = Callable[[PlannedRound, RoundOutcome], None]
-"""Takes every round as it ends, to keep it."""
+"""Stores a round when it ends."""
 
 
 class ScanCourse(Struct):
-    """What is known of a scan so far.
+    """The state of a scan: its rounds, and what each phase found.
 
-    `suspects` are the cells and nodes that confirmation looked at, `confirmed` what it found; `yardstick` is of the
-    screening. `doubtful_leaves` are slower than others by no more than noise may explain.
+    `suspects` are the cells to confirm and `confirmed` the slow ones. `yardstick` comes from the screening. Noise may
+    explain why `doubtful_leaves` are slower than others.
     """
 
     fabric: ScanFabric
@@ -297,7 +296,7 @@ class ScanCourse(Struct):
     is_quick: bool = False
 
     def samples(self, phase: ScanPhase) -> list[PairSample]:
-        """The figures of a phase; those that are missing are of the one node that is to blame, where it is known."""
+        """Return the measurements of a phase, with the node that caused each failure if it is known."""
         found = [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
         if not any(each.failure for each in found):
             return found
@@ -306,17 +305,17 @@ class ScanCourse(Struct):
 
     @property
     def has_confirmed(self) -> bool:
-        """True where confirmation took place."""
+        """True if at least one round of the confirmation took place."""
         return any(each.phase is ScanPhase.CONFIRMATION for each in self.outcomes)
 
     def living(self) -> list[int]:
-        """The nodes that still answer, and of which not every rail hangs."""
+        """Return the nodes that still answer and have a rail that does not hang."""
         hanging = Counter(cell.node for cell in self.retired())
         nodes = range(len(self.fabric.hosts))
         return [node for node in nodes if node not in self.gone and hanging[node] < self.fabric.rails]
 
     def phase_of(self, cell: NodeRail) -> ScanPhase | None:
-        """The phase that judged a cell last; None where none did."""
+        """Return the last phase that judged a cell, or None."""
         if cell not in self.judged:
             return None
         if self.judged[cell] is self.screened.get(cell):
@@ -324,14 +323,14 @@ class ScanCourse(Struct):
         return ScanPhase.CONFIRMATION if cell in self.suspects else ScanPhase.SUSPECTS
 
     def confirmation_figures(self, cell: NodeRail) -> int:
-        """Figures of a suspect in the confirmation."""
+        """Return the number of measurements of a suspect in the confirmation."""
         return self.judged[cell].figures if self.phase_of(cell) is ScanPhase.CONFIRMATION else 0
 
     def unjudged_leaves(self) -> Iterator[LeafLevel]:
-        """Rails of leaves that cannot be judged (too small or few), where two nodes and a third of all are slow.
+        """Yield rails of leaves that are too small or too few to be judged, but may be slow as a whole.
 
-        A loss that is much larger than noise tells the slow nodes from the others. Of a leaf that is too small, those
-        that have one slow node and whose nodes are slow in their middle too, on this rail or on all rails together.
+        Two nodes and a third of all are slow there, by less than the loss that tells slow nodes from healthy ones. In a
+        leaf that is too small, one slow node is enough if the middle node is slow too.
         """
         leaves, judged = self.fabric.leaves, members_of(self.fabric)
         living = Counter(leaves[node] for node in self.living())
@@ -348,7 +347,7 @@ class ScanCourse(Struct):
                 yield from self._slow_middle(leaf, rail)
 
     def _slow_middle(self, leaf: str, rail: int) -> Iterator[LeafLevel]:
-        """The level of a small leaf whose middle node is slow, on this rail or on all rails together."""
+        """Yield the level of a small leaf if its middle node is slow, on this rail or over all rails."""
         members = {cell: each for cell, each in self.judged.items() if self.fabric.leaves[cell.node] == leaf}
         for own in ([each for cell, each in members.items() if cell.rail == rail], [*members.values()]):
             level, figures = median_high(each.score for each in own), sum(each.figures for each in own)
@@ -358,7 +357,7 @@ class ScanCourse(Struct):
                 return
 
     def failures(self) -> Mapping[NodeRail, list[PairSample]]:
-        """The figures that are missing, by every cell that may be to blame; of phase 0 they have no other node."""
+        """Return the failures by every cell that may have caused them. Those of phase 0 have no partner."""
         found = {
             cell: [PairSample(cell.node, cell.node, cell.rail, 0.0, seen, cell.node)]
             for cell, seen in self.before.failed.items()
@@ -371,7 +370,7 @@ class ScanCourse(Struct):
         return found
 
     def retired(self) -> dict[NodeRail, list[PairSample]]:
-        """The cells that failed with several partners, or whose own supervisor saw it; they take part no more."""
+        """Return the cells that caused failures and take no further part, with these failures."""
         failures = self.failures()
         return {cell: failures[cell] for cell in blamed(failures)}
 
@@ -390,9 +389,9 @@ def scan(
     keep: Keep,
     before: BeforeRounds = NOTHING_BEFORE,
 ) -> ScanCourse:
-    """Three rounds of screening, three of suspects, five of confirmation; `quick` ends after the first three.
+    """Run three rounds of screening, three of suspects and five of confirmation; `quick` runs only the screening.
 
-    Where rounds end before, what there is is judged. What did not work `before` takes part in none.
+    If the scan stops early, judge the rounds that finished. Exclude nodes that had already failed `before` it began.
     """
     course = ScanCourse(fabric, before, is_quick=quick)
     course.gone |= {node: (0, seen) for node, seen in before.gone.items()}
@@ -416,7 +415,7 @@ class _Steps:
         self._course, self._measurer, self._keep = course, measurer, keep
 
     def run(self, phase: ScanPhase, pairs: Sequence[NodePair]) -> None:
-        """One round; nodes that are gone after it take part in no other."""
+        """Run one round. Nodes lost in it take part in no other."""
         number = len(self._course.outcomes) + 1
         planned = PlannedRound(number, phase, tuple(pairs), frozenset(self._course.retired()))
         outcome = self._measurer.measure(planned)
@@ -426,8 +425,8 @@ class _Steps:
 
 
 _MOST_LOOKS_AT_LEAVES = 4
-"""Slow leaves lower what seems usual and raise the noise, so leaves are judged again beside
-figures as they would be without them."""
+"""How often leaves are judged. Slow leaves lower the normal bandwidth, so judge again without them until nothing
+changes; four times are enough for three kinds of leaves."""
 
 
 def _screen(course: ScanCourse) -> None:
@@ -469,7 +468,7 @@ def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[l
 
 
 def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
-    """Nodes with a suspect cell, and some of every slow leaf: of few nodes so few that half of all stay partners."""
+    """Return nodes with a suspect cell, and some nodes of each slow leaf, so that half of all stay partners."""
     nodes = {cell.node for cell in course.suspects}
     slow = {each.leaf for each in course.suspect_leaves}
     for leaf in slow:
@@ -480,7 +479,7 @@ def _suspect_nodes(course: ScanCourse) -> frozenset[int]:
 
 
 def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
-    """What is left of the suspects, by the figures of this phase alone."""
+    """Judge the suspects by the measurements of this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
     as_healthy = without_slow_leaves(yardstick, fabric, samples)
@@ -505,7 +504,7 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
 def _is_slow_again(
     fabric: ScanFabric, yardstick: judging.Yardstick, samples: Sequence[PairSample], good: Set[int], level: LeafLevel
 ) -> bool:
-    """False if a leaf that was slow across is now nearer to normal with good nodes of other leaves."""
+    """Return False if a leaf that was slow across is now nearer to normal with good nodes of other leaves."""
     plain = replace(yardstick, slow_leaves={})
     shares = [
         plain.share(fabric, sample)
@@ -531,10 +530,11 @@ def _as_their_leaf(
 
 
 _LEAST_NODES, _LEAST_SCORE = 4, 0.1
+"""Nodes needed to split a ring into halves, and the score below which a cell would stop a ring."""
 
 
 class CollectiveOfNodes(Struct, frozen=True):
-    """A collective of some nodes: GB/s that pass a node on all rails, both ways, measured, and as its cells allow."""
+    """A ring of nodes: the GB/s that pass each node on all rails, both directions, measured and predicted."""
 
     name: str
     nodes: tuple[int, ...]
@@ -545,24 +545,24 @@ class CollectiveOfNodes(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Measured over predicted; 0 where nothing was measured."""
+        """Measured relative to predicted, 0 if not measured."""
         return (self.gb_s or 0.0) / self.predicted_gb_s if self.predicted_gb_s else 0.0
 
     @property
     def falls_short(self) -> bool:
-        """True where it reaches less than its parts allow, or nothing."""
+        """True if the ring is slower than its cells allow, or was not measured."""
         return self.gb_s is None or self.share < self.least_share
 
 
 MeasureCollective = Callable[[Sequence[int]], tuple[float | None, str]]
-"""GB/s of a collective of these nodes, or why there is none."""
+"""Returns the GB/s of a ring of nodes, or None and the reason."""
 
 
 def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
-    """What a ring of these nodes over every rail reaches: on all rails what the slowest cell does.
+    """Predict the bandwidth of a ring of these nodes over all rails.
 
-    Every rail carries the same share of the bytes, and each ring is as slow as its slowest node: the figure is the
-    smallest share of all cells times the sum of what is usual on the rails.
+    Every rail carries the same share of the bytes, and a ring is as slow as its slowest node. So it is the smallest
+    score of all cells times the sum of the rails' normal bandwidths.
     """
     rails = course.fabric.rails
     usual = [gb_s for rail in range(rails) for gb_s in [_usual(course, rail)] if gb_s]
@@ -577,9 +577,9 @@ def predicted_gb_s(course: ScanCourse, nodes: Sequence[int]) -> float:
 
 
 def collectives(course: ScanCourse, seed: int, measure: MeasureCollective) -> Iterator[CollectiveOfNodes]:
-    """All nodes that are well enough to take part; where they fall short, both halves and two mixed halves.
+    """Measure a ring of all nodes, and if it falls short, rings of both halves and of two mixed halves.
 
-    Nodes that hang, and those with a rail that carries next to nothing, would stop all others.
+    Leave out nodes that hang or have a rail that carries next to nothing: they would stop all others.
     """
     left_out = {cell.node for cell in course.retired()}
     left_out |= {cell.node for cell, each in course.confirmed.items() if each.score < _LEAST_SCORE}

@@ -1,4 +1,4 @@
-"""Verdicts of a scan: whether the usual speed of a rail is healthy, and which NIC, node, leaf, uplink or GPU is bad."""
+"""Verdicts of a scan: which NIC, node, leaf, uplink or GPU is faulty, and whether the normal bandwidth is healthy."""
 
 import math
 from collections import Counter
@@ -23,13 +23,13 @@ _ACTIVE = "active"
 
 
 def nic_names(nodes: Sequence[Topology], rails: int) -> tuple[str | None, ...]:
-    """The nearest RDMA NIC of each rail's GPU; None if it differs between nodes or is not unique."""
+    """Return the nearest RDMA NIC of each rail's GPU, None if it differs between nodes or is not unique."""
     found = ({_only_name(node, rail) for node in nodes} for rail in range(rails))
     return tuple(names.pop() if len(names) == 1 else None for names in found)
 
 
 def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...]:
-    """The rate of the nearest RDMA NICs of each rail's GPU, in GB/s per direction, as on most nodes.
+    """Return the rate of the RDMA NICs nearest to each rail's GPU on most nodes, in GB/s per direction.
 
     None if a node's rate is unknown, or if NVLinks join the GPUs of a rail on several nodes. Rails with the same
     nearest NIC share its rate, because all are measured at once. The PCIe slots of GPU and NIC may lower the rate.
@@ -63,7 +63,7 @@ def _rates_of_node(node: Topology, rails: int) -> list[float | None]:
 
 
 def _slot(nic: NicFacts) -> str:
-    """The PCIe slot shared by a NIC's ports: the bus id without the function."""
+    """Return the PCIe slot that the ports of a NIC share: the bus id without the function."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name
 
 
@@ -94,12 +94,12 @@ _MOST_NAMES = 4
 
 
 def _least_gain(course: ScanCourse) -> float:
-    """The share above the usual bandwidth from which a cell is faster than noise explains."""
+    """Return how far above normal a cell has to be, as noise does not explain more."""
     return max(judging.ALARM_DEVIATIONS * course.yardstick.deviation, judging.LEAST_ALARM_LOSS)
 
 
 def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
-    """Cells clearly faster than usual in the screening, with their scores; they mean that the other cells are slow."""
+    """Return the cells clearly faster than normal in the screening: the other cells of their rail must be slow."""
     most = 1 + _least_gain(course)
     found = {cell: each.score for cell, each in course.screened.items() if each.score > most}
     cells, faster = (Counter(cell.rail for cell in each) for each in (course.screened, found))
@@ -109,7 +109,7 @@ def faster_cells(course: ScanCourse) -> Mapping[NodeRail, float]:
 
 
 def faster_rails(course: ScanCourse) -> Mapping[int, float]:
-    """Rails that are faster than the other rails on all nodes, as shares of the other rails' median."""
+    """Return the rails that are faster than the others on all nodes, as shares of the others' median."""
     centres = course.yardstick.centres
     found = {rail: [gb_s for (of, _), gb_s in centres.items() if of == rail] for rail in range(course.fabric.rails)}
     usual = {rail: median(own) for rail, own in found.items() if own}
@@ -122,7 +122,7 @@ def faster_rails(course: ScanCourse) -> Mapping[int, float]:
 
 
 def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
-    """Nodes that are faster with each other, over all rails, than most pairs are, with their best shares.
+    """Return the nodes that are faster with each other, over all rails, than most pairs, with their best shares.
 
     A pair is as slow as its slower node: if a third or more of the nodes are equally slow, most pairs are slow and
     pairs of healthy nodes stand out. If many pairs among the faster nodes are slow, their place explains the speed.
@@ -150,9 +150,9 @@ def faster_nodes(course: ScanCourse) -> Mapping[int, float]:
 def _error_of_pairs(
     course: ScanCourse, shares: Mapping[tuple[int, int], list[float]], pairs: Mapping[tuple[int, int], float]
 ) -> float:
-    """The standard error of a pair's median rail: from the spread of its rails, and from that of the lower pairs.
+    """Estimate the standard error of a pair's median rail, from the spread of its rails and of the slower pairs.
 
-    The lower pairs are alike, whether all nodes or only the slow ones are in them.
+    The slower pairs are alike, whether or not some nodes are faster.
     """
     rails, values = course.fabric.rails, list(pairs.values())
     noise = robust_deviation([share - middle for pair, middle in pairs.items() for share in shares[pair]])
@@ -166,7 +166,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool = False) -> frozenset[int]:
-    """Rails without a known healthy bandwidth. Rails reported as slow (`named`) explain faster rails.
+    """Return the rails without a known healthy bandwidth. Rails reported as slow (`named`) explain faster rails.
 
     `explained`: a reported part already explains why some pairs are slower than others.
     """
@@ -179,7 +179,7 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
 
 
 def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = False) -> Iterator[Finding]:
-    """Findings for cells faster than usual: many others must be slow, and the scan cannot tell which."""
+    """Yield findings for cells faster than normal: many others must be slow, and the scan cannot tell which."""
     cells = faster_cells(course)
     hosts = course.fabric.hosts
     slow_leaves = _unnamed_leaves(course)
@@ -235,7 +235,7 @@ _BETWEEN = {True: " inside leaves", False: " between leaves", None: ""}
 
 
 class RailLevel(Struct, frozen=True):
-    """The usual bandwidth of a rail, GB/s in both directions together, and its share of the NICs' rate.
+    """The normal bandwidth of a rail, GB/s in both directions together, and its share of the NICs' rate.
 
     It is that of the slower class of pairs: `inside` one leaf or between leaves (None if there is only one leaf or none
     is known). `best` is the share of the faster class.
@@ -260,7 +260,7 @@ class RailLevel(Struct, frozen=True):
 
 
 def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
-    """The levels of measured rails with a known NIC rate."""
+    """Return the levels of the measured rails with a known NIC rate."""
     found: dict[int, RailLevel] = {}
     several_leaves = len({*course.fabric.leaves}) > 1
     for rail, rate in enumerate(course.fabric.rates):
@@ -274,13 +274,13 @@ def rail_levels(course: ScanCourse) -> Mapping[int, RailLevel]:
 
 
 def slow_levels(course: ScanCourse, without: Set[int]) -> Mapping[int, RailLevel]:
-    """Levels clearly below or above the NICs' rate, of rails that are not `without`: reported as slow, or no level."""
+    """Return the levels clearly below or above the NICs' rate, except of rails in `without`."""
     levels = rail_levels(course)
     return {rail: each for rail, each in levels.items() if rail not in without and each.severity is not Verdict.PASS}
 
 
 def least_percent(course: ScanCourse, without_level: Set[int]) -> float | None:
-    """The slowest rail's percentage of the NICs' rate; None if no rate or no usual level is known."""
+    """Return the slowest rail's percentage of the NICs' rate, None if no rate or no normal bandwidth is known."""
     levels = rail_levels(course)
     return min((100 * each.share for rail, each in levels.items() if rail not in without_level), default=None)
 
@@ -291,7 +291,7 @@ def all_rates_known(course: ScanCourse) -> bool:
 
 
 def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
-    """Findings for rails below or above the rate of their NICs on all nodes; `without` as in `slow_levels`."""
+    """Yield findings for rails below or above the rate of their NICs on all nodes."""
     by_severity: dict[Verdict, dict[int, RailLevel]] = {}
     for rail, level in slow_levels(course, without).items():
         by_severity.setdefault(level.severity, {})[rail] = level
@@ -331,7 +331,7 @@ def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
 
 
 def rail_names(slow: Sequence[int], rails: int) -> str:
-    """The rails in words: all of them, or by number."""
+    """Return the rails in words: all of them, or by number."""
     if len(slow) == rails:
         return "all rails" if rails > 1 else "the rail"
     return compress_names([f"rail{rail}" for rail in slow])
@@ -341,15 +341,14 @@ LEAST_NODES_OF_A_RAIL = 8
 """With fewer nodes, one bad node shifts the usual bandwidth of its rail, so a larger loss is required."""
 
 KINDS_OF_CELLS = (PartKind.NIC, PartKind.NODE)
-"""The kinds that are named from the scores of cells alone."""
+"""The kinds of parts found by the scores of cells alone."""
 
 LEAST_OTHER_RAILS = 2
-"""Rails that tell what is usual on another one."""
+"""Rails needed to know the normal bandwidth of another one."""
 
 RAIL_SHARE = 0.95
-"""A rail with less than this share of the other rails' usual bandwidth is slow on every node, and so is the slower half
-of the leaves with less than this share of the other half, where neither a majority nor a rate tells.
-"""
+"""The share of the other rails' bandwidth below which a rail is slow on every node. The slower half of the leaves is
+slow below this share of the other half. Rails of healthy machines differ by less."""
 
 
 class FaultyPart(Struct, frozen=True):
@@ -383,7 +382,7 @@ class _Cells(Struct):
 
 
 def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[FaultyPart]:
-    """The faulty parts, most severe first; each confirmed cell, leaf and GPU belongs to one of them."""
+    """Return the faulty parts, most severe first. Each confirmed cell, leaf and GPU belongs to one part."""
     left = _Cells(course.fabric, {cell: each.score for cell, each in course.confirmed.items()}, dict(local))
     _gone(course, left)
     _hanging(course, left)
@@ -409,7 +408,7 @@ def _gone(course: ScanCourse, left: _Cells) -> None:
 
 
 def _hanging(course: ScanCourse, left: _Cells) -> None:
-    """Cells that failed with several partners; if all rails of a node failed, the node is the part."""
+    """Explain cells that failed with several partners: the node if all its rails failed."""
     by_node: dict[int, dict[int, list[PairSample]]] = {}
     for cell, own in course.retired().items():
         if cell.node not in course.gone:
@@ -460,12 +459,12 @@ def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
-    """Slow cells that are as slow as their leaf may be, too little to tell whether it is the leaf or they are."""
+    """Return slow cells that may be slow because of their leaf: the loss is too small to tell."""
     return _as_slow_as(course, (*course.unjudged_leaves(), *course.doubtful_leaves))
 
 
 def _as_slow_as(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
-    """Confirmed cells that are no slower than their leaf, each with what its leaf delivers."""
+    """Return confirmed cells that are no slower than their leaf, with the level of the leaf."""
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
     by_place = {(each.leaf, each.rail): each for each in levels}
     found = {}
@@ -477,7 +476,7 @@ def _as_slow_as(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[Node
 
 
 def leaf_parts(fabric: ScanFabric, levels: Iterable[LeafLevel]) -> Iterator[FaultyPart]:
-    """Slow leaves: the leaf if all its rails are slow, its uplink if only traffic that leaves it is slow."""
+    """Yield slow leaves, or their uplinks if only traffic that leaves the leaf is slow."""
     by_leaf: dict[tuple[str, bool], list[LeafLevel]] = {}
     for level in levels:
         by_leaf.setdefault((level.leaf, level.is_uplink), []).append(level)
@@ -508,7 +507,7 @@ def _cells_of_leaves(course: ScanCourse, left: _Cells) -> None:
 
 
 def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
-    """A node whose rails are mostly slow is the faulty part, if all its rails together are as slow."""
+    """Explain slow cells by their node if most of its rails, and all together, are as slow."""
     by_node: dict[int, list[NodeRail]] = {}
     for cell in left.scores:
         by_node.setdefault(cell.node, []).append(cell)
@@ -521,7 +520,7 @@ def _whole_nodes(course: ScanCourse, left: _Cells) -> None:
 
 
 def _inside(left: _Cells) -> None:
-    """Parts inside nodes, from phase 0: GPUs (with their rail if it is slow too), GPU pairs, whole nodes."""
+    """Explain slow measurements of phase 0: by GPUs (with their rail if it is slow too), pairs of GPUs or nodes."""
     for part in judging.local_parts(left.local, left.fabric.rails):
         own = [cell for cell in left.scores if cell.node == part.node and part.gpu in (None, cell.rail)]
         cells = frozenset(() if part.partner is not None else own)
@@ -546,7 +545,7 @@ def _inside(left: _Cells) -> None:
 
 
 def _nics(left: _Cells) -> None:
-    """The remaining cells; rails that share a NIC are one part."""
+    """Explain the remaining cells by their NICs. Rails that share a NIC are one part."""
     by_nic: dict[tuple[int, str | int], list[NodeRail]] = {}
     for cell in sorted(left.scores):
         by_nic.setdefault((cell.node, left.fabric.nic(cell.rail) or cell.rail), []).append(cell)
@@ -556,7 +555,7 @@ def _nics(left: _Cells) -> None:
 
 
 def _rails(course: ScanCourse, left: _Cells) -> None:
-    """Rails that are slow on every node: comparing nodes does not show them."""
+    """Add rails that are slow on every node, which comparing nodes does not show."""
     several_leaves = len({*course.fabric.leaves}) > 1
     usual: dict[bool | None, dict[int, float]] = {}
     for (rail, inside), gb_s in course.yardstick.centres.items():
@@ -584,7 +583,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
 
 
 def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
-    """Rails on which a leaf is slow inside, and what leaves deliver to each other is not known without it."""
+    """Return the rails on which a leaf is slow inside, so that the normal bandwidth between leaves is unknown."""
     return frozenset(each.rail for each in course.slow_leaves if False not in each.slow)
 
 
@@ -603,7 +602,7 @@ _BETWEEN_SHARE = 0.9
 
 
 def between_leaves(course: ScanCourse) -> Iterator[Finding]:
-    """The finding that bandwidth between leaves is lower than inside leaves, on all leaves alike."""
+    """Yield the finding that all leaves have less bandwidth between them than inside."""
     centres = course.yardstick.centres
     shares = [
         centres[rail, False] / inside
@@ -623,7 +622,7 @@ def between_leaves(course: ScanCourse) -> Iterator[Finding]:
 
 
 def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Iterator[Finding]:
-    """Pairs of leaves with less bandwidth than other pairs, not explained by a slow leaf or uplink.
+    """Yield the finding of pairs of leaves with less bandwidth than others that no slow leaf or uplink explains.
 
     With few leaves, most pairs between leaves use a slow uplink, which then looks usual; comparing pairs of leaves
     shows it.

@@ -1,4 +1,4 @@
-"""The rounds of a scan, its rows and its sentence: rails, bad parts, collectives, and exclude lists."""
+"""Results of a scan: its measurements in memory and on disk, its rows, and its last line."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -25,7 +25,7 @@ BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once
 
 
 class ScanPhase(StrEnum):
-    """The phases of a scan, in order. Rounds belong to the three in the middle."""
+    """The phases of a scan, in order. Only the three in the middle have rounds."""
 
     LOCAL = "local"
     SCREENING = "screening"
@@ -35,18 +35,18 @@ class ScanPhase(StrEnum):
 
 
 ROUNDS: Mapping[ScanPhase, int] = {ScanPhase.SCREENING: 3, ScanPhase.SUSPECTS: 3, ScanPhase.CONFIRMATION: 5}
-"""Rounds of a phase, whatever the number of nodes."""
+"""Rounds of each phase, for any number of nodes."""
 
 
 class NodeRail(NamedTuple):
-    """One rail of one node: a GPU with the NIC that it uses."""
+    """One rail of one node: a GPU and its NIC."""
 
     node: int
     rail: int
 
 
 class NodePair(NamedTuple):
-    """Two nodes that measure each other in a round, on all their rails at once."""
+    """Two nodes that measure each other in a round, on all rails at once."""
 
     first: int
     second: int
@@ -56,16 +56,15 @@ RANK_OF_HOST = ":rank"  # Between a host and the rank that stands for a node, wh
 
 
 def login_name(node: str) -> str:
-    """The host of a node as an argument of `ssh`."""
+    """Return the host of a node, quoted as an argument of `ssh`."""
     return shlex.quote(node.partition(RANK_OF_HOST)[0])
 
 
 class ScanFabric(Struct, frozen=True):
-    """The nodes of a scan. `leaves` are names by node, None where it is not known; `nics` names by rail.
+    """The nodes of a scan, with the leaf of each node and the NIC of each rail (None: unknown).
 
-    `rates` are what the NICs of a rail carry, GB/s each way; none where it is not known, or no NIC moves the data.
-
-    A rail is the position of a GPU in its node, with the NIC that it uses; rails may share a NIC.
+    `rates` are the rates of each rail's NICs in GB/s per direction; empty if unknown or if no NIC moves the data.
+    A rail is the position of a GPU in its node, with the NIC that it uses. Rails may share a NIC.
     """
 
     hosts: tuple[str, ...]
@@ -75,19 +74,19 @@ class ScanFabric(Struct, frozen=True):
     rates: tuple[float | None, ...] = ()
 
     def inside(self, first: int, second: int) -> bool:
-        """True where both nodes are known to hang on the same leaf."""
+        """True if both nodes are known to be on the same leaf."""
         leaf = self.leaves[first]
         return leaf is not None and leaf == self.leaves[second]
 
     def nic(self, rail: int) -> str | None:
-        """The NIC of a rail, where it is known."""
+        """Return the NIC of a rail, or None if unknown."""
         return self.nics[rail] if rail < len(self.nics) else None
 
 
 class PairSample(NamedTuple):
-    """What one rail of a pair delivered in a round: GB/s both ways together, or why there is no figure.
+    """The measurement of one rail of a pair in a round: GB/s, both directions together, or the failure.
 
-    `culprit` is the node whose own supervisor saw its worker stop or die; None if that is unknown.
+    `culprit` is the node whose own supervisor saw its worker stop or die, None if unknown.
     """
 
     first: int
@@ -98,12 +97,12 @@ class PairSample(NamedTuple):
     culprit: int | None = None
 
     def partner(self, node: int) -> int:
-        """The other node."""
+        """Return the other node."""
         return self.second if node == self.first else self.first
 
 
 class PlannedRound(Struct, frozen=True):
-    """A round that is to be measured; `number` counts from 1 over all phases. `retired` cells take no part."""
+    """A round to measure. `number` counts from 1 over all phases, and `retired` cells take no part."""
 
     number: int
     phase: ScanPhase
@@ -112,7 +111,7 @@ class PlannedRound(Struct, frozen=True):
 
 
 class RoundOutcome(Struct, frozen=True):
-    """A round that was measured; `gone` are nodes that stopped answering in it, and what was seen of that."""
+    """A measured round. `gone` has the nodes that stopped answering in it, with the reason."""
 
     number: int
     phase: ScanPhase
@@ -122,18 +121,18 @@ class RoundOutcome(Struct, frozen=True):
 
 
 class BeforeRounds(Struct, frozen=True):
-    """What did not work in phase 0: nodes that are gone, rails whose worker died or hung, and what was seen of them."""
+    """The nodes lost in phase 0 and the rails whose worker died or hung, with the reasons."""
 
     gone: Mapping[int, str] = field(default_factory=dict)
     failed: Mapping[NodeRail, str] = field(default_factory=dict)
 
     def without(self, known: "BeforeRounds") -> "BeforeRounds":
-        """What is not known yet."""
+        """Return the part that is not in `known`."""
         failed = {cell: seen for cell, seen in self.failed.items() if cell not in known.failed}
         return BeforeRounds({node: seen for node, seen in self.gone.items() if node not in known.gone}, failed)
 
     def beside(self, known: "BeforeRounds") -> "BeforeRounds":
-        """This and what is known already, as it was seen first."""
+        """Merge with `known`, whose reasons take precedence."""
         return BeforeRounds({**self.gone, **known.gone}, {**self.failed, **known.failed})
 
 
@@ -141,7 +140,7 @@ WRONG_DATA_ARRIVED = "wrong data arrived"  # Begins the failure of a pair with w
 
 
 class LocalQuantity(StrEnum):
-    """What a node measures by itself in phase 0."""
+    """The quantities that a node measures alone in phase 0."""
 
     PAIR = "copies inside the node"
     ALL_REDUCE = "all-reduce inside the node"
@@ -151,10 +150,10 @@ class LocalQuantity(StrEnum):
 
 
 class LocalFigure(NamedTuple):
-    """GB/s that a node measured by itself, of one of its GPUs (or, without GPUs, ranks).
+    """GB/s that a node measured alone, for one of its GPUs (or ranks, without GPUs), or the failure.
 
-    Copies between two of them are both ways together, and `partner` is the other one; the busbw of an all-reduce is of
-    GPU 0. `failure` says why there is no figure.
+    Copies between two GPUs are both directions together, with `partner` the other GPU. The busbw of an all-reduce has
+    GPU 0.
     """
 
     node: int
@@ -166,12 +165,12 @@ class LocalFigure(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, LocalQuantity, int | None]:
-        """Node, GPU, quantity and partner: what two measurements of the same have in common."""
+        """Node, GPU, quantity and partner, equal in both passes."""
         return self.node, self.gpu, self.quantity, self.partner
 
 
 class RingFailure(NamedTuple):
-    """Why a ring has no figure: what was seen at a node, and whether its own side is to blame."""
+    """Why a ring failed: what a node saw, and whether its own side caused it."""
 
     node: int
     seen: str
@@ -179,7 +178,7 @@ class RingFailure(NamedTuple):
 
 
 class RingOutcome(Struct, frozen=True):
-    """What a ring of rails delivered: GB/s of its slowest, or the failures by rail."""
+    """The GB/s of a ring's slowest rail, or the failures by rail."""
 
     gb_s: float
     failures: Mapping[NodeRail, RingFailure] = field(default_factory=dict)
@@ -191,7 +190,7 @@ _EXPECTED = f"rounds as gpubench scan kept them, of {MOST_NODES} nodes and {MOST
 
 
 class StoredFabric(Struct, frozen=True):
-    """The nodes of a scan, its seed, and what moved the data."""
+    """The nodes, seed and backend of a scan, as stored."""
 
     hosts: tuple[str, ...]
     rails: Annotated[int, Within(1, MOST_RAILS)]
@@ -204,11 +203,11 @@ class StoredFabric(Struct, frozen=True):
 
     @classmethod
     def of(cls, fabric: ScanFabric, seed: int, backend: str, origin: str) -> "StoredFabric":
-        """To keep."""
+        """Convert for storing."""
         return cls(fabric.hosts, fabric.rails, fabric.leaves, fabric.nics, seed, backend, origin, fabric.rates)
 
     def fabric(self) -> ScanFabric:
-        """As it was. Raises UsageError for one that cannot be."""
+        """Return the fabric. Raises UsageError if it is impossible."""
         fits = len(self.leaves) == len(self.hosts) == len(set(self.hosts)) <= MOST_NODES
         if not self.hosts or not fits:
             raise UsageError(f"{len(self.hosts)} nodes with {len(self.leaves)} leaves", expected=_EXPECTED)
@@ -216,9 +215,9 @@ class StoredFabric(Struct, frozen=True):
 
 
 class StoredLocal(Struct, frozen=True):
-    """The figures of phase 0: node and GPU (two, of a pair), quantity, GB/s of each; by place why there is none.
+    """The measurements of phase 0, as stored: node and GPU (two GPUs of a pair), quantity, GB/s, and failures by place.
 
-    `findings` are what facts, clocks and profiles showed of the nodes, None of an older gpubench.
+    `findings` come from facts, clocks and profiles. None: an older gpubench wrote the file.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -229,7 +228,7 @@ class StoredLocal(Struct, frozen=True):
 
     @classmethod
     def of(cls, figures: Sequence[LocalFigure], findings: Sequence[Finding] = ()) -> "StoredLocal":
-        """To keep."""
+        """Convert for storing."""
         return cls(
             tuple(
                 (each.node, each.gpu) if each.partner is None else (each.node, each.gpu, each.partner)
@@ -242,7 +241,7 @@ class StoredLocal(Struct, frozen=True):
         )
 
     def figures(self, fabric: ScanFabric) -> list[LocalFigure]:
-        """As they were. Raises UsageError for nodes that are not there."""
+        """Return the measurements. Raises UsageError for unknown nodes."""
         figures = []
         for number, (place, quantity, gb_s) in enumerate(zip(self.places, self.quantities, self.gb_s, strict=False)):
             node, gpu = _checked(place[:2], 2, fabric)
@@ -253,7 +252,7 @@ class StoredLocal(Struct, frozen=True):
 
 
 class StoredRound(Struct, frozen=True):
-    """A round: nodes and rail of every figure, its GB/s, and by place in these lists why there is none."""
+    """A round, as stored: nodes, rail and GB/s of each measurement, and failures by place in these lists."""
 
     number: Annotated[int, Within(1)]
     phase: ScanPhase
@@ -266,7 +265,7 @@ class StoredRound(Struct, frozen=True):
 
     @classmethod
     def of(cls, outcome: RoundOutcome) -> "StoredRound":
-        """To keep."""
+        """Convert for storing."""
         samples = outcome.samples
         return cls(
             outcome.number,
@@ -280,7 +279,7 @@ class StoredRound(Struct, frozen=True):
         )
 
     def outcome(self, fabric: ScanFabric) -> RoundOutcome:
-        """As it was. Raises UsageError for nodes or rails that are not there."""
+        """Return the round. Raises UsageError for unknown nodes or rails."""
         samples = []
         for number, (place, gb_s) in enumerate(zip(self.places, self.gb_s, strict=False)):
             first, second, rail = _checked(place, 3, fabric)
@@ -292,9 +291,9 @@ class StoredRound(Struct, frozen=True):
 
 
 class StoredAbsent(Struct, frozen=True):
-    """The nodes that were gone in phase 0, or not in the job that went on, and why, by number.
+    """The nodes lost in phase 0, or missing in the resumed job, with the reasons by number.
 
-    `failed` are rails whose worker died or hung in phase 0, by node and rail: '3/1'.
+    `failed` has the rails whose worker died or hung in phase 0, by node and rail: '3/1'.
     """
 
     absent: Mapping[str, str]
@@ -302,14 +301,14 @@ class StoredAbsent(Struct, frozen=True):
 
     @classmethod
     def of(cls, found: BeforeRounds) -> "StoredAbsent":
-        """To keep."""
+        """Convert for storing."""
         return cls(
             {str(node): seen for node, seen in found.gone.items()},
             {f"{node}/{rail}": seen for (node, rail), seen in found.failed.items()},
         )
 
     def rails(self, fabric: ScanFabric) -> dict[NodeRail, str]:
-        """The rails that failed. Raises UsageError for some that are not there."""
+        """Return the rails that failed. Raises UsageError for unknown rails."""
         found = {}
         for place, seen in self.failed.items():
             numbers = [int(each) if each.isdecimal() else -1 for each in place.split("/")]
@@ -318,7 +317,7 @@ class StoredAbsent(Struct, frozen=True):
         return found
 
     def nodes(self, fabric: ScanFabric) -> dict[int, str]:
-        """As they are numbered in the scan."""
+        """Return the lost nodes by their number in the scan."""
         numbers = {str(node): node for node in range(len(fabric.hosts))}
         return {numbers[node]: seen for node, seen in self.absent.items() if node in numbers}
 
@@ -332,7 +331,7 @@ def _checked(place: Sequence[int], count: int, fabric: ScanFabric) -> Sequence[i
 
 
 class PartKind(StrEnum):
-    """The kind of part that is bad."""
+    """The kinds of faulty parts."""
 
     NODE_GONE = "node gone"
     NODE_HANGS = "node hangs"
@@ -356,11 +355,11 @@ OF_ONE_NODE = (
     PartKind.NIC,
     PartKind.RAIL_HANGS,
 )
-"""The kinds that make a node bad; the others are of the network between nodes."""
+"""The kinds that make a node faulty. The others are parts of the network between nodes."""
 
 
 class Tool(StrEnum):
-    """What an exclude list is for."""
+    """The tools that read an exclude list."""
 
     SLURM = "slurm"
     SLURM_DRAIN = "slurm drain"
@@ -457,7 +456,7 @@ _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
 def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
-    """'3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …', '1,021 are healthy'."""
+    """Yield the parts of the last line: '3 of 1,024 nodes are bad: node17 rail 3 at 41 % (NIC or cable), …'."""
     rows = report.rows(ScanPartRow)
     bad = [row for row in rows if row.verdict == Verdict.FAIL]
     nodes = len(metadata.hosts)
@@ -474,8 +473,10 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
 
 
 def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
-    """The bad parts first; `doubtful` are nodes of which some rail is a suspect, too noisy or without a figure, and
-    `failing` those whose own facts fail, or whose driver did not answer.
+    """Yield the faulty parts first, then the number of other nodes.
+
+    `doubtful` nodes have a rail that is a suspect, too noisy or not measured. `failing` nodes have failing facts, or a
+    driver that did not answer.
     """
     of_nodes = {node for row in bad if row.part_kind in OF_ONE_NODE for node in row.nodes}
     between = [row for row in bad if row.part_kind not in OF_ONE_NODE]

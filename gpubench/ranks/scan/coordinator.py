@@ -1,4 +1,4 @@
-"""Rank 0's side of a scan: orders to all supervisors, their replies, and the seats of ranks in rings."""
+"""Rank 0 of a scan: sends orders to all supervisors, and turns their replies into measurements."""
 
 import contextlib
 import resource
@@ -19,19 +19,18 @@ from gpubench.ranks.scan.supervisor import SECONDS_OF_PHASE_0, SECONDS_OF_SUPERV
 
 
 class NodeRanks(Struct, frozen=True):
-    """The ranks of every node, and the rails of every rank: all rails of a node on one rank, or one a rank."""
+    """The ranks of every node and the rails of every rank: one rank has all rails of its node, or one rail."""
 
     ranks_by_node: tuple[tuple[int, ...], ...]
     rails_by_rank: tuple[tuple[int, ...], ...]
 
     @property
     def node_by_rank(self) -> dict[int, int]:
-        """The node of every rank."""
         return {rank: node for node, ranks in enumerate(self.ranks_by_node) for rank in ranks}
 
     @property
     def rank_by_rail(self) -> dict[scan.NodeRail, int]:
-        """The rank that has a rail of a node."""
+        """The rank that measures each rail of each node."""
         return {
             scan.NodeRail(node, rail): rank
             for rank, node in self.node_by_rank.items()
@@ -42,7 +41,7 @@ class NodeRanks(Struct, frozen=True):
 def seats(
     rings: Sequence[Sequence[scan.NodeRail]], rank_by_rail: Mapping[scan.NodeRail, int]
 ) -> dict[int, tuple[Seat, ...]]:
-    """The seats of every rank in these rings; a rail has one at most."""
+    """Return the seats of every rank in these rings. A rail has at most one."""
     found: dict[int, tuple[Seat, ...]] = {}
     for ring in rings:
         for place, cell in enumerate(ring):
@@ -72,7 +71,7 @@ class _Supervised(Struct):
 
 
 class Coordinator:
-    """Measures rounds by the supervisors that are connected; a node of which one is gone is gone."""
+    """Measures rounds by the connected supervisors. If one supervisor of a node is gone, the node is gone."""
 
     def __init__(self, nodes: NodeRanks, secret: bytes, deadline_s: float) -> None:
         self.listener = socket.create_server(("", 0), backlog=4096)
@@ -88,16 +87,16 @@ class Coordinator:
 
     @property
     def port(self) -> int:
-        """Where supervisors connect to."""
+        """The TCP port for supervisors."""
         return int(self.listener.getsockname()[1])
 
     @property
     def gone(self) -> Mapping[int, str]:
-        """Nodes that are gone, and what was seen of that."""
+        """The nodes that are gone, with the reason."""
         return self._gone
 
     def accept(self, seconds: float) -> None:
-        """Wait until all ranks have connected, or for so long; nodes of which one has not are gone."""
+        """Wait until all ranks have connected. After `seconds`, nodes with a missing rank are gone."""
         deadline = time.monotonic() + seconds
         ranks = set(self._node_by_rank)
         while self._supervised.keys() != ranks and (left := deadline - time.monotonic()) > 0:
@@ -112,7 +111,7 @@ class Coordinator:
         self._ask_clocks()
 
     def _ask_clocks(self) -> None:
-        """Ask when all are there, so that none answered long ago; an answer that comes later counts too."""
+        """Ask for all clocks at once, when every rank has connected. Late answers count too."""
         for supervised in list(self._supervised.values()):
             supervised.asked_clock = time.time()
             try:
@@ -122,7 +121,7 @@ class Coordinator:
         self._collect(messages.ClockReply, dict.fromkeys(self._supervised), time.monotonic() + SECONDS_TO_GREET)
 
     def local(self) -> list[scan.LocalFigure]:
-        """Phase 0 of all nodes at once."""
+        """Measure phase 0 of all nodes at once."""
         replies = self._ask(
             dict.fromkeys(self._supervised, messages.LocalOrder()),
             messages.LocalReply,
@@ -137,7 +136,7 @@ class Coordinator:
         ]
 
     def failed(self) -> scan.BeforeRounds:
-        """What phase 0 left that does not work: nodes that are gone, rails whose worker died or hung."""
+        """Return the nodes that are gone after phase 0, and the rails whose worker died or hung."""
         orders = dict.fromkeys(self._supervised, messages.FailedOrder())
         replies = self._ask(orders, RoundReply, SECONDS_TO_BE_KILLED + SECONDS_OF_GRACE)
         failed = {
@@ -149,7 +148,7 @@ class Coordinator:
         return scan.BeforeRounds(dict(self._gone), failed)
 
     def clock_offsets(self) -> dict[int, float]:
-        """By how many seconds the wall clock of a node differs from this one's, where that is much."""
+        """Return the seconds by which wall clocks of nodes differ from this one, if more than CLOCK_SECONDS."""
         return {
             self._node_by_rank[rank]: each.clock_offset
             for rank, each in self._supervised.items()
@@ -157,7 +156,7 @@ class Coordinator:
         }
 
     def measure(self, planned: scan.PlannedRound) -> scan.RoundOutcome:
-        """A round: orders to both nodes of every pair, and their replies made into figures."""
+        """Measure a round: send orders to both nodes of every pair and merge their replies."""
         start = time.monotonic()
         orders = self._orders(planned)
         patience = self._deadline_s + SECONDS_OF_SUPERVISOR + SECONDS_OF_GRACE
@@ -177,7 +176,7 @@ class Coordinator:
     def rings(
         self, rings: Sequence[Sequence[scan.NodeRail]], *, all_reduce: bool = False, told_later: bool = False
     ) -> list[scan.RingOutcome]:
-        """What disjoint rings of rails deliver, all at once; in phase 0 a failed worker is `told_later` once more."""
+        """Measure disjoint rings of rails, all at once. With `told_later` (phase 0) the next round repeats failures."""
         number = next(self._ring_numbers)
         orders = {
             rank: messages.RingOrder(number, self._deadline_s, own, all_reduce, told_later)
@@ -193,7 +192,7 @@ class Coordinator:
         return [self._ring_outcome(ring, figures, replies) for ring in rings]
 
     def collective(self, nodes: Sequence[int]) -> float | scan.RingFailure:
-        """GB/s that pass a node in rings of these nodes, one a rail: the slowest of every ring, summed over rails."""
+        """Measure a ring of these nodes per rail. Return the GB/s through a node, summed over rails."""
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
         outcomes = self.rings([[scan.NodeRail(node, rail) for node in nodes] for rail in rails])
         failures = [failure for each in outcomes for failure in each.failures.values()]
@@ -202,7 +201,7 @@ class Coordinator:
         return sum(each.gb_s for each in outcomes)
 
     def close(self) -> None:
-        """Tell all supervisors that the scan is over, and whether everybody is still there to end MPI together."""
+        """End the scan on all supervisors. They learn whether every rank is left to end MPI together."""
         for each in self._supervised.values():
             with contextlib.suppress(OSError):
                 messages.send(each.connection, messages.EndOrder(not self._gone))
@@ -274,7 +273,7 @@ class Coordinator:
         return replies
 
     def _lose(self, rank: int, seen: str) -> None:
-        """A node without one of its supervisors is gone; its others are told to end, should they still hear."""
+        """Drop the node of a lost supervisor, and end its other supervisors if they still answer."""
         node = self._node_by_rank[rank]
         self._gone.setdefault(node, seen)
         for each in self._nodes.ranks_by_node[node]:
@@ -326,7 +325,7 @@ class Coordinator:
                     yield scan.PairSample(first, second, rail, 0.0, *self._failure(ends, own))
 
     def _failure(self, ends: Sequence[tuple[int, Figure | None]], remarks: Mapping[int, str]) -> tuple[str, int | None]:
-        """Why a figure is missing, and of which node: whoever blames itself, or is gone, is to blame."""
+        """Return why a measurement failed, and the node at fault if one blames itself or is gone."""
         failed = [(node, Outcome(said[2])) for node, said in ends if said is not None and said[2]]
         for node, outcome in failed:
             if outcome in OWN_FAULT:
@@ -348,7 +347,7 @@ def _words(outcome: Outcome, remark: str) -> str:
 
 
 def _allow_files(count: int) -> None:
-    """A connection a rank: more than the usual soft limit of 1,024 files."""
+    """Raise the limit of open files: one connection per rank may exceed the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         with contextlib.suppress(ValueError, OSError):

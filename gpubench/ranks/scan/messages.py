@@ -25,7 +25,7 @@ _MOST_BYTES = 2**16  # A message on 64 rails has less than 6 KiB
 
 
 class Outcome(IntEnum):
-    """How a worker fared in a round."""
+    """The outcome of a worker in a round."""
 
     DONE = 0
     DEADLINE = 1
@@ -46,7 +46,7 @@ WORDS = {
     Outcome.OWN_WORKER_FAILED: "its worker failed",
     Outcome.WRONG_DATA: WRONG_DATA_ARRIVED,
 }
-"""What is said of a round without a figure."""
+"""The words for a failed round."""
 
 OWN_FAULT = frozenset(
     {
@@ -56,7 +56,7 @@ OWN_FAULT = frozenset(
         Outcome.OWN_WORKER_FAILED,
     }
 )
-"""Outcomes of which a supervisor knows that its own side is to blame."""
+"""Outcomes that the supervisor's own side caused."""
 
 
 class ClockOrder(NamedTuple):
@@ -179,7 +179,7 @@ def clock_offset(clock: float, asked: float, answered: float) -> float:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel find out within 25 s that the other host is gone, whether or not anything was sent."""
+    """Let the kernel detect within 25 s that the other host is gone, even on an idle connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
@@ -187,7 +187,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def exactly(connection: socket.socket, count: int, deadline: float | None = None) -> bytes | None:
-    """So many bytes; None where the other end is gone before. Raises TimeoutError at a monotonic deadline."""
+    """Receive `count` bytes, or None if the other end is gone. Raises TimeoutError at a monotonic deadline."""
     parts = []
     while count:
         if deadline is not None:
@@ -201,7 +201,7 @@ def exactly(connection: socket.socket, count: int, deadline: float | None = None
 
 
 def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
-    """Prove knowledge of the secret, both ways. Raises ConnectionError: the other end has another; OSError: gone."""
+    """Prove to each other that both ends know the secret. Raises ConnectionError (another secret) or OSError (gone)."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(_LENGTH.pack(len(nonce + words)) + nonce + words)
     answer = exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
@@ -211,7 +211,7 @@ def greet(connection: socket.socket, secret: bytes, words: bytes) -> None:
 
 
 def welcome(connection: socket.socket, secret: bytes) -> bytes:
-    """Who connects, once the secret is proven. Raises ConnectionError, OSError, or TimeoutError."""
+    """Return the words of a peer that proved the secret. Raises ConnectionError, OSError or TimeoutError."""
     patience = connection.gettimeout()
     deadline = None if patience is None else time.monotonic() + patience
     head = exactly(connection, _LENGTH.size, deadline)
@@ -238,7 +238,7 @@ REFUSED = "refused"  # The failure of a worker that an MPS server did not take; 
 
 
 class WorkerTask(Struct, frozen=True):
-    """What a supervisor tells its worker: measure alone where `number` is 0, else in a ring at `place`."""
+    """A task for a worker: phase 0 if `number` is 0, else a pair, or a ring in which it has `place`."""
 
     number: int
     rail: int

@@ -1,4 +1,4 @@
-"""The supervisor on a rank of a scan starts, watches and ends workers; it never touches CUDA, nor MPI once started."""
+"""The supervisor of a rank: starts, watches and ends the workers of a scan. It uses neither CUDA nor MPI."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ _FAILURES = {
 
 
 class WorkerProcess:
-    """One worker at a time, on one rail; a dead one is replaced. One thread gives all tasks, as workers end with it."""
+    """The worker of one rail, replaced when it dies. One thread must start all, as the kernel ends workers with it."""
 
     def __init__(self, backend: str, device: int, secret: bytes) -> None:
         self.listener = socket.create_server(("", 0), backlog=16)
@@ -45,26 +45,26 @@ class WorkerProcess:
 
     @property
     def is_lost(self) -> bool:
-        """True while a process that was killed is still there."""
+        """True while a killed process still exists."""
         return self._stuck is not None and self._stuck.poll() is None
 
     @property
     def loss(self) -> messages.Outcome:
-        """What it means that it is lost: its GPU hangs. Under MPS it may wait for the server, as others' deaths do."""
+        """The outcome of a lost worker: its GPU hangs. Under MPS it may only wait for the server."""
         return messages.Outcome.BROKEN if self._under_mps else messages.Outcome.OWN_WORKER_BLOCKED
 
     @property
     def port(self) -> int:
-        """Where partners find it, also after it was replaced: the socket is the supervisor's."""
+        """The TCP port for partners. The supervisor owns the socket, so replacing the worker keeps it."""
         return int(self.listener.getsockname()[1])
 
     @property
     def control(self) -> socket.socket | None:
-        """The socket on which its answers arrive."""
+        """The socket for its answers."""
         return self._control
 
     def begin(self, task: messages.WorkerTask) -> None:
-        """Give it a task; a new worker where there is none."""
+        """Send a task, after starting a worker if none runs."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._received, self._task = b"", task
@@ -73,7 +73,7 @@ class WorkerProcess:
                 self._control.sendall(json.dumps(to_builtins(task)).encode() + b"\n")
 
     def answer(self, number: int) -> dict[str, object] | None:
-        """What it says of a task, once it has; None before. Raises EOFError where it has died."""
+        """Return its answer to a task, or None if it has not arrived. Raises EOFError if the worker has died."""
         if self._control is None:
             raise EOFError
         with contextlib.suppress(BlockingIOError):
@@ -89,7 +89,7 @@ class WorkerProcess:
         return answer if answer.get("number") == number else None
 
     def retries(self, answer: dict[str, object]) -> bool:
-        """Whether it was refused by an MPS server, which may take it later: a new worker then has the same task."""
+        """Start a new worker with the same task if an MPS server refused this one. Return whether it did."""
         if answer.get("failure") != messages.REFUSED or self._task is None:
             return False
         self._end()
@@ -97,10 +97,10 @@ class WorkerProcess:
         return True
 
     def outcome(self, answer: dict[str, object]) -> tuple[float, messages.Outcome, str]:
-        """GB/s, outcome and remark of an answer.
+        """Return GB/s, outcome and remark of an answer.
 
-        Under MPS a worker that failed is ended, for a new one to have the next task: where a client dies in the middle
-        of its work, the server breaks the others too, and takes no new ones until those have ended.
+        Under MPS, end a failed worker: if a client dies at work, the server breaks the others too, and accepts no new
+        client until they have ended.
         """
         gb_s = answer.get("gb_s")
         if isinstance(gb_s, float):
@@ -114,7 +114,7 @@ class WorkerProcess:
         )
 
     def state(self) -> messages.Outcome:
-        """Why it does not answer, by what the kernel says of it."""
+        """Return why it does not answer, from its process state in the kernel."""
         if self._process is None or self._process.poll() is not None:
             return messages.Outcome.OWN_WORKER_DIED
         letter = process_state(self._process.pid)
@@ -123,18 +123,18 @@ class WorkerProcess:
         return self.loss if letter == "D" else messages.Outcome.DEADLINE
 
     def has_died(self) -> bool:
-        """True where it ended by itself since it was started: nobody asked it to."""
+        """True if it ended by itself."""
         return self._process is not None and self._process.poll() is not None
 
     def how_it_ended(self) -> str:
-        """'signal 9', 'exit code 1'."""
+        """Return for example 'signal 9' or 'exit code 1'."""
         code = self._ended_with
         if code is None:
             return "no exit code"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """End it, whatever it does; where even that does not help, the rail is lost."""
+        """Kill it. If the process survives even that, the rail is lost."""
         if self._process is not None:
             self._process.poll()
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -149,7 +149,7 @@ class WorkerProcess:
             self._control = None
 
     def _end(self) -> None:
-        """Have it end by itself, as a client of MPS should; else end it."""
+        """Let it end by itself, as a client of MPS should, or kill it."""
         if self._process is not None and self._control is not None:
             self._control.close()
             self._control = None
@@ -158,7 +158,7 @@ class WorkerProcess:
         self.kill()
 
     def close(self) -> None:
-        """End it, and the socket that partners find it by."""
+        """Kill it and close its TCP port."""
         self.kill()
         self.listener.close()
 
@@ -183,14 +183,14 @@ class WorkerProcess:
 
 
 def seconds_left(deadline: float) -> float:
-    """Until a time of the monotonic clock; 0 where it has passed."""
+    """Return the seconds until a time of the monotonic clock, at least 0."""
     return max(0.0, deadline - time.monotonic())
 
 
 SECONDS_AFTER_DEADLINE = 1.0  # A worker ends its round itself at the deadline; so much later it is asked no more
 SECONDS_TO_ABORT = 5.0  # What a worker has to abort a communicator before it is killed
 SECONDS_OF_SUPERVISOR = SECONDS_AFTER_DEADLINE + SECONDS_TO_ABORT + SECONDS_TO_BE_KILLED
-"""What a supervisor may take beyond the deadline of a round."""
+"""The most that a supervisor needs after the deadline of a round."""
 
 SECONDS_OF_PHASE_0 = 20.0  # To start a worker, with its GPU, and to measure what it can by itself
 SECONDS_WITHOUT_ORDER = 60.0  # Beyond three rounds that end at the last moment, a supervisor then ends
@@ -199,7 +199,7 @@ _SECONDS_TO_BE_GREETED = 60.0  # Rank 0 greets one after the other, and stranger
 
 
 class RankCard(Struct, frozen=True):
-    """Where a rank is found: its host's addresses, the ports of its rails, and what else the others have to know."""
+    """The addresses of a rank's host, and the ports of its rails."""
 
     rank: int
     host: str
@@ -208,18 +208,18 @@ class RankCard(Struct, frozen=True):
     control_port: int = 0
 
     def places(self, rail: int, own_host: str) -> tuple[tuple[str, int], ...]:
-        """All addresses by which a worker may be reached from a host."""
+        """Return all addresses of a rail's worker, as seen from a host."""
         local = ("127.0.0.1",) if self.host == own_host else ()
         return tuple((address, self.ports[rail]) for address in (*local, *self.addresses))
 
     def control_places(self, own_host: str) -> tuple[tuple[str, int], ...]:
-        """All addresses by which rank 0 may be reached."""
+        """Return all addresses of rank 0, as seen from a host."""
         local = ("127.0.0.1",) if self.host == own_host else ()
         return tuple((address, self.control_port) for address in (*local, *self.addresses))
 
 
 class Supervisor:
-    """The workers of one rank, and what it is told to do with them. `devices` are the GPUs of its rails."""
+    """Executes the orders of rank 0 with the workers of one rank. `devices` are the GPUs of its rails."""
 
     def __init__(self, backend: str, rank: int, devices: Mapping[int, int], secret: bytes) -> None:
         self._rank = rank
@@ -229,7 +229,7 @@ class Supervisor:
         self.workers = {rail: WorkerProcess(backend, device, secret) for rail, device in devices.items()}
 
     def serve(self, cards: Sequence[RankCard], deadline_s: float) -> bool:
-        """Do what rank 0 says until the scan is over; True where nobody is gone. Raises OSError for a lost rank 0."""
+        """Execute orders until the scan is over. Return whether no node is gone. Raises OSError if rank 0 is lost."""
         own_host = cards[self._rank].host
         if len(self.workers) > 1:
             leave_core()
@@ -267,7 +267,7 @@ class Supervisor:
                 raise ConnectionError(f"no order: {order}")
 
     def _failed(self) -> messages.RoundReply:
-        """The rails whose worker died or hung in phase 0, which are told once more with their next round."""
+        """Report the rails whose worker died or hung in phase 0. Their next round reports them again."""
         for rail, worker in self.workers.items():
             if rail not in self._faults and worker.has_died():
                 worker.kill()
@@ -313,7 +313,7 @@ class Supervisor:
         return reply
 
     def round(self, number: int, tasks: Mapping[int, messages.WorkerTask], deadline_s: float) -> messages.RoundReply:
-        """All rails at once, within the deadline and what it takes to end who hangs."""
+        """Measure all rails at once, within the deadline and the time to kill hanging workers."""
         found = {rail: self._faults.pop(rail) for rail in tasks if rail in self._faults}
         for rail in [rail for rail in tasks if rail not in found]:
             worker = self.workers[rail]
@@ -367,9 +367,9 @@ class Supervisor:
         return answers
 
     def _local(self) -> list[LocalFigure]:
-        """Phase 0 of the rails of this rank, all at once; whose worker hangs or dies says so in the next round.
+        """Measure phase 0 of all rails of this rank at once. The next round reports workers that hang or die.
 
-        One that fails alone goes on: what it could not copy is a figure that is not there.
+        A worker that only fails a copy goes on, without that value.
         """
         tasks = {rail: messages.WorkerTask(0, rail, 0, self._rank, SECONDS_OF_PHASE_0) for rail in self.workers}
         for rail, task in tasks.items():
