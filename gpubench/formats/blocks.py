@@ -198,7 +198,10 @@ def _capitalised(words: str) -> str:
 
 def _matrix(name: str, section: Matrix, kinds: Mapping[tuple[str, str], str]) -> Grid:
     known = dict.fromkeys(column for row in section.cells.values() for column in row)
-    columns = [*(row for row in section.cells if row in known), *(each for each in known if each not in section.cells)]
+    columns = [
+        *(row for row in section.cells if row in known),
+        *(column for column in known if column not in section.cells),
+    ]
     rest = f"; {MOST_COLUMNS} of {len(columns)} shown, all in --format csv --section {name}"
     title = _capitalised(_words(name)) + (rest if len(columns) > MOST_COLUMNS else "")
     columns = columns[:MOST_COLUMNS]

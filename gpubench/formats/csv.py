@@ -43,7 +43,7 @@ class CsvWriter:
     def row(self, row: Row) -> None:
         if self._columns:
             record = row.to_record()
-            self._write([[_cell(each) for each in (*(record[column] for column in self._columns), *self._own_cells)]])
+            self._write([[_cell(value) for value in (*(record[column] for column in self._columns), *self._own_cells)]])
 
     def end(self, report: Report) -> None:
         """Write a section of the report unless rows were written, and close a file of our own."""
@@ -116,7 +116,7 @@ def _cell(value: object) -> object:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, (list, tuple)) and all(isinstance(each, (str, int)) for each in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(part, (str, int)) for part in value):
         return ";".join(map(str, value))
     if isinstance(value, (list, tuple, Mapping)):
         return json.dumps(value) if value else ""

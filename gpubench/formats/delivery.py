@@ -123,8 +123,8 @@ def interruption(rows: int = 0, kept_in: str = "") -> str:
     seen = f"interrupted after {counted(rows, 'row')}"
     if kept_in:
         return f"{seen}, kept in {kept_in}. Try: gpubench report {shlex.quote(kept_in)}"
-    sized = [each.partition("=")[0] in _SIZES for each in words]
-    others = [each for each, *is_size in zip(words, sized, [False, *sized], strict=False) if not any(is_size)]
+    sized = [word.partition("=")[0] in _SIZES for word in words]
+    others = [word for word, *is_size in zip(words, sized, [False, *sized], strict=False) if not any(is_size)]
     return f"{seen}. Try: {shlex.join([*others, '--sizes', '1M'])}"
 
 

@@ -180,7 +180,7 @@ def _ticks(scale: _Scale) -> list[float]:
         step = math.ceil((scale.high - scale.low) / _MOST_TICKS)
         return [10.0**power for power in range(int(scale.low), int(scale.high) + 1, step)]
     step = 10 ** math.floor(math.log10(scale.high))
-    step = next(each for each in (step / 5, step / 2, step, step * 2) if scale.high / each <= _MOST_TICKS)
+    step = next(width for width in (step / 5, step / 2, step, step * 2) if scale.high / width <= _MOST_TICKS)
     return [step * number for number in range(int(scale.high / step) + 1)]
 
 
@@ -393,7 +393,9 @@ class _Headings:
     def _named(self, head: "re.Match[str]") -> str:
         plain = re.sub(r"[^a-z0-9]+", "-", head[1].lower()).strip("-") or "part"
         name = next(
-            each for each in chain([plain], (f"{plain}-{number}" for number in count(2))) if each not in self._names
+            candidate
+            for candidate in chain([plain], (f"{plain}-{number}" for number in count(2)))
+            if candidate not in self._names
         )
         self._names.add(name)
         return f'<h2 id="{name}">{head[1]}</h2>'
@@ -454,16 +456,16 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield f"<span>{html_text(finding.subject)}</span><dl>"
     before = ""
     for label, words, is_command in finding.details:
-        shown = f"<code>{html_text(words)}</code>" if is_command else _with_code(words)
+        shown = f"<code>{html_text(words)}</code>" if is_command else _sentence_html(words)
         yield f"<dt>{'' if label == before else label}</dt><dd>{shown}</dd>"
         before = label
     yield "</dl></section>\n"
 
 
-def _with_code(words: str) -> str:
+def _sentence_html(words: str) -> str:
     """Return a sentence as HTML. What stands between backquotes is code, which a click selects."""
     pieces = enumerate(words.split("`"))
-    return "".join(f"<code>{html_text(each)}</code>" if number % 2 else html_text(each) for number, each in pieces)
+    return "".join(f"<code>{html_text(piece)}</code>" if number % 2 else html_text(piece) for number, piece in pieces)
 
 
 def _block(block: Block) -> Iterator[str]:
@@ -513,8 +515,8 @@ def _listing(listing: Listing) -> Iterator[str]:
     """Return a table. If it folds, lines that pass are hidden behind their number."""
     yield f"<h2>{html_text(_capitalised(listing.title))}</h2>"
     lines = list(zip(listing.lines, listing.verdicts, strict=False))
-    passed = [each for each in lines if each[1] is Verdict.PASS] if listing.folds else []
-    others = [each for each in lines if each not in passed]
+    passed = [line for line in lines if line[1] is Verdict.PASS] if listing.folds else []
+    others = [line for line in lines if line not in passed]
     if others or not passed:
         yield from _table(listing.heads, others)
     if passed:

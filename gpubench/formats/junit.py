@@ -36,10 +36,10 @@ def render(run: DocumentRun) -> Iterator[str]:
     found = list(cases(metadata, run.rows, run.report))
     counts = {
         "tests": str(len(found)),
-        "failures": str(sum(each.verdict is Verdict.FAIL for each in found)),
-        "errors": str(sum(each.verdict is Verdict.ERROR for each in found)),
+        "failures": str(sum(case.verdict is Verdict.FAIL for case in found)),
+        "errors": str(sum(case.verdict is Verdict.ERROR for case in found)),
     }
-    skipped = str(sum(_OUTCOMES.get(each.verdict) == "skipped" for each in found))
+    skipped = str(sum(_OUTCOMES.get(case.verdict) == "skipped" for case in found))
     suites = _element(None, "testsuites", {"name": "gpubench", **counts})
     suite = _element(
         suites,

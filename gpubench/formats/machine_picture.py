@@ -97,7 +97,7 @@ class Machine(Struct, frozen=True):
     wires: Sequence[Wire] = field(default=())
     fabric: str = ""
 
-    def of_gpu(self, name: str) -> Reach:
+    def median_reach(self, name: str) -> Reach:
         """Return the median of what a GPU reaches with the others."""
         own = [wire.reach for wire in self.wires if name in wire.ends and wire.reach.gb_s is not None]
         if not own:
@@ -114,7 +114,7 @@ def machines(run: DocumentRun) -> list[Machine]:
     rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
     several = len(set(run.metadata.hosts)) > 1
     found = [_machine(node, tree, rows, run.report.findings, several=several) for node, tree in trees.items()]
-    return [each for each in found[:_MOST_MACHINES] if any(part.is_gpu for part in each.parts)]
+    return [machine for machine in found[:_MOST_MACHINES] if any(part.is_gpu for part in machine.parts)]
 
 
 def _machine(
@@ -123,7 +123,7 @@ def _machine(
     own = [row for row in rows if row.source_node == row.destination_node == node]
     names = {row.what.split(" ")[0]: row.element for row in tree if _GPU.fullmatch(row.element)}
     odd = _named_in_findings(findings, node, {row.element for row in tree}, several=several)
-    host_reach = _with_host(own, names)
+    host_reach = _host_reach(own, names)
     parts = [
         replace(part, reach=host_reach.get(part.name, Reach()), verdict=found[0], title=found[1])
         for part in _parts(tree)
@@ -170,7 +170,7 @@ def _reach(row: PairRow) -> Reach:
     return Reach(row.bandwidth_gb_s, row.limit_gb_s, "of the limit" if row.limit_gb_s else "")
 
 
-def _with_host(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Reach]:
+def _host_reach(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Reach]:
     found: dict[str, Reach] = {}
     for row in rows:
         bus_id = row.source_bus_id or row.destination_bus_id or ""
@@ -219,7 +219,7 @@ def _is_good(row: PairRow) -> bool:
 
 def _worse(*verdicts: Verdict) -> Verdict | None:
     """Return the gravest bad verdict, or None if all are good."""
-    bad = [each for each in verdicts if each not in _GOOD]
+    bad = [verdict for verdict in verdicts if verdict not in _GOOD]
     return min(bad, key=gravity) if bad else None
 
 
@@ -243,7 +243,7 @@ def _named_in_findings(
 
 
 def _number(name: str) -> tuple[int, str]:
-    digits = "".join(each for each in name if each.isdigit())
+    digits = "".join(character for character in name if character.isdigit())
     return int(digits or 0), name
 
 
@@ -338,7 +338,7 @@ def _lines(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     """Draw PCIe: a line from each part to its parent, coloured by copies with host memory."""
     placed = list(zip(machine.parts, spots, strict=False))
     # The worst last: where lines share a way, it is the one that is seen.
-    for part, spot in sorted(placed, key=lambda each: _ORDER.index(_class(each[0].reach))):
+    for part, spot in sorted(placed, key=lambda item: _ORDER.index(_class(item[0].reach))):
         if part.above is None:
             continue
         up = spots[part.above]
@@ -356,7 +356,7 @@ def _fabric(machine: Machine, spots: Sequence[_Spot]) -> Iterator[str]:
     gpus = [(part, spot) for part, spot in zip(machine.parts, spots, strict=False) if part.is_gpu]
     top, bottom = gpus[0][1].y - _BOX / 2, gpus[-1][1].y + _BOX / 2
     for part, spot in gpus:
-        reach = machine.of_gpu(part.name)
+        reach = machine.median_reach(part.name)
         title = f"{part.name} with the others, in the middle: {reach.words}"
         yield f'<path class="w {_class(reach)}" d="M{spot.right:.0f} {spot.y:.1f}H{_FABRIC}">'
         yield f"<title>{html_text(title)}</title></path>"
@@ -385,7 +385,7 @@ def _is_odd(machine: Machine, wire: Wire) -> bool:
     """True if a wire is marked. It is not if one of its GPUs is slow with all others and has its own mark."""
     if wire.verdict is None:
         return False
-    return not any(_class(machine.of_gpu(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
+    return not any(_class(machine.median_reach(end)) == _class(wire.reach) for end in wire.ends) or not machine.fabric
 
 
 def _arc(wire: Wire, one: _Spot, other: _Spot, lines: Sequence[float], *, odd: bool) -> Iterator[str]:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.ERROR: "🟣", Verdict.SKIP: "⏭️"}
 _MARKS = {Verdict.FAIL: " **!**", Verdict.WARN: " **\\***", Verdict.INCONCLUSIVE: " **~**"}
-_ESCAPES = str.maketrans({each: f"\\{each}" for each in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+_ESCAPES = str.maketrans(
+    {character: f"\\{character}" for character in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+)
 _BLOCK = re.compile(r"^(?P<space> *)(?P<mark>[-+=#]|\d+(?=[.)](?: |$)))")
 """The beginning of a heading, a list, a rule."""
 

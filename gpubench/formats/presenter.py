@@ -235,7 +235,7 @@ class Presenter:
 
     def end(self, report: Report) -> None:
         """Write footers and verdict. On stderr repeat what must be seen of fallback if stdout is for programs."""
-        report = self.report = self._with_sentence(report)
+        report = self.report = self._add_sentence(report)
         self._progress.stop()
         self._write(lambda writer: writer.end(report))
         for output in self._options.outputs:
@@ -255,7 +255,7 @@ class Presenter:
         if not self._begun or self.report is not None:
             return
         report = Report(verdict=Verdict.FAIL if self._wrong else Verdict.ERROR, complete=False)
-        self.report = self._with_sentence(report)
+        self.report = self._add_sentence(report)
         for name, writer in self._writers.items():
             if name == "stdout" and self._is_table and sys.stdout.isatty():
                 continue  # the line on stderr, which the same person reads, is the last one
@@ -265,7 +265,9 @@ class Presenter:
     @property
     def kept_in(self) -> str:
         """Return the file of this run that `gpubench report` shows, if there is one."""
-        return next((str(each.path) for each in self._options.outputs if each.format.suffix in (".json", ".jsonl")), "")
+        return next(
+            (str(output.path) for output in self._options.outputs if output.format.suffix in (".json", ".jsonl")), ""
+        )
 
     @property
     def code_so_far(self) -> int:
@@ -279,7 +281,7 @@ class Presenter:
             return COULD_NOT_MEASURE
         return self._options.exit_code(self._metadata, self.report)
 
-    def _with_sentence(self, report: Report) -> Report:
+    def _add_sentence(self, report: Report) -> Report:
         """Add the last line, from the rows that were presented and those in sections. A stored report has it."""
         has_style = self._options.exit_style is not None
         if self._metadata is None or (report.sentence and not has_style):

@@ -171,7 +171,7 @@ class _Exposition:
     def add(self, name: str, help_text: str, value: float, labels: Mapping[str, object]) -> None:
         """Add a sample. A later one with the same labels replaces it."""
         all_labels = {**self._common, **labels}
-        text = ",".join(f'{key}="{_label(str(each))}"' for key, each in all_labels.items() if each != "")
+        text = ",".join(f'{key}="{_label(str(value))}"' for key, value in all_labels.items() if value != "")
         self._help[name] = help_text
         self._samples.setdefault(name, {})[text] = value
 
@@ -218,16 +218,16 @@ def render(run: DocumentRun, *, pairs: bool = False) -> Iterator[str]:
     slowest = _SlowestPairs()
     for record in _records(run):
         if "nvlink_bytes" not in record or pairs:
-            _add_row(exposition, record, metadata)
+            _add_samples(exposition, record, metadata)
         if "nvlink_bytes" in record:
             slowest.add(record)
     for record in slowest.records():
-        _add_row(exposition, record, metadata)
+        _add_samples(exposition, record, metadata)
     yield from exposition.lines()
 
 
 def _add_subjects(exposition: _Exposition, report: Report) -> None:
-    wrong = ((each, subject) for each in report.findings for subject in (each.subjects or (each.subject,)))
+    wrong = ((finding, subject) for finding in report.findings for subject in (finding.subjects or (finding.subject,)))
     for finding, subject in islice(wrong, _MOST_SUBJECTS):
         labels = {"id": finding.id, "severity": finding.severity.value, "subject": subject}
         exposition.add("gpubench_finding", "1 for a subject and a finding on it.", 1.0, labels)
@@ -266,7 +266,7 @@ def _records(run: DocumentRun) -> Iterator[Mapping[str, Any]]:
             yield from (row.to_record() for row in section.rows())
 
 
-def _add_row(exposition: _Exposition, record: Mapping[str, Any], metadata: Metadata) -> None:
+def _add_samples(exposition: _Exposition, record: Mapping[str, Any], metadata: Metadata) -> None:
     for mark, (which, metrics) in _METRICS.items():
         if mark not in record:
             continue

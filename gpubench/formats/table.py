@@ -54,12 +54,12 @@ def named_causes(report: Report) -> frozenset[str]:
 
 def top_causes(report: Report) -> Iterator[CauseText]:
     """Return the first few causes that explain the verdict on fallback, with their cures."""
-    return (_text(report, row, whole=False) for row in _root_findings(report))
+    return (_cause_text(report, row, whole=False) for row in _root_findings(report))
 
 
 def all_causes(report: Report) -> Iterator[CauseText]:
     """Return all causes that hold, with everything that the catalogue says about them."""
-    return (_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
+    return (_cause_text(report, row, whole=True) for row in report.rows(CauseRow) if not row.implied_by)
 
 
 def unread_lines(report: Report) -> list[str]:
@@ -78,10 +78,10 @@ def _root_findings(report: Report) -> list[CauseRow]:
     return [row for row in rows if row.paths or row.id in blamed][:_MOST_CAUSES] if blamed else []
 
 
-def _text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
+def _cause_text(report: Report, row: CauseRow, *, whole: bool) -> CauseText:
     verdict = Verdict(row.verdict)
     sure = f"by design, {row.confidence}" if verdict is Verdict.SKIP else row.confidence
-    implied = [each.id for each in report.rows(CauseRow) if each.implied_by == row.id]
+    implied = [cause.id for cause in report.rows(CauseRow) if cause.implied_by == row.id]
     details = [Detail("what", f"{row.title}: {', '.join(row.effects)}")] if whole else []
     details += [Detail("on", row.subject)] if whole else []
     details += [Detail("implies", ", ".join(implied))] if implied else []
@@ -120,7 +120,10 @@ def prospect_lines(report: Report) -> list[tuple[Verdict, str]]:
     rows = report.rows(FallbackRow)
     between = list(_lines_between_nodes(report))
     is_only = len(rows) == 1
-    return [*((Verdict(row.verdict), _line(row, is_only=is_only, nodes=bool(between))) for row in rows), *between]
+    return [
+        *((Verdict(row.verdict), _prospect_line(row, is_only=is_only, nodes=bool(between))) for row in rows),
+        *between,
+    ]
 
 
 def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
@@ -133,7 +136,7 @@ def other_lines(report: Report) -> Iterator[tuple[Verdict, str]]:
             yield Verdict(row.verdict), f"{row.subject} {maybe} {row.evidence} ({row.id})"
 
 
-def _line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
+def _prospect_line(row: FallbackRow, *, is_only: bool, nodes: bool) -> str:
     """Return a line on pairs inside nodes. `is_only` says that it covers all, `nodes` that others are between nodes."""
     pairs = f"all {row.count} pairs" if is_only and row.count > 1 else _named(row)
     begin = lead(row.origin)

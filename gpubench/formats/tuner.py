@@ -57,15 +57,15 @@ def tuned(rows: Sequence[CollectiveRow], best: Sequence[WinnerRow]) -> list[Tune
     """
     if not best:
         return []
-    placements = {each.placement for each in best}
+    placements = {winner.placement for winner in best}
     placement = Placement.OUT_OF_PLACE if Placement.OUT_OF_PLACE in placements else best[0].placement
     key = best[0].dtype, best[0].op, placement
     measured = {(row.size_bytes, row.setting): row for row in rows if (row.dtype, row.op, row.placement) == key}
     found = []
-    for each in best:
-        if (each.dtype, each.op, each.placement) == key:
-            setting = each.setting if each.beyond_noise else None
-            found.append(TunedSize(each.size_bytes, measured[each.size_bytes, setting], bool(each.beyond_noise)))
+    for winner in best:
+        if (winner.dtype, winner.op, winner.placement) == key:
+            setting = winner.setting if winner.beyond_noise else None
+            found.append(TunedSize(winner.size_bytes, measured[winner.size_bytes, setting], bool(winner.beyond_noise)))
     return sorted(found, key=lambda size: size.size_bytes)
 
 

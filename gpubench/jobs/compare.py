@@ -84,7 +84,7 @@ def learned(
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
     # All GPUs of the machine are what a value is for where it says nothing.
     visible = machine.match.visible
-    values = [replace(each, gpus=None) if each.gpus == visible else each for each in found.expected]
+    values = [replace(value, gpus=None) if value.gpus == visible else value for value in found.expected]
     expected, refused = _believable(bare, values)
     if not expected:
         raise UsageError(
@@ -99,8 +99,9 @@ def learned(
         f"{counted(len(samples), 'figure')} of {counted(len(files), 'result')} became {counted(len(expected), 'value')}"
     ]
     far = (
-        f"left out: {each.key.quantity} {each.value:.4g}, {each.subject} of {each.file}: far from the median"
-        for each in found.outliers
+        f"left out: {outlier.key.quantity} {outlier.value:.4g}, {outlier.subject} of "
+        f"{outlier.file}: far from the median"
+        for outlier in found.outliers
     )
     return written, [*notes, *far, *refused]
 
@@ -108,14 +109,14 @@ def learned(
 def _believable(profile: Profile, expected: Sequence[Expected]) -> tuple[list[Expected], list[str]]:
     """Return the values that a profile may have, and why not the others: a healthy machine can have odd results."""
     kept, refused = [], []
-    for each in expected:
-        size = "" if each.size_bytes is None else f" of {format_size(each.size_bytes)}"
+    for value in expected:
+        size = "" if value.size_bytes is None else f" of {format_size(value.size_bytes)}"
         try:
-            check_expected(profile, each, f"{each.quantity}{size}")
+            check_expected(profile, value, f"{value.quantity}{size}")
         except UsageError as error:
             refused.append(f"left out: {error.seen}, and not {error.expected}")
         else:
-            kept.append(each)
+            kept.append(value)
     return kept, refused
 
 
@@ -207,7 +208,7 @@ def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> 
         seconds = sum(map(_size, files)) / _BYTES_A_SECOND
         if seconds >= _SECONDS_WORTH_TELLING:
             presenter.waiting(f"reading {counted(len(files), 'result')}", seconds)
-        sides, report = _of_files(plan) if plan.last is None else _of_folder(plan, plan.last)
+        sides, report = _compare_files(plan) if plan.last is None else _compare_folder(plan, plan.last)
         presenter.begin(_metadata(plan, arguments, sides), ())
         presenter.end(report)
     return presenter.exit_code
@@ -229,7 +230,7 @@ class _Sides(Struct, frozen=True):
     new: Sequence[ResultFile]
 
 
-def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
+def _compare_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     user_facts = UserFacts(collective=plan.collective)
     base, new = ([read_results(path, user_facts) for path in paths] for paths in (plan.base, plan.new))
     if plan.other_machine and have_other_gpus(base, new):
@@ -239,9 +240,9 @@ def _of_files(plan: ComparePlan) -> tuple[list[_Sides], Report]:
     )
 
 
-def _of_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
+def _compare_folder(plan: ComparePlan, last: int) -> tuple[list[_Sides], Report]:
     chosen = choose(list_results(plan.folder), last)
-    sides = [_Sides(each.name, each.base, [each.new]) for each in chosen.series]
+    sides = [_Sides(series.name, series.base, [series.new]) for series in chosen.series]
     return sides, compare_history(chosen, plan.folder, Rules(threshold_percent=plan.threshold_percent))
 
 

@@ -249,7 +249,7 @@ def _metadata_of_copies(
         libraries=dict(file.circumstances.libraries),
         options={
             "pairs": [[names[gpu] for gpu in pair] for pair in request.pairs],
-            "sizes": sorted({each.size_bytes for each in request.series}),
+            "sizes": sorted({series.size_bytes for series in request.series}),
             "warmup": request.method.warmup,
             "samples": request.method.samples,
             "repeats": request.method.repeats,
@@ -270,12 +270,12 @@ def _metadata_of_copies(
 
 SECTIONS = ("rows", "evidence", "fallback", "causes", "findings")
 
-_ALGORITHMS = tuple(each.upper() for each in Algorithm)
+_ALGORITHMS = tuple(algorithm.upper() for algorithm in Algorithm)
 _USUAL, _GPUS_A_NODE = "hgx-h100-8", 8
 """The machine that messages use as an example."""
 
 
-def _with_nics(profile: Profile, nics: Nics) -> Profile:
+def _replace_nics(profile: Profile, nics: Nics) -> Profile:
     """Replace the NICs of a machine, spread over the places of its GPUs."""
     if [nic.rate_gbit_s for nic in profile.nic] == [nics.rate_gbit_s] * nics.count and not nics.is_ethernet:
         return profile
@@ -331,7 +331,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         file = results_in(text, plan.name, _user_facts(plan))
     except UsageError as error:
         failures = failures_in(text, has_rows=False)
-        if any(each.severity is Verdict.FAIL for each in failures):
+        if any(failure.severity is Verdict.FAIL for failure in failures):
             return show_failures(plan, failures, arguments)
         if isinstance(error, NotSaidError):
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
@@ -341,7 +341,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
     judged_rows.check_figures(rows, file.name)
-    table = _table(plan, file, rows)
+    table = _judged_table(plan, file, rows)
     speed = table.speed_judge(file, _assumed_network(plan, table))
     wiring, collective = table.wiring, speed.expected.collective
     limit_of = None if wiring is None else judged_rows.limits(collective, wiring)
@@ -375,9 +375,9 @@ def _user_facts(plan: ReportPlan) -> UserFacts:
 
 
 def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding], arguments: Sequence[str]) -> int:
-    twice = [run for run in file.runs if [each.table for each in file.runs].count(run.table) > 1]
+    twice = [run for run in file.runs if [run.table for run in file.runs].count(run.table) > 1]
     if twice:
-        raise _of_several_runs(file, [run for run in twice if run.table == twice[0].table])
+        raise _several_runs_error(file, [run for run in twice if run.table == twice[0].table])
     copies, models = ReadCopies.of(file), file.circumstances.gpus
     if plan.machine is None and not models:
         raise _what_is_missing(plan, gpus=True)
@@ -442,9 +442,9 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
 
     Raises: UsageError for none, or for tables of several collectives or numbers of ranks.
     """
-    rows = [*file.rows, *_of_latencies(plan, file)]
+    rows = [*file.rows, *_latency_rows(plan, file)]
     tables = Counter((row.collective, row.ranks, row.nodes) for row in rows)
-    wanted = [each for each in tables if plan.collective in (None, each[0])]
+    wanted = [table for table in tables if plan.collective in (None, table[0])]
     if len(wanted) != 1:
         lines = {run.table: f" (line {run.line})" for run in reversed(file.runs)}
         held = " and ".join(
@@ -460,7 +460,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
         )
     runs = [run for run in file.runs if run.table == wanted[0]]
     if len({run.machine for run in runs}) > 1:
-        raise _of_several_runs(file, runs)
+        raise _several_runs_error(file, runs)
     name, algorithm = wanted[0][0], (file.circumstances.environment or {}).get(ALGORITHM_VARIABLE, "").upper()
     if name not in SUMMARIES:
         raise UsageError(
@@ -473,7 +473,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
     ]
 
 
-def _of_several_runs(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
+def _several_runs_error(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
     """Return the error about runs that are no single table: of different machines, or of the same copies."""
     places = [f"line {run.line}" + (f" on {some_of(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
     later = [run.line for run in file.runs if run.line > runs[0].line]
@@ -485,7 +485,7 @@ def _of_several_runs(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
     )
 
 
-def _of_latencies(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
+def _latency_rows(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
     if file.latencies and any(row.ranks is None or row.busbw_gb_s is None for row in file.latencies):
         raise _what_is_missing(plan, gpus=True)
     nodes = 1 if plan.machine is None else plan.machine.nodes
@@ -504,7 +504,7 @@ def _of_latencies(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow]:
     ]
 
 
-def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
+def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) -> JudgedTable:
     first, models, hosts = rows[0], file.circumstances.gpus, file.circumstances.hosts
     on_gpus = first.backend != "host"
     if plan.machine is None and not models and on_gpus:
@@ -513,7 +513,7 @@ def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) ->
     machine = None if rest or not on_gpus else plan.machine or _machine_of(models, per_node, first.nodes)
     _check_machine(plan, first, models)
     if machine is not None and plan.nics is not None:
-        machine = replace(machine, profile=_with_nics(machine.profile, plan.nics))
+        machine = replace(machine, profile=_replace_nics(machine.profile, plan.nics))
     names = hosts if len(hosts) == first.nodes else [f"node{number}" for number in range(first.nodes)]
     gpus: Sequence[str | None] = models if len(models) == first.ranks else [None] * first.ranks
     if machine is not None and plan.machine is not None:
@@ -536,7 +536,7 @@ def _table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveRow]) ->
     if machine is None:
         return JudgedTable(rows, None, ranks, ranks, None)
     nodes = dict(enumerate(topologies(snapshots(machine))))
-    located = tuple(replace(each, gpu_bus_id=nodes[each.node].gpus[each.local_rank].bus_id) for each in ranks)
+    located = tuple(replace(rank, gpu_bus_id=nodes[rank.node].gpus[rank.local_rank].bus_id) for rank in ranks)
     return JudgedTable(rows, machine, ranks, located, Circumstances(wiring=Wiring(located, nodes)))
 
 

@@ -110,7 +110,7 @@ def test_devices_hang_below_switches_and_sockets() -> None:
 def test_a_healthy_machine_is_one_colour_and_has_no_sign() -> None:
     (machine,) = drawn(copies({}))
     assert machine.fabric == "NV18"
-    assert machine.of_gpu("GPU2").share == 1.0
+    assert machine.median_reach("GPU2").share == 1.0
     text = svg(machine)
     assert set(re.findall(r'class="w (s\d?)', text)) == {"s3", "s"}
     assert not set("✗!~") & set(re.sub("<title>.*?</title>", "", text))
@@ -122,8 +122,8 @@ def test_a_slow_gpu_has_a_slow_line_and_its_sign_and_no_arc_tells_it_again() -> 
     rows = [replace(row, verdict="FAIL") if "GPU3" in (row.source, row.destination) else row for row in copies(slow)]
     (machine,) = drawn(rows, [finding("GPU3 (0000:03:00.0) both ways")])
     assert {part.name: part.verdict for part in machine.parts if part.verdict} == {"GPU3": Verdict.FAIL}
-    assert machine.of_gpu("GPU3").share == 0.5
-    assert machine.of_gpu("GPU0").share == 1.0
+    assert machine.median_reach("GPU3").share == 0.5
+    assert machine.median_reach("GPU0").share == 1.0
     text = svg(machine)
     assert text.count("C4") == 0, "an arc beside the line of the GPU"
     assert "195" in text
@@ -140,8 +140,8 @@ def test_a_slow_gpu_is_slow_by_the_rows_that_fail_though_others_of_the_pair_are_
         if "GPU3" in (row.source, row.destination)
     ]
     (machine,) = drawn([*writes, *reads], [finding("GPU3 (0000:03:00.0)")])
-    assert machine.of_gpu("GPU3") == Reach(260.0, 390.0, "expected")
-    assert machine.of_gpu("GPU0").share == 1.0
+    assert machine.median_reach("GPU3") == Reach(260.0, 390.0, "expected")
+    assert machine.median_reach("GPU0").share == 1.0
     assert not re.search(r'<path[^>]* d="M[\d. ]+C', svg(machine)), "an arc beside the line of the GPU"
 
 

@@ -149,15 +149,15 @@ class BriefView(ReportView):
             yield f"profile {metadata.profile['name']}" if metadata.profile else "no profile of this machine"
 
     def _problems(self, findings: Sequence[Finding]) -> None:
-        bad = [each for each in findings if each.severity in _BAD]
+        bad = [finding for finding in findings if finding.severity in _BAD]
         if not bad:
             self._line("problems", "none found")
-        for each in bad[:_MOST_FINDINGS]:
-            self._line(f"{each.severity}", f"{each.id}: {each.subject}: {each.seen}", each.severity)
-            for number, command in enumerate(each.commands):
+        for finding in bad[:_MOST_FINDINGS]:
+            self._line(f"{finding.severity}", f"{finding.id}: {finding.subject}: {finding.seen}", finding.severity)
+            for number, command in enumerate(finding.commands):
                 self._page.print(f"{'' if number else '  try':<{_LABEL_WIDTH}} {command}")
-            if not each.commands:
-                self._line("  try", each.comment)
+            if not finding.commands:
+                self._line("  try", finding.comment)
         if len(bad) > _MOST_FINDINGS:
             self._line("", f"and {len(bad) - _MOST_FINDINGS} more: gpubench check")
 
@@ -234,7 +234,7 @@ def _speed_lines(report: Report, *, quick: bool) -> Iterator[tuple[str, str, Ver
         yield "copies", _copies_with_host(with_host), _verdict_of(with_host)
     rows = report.rows(CollectiveRow)
     if rows:
-        rates = ", ".join(_row(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
+        rates = ", ".join(_collective_speed(row) for row in sorted(rows, key=lambda row: -row.size_bytes))
         by = f"; {rows[0].ranks} CPU ranks, by MPI" if rows[0].backend == HOST else ""
         yield "allreduce", rates + by, _verdict_of(rows)
     missing = [row.note for row in report.rows(CheckRow) if row.verdict == Verdict.ERROR and row.note]
@@ -285,17 +285,17 @@ def _slowest_copy(rows: Sequence[PairRow]) -> PairRow:
 
 
 def _speed_of_copy(row: PairRow) -> str:
-    return f"{row.bandwidth_gb_s:.3g} GB/s{_of_expected(row.expected_gb_s, row.expected_percent)}"
+    return f"{row.bandwidth_gb_s:.3g} GB/s{_expected_share(row.expected_gb_s, row.expected_percent)}"
 
 
-def _row(row: CollectiveRow) -> str:
+def _collective_speed(row: CollectiveRow) -> str:
     size = format_size(row.size_bytes)
     if row.size_bytes < _SMALL_BYTES:
-        return f"{format_time(row.time_us)} at {size}{_of_expected_time(row)}"
-    return f"{row.reached_gb_s:.3g} GB/s at {size}{_of_expected(row.expected_gb_s, row.expected_percent)}"
+        return f"{format_time(row.time_us)} at {size}{_expected_time(row)}"
+    return f"{row.reached_gb_s:.3g} GB/s at {size}{_expected_share(row.expected_gb_s, row.expected_percent)}"
 
 
-def _of_expected_time(row: CollectiveRow) -> str:
+def _expected_time(row: CollectiveRow) -> str:
     """Return the expected time of a small size. One that takes longer passes: hosts launch faster or slower."""
     if row.expected_us is None:
         return ""
@@ -303,7 +303,7 @@ def _of_expected_time(row: CollectiveRow) -> str:
     return f" ({format_time(row.expected_us)} expected{'; hosts differ by that' if passes else ''})"
 
 
-def _of_expected(expected: float | None, percent: float | None) -> str:
+def _expected_share(expected: float | None, percent: float | None) -> str:
     if expected is None or percent is None:
         return " (no expected value)"
     return f" ({percent:.0f} % of {expected:.3g} expected)"

@@ -164,7 +164,7 @@ class CollectiveView:
         self._head, self._label = _labels(metadata)
         self._group_width = max(map(len, names)) + 1 if names else 0
         self._size_width, columns = self._fitting(
-            [each for each in FIGURES if each.width and (each.when is None or each.when(metadata))]
+            [column for column in FIGURES if column.width and (column.when is None or column.when(metadata))]
         )
         self._columns = [
             (column, row) for row in range(len(self._placements)) for column in columns if not _is_once(column)
@@ -273,7 +273,7 @@ class CollectiveView:
                 Column("operation", lambda trials: trials[0].operation),
                 *(_outcome_column(size) for size in sizes),
                 Column("after s", _seconds, 1, right=True),
-                Column("its words", _said, 2),
+                Column("its words", _error_text, 2),
             ]
             self._page.table(columns, list(grouped(rows, lambda row: row.operation).values()))
 
@@ -505,7 +505,7 @@ def _outcome_column(size: int) -> Column:
     return Column(format_size(size), lambda trials: next((row.outcome for row in trials if row.size_bytes == size), ""))
 
 
-def _said(rows: Sequence[MpiTrialRow]) -> str:
+def _error_text(rows: Sequence[MpiTrialRow]) -> str:
     return next((row.said for row in rows if row.outcome != TrialOutcome.RIGHT and row.said), "")
 
 
@@ -544,7 +544,7 @@ def _footer_lines(rows: Sequence[CollectiveRow], why_not_judged: str = "") -> It
     largest = max(rows, key=lambda row: (row.size_bytes, row.reached_gb_s))
     smallest = min(rows, key=lambda row: (row.size_bytes, row.time_us))
     if peak.busbw_gb_s is not None:
-        shares = f"{_of_expected(peak)}{_of_limit(peak)}"
+        shares = f"{_expected_share(peak)}{_limit_share(peak)}"
         yield f"peak busbw        {_bandwidth(peak)} at {_where(peak)}{shares}"
         yield f"at the largest    {_bandwidth(largest)} busbw at {_where(largest)}"
     yield f"at the smallest   {_time(smallest.time_us)} at {_where(smallest)}"
@@ -625,7 +625,7 @@ def _slow_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     )
     known = [row for row in marked if row.expected_percent is not None]
     worst = min(known, key=lambda row: row.expected_percent or 0.0, default=None)
-    slowest = "" if worst is None else f"; the slowest at {_where(worst)}{_of_expected(worst)}"
+    slowest = "" if worst is None else f"; the slowest at {_where(worst)}{_expected_share(worst)}"
     yield f"marked rows       {counts}{slowest}"
 
 
@@ -646,11 +646,11 @@ def _share(row: CollectiveRow) -> str:
     return format_share(row.expected_percent) + _mark(row)
 
 
-def _of_expected(row: CollectiveRow) -> str:
+def _expected_share(row: CollectiveRow) -> str:
     return "" if row.expected_percent is None else f", {format_share(row.expected_percent)}% of expected"
 
 
-def _of_limit(row: CollectiveRow) -> str:
+def _limit_share(row: CollectiveRow) -> str:
     if row.limit_gb_s is None:
         return ""
     with_nvls = " with NVLS" if NVLS_ASSUMED in (row.note or "") else ""

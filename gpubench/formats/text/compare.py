@@ -36,7 +36,7 @@ ROWS = (
     Column("row", lambda row: replace(row, size_bytes=None).name),
     Column("size", "size_bytes", right=True, optional=True),
     Column("before → now", lambda row: _before_and_now(row), 1, right=True, optional=True),
-    Column("% of before", lambda row: _of_before(row.slower_percent), right=True, optional=True),
+    Column("% of before", lambda row: _percent_of_before(row.slower_percent), right=True, optional=True),
     Column(
         "noise",
         lambda row: "?" if row.noise_percent is None else f"{bandwidth_lost(row.noise_percent):.1f} %",
@@ -84,7 +84,7 @@ class CompareView(ReportView):
                 if number:
                     self._page.print("")
                 self._header(series, [row for row in circumstances if row.series == series])
-                own = [each for each in judged if each[1].series == series]
+                own = [row for row in judged if row[1].series == series]
                 found = [row for row in changes if row.series == series]
                 if own:
                     self._comparison(own, rows)
@@ -118,7 +118,7 @@ class CompareView(ReportView):
 
     def _comparison(self, own: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """Print a series. `own` has the number of each row in `rows`, from which the shown rows are made."""
-        compared = [each for each in own if each[1].status == Status.COMPARED]
+        compared = [row for row in own if row[1].status == Status.COMPARED]
         self._table(compared, rows)
         self._page.print("")
         for line in _summary([judged for _, judged in compared]):
@@ -213,7 +213,7 @@ def _ratio(base: float | None, new: float | None) -> str:
     return "-" if not base or new is None else f"{new / base:.2f} ×"
 
 
-def _of_before(slower_percent: float | None) -> str:
+def _percent_of_before(slower_percent: float | None) -> str:
     return "?" if slower_percent is None else f"{100 - bandwidth_lost(slower_percent):.1f} %"
 
 
@@ -236,6 +236,8 @@ def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
         counted_changes = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
         figures = ""
         if changes:
-            least, middle, most = (_of_before(each) for each in (max(changes), median(changes), min(changes)))
+            least, middle, most = (
+                _percent_of_before(change) for change in (max(changes), median(changes), min(changes))
+            )
             figures = f"; bandwidth {middle} of before (median), from {least} to {most}"
         yield f"{kind}: {counted(len(rows), 'row')} in common: {counted_changes or 'without times'}{figures}"

@@ -113,7 +113,7 @@ class OverlapView:
 
     def _heads(self, row: OverlapRow) -> Iterator[str]:
         yield f"{_NAMES[Partner(row.partner)]}: each a {row.partner_operation}"
-        groups = [next((name for name, own in _GROUPS.items() if each in own), "") for each in self._columns]
+        groups = [next((name for name, own in _GROUPS.items() if column in own), "") for column in self._columns]
         spans = [
             (name, sum(column.width for _, column in members))
             for name, members in groupby(zip(groups, self._columns, strict=True), key=lambda pair: pair[0])

@@ -177,7 +177,9 @@ class P2pView:
         self._page.print("", f"managed memory beside plain memory, {size}, GB/s (of the copy engine's copy)")
         columns = [Column("from", itemgetter(0)), Column("to", itemgetter(1))]
         for engine, head in _HEADS.items():
-            words = {pair: _of_copy_engine(found.get((pair, engine)), found.get((pair, _COPY))) for pair in ends}
+            words = {
+                pair: _compare_with_copy_engine(found.get((pair, engine)), found.get((pair, _COPY))) for pair in ends
+            }
             columns.append(_column(head, words))
         self._page.table(columns, ends, keys=2)
 
@@ -186,7 +188,7 @@ def _column(head: str, words: Mapping[Any, str]) -> Column:
     return Column(head, lambda row: words.get(row, "-"), right=True)
 
 
-def _of_copy_engine(row: PairRow | None, copied: PairRow | None) -> str:
+def _compare_with_copy_engine(row: PairRow | None, copied: PairRow | None) -> str:
     if row is None or row.bandwidth_gb_s is None or row.engine == _COPY or copied is None or not copied.bandwidth_gb_s:
         return "-" if row is None else _marked(row)
     return f"{_marked(row)} ({units.format_share(units.percent(row.bandwidth_gb_s, copied.bandwidth_gb_s))} %)"

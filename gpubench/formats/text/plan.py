@@ -110,10 +110,12 @@ class PlanView(ReportView):
 
 
 def _span(least: float, most: float) -> str:
-    low, high = (f"{each:.{1 if most < 100 else 0}f}" for each in (least, most))
+    low, high = (f"{value:.{1 if most < 100 else 0}f}" for value in (least, most))
     return low if low == high else f"{low} to {high}"
 
 
 def _tokens(row: LayoutRow) -> str:
-    low, high = (f"{row.tokens_per_second * row.step_ms / each:,.0f}" for each in (row.step_most_ms, row.step_least_ms))
+    low, high = (
+        f"{row.tokens_per_second * row.step_ms / step_ms:,.0f}" for step_ms in (row.step_most_ms, row.step_least_ms)
+    )
     return low if low == high else f"{low} to {high}"

@@ -49,13 +49,13 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
     peculiar: dict[str, list[str]] = {}
     for head, fact_of in _FACTS.items():
         words = {row.gpu: fact_of(row) for row in gpus if not row.lost}
-        known = Counter(each for each in words.values() if each != _UNKNOWN)
+        known = Counter(word for word in words.values() if word != _UNKNOWN)
         if head in heads or not words:
             continue
         common[head] = known.most_common(1)[0][0] if known else _UNKNOWN
-        for gpu, each in words.items():
-            if each not in (common[head], _UNKNOWN, ""):
-                peculiar.setdefault(gpu, []).append(_phrase(head, each))
+        for gpu, word in words.items():
+            if word not in (common[head], _UNKNOWN, ""):
+                peculiar.setdefault(gpu, []).append(_phrase(head, word))
     facts = [_phrase(head, value) for head, value in common.items() if value not in ("", _UNKNOWN)]
     if facts:
         yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(facts)}"
@@ -109,7 +109,7 @@ def _nearest_nics(kind: KindRow, rdma: Sequence[str]) -> dict[str, str]:
     found = {}
     for gpu, row in kind.matrix.items():
         paths = {nic: row[nic] for nic in rdma if nic in row}
-        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        nearest = next((path_class for path_class in PATH_CLASSES if path_class in paths.values()), None)
         if nearest is not None:
             found[gpu] = f"{compress_names([nic for nic in paths if paths[nic] == nearest])} ({nearest})"
     return found
@@ -421,12 +421,12 @@ def _machine(node: NodeRow) -> Iterator[str]:
     if node.numa_nodes and node.numa_nodes != node.sockets:
         cpus.append(counted(node.numa_nodes, "NUMA node"))
     if any(cpus):
-        yield ", ".join(str(each) for each in cpus if each)
+        yield ", ".join(str(part) for part in cpus if part)
     machine = [node.product, f"Linux {node.kernel}" if node.kernel else None]
     machine.append(node.place)
     machine.append(counted(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
     if any(machine):
-        yield ", ".join(str(each) for each in machine if each)
+        yield ", ".join(str(part) for part in machine if part)
 
 
 def _access(cell: Mapping[str, Any]) -> PeerAccess:

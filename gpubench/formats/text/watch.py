@@ -246,7 +246,7 @@ class WatchView(ReportView):
     def end(self, report: Report) -> None:
         """Print everything, or only the verdict of a watch that was cut short."""
         metadata = self._metadata
-        seconds = max((each.last.seconds for each in self._means.values()), default=0.0)
+        seconds = max((mean.last.seconds for mean in self._means.values()), default=0.0)
         options = metadata.options
         extent = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
         self._page.heading(metadata, "watch", extent)
@@ -259,7 +259,7 @@ class WatchView(ReportView):
         self._page.outcome(report)
 
     def _devices(self) -> None:
-        by_node = grouped([each.row for each in self._means.values()], lambda row: row.node)
+        by_node = grouped([mean.row for mean in self._means.values()], lambda row: row.node)
         shown = list(by_node.items())[:1]
         for node, rows in shown:
             self._page.print("", f"{node}, means in GB/s" if len(by_node) > 1 else "means in GB/s")
@@ -335,7 +335,7 @@ class PlainScreen:
     def show(self, frame: WatchFrame) -> None:
         """Print the lines. Raise InterruptedRunError if nobody reads them any more."""
         lines = plain_lines(frame)
-        say(*(lines if self._width is None else chain.from_iterable(broken(each, self._width) for each in lines)))
+        say(*(lines if self._width is None else chain.from_iterable(broken(line, self._width) for line in lines)))
 
 
 class LiveScreen:

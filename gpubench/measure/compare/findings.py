@@ -95,7 +95,7 @@ def describe_file(file: ResultFile) -> str:
 
 def circumstance_rows(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[CircumstanceRow]:
     """Return every circumstance that a file names, those that changed first."""
-    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda each: each.options)
+    parts: tuple[Callable[[FileCircumstances], Texts], ...] = (_single, _libraries, lambda known: known.options)
     rows: list[CircumstanceRow] = []
     for texts_of in parts:
         before, after = ([texts_of(file.circumstances) for file in files] for files in (base, new))
@@ -109,29 +109,29 @@ def _rows(
     before: Sequence[Texts | None], after: Sequence[Texts | None], absent: str | None
 ) -> Iterator[CircumstanceRow]:
     """Return a row per name. `absent` is the value of a name that a file with such names lacks."""
-    for name in dict.fromkeys(name for each in (*before, *after) for name in each or ()):
-        base, new = (_joined(name, [each for each in side if each is not None], absent) for side in (before, after))
+    for name in dict.fromkeys(name for names in (*before, *after) for name in names or ()):
+        base, new = (_joined(name, [texts for texts in side if texts is not None], absent) for side in (before, after))
         yield CircumstanceRow(name=name, base=base, new=new, changed=None not in (base, new) and base != new)
 
 
 def _joined(name: str, texts: Sequence[Texts], absent: str | None) -> str | None:
-    found = dict.fromkeys(text for each in texts if (text := each.get(name, absent)) is not None)
+    found = dict.fromkeys(text for names in texts if (text := names.get(name, absent)) is not None)
     return " or ".join(found) or None
 
 
-def _single(each: FileCircumstances) -> Texts:
+def _single(known: FileCircumstances) -> Texts:
     return {
-        "GPUs": _counted(each.gpus) or None,
-        "hosts": ", ".join(each.hosts) or None,
-        TOPOLOGY: each.topology,
-        "tool": each.tool if " " in each.tool else None,
-        "profile": each.profile,
+        "GPUs": _counted(known.gpus) or None,
+        "hosts": ", ".join(known.hosts) or None,
+        TOPOLOGY: known.topology,
+        "tool": known.tool if " " in known.tool else None,
+        "profile": known.profile,
     }
 
 
-def _libraries(each: FileCircumstances) -> Texts:
+def _libraries(known: FileCircumstances) -> Texts:
     """Return versions without the loaded file: two environments with one version are alike."""
-    return {name: text.partition(" from ")[0] for name, text in each.libraries.items()}
+    return {name: text.partition(" from ")[0] for name, text in known.libraries.items()}
 
 
 _MOST_NAMED = 4
@@ -204,14 +204,19 @@ def findings_of(
     `roots` are findings of the new results that the old ones lack. What they explain is folded below them there.
     """
     hosts = list(dict.fromkeys(host for file in sides[1] for host in file.circumstances.hosts))
-    evidence = [each for each in _of_evidence(*sides) if not _is_below(each, verdict.HOST_STAGED, roots, hosts)]
-    ranges = [each for each in ranges if not _is_below(each, verdict.SLOW_UNEXPLAINED, roots, hosts)]
+    evidence = [
+        finding for finding in _evidence_findings(*sides) if not _is_below(finding, verdict.HOST_STAGED, roots, hosts)
+    ]
+    ranges = [finding for finding in ranges if not _is_below(finding, verdict.SLOW_UNEXPLAINED, roots, hosts)]
     wiring = [row for row in circumstances if row.changed and row.name == TOPOLOGY]
     known = list(roots)
     stored = _new_cause(*sides)
-    rows = [_with_cause(each, wiring, stored) for each in _of_rows(judged, compared, evidence, _Causes(roots, hosts))]
-    explained = any(each.id in _BY_WIRING for each in rows) or known != roots
-    found = [*evidence, *_of_unseen_paths(*sides), *rows, *ranges, *_of_files(*sides)]
+    rows = [
+        _add_cause(finding, wiring, stored)
+        for finding in _row_findings(judged, compared, evidence, _Causes(roots, hosts))
+    ]
+    explained = any(finding.id in _BY_WIRING for finding in rows) or known != roots
+    found = [*evidence, *_unseen_path_findings(*sides), *rows, *ranges, *_file_findings(*sides)]
     found += [
         verdict.Finding(
             id="topology-changed",
@@ -224,7 +229,7 @@ def findings_of(
         )
         for row in (() if explained else wiring)
     ]
-    return sorted(found, key=lambda each: (verdict.gravity(each.severity), each.id != judge.WRONG))
+    return sorted(found, key=lambda finding: (verdict.gravity(finding.severity), finding.id != judge.WRONG))
 
 
 _COMPARE_WIRING = verdict.Cure.of("gpubench topo", comment="Compare its output on both machines.")
@@ -246,20 +251,20 @@ _FOLDS = {
 
 def _new_cause(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> verdict.Finding | None:
     """Return the finding with which new results explain slow collectives, if the old ones lack it."""
-    before = {each.id for file in base for each in file.stored}
-    found = (each for file in reversed(new) if file.findings is None for each in file.stored)
+    before = {finding.id for file in base for finding in file.stored}
+    found = (finding for file in reversed(new) if file.findings is None for finding in file.stored)
     own = [
-        each
-        for each in found
-        if each.severity in (verdict.Verdict.FAIL, verdict.Verdict.WARN) and each.id not in before
+        finding
+        for finding in found
+        if finding.severity in (verdict.Verdict.FAIL, verdict.Verdict.WARN) and finding.id not in before
     ]
-    return next((each for each in own if each.consequences and each.id not in _UNEXPLAINED), None)
+    return next((finding for finding in own if finding.consequences and finding.id not in _UNEXPLAINED), None)
 
 
 _UNEXPLAINED = tuple(id_ for id_ in verdict.FIGURES if id_ != verdict.HOST_STAGED)
 
 
-def _with_cause(
+def _add_cause(
     finding: verdict.Finding, wiring: Sequence[CircumstanceRow], stored: verdict.Finding | None
 ) -> verdict.Finding:
     """Return the finding of slower rows with the cause that the results name, else a changed wiring."""
@@ -308,12 +313,12 @@ class _Causes:
         """Put the reasons below their causes."""
         for number, reasons in self._reasons.items():
             root = self._roots[number]
-            lines = _consequences([each for each in reasons if each.finding in _FOLLOWS])
+            lines = _consequences([reason for reason in reasons if reason.finding in _FOLLOWS])
             self._roots[number] = replace(root, consequences=(*root.consequences, *lines))
 
     def _cause(self, kind: str, ends: str, percent: int | None, over: str) -> int | None:
         if kind == judge.MISSING:
-            return next((number for number, each in enumerate(self._known) if each.id in _GONE), None)
+            return next((number for number, root in enumerate(self._known) if root.id in _GONE), None)
         figure = verdict.Finding(
             kind, verdict.Verdict.FAIL, ends, "", "", "", verdict.NO_CURE, expected_percent=percent
         )
@@ -345,7 +350,7 @@ def _kind_of(judged: judge.JudgedRow) -> str:
 def _ends_of(judged: judge.JudgedRow) -> str:
     """Return 'GPU0 (0000:16:00.0) → GPU3 (0000:19:00.0)', as findings name a pair, or nothing for a collective."""
     key = judged.key
-    names = next((each.devices for each in (*judged.new, *judged.base) if each.devices), (key.source, key.destination))
+    names = next((run.devices for run in (*judged.new, *judged.base) if run.devices), (key.source, key.destination))
     ends = (key.source_node, f"{names[0]} ({key.source})", "→", f"{names[1]} ({key.destination})")
     return "" if key.collective is not None else " ".join(filter(None, ends))
 
@@ -355,7 +360,7 @@ _LARGE_BYTES = 2**20
 _GONE = ("gpu-lost", "gpu-missing")  # New findings that explain rows which the new results lack
 
 
-def _of_rows(
+def _row_findings(
     judged: Sequence[judge.JudgedRow],
     compared: RowsByColumn[ComparisonRow],
     evidence: list[verdict.Finding],
@@ -369,7 +374,7 @@ def _of_rows(
     held: dict[str, list[tuple[ComparisonRow, judge.Reason]]] = {}
     paths = {path: number for number, finding in enumerate(evidence) for path in finding.subjects}
     of_paths: dict[int, list[judge.Reason]] = {}
-    numbers = [number for number, each in enumerate(judged) if each.reasons and not causes.take(each)]
+    numbers = [number for number, row in enumerate(judged) if row.reasons and not causes.take(row)]
     causes.fold()
     for place, row in zip(numbers, compared.made(numbers), strict=True):
         ids = {reason.finding for reason in judged[place].reasons}
@@ -392,7 +397,7 @@ def _of_rows(
             if finding == judge.STAGED and had_gpudirect and _GPUDIRECT not in (first.new_transport or ""):
                 advice = _WITHOUT_GPUDIRECT
             if finding == judge.SLOWER:
-                own.sort(key=lambda each: -(each[0].slower_percent or 0))
+                own.sort(key=lambda item: -(item[0].slower_percent or 0))
             names = tuple(row.name for row, _ in own)
             texts = list(dict.fromkeys(reason.text for _, reason in own))
             subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
@@ -420,7 +425,7 @@ def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
     return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
 
 
-def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
+def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     before = {(row.source, row.destination): row for row in _evidence(base)}
     worse: dict[str, list[str]] = {}
     for row in _evidence(new):
@@ -441,13 +446,17 @@ def _of_evidence(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
         )
 
 
-def _of_unseen_paths(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
+def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     """Return a finding if direct paths have no new evidence, though other paths have or these pairs copied."""
     direct = {(row.source, row.destination) for row in _evidence(base) if row.conclusion == Conclusion.DIRECT}
     seen = {(row.source, row.destination) for row in _evidence(new)}
     unseen = direct - seen
     if seen and unseen:
-        cells = (each for file in new for each in cells_of(file.pairs, "source", "destination", "bandwidth_gb_s"))
+        cells = (
+            cells_of_pair
+            for file in new
+            for cells_of_pair in cells_of(file.pairs, "source", "destination", "bandwidth_gb_s")
+        )
         unseen &= {(source, to) for source, to, gb_s in cells if gb_s is not None}
     paths = [f"{source} → {to}" for source, to in sorted(unseen)]
     if paths and len(direct) < MOST_ROWS and all(file.evidence is not None for file in new):
@@ -472,7 +481,7 @@ def _evidence(files: Sequence[ResultFile]) -> Iterator[EvidenceRow]:
 _BAD = (Conclusion.STAGED, Conclusion.WRONG, Conclusion.IMPOSSIBLE)
 
 
-def _of_files(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
+def _file_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
     for file in (*base, *new):
         if not file.complete:
             yield verdict.Finding(
@@ -497,10 +506,10 @@ def worse_result(
 ) -> Iterator[verdict.Finding]:
     """Return a finding for a new result that failed, if the old ones passed and no finding says why."""
     before = min(
-        (verdict.gravity(each.verdict) for each in base if each.verdict), default=verdict.gravity(verdict.Verdict.PASS)
+        (verdict.gravity(file.verdict) for file in base if file.verdict), default=verdict.gravity(verdict.Verdict.PASS)
     )
     worst = min(
-        (each for each in new if each.verdict), key=lambda each: verdict.gravity(each.verdict or ""), default=None
+        (file for file in new if file.verdict), key=lambda file: verdict.gravity(file.verdict or ""), default=None
     )
     if (
         worst is None
@@ -508,7 +517,7 @@ def worse_result(
         or verdict.gravity(worst.verdict) > verdict.gravity(verdict.Verdict.ERROR)
     ):
         return
-    if verdict.gravity(worst.verdict) < min((before, *(verdict.gravity(each.severity) for each in others))):
+    if verdict.gravity(worst.verdict) < min((before, *(verdict.gravity(finding.severity) for finding in others))):
         yield verdict.Finding(
             id=judge.WORSE,
             severity=verdict.Verdict(worst.verdict),

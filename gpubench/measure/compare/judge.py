@@ -106,7 +106,7 @@ def judge_added(key: compare.RowKey, new: Runs) -> JudgedRow:
 
 
 def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules: Rules) -> JudgedRow:
-    reasons = () if _tell_the_same(base, new) else tuple(_beside_time(base, new))
+    reasons = () if _tell_the_same(base, new) else tuple(_other_reasons(base, new))
     change = noise.change(key)
     if change is None:
         reasons = (*reasons, *_unmeasured(base, new))
@@ -132,7 +132,7 @@ def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules:
 
 
 def _verdict_of(reasons: Sequence[Reason], quiet: Verdict = Verdict.PASS) -> Verdict:
-    return overall([quiet, *(each.verdict for each in reasons)]) if reasons else quiet
+    return overall([quiet, *(reason.verdict for reason in reasons)]) if reasons else quiet
 
 
 _BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")
@@ -145,9 +145,9 @@ def _tell_the_same(base: Runs, new: Runs) -> bool:
     return bool(_BUT_TIME(base[0]) == _BUT_TIME(new[0]))
 
 
-def _beside_time(base: Runs, new: Runs) -> Iterator[Reason]:
+def _other_reasons(base: Runs, new: Runs) -> Iterator[Reason]:
     yield from (*_wrong(new), *_above(new), *_path(base, new), *_limit(base, new), *_verdict(base, new))
-    if any(each.verified for each in base) and not any(each.verified for each in new):
+    if any(run.verified for run in base) and not any(run.verified for run in new):
         yield Reason(UNVERIFIED, Verdict.WARN, "its data are no longer verified")
 
 
@@ -173,21 +173,21 @@ def _time(slower: float, bound: NoiseBound, rules: Rules, *, isolated: bool) -> 
 
 def _outlasts_hiccups(base: Runs, slower: float, *, is_last: bool) -> bool:
     """True if one operation takes long, or in the last rows of a sweep the increase over all iterations does."""
-    if median(each.time_us or 0.0 for each in base) >= _LASTS_US:
+    if median(run.time_us or 0.0 for run in base) >= _LASTS_US:
         return True
-    all_iterations = median((each.time_us or 0.0) * (each.iterations or _USUAL_ITERATIONS) for each in base)
+    all_iterations = median((run.time_us or 0.0) * (run.iterations or _USUAL_ITERATIONS) for run in base)
     return is_last and slower * all_iterations > _HICCUP_US
 
 
 def _wrong(new: Runs) -> Iterator[Reason]:
-    wrong = sum(each.wrong or 0 for each in new)
+    wrong = sum(run.wrong or 0 for run in new)
     if wrong:
         yield Reason(WRONG, Verdict.FAIL, f"{wrong} wrong elements")
 
 
 def _above(new: Runs) -> Iterator[Reason]:
     """Report a bandwidth that no link can carry: it is useless for a comparison."""
-    times = max((each.times_limit or 0.0 for each in new), default=0.0)
+    times = max((run.times_limit or 0.0 for run in new), default=0.0)
     if times:
         yield Reason(ABOVE_LIMIT, Verdict.ERROR, f"{times:.1f} times the limit")
 
@@ -198,11 +198,11 @@ def _path(base: Runs, new: Runs) -> Iterator[Reason]:
         ways = [transport(base), transport(new)]
         which = f": {ways[1]}, not {ways[0]}" if all(ways) else ""
         yield Reason(STAGED, Verdict.FAIL, f"direct before, through host memory now{which}")
-    elif after and before is None and any(each.host_staged is not None for each in new):
+    elif after and before is None and any(run.host_staged is not None for run in new):
         yield Reason(PATH, Verdict.WARN, "through host memory now; nothing says whether it was before")
     for what, one, other in (
         ("transport", transport(base), transport(new)),
-        ("path", _first(each.path_class for each in base), _first(each.path_class for each in new)),
+        ("path", _first(run.path_class for run in base), _first(run.path_class for run in new)),
     ):
         if one is not None and other is not None and one != other and not _more_links(one, other):
             yield Reason(PATH, Verdict.WARN, f"{what} {one} before, {other} now")
@@ -215,8 +215,8 @@ def _more_links(one: str, other: str) -> bool:
 
 
 def _limit(base: Runs, new: Runs) -> Iterator[Reason]:
-    before = [each.limit_gb_s for each in base if each.limit_gb_s is not None]
-    after = [each.limit_gb_s for each in new if each.limit_gb_s is not None]
+    before = [run.limit_gb_s for run in base if run.limit_gb_s is not None]
+    after = [run.limit_gb_s for run in new if run.limit_gb_s is not None]
     if before and after and min(after) < _LIMIT_FALLS * min(before):
         yield Reason(NARROWER, Verdict.FAIL, f"limit {min(before):.4g} GB/s before, {min(after):.4g} now")
 
@@ -225,30 +225,30 @@ def _verdict(base: Runs, new: Runs) -> Iterator[Reason]:
     before, after = worst(base), worst(new)
     if before is None or after is None or gravity(after) >= min(gravity(before), gravity(Verdict.PASS)):
         return
-    why = next((f": {each.note}" for each in new if each.verdict == after and each.note), "")
+    why = next((f": {run.note}" for run in new if run.verdict == after and run.note), "")
     yield Reason(WORSE, after, f"{before} before, {after} now{why}")
 
 
 def _unmeasured(base: Runs, new: Runs) -> Iterator[Reason]:
     """Return the reason why a side has no time. Rows that never have one, as those of topo, need none."""
-    if any(each.wrong for each in base):
+    if any(run.wrong for run in base):
         yield Reason(LOST, Verdict.INCONCLUSIVE, "the old data were wrong: their time is no baseline")
-    elif logs_of(base) and not any(each.wrong for each in new):
+    elif logs_of(base) and not any(run.wrong for run in new):
         yield Reason(LOST, Verdict.ERROR, "measured before, and could not be now")
 
 
 def staged(side: Runs) -> bool | None:
     """True if any run of a side went through host memory, None if no run says."""
-    known = [each.host_staged for each in side if each.host_staged is not None]
+    known = [run.host_staged for run in side if run.host_staged is not None]
     return any(known) if known else None
 
 
 def transport(side: Runs) -> str | None:
-    return _first([each.transport for each in side])
+    return _first([run.transport for run in side])
 
 
 def worst(side: Runs) -> Verdict | None:
-    verdicts = [Verdict(each.verdict) for each in side if each.verdict is not None]
+    verdicts = [Verdict(run.verdict) for run in side if run.verdict is not None]
     return min(verdicts, key=gravity, default=None)
 
 
@@ -265,10 +265,10 @@ class ComparedRows(RowsByColumn[compare.ComparisonRow]):
         self._judged = judged
 
     def __iter__(self) -> Iterator[compare.ComparisonRow]:
-        return map(_row, self._judged)
+        return map(_comparison_row, self._judged)
 
     def made(self, numbers: Iterable[int]) -> list[compare.ComparisonRow]:
-        return [_row(self._judged[number]) for number in numbers]
+        return [_comparison_row(self._judged[number]) for number in numbers]
 
     def cells(self, *names: str) -> Iterator[tuple[Any, ...]]:
         return zip(*(map(_SUMMED[name], self._judged) for name in names), strict=True)
@@ -280,19 +280,19 @@ _SUMMED: Mapping[str, Callable[[JudgedRow], Any]] = {
     "collective": attrgetter("key.collective"),
     "verdict": attrgetter("verdict"),
     "change": attrgetter("change"),
-    "slower_percent": lambda each: None if each.slower is None else 100 * each.slower,
-    "noise_percent": lambda each: None if each.bound is None else 100 * each.bound.share,
+    "slower_percent": lambda row: None if row.slower is None else 100 * row.slower,
+    "noise_percent": lambda row: None if row.bound is None else 100 * row.bound.share,
 }
 
 
-def _row(judged: JudgedRow) -> compare.ComparisonRow:
+def _comparison_row(judged: JudgedRow) -> compare.ComparisonRow:
     columns = judged.key._asdict() | {name: value(judged) for name, value in _SUMMED.items()}
     for names, side in ((_OF_BASE, judged.base), (_OF_NEW, judged.new)):
         columns |= zip(names, _columns(side), strict=True)
     columns["source_device"], columns["destination_device"] = (judged.new or judged.base)[0].devices or _NO_DEVICES
     return compare.ComparisonRow(
         noise_source=None if judged.bound is None else judged.bound.source,
-        reason="; ".join(each.text for each in judged.reasons) or None,
+        reason="; ".join(reason.text for reason in judged.reasons) or None,
         **columns,
     )
 
@@ -309,12 +309,12 @@ def _columns(side: Runs) -> tuple[object, ...]:
         (one,) = side
         figures = one.time_us or None, one.gb_s or None
         return *figures, 1, one.origin, one.transport or None, one.host_staged, one.verdict
-    figures = _middle([each.time_us for each in side]), _middle([each.gb_s for each in side])
-    return *figures, len(side), _first([each.origin for each in side]), transport(side), staged(side), worst(side)
+    figures = _middle([run.time_us for run in side]), _middle([run.gb_s for run in side])
+    return *figures, len(side), _first([run.origin for run in side]), transport(side), staged(side), worst(side)
 
 
 def _middle(figures: Sequence[float | None]) -> float | None:
-    known = [each for each in figures if each]
+    known = [value for value in figures if value]
     return median(known) if known else None
 
 
@@ -336,7 +336,7 @@ def slower_ranges(
     before: RunsByRow, after: RunsByRow, noise: ChangeNoise, judged: Iterable[JudgedRow], rules: Rules
 ) -> Iterator[Finding]:
     """Return a finding for each range that is slower as a whole, unless most of its rows are named."""
-    named = {each.key for each in judged if each.change is compare.Change.SLOWER}
+    named = {row.key for row in judged if row.change is compare.Change.SLOWER}
     if rules.threshold_percent is not None:
         return
     families = [part for family in noise.families for part in _parts(family) if len(part) >= LEAST_VALUES]
@@ -358,16 +358,16 @@ def _range(
     """Return a range with the smaller of two bounds: from its rows with the floor for single runs, or from its runs."""
     middle = median(change for key in keys if (change := noise.change(key)) is not None)
     bounds = []
-    known = [deviation for key in keys if (deviation := noise.of_change(key)) is not None]
+    known = [deviation for key in keys if (deviation := noise.change_noise(key)) is not None]
     if known:
-        error = _MEDIAN_WIDTH * median(each.deviation for each in known) / math.sqrt(len(keys))
-        typical = Noise(error, median(each.freedom for each in known))
+        error = _MEDIAN_WIDTH * median(noise_of_row.deviation for noise_of_row in known) / math.sqrt(len(keys))
+        typical = Noise(error, median(noise_of_row.freedom for noise_of_row in known))
         floor = math.log1p(noise.floor(keys[0], median(map(noise.time_us, keys))))
         bounds.append(max(floor, typical.bound(TESTS * ranges)))
     runs = [_run_middles(side, keys) for side in sides] if noise.shows_whole_runs(keys[0]) else []
     if runs and min(map(len, runs)) >= REPEATED_RUNS:
         freedom = sum(map(len, runs)) - len(runs)
-        squares = sum((each - fmean(side)) ** 2 for side in runs for each in side)
+        squares = sum((run - fmean(side)) ** 2 for side in runs for run in side)
         error = math.sqrt(squares / freedom * sum(1 / len(side) for side in runs))
         bounds.append(max(math.log1p(FLOOR), Noise(error, freedom).bound(TESTS * ranges)))
     return Range(tuple(keys), middle, min(bounds)) if bounds else None
@@ -377,7 +377,7 @@ def _run_middles(side: RunsByRow, keys: Sequence[compare.RowKey]) -> list[float]
     """Return the median of the logarithms of each run, if every row has all runs."""
     logs = [logs_of(side[key]) for key in keys]
     runs = min(map(len, logs))
-    return [median(each[run] for each in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
+    return [median(row[run] for row in logs) for run in range(runs)] if runs == max(map(len, logs)) else []
 
 
 def _finding(found: Range) -> Finding:

@@ -68,10 +68,10 @@ def gather(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> tuple[RunsB
             for key, row in own_rows:
                 if key in settings:
                     key = key._replace(setting=_setting(row))
-                measured.setdefault(key, []).append(_of_collective(row))
+                measured.setdefault(key, []).append(_collective_figures(row))
             for latency in file.latencies:
-                measured.setdefault(made_of(RowKey, latency), []).append(_of_latency(latency))
-            for key, figures in zip(pair_keys(file.pairs, places), _of_pairs(file.pairs), strict=True):
+                measured.setdefault(made_of(RowKey, latency), []).append(_latency_figures(latency))
+            for key, figures in zip(pair_keys(file.pairs, places), _pair_figures(file.pairs), strict=True):
                 measured.setdefault(known.setdefault(key, key), []).append(figures)
         sides.append(measured)
     return sides[0], sides[1]
@@ -84,7 +84,7 @@ def _swept(files: Iterable[Sequence[tuple[RowKey, CollectiveRow]]]) -> set[RowKe
         settings: dict[RowKey, set[str | None]] = {}
         for key, row in rows:
             settings.setdefault(key, set()).add(_setting(row))
-        found |= {key for key, each in settings.items() if len(each) > 1}
+        found |= {key for key, names in settings.items() if len(names) > 1}
     return found
 
 
@@ -93,11 +93,11 @@ def _setting(row: CollectiveRow) -> str | None:
 
 
 def _pair_nodes(files: Iterable[ResultFile]) -> list[str]:
-    ends = (each for file in files for each in cells_of(file.pairs, "source_node", "destination_node"))
+    ends = (ends_of_pair for file in files for ends_of_pair in cells_of(file.pairs, "source_node", "destination_node"))
     return sorted(set(chain.from_iterable(ends)))
 
 
-def _of_collective(row: CollectiveRow) -> RunFigures:
+def _collective_figures(row: CollectiveRow) -> RunFigures:
     return made_of(
         RunFigures,
         row,
@@ -110,7 +110,7 @@ def _of_collective(row: CollectiveRow) -> RunFigures:
     )
 
 
-def _of_latency(row: LatencyRow) -> RunFigures:
+def _latency_figures(row: LatencyRow) -> RunFigures:
     return made_of(
         RunFigures,
         row,
@@ -122,7 +122,7 @@ def _of_latency(row: LatencyRow) -> RunFigures:
     )
 
 
-def _of_pairs(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
+def _pair_figures(rows: Iterable[PairRow]) -> Iterator[RunFigures]:
     known: dict[tuple[str, str], tuple[str, str]] = {}
     for latency, gb_s, size, engine, is_staged_, verified, source, to, origin, transport, verdict, *rest in cells_of(
         rows, *_FIGURES
@@ -163,7 +163,7 @@ def _staged(in_row: bool | None, transport: str | None) -> bool | None:  # noqa:
     """True if the bytes went through host memory, according to the row, else to its transports."""
     if in_row is not None or not transport:
         return in_row
-    return is_staged([parse_transport(each) for each in transport.split("+")])
+    return is_staged([parse_transport(part) for part in transport.split("+")])
 
 
 LARGE_BYTES = 16 * 2**20
@@ -215,7 +215,7 @@ def is_over_network(key: RowKey) -> bool:
     return (key.nodes or 1) > 1
 
 
-def with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
+def combine_with_usual_noise(key: RowKey, found: Noise | None) -> Noise | None:
     """Return the noise that the files show, combined with what such rows usually have.
 
     Few rows give a deviation that is often half or twice the true one. Both are weighted by their degrees of freedom,
@@ -320,7 +320,7 @@ class ChangeNoise:
     def floor(self, key: RowKey, time_us: float) -> float:
         return single_run_floor(key, time_us, other_hosts=self._other_hosts)
 
-    def of_change(self, key: RowKey) -> Noise | None:
+    def change_noise(self, key: RowKey) -> Noise | None:
         """Return the noise of a row's change, or None if too few rows are known."""
         return self._noise(key, self._times[key])[0]
 
@@ -358,12 +358,12 @@ class ChangeNoise:
         if key.collective is None or min(self._times[key].runs) >= SETTLED_RUNS:
             return False
         half = (self.change(key) or 0.0) / 2
-        beside = [(self.change(each) or 0.0) >= half for each in self._beside(key)]
+        beside = [(self.change(neighbour) or 0.0) >= half for neighbour in self._beside(key)]
         if beside and not any(beside):
             return True
         size = key.size_bytes or 0
         half_an_octave = self._sizes(key).between(size / _APART, size * _APART)
-        near = [(self.change(each) or 0.0) >= half for each in half_an_octave]
+        near = [(self.change(neighbour) or 0.0) >= half for neighbour in half_an_octave]
         return len(near) >= DENSE_ROWS and sum(near) < len(near) / 4
 
     def is_largest(self, key: RowKey) -> bool:
@@ -372,10 +372,10 @@ class ChangeNoise:
 
     def _beside(self, key: RowKey) -> Iterator[RowKey]:
         """Return the other placement of a row, and the next sizes of the same placement."""
-        for each in self._sizes(key).near(key.size_bytes or 0, 1):
-            alike = each.size_bytes == key.size_bytes or each.placement == key.placement
-            if each != key and alike:
-                yield each
+        for neighbour in self._sizes(key).near(key.size_bytes or 0, 1):
+            alike = neighbour.size_bytes == key.size_bytes or neighbour.placement == key.placement
+            if neighbour != key and alike:
+                yield neighbour
 
     def _sizes(self, key: RowKey) -> "_RowsBySize":
         family = self._times[key].family
@@ -390,15 +390,15 @@ class ChangeNoise:
             if place not in self._near_noise:
                 near = tuple(self._near(key))
                 self._near_noise[place] = self._between_runs(near), self._between_changes(near)
-            noise, source = self._of_neighbours(key, *self._near_noise[place])
+            noise, source = self._combine_neighbours(key, *self._near_noise[place])
             bound = None if noise is None else self._bound_of(noise, source)
             known = self._noises[place, times.runs] = noise, bound
         return known
 
-    def _of_neighbours(self, key: RowKey, runs: Noise | None, changes: Noise | None) -> tuple[Noise | None, str]:
+    def _combine_neighbours(self, key: RowKey, runs: Noise | None, changes: Noise | None) -> tuple[Noise | None, str]:
         usual = None
         if max(self.runs(key)) < REPEATED_RUNS:
-            usual = with_usual_noise(key, changes if runs is None else None)
+            usual = combine_with_usual_noise(key, changes if runs is None else None)
         if runs is None:
             return usual or changes, _USUAL if changes is None else _NEIGHBOURS
         share = math.sqrt(sum(map(_part_of_variance, self._times[key].runs)))
@@ -472,7 +472,7 @@ class _RowsBySize(Struct, frozen=True):
         return self._of(self.sizes[bisect_left(self.sizes, least) : bisect_right(self.sizes, most)])
 
     def _of(self, sizes: Sequence[int]) -> Iterator[RowKey]:
-        return (key for _, key in sorted((each for size in sizes for each in self.rows[size]), key=itemgetter(0)))
+        return (key for _, key in sorted((row for size in sizes for row in self.rows[size]), key=itemgetter(0)))
 
 
 def _second_differences(changes: Mapping[RowKey, float]) -> Iterator[float]:
@@ -504,11 +504,11 @@ def middle_of(values: Sequence[float]) -> float:
 
 def logs_of(seen: Sequence[RunFigures]) -> list[float]:
     """Return the logarithms of the times of a side. Wrong data have no time."""
-    return [math.log(each.time_us) for each in seen if each.time_us and not each.wrong]
+    return [math.log(run.time_us) for run in seen if run.time_us and not run.wrong]
 
 
 def _within(base: Sequence[RunFigures], new: Sequence[RunFigures]) -> float | None:
     """Return the standard error of a change from the spread within rows, or None if no row has one."""
-    sides = [[each.error_of_mean for each in side if each.error_of_mean is not None] for side in (base, new)]
+    sides = [[run.error_of_mean for run in side if run.error_of_mean is not None] for side in (base, new)]
     squares = [sum(error * error for error in errors) / len(errors) ** 2 for errors in sides if errors]
     return math.sqrt(sum(squares)) if squares else None

@@ -76,7 +76,7 @@ class MachineCurve(Struct, frozen=True):
         """Return the smallest measured size that reaches half of the highest bandwidth."""
         return min(size for size, value in self.gb_s.items() if value >= self.gb_s[self.peak_size] / 2)
 
-    def of_node(self, size: int) -> float | None:
+    def node_bandwidth(self, size: int) -> float | None:
         return self.gb_s[size] * self.gpus / self.nodes if self.gpus and self.nodes else None
 
 
@@ -94,7 +94,7 @@ def _machine_row(name: str, base: MachineCurve, new: MachineCurve) -> MachineRow
     common = base.gb_s.keys() & new.gb_s.keys()
     sizes = (max(common),) * 2 if common else (base.peak_size, new.peak_size)
     figures = base.gb_s[sizes[0]], new.gb_s[sizes[1]]
-    of_nodes = base.of_node(sizes[0]), new.of_node(sizes[1])
+    of_nodes = base.node_bandwidth(sizes[0]), new.node_bandwidth(sizes[1])
     timed = base.time_us.keys() & new.time_us.keys()
     reason = None
     if base.gpus != new.gpus:
@@ -171,7 +171,7 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
 
 def _medians(points: Sequence[tuple[int | None, float | None]]) -> dict[int, float]:
     known = [(size, value) for size, value in points if size is not None and value]
-    return {size: median(value for _, value in own) for size, own in grouped(known, lambda each: each[0]).items()}
+    return {size: median(value for _, value in own) for size, own in grouped(known, lambda point: point[0]).items()}
 
 
 def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -217,16 +217,16 @@ def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> li
     def now(key: tuple[str, str]) -> tuple[str, str]:
         """The key of an old finding in the new results: some conditions were renamed or split."""
         ids = ((id_, key[1]) for id_ in ids_now(key[0]))
-        return key if key in after else next((each for each in ids if each in after), key)
+        return key if key in after else next((candidate for candidate in ids if candidate in after), key)
 
     before = {now(key): finding for key, finding in before.items()}
-    rows = [_row(before.get(key), after.get(key)) for key in {**after, **before}]
+    rows = [_finding_change(before.get(key), after.get(key)) for key in {**after, **before}]
     return sorted(rows, key=lambda row: (gravity(row.verdict), _STATUSES.index(FindingStatus(row.status))))
 
 
 def _found(files: Sequence[ResultFile]) -> _FindingsBySubject:
     found: dict[tuple[str, str], Finding] = {}
-    for finding in (each for file in files for each in file.findings or ()):
+    for finding in (finding for file in files for finding in file.findings or ()):
         for subject in finding.subjects or (finding.subject,):
             known = found.setdefault(_key(finding.id, subject), finding)
             if known is finding or gravity(finding.severity) < gravity(known.severity):
@@ -238,7 +238,7 @@ def _key(finding: str, subject: str) -> tuple[str, str]:
     return finding, _INDEX.sub("", subject)
 
 
-def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
+def _finding_change(before: Finding | None, after: Finding | None) -> FindingChangeRow:
     if after is None:
         status = FindingStatus.GONE
     elif before is None:
@@ -249,7 +249,7 @@ def _row(before: Finding | None, after: Finding | None) -> FindingChangeRow:
         graver = gravity(after.severity) < gravity(before.severity)
         status = FindingStatus.GRAVER if graver else FindingStatus.MILDER
     worse = after is not None and status in (FindingStatus.NEW, FindingStatus.GRAVER)
-    named = next(each for each in (after, before) if each is not None)
+    named = next(finding for finding in (after, before) if finding is not None)
     return FindingChangeRow(
         finding=named.id,
         subject=named.subject,
@@ -276,7 +276,7 @@ def _worse_findings(new: Sequence[ResultFile], rows: Sequence[FindingChangeRow])
         if worse := [row for row in rows if row.status == status and row.verdict != Verdict.PASS]:
             from gpubench.conditions.checks import merged
 
-            found = merged(_as_now(after[_key(row.finding, row.subject)], row) for row in worse)
+            found = merged(_renewed_finding(after[_key(row.finding, row.subject)], row) for row in worse)
             findings += found
             names += [name] * len(found)
     return names, findings
@@ -304,12 +304,12 @@ def _place(row: VerdictRow) -> tuple[str, str]:
     return row.node, row.subject.rpartition("(")[2]
 
 
-def _as_now(finding: Finding, row: FindingChangeRow) -> Finding:
+def _renewed_finding(finding: Finding, row: FindingChangeRow) -> Finding:
     before = "not found before" if row.base_severity is None else f"{row.base_severity} before, {row.base_seen}"
     return replace(finding, severity=Verdict(row.verdict), seen=f"{finding.seen}; {before}")
 
 
-def _not_looked_at(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
+def _lost_checks(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[Finding]:
     before = {name for file in base for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     after = {name for file in new for name, verdict in file.checks.items() if verdict in _LOOKED_AT}
     lost = sorted(before - after)
@@ -353,16 +353,16 @@ def compare(
     names, roots = _worse_findings(new, changes)
     findings = findings_of(judged, rows, ranges, (base, new), circumstances, roots)
     shown = [
-        replace(each, id=name, subject=f"{each.id}: {each.subject}") for name, each in zip(names, roots, strict=True)
+        replace(root, id=name, subject=f"{root.id}: {root.subject}") for name, root in zip(names, roots, strict=True)
     ]
-    findings = [*shown, *_devices_gone(base, new), *_not_looked_at(base, new), *findings]
-    findings = sorted([*worse_result(base, new, findings), *findings], key=lambda each: gravity(each.severity))
+    findings = [*shown, *_devices_gone(base, new), *_lost_checks(base, new), *findings]
+    findings = sorted([*worse_result(base, new, findings), *findings], key=lambda finding: gravity(finding.severity))
     if before.keys().isdisjoint(after) and not have_findings:
         findings = [nothing_compared(before, after)]
         verdict = Verdict.ERROR
     else:
-        verdicts = {each.verdict for each in judged} - {Verdict.SKIP}
-        verdict = overall([Verdict.PASS, *verdicts, *(each.severity for each in findings)])
+        verdicts = {row.verdict for row in judged} - {Verdict.SKIP}
+        verdict = overall([Verdict.PASS, *verdicts, *(finding.severity for finding in findings)])
     sections = Table.by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
@@ -456,13 +456,13 @@ def _kinds(folder: _Folder) -> list[Kind]:
         elif number >= MOST_LOOKED_AT:
             folder.leave_out(name, f"older than the newest {MOST_LOOKED_AT}, and not opened")
         else:
-            head = _head(folder, name)
+            head = _read_metadata(folder, name)
             if head is not None:
                 kinds.setdefault(head.kind, []).append((name, head))
     return list(kinds.values())
 
 
-def _head(folder: _Folder, name: DatedName) -> ResultHead | None:
+def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
     """Return the metadata of a result, or None if it cannot be compared."""
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
@@ -489,7 +489,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
         for name, _ in kind:
             folder.leave_out(name, f"not of the newest {MOST_SERIES} kinds: keep a folder a machine")
     for kind in several[:MOST_SERIES]:
-        files = _readable(folder, _with_usual_verdict(folder, kind, last), last + 1)
+        files = _readable(folder, _drop_unusual(folder, kind, last), last + 1)
         if len(files) > 1:
             (newest, new), *before = files
             series = str(newest).removesuffix(".json")
@@ -501,7 +501,7 @@ def _series(folder: _Folder, kinds: Sequence[Kind], last: int) -> Iterator[Resul
             folder.leave_out(files[0][0], "nothing before it can be read")
 
 
-def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
+def _drop_unusual(folder: _Folder, kind: Kind, last: int) -> Kind:
     """Return the newest result, and those before it that ended no worse than most of them.
 
     One bad night among few would make a baseline in which everything is noise.
@@ -512,7 +512,7 @@ def _with_usual_verdict(folder: _Folder, kind: Kind, last: int) -> Kind:
     for name, head in before:
         if _verdict_place(head) < usual:
             folder.leave_out(name, f"its run ended with {head.verdict}, and most with better")
-    return [newest, *(each for each in before if _verdict_place(each[1]) >= usual)]
+    return [newest, *(result for result in before if _verdict_place(result[1]) >= usual)]
 
 
 def _verdict_place(head: ResultHead) -> int:
@@ -544,15 +544,20 @@ def _leave_out_single(folder: _Folder, result: tuple[DatedName, ResultHead], kin
     If its own machine ran the same command before, something changed, which is a doubt.
     """
     name, head = result
-    others = [each for kind in kinds for other, each in kind if other != name and each.command == head.command]
-    nearest = min(others, key=lambda each: (each.machine != head.machine, each.models != head.models), default=None)
+    others = [
+        other_head
+        for kind in kinds
+        for other, other_head in kind
+        if other != name and other_head.command == head.command
+    ]
+    nearest = min(others, key=lambda other: (other.machine != head.machine, other.models != head.models), default=None)
     if nearest is None:
         folder.leave_out(name, f"the only result of {head.command}")
         return
     reason = "; ".join(head.differences_from(nearest))
     folder.leave_out(name, reason)
-    same = [each for each in others if each.machine == head.machine]
-    if same and all(each.started_at < head.started_at for each in same):
+    same = [other for other in others if other.machine == head.machine]
+    if same and all(other.started_at < head.started_at for other in same):
         folder.doubts.append((str(name), reason))
 
 
@@ -560,7 +565,7 @@ def _doubt_unfit(folder: _Folder) -> None:
     """Doubt unusable files that are newer than all usable ones of their command and host."""
     usable = {name for name, row in folder.uses.items() if name not in folder.unfit and row.run_verdict is not None}
     for name, reason in folder.unfit.items():
-        if all(each < name for each in usable if (each.command, each.host) == (name.command, name.host)):
+        if all(other < name for other in usable if (other.command, other.host) == (name.command, name.host)):
             folder.doubts.append((str(name), reason))
 
 
@@ -571,19 +576,21 @@ R = TypeVar("R", ComparisonRow, CircumstanceRow, FindingChangeRow)
 
 def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Report:
     """Return the report on all comparisons of a folder, and on what was left out."""
-    reports = {each.name: compare(each.base, [each.new], rules, other_machine=True) for each in chosen.series}
-    findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda each: gravity(each.severity))
+    reports = {series.name: compare(series.base, [series.new], rules, other_machine=True) for series in chosen.series}
+    findings = sorted([*_labelled(reports, folder), *_doubts(chosen)], key=lambda finding: gravity(finding.severity))
     if not reports:
         findings.append(_nothing(chosen, folder))
     return Report(
-        verdict=overall([*(each.verdict for each in reports.values()), *(each.severity for each in findings)]),
+        verdict=overall(
+            [*(report.verdict for report in reports.values()), *(finding.severity for finding in findings)]
+        ),
         complete=True,
         findings=findings,
         sections=Table.by_section(
             {
-                ComparisonRow: _of_all(reports, ComparisonRow),
-                FindingChangeRow: _of_all(reports, FindingChangeRow),
-                CircumstanceRow: _of_all(reports, CircumstanceRow),
+                ComparisonRow: _collect_rows(reports, ComparisonRow),
+                FindingChangeRow: _collect_rows(reports, FindingChangeRow),
+                CircumstanceRow: _collect_rows(reports, CircumstanceRow),
                 HistoryRow: chosen.files,
             }
         ),
@@ -626,5 +633,5 @@ def _nothing(chosen: HistorySelection, folder: Path) -> Finding:
     )
 
 
-def _of_all(reports: Mapping[str, Report], kind: type[R]) -> list[R]:
+def _collect_rows(reports: Mapping[str, Report], kind: type[R]) -> list[R]:
     return [replace(row, series=name) for name, report in reports.items() for row in report.rows(kind)]

@@ -363,7 +363,7 @@ def noise_of(logs: Mapping[RowKey, Sequence[float]]) -> ChangeNoise:
 )
 def test_the_noise_between_runs_is_that_of_their_middles(runs: Sequence[float], part: float) -> None:
     keys = [RowKey(collective="allreduce", size_bytes=2**power) for power in range(10, 16)]
-    found = noise_of(dict.fromkeys(keys, runs)).of_change(keys[0])
+    found = noise_of(dict.fromkeys(keys, runs)).change_noise(keys[0])
     assert found is not None
     assert found.deviation == pytest.approx(1.4826 * 0.1 / math.sqrt(2) * math.sqrt(part))
     assert found.freedom == pytest.approx(0.37 * 12 * (len(runs) - 1))
@@ -372,7 +372,7 @@ def test_the_noise_between_runs_is_that_of_their_middles(runs: Sequence[float], 
 @pytest.mark.parametrize(("place", "sizes"), [(0, 7), (3, 10), (10, 13), (19, 7)])
 def test_six_sizes_on_either_side_lend_their_noise(place: int, sizes: int) -> None:
     keys = [RowKey(collective="allreduce", size_bytes=2**power) for power in range(10, 30)]
-    found = noise_of(dict.fromkeys(keys, (0.0, 0.1))).of_change(keys[place])
+    found = noise_of(dict.fromkeys(keys, (0.0, 0.1))).change_noise(keys[place])
     assert found is not None
     assert found.freedom == pytest.approx(0.37 * 2 * sizes)
 
@@ -380,7 +380,7 @@ def test_six_sizes_on_either_side_lend_their_noise(place: int, sizes: int) -> No
 @pytest.mark.parametrize(("pairs", "known"), [(5, False), (6, True)])
 def test_six_pairs_of_single_runs_tell_their_noise(pairs: int, *, known: bool) -> None:
     keys = [RowKey(source=f"GPU{number}", destination="GPU9") for number in range(pairs)]
-    assert (noise_of(dict.fromkeys(keys, (0.0,))).of_change(keys[0]) is not None) is known
+    assert (noise_of(dict.fromkeys(keys, (0.0,))).change_noise(keys[0]) is not None) is known
 
 
 @pytest.mark.parametrize(("named", "found"), [(0, 1), (4, 1), (5, 1), (6, 0)])

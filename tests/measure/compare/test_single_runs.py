@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.measure.compare.judge import Rules
-from gpubench.measure.compare.noise import single_run_floor, with_usual_noise
+from gpubench.measure.compare.noise import combine_with_usual_noise, single_run_floor
 from gpubench.measure.compare.report import compare
 from gpubench.model.results.compare import RowKey
 from gpubench.model.results.report import CollectiveRow
@@ -84,15 +84,15 @@ def test_what_runs_differ_by_as_a_whole(row: RowKey, *, other_hosts: bool, floor
     ],
 )
 def test_the_usual_noise_stands_where_nothing_else_tells(row: RowKey, usual: float) -> None:
-    found = with_usual_noise(row, None)
+    found = combine_with_usual_noise(row, None)
     assert found is not None
     assert found.deviation == usual
 
 
 @pytest.mark.parametrize("row", [key(None), key(size=2**20)])
 def test_pairs_and_small_sizes_have_a_floor_alone(row: RowKey) -> None:
-    assert with_usual_noise(row, None) is None
-    assert with_usual_noise(row, Noise(0.001, 10)) == Noise(0.001, 10)
+    assert combine_with_usual_noise(row, None) is None
+    assert combine_with_usual_noise(row, Noise(0.001, 10)) == Noise(0.001, 10)
 
 
 def of_rows(times_us: list[float], nodes: int = 1) -> ResultFile:
