@@ -360,8 +360,8 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", o
         origin=origin,
         options={
             "strict": plan.strict,
-            "interval_s": plan.interval_s,
-            "seconds": plan.seconds,
+            "interval_s": float(plan.interval_s),  # not TypedSeconds, which msgspec cannot write
+            "seconds": None if plan.seconds is None else float(plan.seconds),
             "until_traffic": plan.until_traffic,
             "gpus": None if plan.gpus is None else list(plan.gpus),
             "selection": plan.selection.text,
