@@ -70,7 +70,7 @@ class LazyCommands(HelpfulGroup):
         self.commands[BARE.name] = TyperCommand(BARE.name, hidden=True)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The flags before the command; where no command is named, the words are options of the one without a name."""
+        """Parse the flags before the command. Without a command, the words are options of bare `gpubench`."""
         if args[:1] == ["help"] and not ctx.resilient_parsing:
             args = [*args[1:], "--help"]
         if args[:1] and args[0] in _COMPLETION and args[1:] in [[shell] for shell in _SHELLS]:
@@ -80,7 +80,7 @@ class LazyCommands(HelpfulGroup):
         return super().parse_args(ctx, args if named or ctx.resilient_parsing else [BARE.name, *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that the first of these words names, and the words that are left for it."""
+        """Import the command that the first word names; return it with the remaining words."""
         name, _, rest = super().resolve_command(ctx, args)
         chosen = next((each for each in (BARE, *COMMANDS) if each.name == name), None)
         if chosen is None:
@@ -88,7 +88,7 @@ class LazyCommands(HelpfulGroup):
         return name, typer_command(chosen), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """The command. Raises InterruptedRunError for Ctrl-C before it shows anything."""
+        """Run the command. Raises InterruptedRunError for Ctrl-C before it shows anything."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -99,7 +99,7 @@ class LazyCommands(HelpfulGroup):
 
 @cache
 def typer_command(chosen: Command) -> Any:
-    """A command as typer makes it, with its options as `params`."""
+    """Return the typer command, with its options as `params`."""
     return typer.main.get_command(import_module(f"gpubench.cli.commands.{chosen.module}").app(chosen))
 
 
@@ -155,7 +155,7 @@ def run_command_line(launch: LaunchedBy | None) -> int:
 
 
 def _output_ended(error: errors.OutputError | None, style: "ExitStyle | None") -> int:
-    """The exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
+    """Return the exit code if help or a list cannot be written: the reader is gone, or the disk is full."""
     from gpubench.formats.delivery import forget, full_output
 
     if error is not None:
@@ -173,7 +173,7 @@ def _exit_style() -> "ExitStyle | None":
 
 
 def _command_of(error: typer.TyperException) -> str:
-    """The command whose help tells more: as it was started, else by its name."""
+    """Return the command whose help page fits the error."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
     named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
     return (path or f"{app.info.name} {named}").strip()

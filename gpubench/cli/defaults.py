@@ -1,4 +1,4 @@
-"""Defaults of options from the environment and from files, and words for the completion of a shell."""
+"""Option defaults from the environment and from files, and words for shell completion."""
 
 import difflib
 import os
@@ -23,13 +23,13 @@ from gpubench.readers.documents import opened
 
 
 def _options_of(parameters: Iterable[Any]) -> dict[str, Any]:
-    """The options among typer's parameters by name, `expect-gpus`, without --help."""
+    """Return typer's option parameters by name (`expect-gpus`), without --help."""
     named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
     return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
 
 
 def variable_of(key: str) -> str:
-    """The variable of an option: GPUBENCH_EXPECT_GPUS of `expect-gpus`."""
+    """Return the environment variable of an option: GPUBENCH_EXPECT_GPUS for `expect-gpus`."""
     return PREFIX + key.upper().replace("-", "_")
 
 
@@ -48,18 +48,18 @@ class Default(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """Defaults by the names of parameters, and the file that was read, None without a file."""
+    """Defaults by parameter name, and the file that was read (None without a file)."""
 
     by_name: Mapping[str, Default]
     file: str | None = None
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where each option has its value from: {'--timeout': 'GPUBENCH_TIMEOUT=60'}."""
+        """The source of each value: {'--timeout': 'GPUBENCH_TIMEOUT=60'}."""
         return {each.option: each.source for each in self.by_name.values()}
 
     def used_by(self, context: Any) -> "Defaults":
-        """Those that no option of the command line replaces, by click's context."""
+        """Drop the defaults that the command line replaces, as click's context knows them."""
         by_name = {
             name: each
             for name, each in self.by_name.items()
@@ -68,7 +68,7 @@ class Defaults(NamedTuple):
         return self._replace(by_name=by_name)
 
     def explain(self, error: GpubenchError) -> None:
-        """Have an error about an option that has its value from here say so."""
+        """Add the source of a default to an error about its option."""
         said = "\n".join(error.lines())
         for each in self.by_name.values():
             named = re.search(rf"(?<![\w-]){each.option}(?![\w-])", said)
@@ -80,12 +80,12 @@ NO_DEFAULTS = Defaults({})
 
 
 def set_by(source: str) -> str:
-    """The line of an error that says where a value stands."""
+    """Return the error line that names the source of a value."""
     return f"  set by:   {source}"
 
 
 def defaults_of(command: str, parameters: Iterable[Any], environment: Mapping[str, str] = os.environ) -> Defaults:
-    """The defaults of a command's options; the environment comes before the file.
+    """Return the defaults of a command's options; the environment outranks the file.
 
     Raises UsageError for a file that cannot be read, an option that no command has, or a value that is none.
     """
@@ -106,7 +106,7 @@ def defaults_of(command: str, parameters: Iterable[Any], environment: Mapping[st
 
 
 def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The text of one option, for whoever tells that the others cannot be read; None also where this one cannot."""
+    """Return the default of one option, to report an error about the others; None if it cannot be read either."""
     try:
         if not _are_read(environment):
             return None
@@ -170,7 +170,7 @@ _EXPECTED = "TOML with options, as timeout = 60, and a table for those of one co
 def _values_of_file(
     command: str, folder: Path, options: Container[str]
 ) -> tuple[str | None, dict[str, tuple[Any, str]]]:
-    """The file of a folder that has defaults, if any, and by option its value and place. Raises UsageError."""
+    """Return the defaults file of a folder (None without one), and each option's value and place in it."""
     with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
         file, document = _document(folder)
     if file is None:
@@ -209,7 +209,7 @@ def _document(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _content(path: Path, name: str) -> str | None:
-    """The text of a file; None of a project's that says nothing of gpubench, whosever it is."""
+    """Read a defaults file; None for a pyproject.toml without a gpubench table, whoever owns it."""
     try:
         with opened(path, _EXPECTED, pipes=False) as file:
             own, content = (os.fstat(file.fileno()), path.lstat()), file.read(MOST_BYTES + 1)
@@ -234,7 +234,7 @@ def _content(path: Path, name: str) -> str | None:
 
 @cache
 def options_of_all_commands() -> Sequence[str]:
-    """The names of all options, which takes an import of every command."""
+    """Return the names of all options. This imports every command."""
     apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)
     return sorted({key for each in commands for key in _options_of(each.params)})
@@ -259,7 +259,7 @@ _SEVERAL = ("dtype", "op", "algo", "proto", "backend", "partner")
 
 
 def words_for(option: str, incomplete: str) -> list[str]:
-    """The values of an option, `dtype`, that continue a text; of several with commas, of the last one."""
+    """Return the values of an option that complete the text, or its part after the last comma."""
     before, comma, last = incomplete.rpartition(",") if option in _SEVERAL else ("", "", incomplete)
     already = before.split(",")
     words = (each for each in _words(option, incomplete) if each.startswith(last) and each not in already)

@@ -1,4 +1,4 @@
-"""Options that several commands share: how a report is presented, and what excludes what."""
+"""Options for presenting a report, which every command shares, and the options of any plan."""
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ SUFFIXES = tuple(each.suffix for each in FORMATS if each.suffix is not None)
 
 @dataclass(frozen=True, kw_only=True)
 class PresentationOptions:
-    """The outputs, and the look of the table."""
+    """Output files and the look of the table."""
 
     help_group: ClassVar = OUTPUT
 
@@ -146,11 +146,11 @@ class PresentationOptions:
 
     @property
     def by_default(self) -> dict[str, str]:
-        """The options that have their values from the environment or a file, each with where."""
+        """The options whose value comes from the environment or a file, with its source."""
         return {} if self.defaults is None else self.defaults.sources
 
     def _job_defaults(self) -> dict[str, str]:
-        """The defaults that every rank of a job has to have alike: all but those of outputs and looks."""
+        """The defaults that must be equal on all ranks of a job: all except those of outputs and looks."""
         if self.defaults is None:
             return {}
         own = {each.name for each, _, _ in grouped_options(type(self))}
@@ -164,9 +164,9 @@ def _refuse_under_launcher() -> None:
 
 
 def parse_outputs(paths: Sequence[str]) -> tuple[Output, ...]:
-    """The files to write, each with the format that its suffix picks, and the folder that keeps dated results.
+    """Return the files to write, with formats by suffix, and the folder for dated results.
 
-    UsageError for an unknown suffix, one file twice, or two folders.
+    Raises UsageError for an unknown suffix, one file twice, or two folders.
     """
     outputs: dict[Path, Output] = {}
     for text in paths:
@@ -213,7 +213,7 @@ def _format_of(path: Path, text: str) -> Format:
 
 
 def check_profile(name: str | None) -> None:
-    """Raise UsageError, before anything is measured, where the profile is not there or broken."""
+    """Raise UsageError, before anything is measured, if the profile is missing or broken."""
     if name is not None:
         from gpubench.profiles import find
 
@@ -231,7 +231,7 @@ def check_evidence(shown: bool | None, *, strict: bool) -> None:  # noqa: FBT001
 
 
 class Declared(NamedTuple):
-    """A field that is an option, and the heading of --help that its dataclass stands under."""
+    """A dataclass field that is an option; `group` is the --help heading of its dataclass."""
 
     field: "Field[Any]"
     own: Option
@@ -244,7 +244,7 @@ class Declared(NamedTuple):
 
     @property
     def heading(self) -> str | None:
-        """The heading of --help above it."""
+        """The --help heading above the option."""
         return self.own.group or self.group
 
     def name_with(self, values: Mapping[str, Any]) -> str:
@@ -252,12 +252,12 @@ class Declared(NamedTuple):
         return self.name if values.get(self.field.name) is not False else _names_of(self.field, self.own)[-1]
 
     def is_asked(self, values: Mapping[str, Any]) -> bool:
-        """True if it has another value than without the option."""
+        """True if the value differs from the option's default."""
         return values.get(self.field.name) not in (self.own.default, None, [], ())
 
 
 def grouped_options(kind: Any) -> Iterator[Declared]:
-    """The fields that are options. Those of a group of options stand in its place."""
+    """Yield the options of a plan, including those of nested groups."""
     for each in fields(kind):
         own, group = option_of(each), group_of(each)
         if own is not None:
@@ -267,7 +267,7 @@ def grouped_options(kind: Any) -> Iterator[Declared]:
 
 
 def given_options(options: Any) -> Iterator[str]:
-    """The options that do not have their default."""
+    """Yield the names of options whose value differs from the default."""
     for each in fields(options):
         value: Any = getattr(options, each.name)
         own = option_of(each)
@@ -278,7 +278,7 @@ def given_options(options: Any) -> Iterator[str]:
 
 
 def given_arguments(plan: Any) -> Iterator[str]:
-    """The command line's words for the options that do not have their default."""
+    """Yield command-line words for the options whose value differs from the default."""
     for each in fields(plan):
         value: Any = getattr(plan, each.name)
         if (own := option_of(each)) is not None and value != each.default:
@@ -300,7 +300,7 @@ def _names_of(declared: "Field[Any]", own: Option) -> list[str]:
 
 
 def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:
-    """Raise UsageError for `-o sum`: of nccl-tests that is the reduction, here a file."""
+    """Raise UsageError for `-o sum`: in nccl-tests -o is the reduction, here a file."""
     for each in paths or ():
         if each in reductions or each == "all":
             raise UsageError(

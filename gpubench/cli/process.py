@@ -1,4 +1,4 @@
-"""The commands, and the process around one: its streams, its exit, and whether there are defaults for its options."""
+"""The table of commands, and the process that runs one: its streams, launcher and exit code."""
 
 import codecs
 import contextlib
@@ -29,7 +29,7 @@ _SPELLED = str.maketrans(
 
 
 class _Stdout(io.TextIOWrapper):
-    """stdout, whose failures are told from those of other files by their name."""
+    """stdout whose write errors carry its name, to tell them from errors of other files."""
 
     def write(self, text: str, /) -> int:
         """Write; OutputError where the disk is full, BrokenPipeError where the reader is gone."""
@@ -66,7 +66,7 @@ def _prepare_streams() -> None:
 
 
 def showable(text: str) -> str:
-    """The text in characters that stdout can encode: typer prints help past the error handler of the stream."""
+    """Spell out characters that stdout cannot encode. typer prints help past the stream's error handler."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -92,7 +92,7 @@ _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about th
 
 
 def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
-    """Run, and exit with its code; under a launcher only the first rank speaks of wrong usage."""
+    """Run, and exit with the code; under a launcher only the first rank reports wrong usage."""
     _prepare_streams()
     launch = _own_launch()
     speaks = launch is None or launch.rank == 0 or launch.rank >= launch.size
@@ -108,7 +108,7 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
 
 
 def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
-    """The exit code of a run; after an unexpected exception that of CouldNotMeasureError."""
+    """Return the exit code of a run; an unexpected exception counts as CouldNotMeasureError."""
     try:
         return run(launch)
     except Exception as error:  # noqa: BLE001 - Python's own exit code for it, 1, would read as a judgement

@@ -1,4 +1,4 @@
-"""Commands for typer: their help, and their options, which are fields of dataclasses."""
+"""Build typer commands from plans: help pages, and options that are dataclass fields."""
 
 import inspect
 import math
@@ -34,10 +34,9 @@ _WORD_TO_PASTE = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 class HelpPage(NamedTuple):
-    """The help of a command beside its purpose and options: examples (what they do, and the command), and more text.
+    """Examples (purpose and command) and further text of a help page.
 
-    --help shows the first two examples, the texts stand only in --help-all. `common` has the names of the options that
-    --help shows; where it is empty, it shows all.
+    --help shows two examples and the options named in `common` (all if empty). --help-all shows everything.
     """
 
     examples: Sequence[tuple[str, str]] = ()
@@ -53,7 +52,7 @@ _EXIT_CODES = (
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help has two lengths."""
+    """A command with a short help (--help) and a full one (--help-all)."""
 
     page: ClassVar[HelpPage] = HelpPage()
 
@@ -72,11 +71,11 @@ class HelpfulCommand(TyperCommand):
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
     def get_help(self, ctx: Any) -> str:
-        """The help, as stdout can show it."""
+        """Return the help in characters that stdout can encode."""
         return showable(super().get_help(ctx))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The purpose, and the examples, each of which can be pasted."""
+        """Write the purpose and the examples."""
         is_whole = bool(ctx.meta.get(HELP_ALL))
         formatter.write_paragraph()
         with formatter.indentation():
@@ -92,7 +91,7 @@ class HelpfulCommand(TyperCommand):
                     formatter.write("".join(f"    {line}\n" for line in _lines_to_paste(command, formatter.width - 4)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The arguments, and the common options or all of them, under the headings of their groups."""
+        """Write the arguments and the options (common or all) under the headings of their groups."""
         from gpubench.jobs.options import ARGUMENTS, GROUPS, OUTPUT
 
         visible = [each for each in self.params if not getattr(each, "hidden", False)]
@@ -129,7 +128,7 @@ class HelpfulCommand(TyperCommand):
 
 
 class HelpfulGroup(TyperGroup):
-    """A command with subcommands, whose help has its flags and those."""
+    """A command whose help lists its flags and subcommands."""
 
     flags: ClassVar[Sequence[tuple[str, str]]] = (("-h, --help", "Show this page."),)
 
@@ -175,7 +174,7 @@ def _with_default(help_text: str, default: str) -> str:
 
 
 def _lines_to_paste(command: str, width: int) -> Iterator[str]:
-    """The lines of a command that can be pasted: each but the last ends in a backslash."""
+    """Wrap a command with backslashes, so that it can be pasted."""
     line = ""
     words = _WORD_TO_PASTE.findall(command)
     values = [index for index in range(1, len(words)) if words[index - 1][0] == "-" != words[index][0]]
@@ -203,7 +202,7 @@ class CommandOfAPlan(HelpfulCommand):
                 setattr(each, "process_value", partial(_read, each, self.declared[each.name], each.process_value))  # noqa: B010 - a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options; those that are not given have the defaults of the environment or of a file."""
+        """Read the options, with defaults from the environment and a file."""
         asks_for_help = not {*ctx.help_option_names}.isdisjoint(args)
         if ctx.resilient_parsing or asks_for_help or not may_have_defaults():
             return super().parse_args(ctx, args)
@@ -221,7 +220,7 @@ class CommandOfAPlan(HelpfulCommand):
 
 
 def switched_off(parameters: list[Any]) -> list[Any]:
-    """The same parameters; typer's own flags, which have no default, are off: to read None pydantic is loaded too."""
+    """Give typer's own flags the default False: typer would load pydantic to read None."""
     for each in parameters:
         if each.default is None and not each.expose_value:
             each.default = False
@@ -235,7 +234,7 @@ _NUMBERS: Mapping[Any, type[int] | type[float]] = {
 
 
 def _read(parameter: Any, declared: "Declared", by_typer: Callable[[Any, Any], Any], context: Any, typed: Any) -> Any:
-    """The value of an option. Raises UsageError for what should be a number."""
+    """Return the value of an option. Raises UsageError if a number is malformed or out of range."""
     if parameter.required and not typed:
         return by_typer(context, typed)  # which raises an error of its own
     number = _NUMBERS.get(declared.own.typed or declared.field.type)
@@ -274,7 +273,7 @@ def _number(kind: type[int] | type[float], typed: Any, parameter: Any, bounds: M
 
 
 def usage_error(error: typer.TyperException, command: str) -> UsageError:
-    """The error that is shown for one of typer's."""
+    """Convert an error of typer's."""
     return UsageError(error.format_message(), next_step=f"{command} --help")
 
 
@@ -291,7 +290,7 @@ def app_of(
     without: Sequence[str] = (),
     plots: bool = False,
 ) -> Callable[[Command], typer.Typer]:
-    """The `app` of a command's module, which makes the command for typer; the process ends with what `run` returns."""
+    """Return a function that makes the typer command; the process exits with the code that `run` returns."""
     return lambda command: typer_app(command, page, kind, run, without=without if plots else (*PLOT, *without))
 
 
@@ -320,9 +319,9 @@ def typer_app(
     without: Container[str] = (),
     settle: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> typer.Typer:
-    """A command for typer, which hands its plan to `run`, and how to present it.
+    """Return a typer command that calls `run` with its plan and presentation.
 
-    The options are those of the plan, then those of every presentation, but `without` those that mean nothing for it.
+    Its options are the fields of the plan and the presentation options, except `without`.
     `settle` translates options that only the command has.
     """
     from gpubench.cli.exclusions import without_excluded
@@ -364,7 +363,7 @@ def typer_app(
 
 
 def completed(option: str) -> Callable[[str], list[str]]:
-    """What completes the value of an option, for its `autocompletion`; `option` is its name without dashes."""
+    """Return the shell completion of an option, by its name without dashes."""
 
     def complete(incomplete: str) -> list[str]:
         from gpubench.cli.defaults import words_for
@@ -375,7 +374,7 @@ def completed(option: str) -> Callable[[str], list[str]]:
 
 
 def _parameter(declared: "Declared") -> inspect.Parameter:
-    """An option as a parameter of a function whose signature typer reads."""
+    """Return the option as a parameter of the function signature that typer reads."""
     own, field = declared.own, declared.field
     settings = {"metavar": own.metavar, "help": own.help, **own.settings}
     if own.is_argument:

@@ -1,4 +1,4 @@
-"""Fields of plans that are options of the command line: their words in --help, and how typed text becomes a value.
+"""Declare command-line options as fields of plans: help text, and how typed text becomes a value.
 
 A plan is one dataclass from the command line to the ranks. Nothing here knows the library that reads a command line.
 """
@@ -45,7 +45,7 @@ class Option(NamedTuple):
 
 
 def option_of(declared: "Field[Any]") -> Option | None:
-    """The option that a field of a dataclass is, None if it is none."""
+    """Return the option that a dataclass field declares, None if it declares none."""
     found: Option | None = declared.metadata.get(_OPTION)
     return found
 
@@ -61,12 +61,12 @@ class OptionGroup(Protocol):
 
 
 def read_from(group: type[OptionGroup], **default: Any) -> Any:
-    """A field whose value several options make; they stand in its place."""
+    """Declare a field whose value is computed from the options of `group`."""
     return field(metadata={_GROUP: group}, **default)
 
 
 def group_of(declared: "Field[Any]") -> Any:
-    """The dataclass whose fields are options in the place of a field: its group, or its own type; else None."""
+    """Return the option group that a field is read from, or its own type if that is one, else None."""
     own = declared.metadata.get(_GROUP, declared.type)
     return own if hasattr(own, "help_group") else None
 
@@ -115,7 +115,7 @@ def option(
     completed_as: str = "",
     **settings: Any,
 ) -> Any:
-    """A field of a dataclass that is an option.
+    """Declare an option as a dataclass field.
 
     `name` may hold several, with a blank between them: '--verbose -v'. --help shows only `common` ones, --help-all all.
     `read` makes the value of a text, or, of an option that can be given `several` times, of a list of texts; `default`
@@ -129,24 +129,24 @@ def option(
 
 
 def argument(metavar: str, help_text: str, *, read: Callable[[Any], Any] | None = None) -> Any:
-    """A field that is an argument of the command line; None where it is left out."""
+    """Declare a positional argument; None if it is left out."""
     typed = None if read is None else str | None
     own = Option(help_text, metavar, typed=typed, read=read, is_argument=True)
     return field(default=None, metadata={_OPTION: own})
 
 
 def required_argument(metavar: str, help_text: str) -> Any:
-    """A field that is an argument of the command line, and has to be given."""
+    """Declare a required positional argument."""
     return field(metadata={_OPTION: Option(help_text, metavar, default=..., is_argument=True)})
 
 
 def flag(help_text: str, *, default: bool | None = False, **settings: Any) -> Any:
-    """A field that is an option without a value; `settings` are those of `option`."""
+    """Declare an option without a value; `settings` are those of `option`."""
     return option(None, help_text, default=default, **settings)
 
 
 def strict_option() -> Any:
-    """The field of `--strict`, which means the same in every command."""
+    """Declare `--strict`, which means the same in every command."""
     text = "Exit 1 for doubts too (WARN, INCONCLUSIVE, unknown paths), 3 if nothing was judged."
     return flag(text, common=True, group=JUDGE)
 
@@ -167,7 +167,7 @@ def sharing_ranks(how: str = "Needs NCCL 2.30 or newer") -> Any:
 
 
 def judging_profile() -> Any:
-    """The field that is `--profile`: a name or a file, None for the one that matches."""
+    """Declare `--profile`: a name or a file, None for the profile that matches."""
     return option(
         "NAME|FILE",
         "Judge by this profile (default: one of your own that matches, otherwise one of gpubench's).",
@@ -177,7 +177,7 @@ def judging_profile() -> Any:
 
 
 def expected_gpus() -> Any:
-    """The field that is `--expect-gpus`."""
+    """Declare `--expect-gpus`."""
     return option(
         "N",
         "Fail unless every node has exactly N GPUs (exit code 3 if no node has any).",
@@ -197,7 +197,7 @@ def one_of(option: str, choices: type[Choice]) -> Callable[[str], Choice]:
 
 
 def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> tuple[Choice, ...]:
-    """The members that comma-separated texts name, each once, in their order; UsageError for any other name."""
+    """Parse comma-separated names into distinct members, in their order. Raises UsageError for other names."""
     names = dict.fromkeys(name.strip() for text in texts for name in text.split(","))
     for name in names:
         if name not in tuple(choices):
@@ -206,7 +206,7 @@ def parse_choices(option: str, texts: Iterable[str], choices: type[Choice]) -> t
 
 
 def unknown_choice(option: str, name: str, choices: Sequence[str]) -> UsageError:
-    """The error for a value that an option does not know; its next step is the nearest one that it does."""
+    """Return the error for an unknown value; its next step is the nearest known value."""
     error = invalid_choice(option, name, choices)
     nearest = difflib.get_close_matches(name, choices, n=1)
     if nearest:

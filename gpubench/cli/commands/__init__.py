@@ -1,1 +1,1 @@
-"""One module a command: options in, job called, exit code out."""
+"""The commands: help, checks of option values, and the job that each calls."""
