@@ -185,8 +185,7 @@ def _in_group(
     ended = {
         at for own in calls.values() for at, call in own.items() if call.done and call.operation.startswith(_OF_ALL)
     }
-    # If an operation that needs all ranks ended on one rank, every rank joined it. A broadcast can end on its root
-    # earlier.
+    # An operation that needs all ranks and ended on one rank was joined by every rank.
     first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
