@@ -221,8 +221,8 @@ class CudaCopies:
         self._memories: list[CopyMemory] = []
         self._unusable: dict[int, CouldNotMeasureError] = {}
         with cuda.opening(self._runtime):
-            self.gpus = tuple(self._identify(each, device_names) for each in range(self._runtime.getDeviceCount()))
-        self._devices = {position: each for position in range(len(self.gpus)) if (each := self._open(position))}
+            self.gpus = tuple(self._identify(index, device_names) for index in range(self._runtime.getDeviceCount()))
+        self._devices = {position: gpu for position in range(len(self.gpus)) if (gpu := self._open(position))}
         if not self._devices:
             raise self._unusable[0]
         with cuda.opening(self._runtime):
@@ -264,14 +264,14 @@ class CudaCopies:
             try:
                 with no_garbage_collection():
                     gated = not any(
-                        _memory(end).pageable for each in streams for end in (each.source, each.destination)
+                        _memory(end).pageable for stream in streams for end in (stream.source, stream.destination)
                     )
                     return self._time(streams[0].by, work, repeats, gated=gated)
             except BaseException:
                 # The next measurement must not run beside what was enqueued before something failed.
-                for each in work:
+                for copies in work:
                     with contextlib.suppress(RuntimeError):
-                        each.queue.stream.synchronize()
+                        copies.queue.stream.synchronize()
                 raise
 
     def free_bytes(self) -> dict[str, int]:
@@ -369,10 +369,10 @@ class CudaCopies:
     def _bind(self, streams: Sequence[CopyStream]) -> list[_Work]:
         used: dict[int, int] = {}
         work = []
-        for each in streams:
-            number = used.get(each.by, 0)
-            used[each.by] = number + 1
-            work.append(self._bind_one(each, self._device(each.by).queue(number)))
+        for stream in streams:
+            number = used.get(stream.by, 0)
+            used[stream.by] = number + 1
+            work.append(self._bind_one(stream, self._device(stream.by).queue(number)))
         return work
 
     def _bind_one(self, stream: CopyStream, queue: CopyQueue) -> _Work:
@@ -380,7 +380,7 @@ class CudaCopies:
         read = source.address + stream.source.offset_bytes
         write = destination.address + stream.destination.offset_bytes
         if stream.engine is Engine.SM:
-            if not all(self._addresses(stream.by, each) for each in (source, destination)):
+            if not all(self._addresses(stream.by, end) for end in (source, destination)):
                 raise CouldNotMeasureError(
                     f"{self._describe([stream])}: its SMs cannot address one end",
                     expected=f"peer access, enabled before, or {HostMemory.PINNED.full_name}",
@@ -405,15 +405,15 @@ class CudaCopies:
         self._runtime.setDevice(self._device(timer).index)
         event = self._cupy.cuda.Event
         start, stop = event(), event()
-        first, others = work[0].queue.stream, [each.queue for each in work[1:]]
+        first, others = work[0].queue.stream, [copies.queue for copies in work[1:]]
         with self._gate.hold(first.ptr) if gated else contextlib.nullcontext(cuda.HeldStream()) as hold:
             first.record(start)
             for other in others:
                 other.stream.wait_event(start)
             for _ in range(repeats):
-                for each in work:
-                    hold.count(each.places)
-                    each.issue()
+                for copies in work:
+                    hold.count(copies.places)
+                    copies.issue()
             for other in others:
                 other.stream.record(other.end)
                 first.wait_event(other.end)

@@ -36,7 +36,7 @@ _FILES = {
     process.NVSHMEM_LIB: "libnvshmem_host.so.3",
     process.MSCCLPP_LIB: "libmscclpp.so",
 }
-"""The name by which programs ask for each."""
+"""The file name by which programs load each library."""
 
 _PREFIXES = {name.partition(".so")[0] + ".so": library for library, name in _FILES.items()}
 _WHEELS = re.compile(r"(nvidia[-_]nccl|nvidia[-_]nvshmem|libucx|mscclpp|rccl)([-_]cu\d+)?", re.IGNORECASE)
@@ -75,15 +75,17 @@ def _library_of(name: str) -> str | None:
 
 def wheel_files() -> Iterator[process.LibraryFile]:
     """Find libraries that wheels installed in this environment."""
-    for each in distributions():
-        name = each.metadata["Name"] or ""
+    for distribution in distributions():
+        name = distribution.metadata["Name"] or ""
         if not _WHEELS.fullmatch(name):
             continue
-        for file in each.files or ():
+        for file in distribution.files or ():
             library = _library_of(file.name)
-            path = Path(str(each.locate_file(file)))
+            path = Path(str(distribution.locate_file(file)))
             if library is not None and ".so" in file.name and exists(path):
-                yield process.LibraryFile(library=library, path=printable(str(path)), package=f"{name} {each.version}")
+                yield process.LibraryFile(
+                    library=library, path=printable(str(path)), package=f"{name} {distribution.version}"
+                )
                 break
 
 
@@ -163,12 +165,12 @@ class Package(NamedTuple):
     path: str
 
 
-def _package_of(distribution: str, module: str | None = None) -> Package | None:
+def _package_of(wanted: str, module: str | None = None) -> Package | None:
     """Find the distribution of a module, also with a suffix such as -cuda13x."""
-    for each in distributions():
-        name = each.metadata["Name"] or ""
-        if name.lower() == distribution or name.lower().startswith(f"{distribution}-cuda"):
-            return Package(name, each.version, printable(str(each.locate_file(module or distribution))))
+    for distribution in distributions():
+        name = distribution.metadata["Name"] or ""
+        if name.lower() == wanted or name.lower().startswith(f"{wanted}-cuda"):
+            return Package(name, distribution.version, printable(str(distribution.locate_file(module or wanted))))
     return None
 
 
@@ -279,7 +281,7 @@ def _nccl(library: Any) -> str:
 def _three(function: str, library: Any) -> str:
     numbers = [ctypes.c_int() for _ in range(3)]
     getattr(library, function)(*map(ctypes.byref, numbers))
-    return ".".join(str(each.value) for each in numbers)
+    return ".".join(str(number.value) for number in numbers)
 
 
 _ASKED: Mapping[str, Callable[[Any], str]] = {
@@ -315,9 +317,9 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.
         files, users, modules = _merged_libraries(first)
     except UsageError as error:
         return _facts(failures={**failures, SEARCH: f"an answer that is none: {error.seen}"})
-    asked = {each.path: _command(VERSION, each.library, each.path) for each in files if each.version is None}
+    asked = {file.path: _command(VERSION, file.library, file.path) for file in files if file.version is None}
     answers = run_stages(asked, inner, timeout_s) if asked else {}
-    files = [_with_version(each, answers[each.path]) if each.path in answers else each for each in files]
+    files = [_with_version(file, answers[file.path]) if file.path in answers else file for file in files]
     return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
 
 
@@ -334,7 +336,7 @@ def _merged_libraries(
 ) -> tuple[list[process.LibraryFile], list[process.LibraryUser], Sequence[process.KernelModule]]:
     documents = {name: result.document or {} for name, result in results.items()}
     found = documents[SEARCH]
-    users = [from_plain(process.LibraryUser, each) for each in found.get("users", ())]
+    users = [from_plain(process.LibraryUser, user) for user in found.get("users", ())]
     users += [
         from_plain(process.LibraryUser, user)
         for task in (NCCL4PY, MPI4PY)
@@ -343,7 +345,7 @@ def _merged_libraries(
     users.sort(key=lambda user: _ORDER.index(user.name))
     files = {
         os.path.realpath(file.path): file
-        for file in (from_plain(process.LibraryFile, each) for each in found.get("files", ()))
+        for file in (from_plain(process.LibraryFile, plain) for plain in found.get("files", ()))
     }
     mpi = documents[MPI4PY]
     for user in users:
@@ -352,7 +354,7 @@ def _merged_libraries(
             if library == process.MPI_LIB and user.name == "mpi4py":
                 file = replace(file, version=mpi.get("mpi"), cuda=mpi.get("cuda"))
             files.setdefault(os.path.realpath(path), file)
-    modules = [from_plain(process.KernelModule, each) for each in found.get("modules", ())]
+    modules = [from_plain(process.KernelModule, module) for module in found.get("modules", ())]
     return list(files.values()), users, modules
 
 

@@ -105,7 +105,7 @@ class CopyWork:
         self._cupy, self._stream = cupy, stream
         self._source, self._destination = device.allocate(COPY_BYTES), device.allocate(COPY_BYTES)
         count = COPY_BYTES // _WORD_BYTES
-        self._words = [each.array(0, count, "uint32") for each in (self._source, self._destination)]
+        self._words = [memory.array(0, count, "uint32") for memory in (self._source, self._destination)]
         self._words[0][:] = cupy.arange(count, dtype="uint32")
         self._words[1][:] = 0
         self.issue()
@@ -227,7 +227,7 @@ class GpuSteps:
             for _ in range(steps):
                 before = events[-1] if events else None
                 events.append(self._enqueue(order, self._works[partner], next(in_turn), operations, before))
-        waiting = deque(each.end for each in events)
+        waiting = deque(event.end for event in events)
 
         def report() -> None:
             before = len(waiting)
@@ -295,6 +295,6 @@ class GpuSteps:
         def interval(pair: tuple[Any, Any] | None) -> TimeSpan | None:
             if pair is None:
                 return None
-            return TimeSpan(*(self._elapsed(first, each) * _MILLISECONDS for each in pair))
+            return TimeSpan(*(self._elapsed(first, event) * _MILLISECONDS for event in pair))
 
-        return [StepMarks(interval(each.computation), interval(each.communication)) for each in events]
+        return [StepMarks(interval(event.computation), interval(event.communication)) for event in events]

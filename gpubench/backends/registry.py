@@ -42,28 +42,24 @@ class GpuNeed(StrEnum):
 
 
 class BackendKind(Struct, frozen=True, kw_only=True):
-    """A backend: what it needs, what it can do, and how a rank opens it.
-
-    `collectives` are those that it has, empty for all; `lacks` has the reason for each option that it cannot follow;
-    `check_types` raises UsageError, `check_installed` CouldNotMeasureError; `load` comes before NCCL; `logs_to_nccl`,
-    `no_log`: whether NCCL's log tells of it; `by_design`: why bytes pass through host memory; `refusals` are its
-    exceptions.
-    """
+    """A backend: what it needs, what it can do, and how a rank opens it."""
 
     name: str
     summary: str
     gpus: GpuNeed
     default_sizes: str
-    collectives: tuple[str, ...] = ()
+    collectives: tuple[str, ...] = ()  # Empty: all
     open: Callable[[BackendSetup], MultiGroupBackend]
     check_types: Callable[[Sequence[DataType], Sequence[ReduceOp] | None], None] = lambda _types, _ops: None
+    """Raises UsageError for a type or reduction that the backend lacks."""
     check_installed: Callable[[], None] = lambda: None
-    load: Callable[[int], object] = lambda _driver_cuda: None
-    lacks: Mapping[str, str] = field(default_factory=dict)
-    logs_to_nccl: bool = False
-    no_log: str = ""
-    by_design: str = ""
-    refusals: tuple[type[Exception], ...] = ()
+    """Raises CouldNotMeasureError."""
+    load: Callable[[int], object] = lambda _driver_cuda: None  # Called before NCCL is loaded
+    lacks: Mapping[str, str] = field(default_factory=dict)  # Options that it does not support, with reasons
+    logs_to_nccl: bool = False  # NCCL's log shows its paths
+    no_log: str = ""  # Why there is no log
+    by_design: str = ""  # Why data pass through host memory
+    refusals: tuple[type[Exception], ...] = ()  # Exceptions with which it refuses an operation
 
     @property
     def needs_gpus(self) -> bool:
@@ -242,10 +238,10 @@ BACKENDS = (
 
 def backend_named(name: str) -> BackendKind:
     """Return the backend of this name. Raise UsageError if there is none."""
-    for each in BACKENDS:
-        if each.name == name:
-            return each
-    raise invalid_choice("--backend", name, [each.name for each in BACKENDS])
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise invalid_choice("--backend", name, [backend.name for backend in BACKENDS])
 
 
 def default_backend(*, gpus: bool) -> BackendKind:

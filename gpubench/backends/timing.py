@@ -118,13 +118,13 @@ class Pace:
     def groups(self, launches: Sequence[Launch], replays: int = 0) -> list[int]:
         """Return the launches of each group, or the replays of a captured graph."""
         self._first = launches[0] if launches else None
-        count, each = (replays, len(launches)) if replays else (len(launches), 1)
-        self._operations = count * each
+        count, size = (replays, len(launches)) if replays else (len(launches), 1)
+        self._operations = count * size
         known, seconds = self._known
         self._single = self._first is None or known is not self._first or seconds * self._operations <= self._seconds
         if self._single:
             return [count]
-        together = max(1, int(self._seconds / (seconds * each)))
+        together = max(1, int(self._seconds / (seconds * size)))
         return [min(together, count - start) for start in range(0, count, together)]
 
     def every(self, launches: Sequence[Launch], operations: int) -> list[int]:

@@ -25,15 +25,16 @@ from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import some_of
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
-from gpubench.ranks.hosts import Silence, silent_hosts
 from gpubench.ranks.launch import (
     EndedJob,
+    Silence,
     allocated_hosts,
     find_launcher,
     hosts_of,
     mpirun_command,
     named_in,
     run_to_its_end,
+    silent_hosts,
     srun_command,
 )
 from gpubench.readers.results.gpubench_json import StoredRun, stored_of

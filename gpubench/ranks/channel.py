@@ -62,7 +62,7 @@ def report_in(message: Message) -> "Report":
     from gpubench.model.terms.plain import from_plain
 
     kinds: dict[str, Any] = {name: TABLES[name] for name in message["sections"]}
-    rows = {kind: [from_plain(kind, each) for each in message["sections"][name]] for name, kind in kinds.items()}
+    rows = {kind: [from_plain(kind, row) for row in message["sections"][name]] for name, kind in kinds.items()}
     return replace(Report.from_record(message["report"]), sections=Table.by_section(rows))
 
 

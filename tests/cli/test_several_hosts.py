@@ -16,8 +16,7 @@ from gpubench.jobs import several_hosts
 from gpubench.jobs.options import plan_from
 from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
-from gpubench.ranks.hosts import Silence
-from gpubench.ranks.launch import EndedJob, Flavour, Launcher, hosts_of, mpirun_command, named_in, srun_command
+from gpubench.ranks.launch import EndedJob, Flavour, Launcher, Silence, hosts_of, mpirun_command, named_in, srun_command
 from tests.cli.running import MPI_ENVIRONMENT, PROGRAM, environment, gpubench, without_gpus
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}

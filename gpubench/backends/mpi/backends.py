@@ -305,7 +305,7 @@ def _all_ends(
             while waiting and len(running) < at_once:
                 running.append(_TrialJob.started(waiting.pop(0), command))
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            for job in [each for each in running if each.is_over(timeout_s)]:
+            for job in [job for job in running if job.is_over(timeout_s)]:
                 running.remove(job)
                 yield job.operation, job.end()
                 completed()

@@ -487,8 +487,8 @@ class MpiCalls:
         address = mpi_function(name)
         if address is None:
             raise missing_mpi_library(f"{name} is not found in it")
-        words = (each.address if isinstance(each, Region) else each for each in arguments)
-        memories = tuple(each.memory for each in arguments if isinstance(each, Region))
+        words = (argument.address if isinstance(argument, Region) else argument for argument in arguments)
+        memories = tuple(argument.memory for argument in arguments if isinstance(argument, Region))
         return MpiLaunch(((address, *words, self._communicator.handle),), memories, then)
 
     def _copy(self, source: Region, destination: Region, count: int, dtype: DataType) -> Launch:

@@ -63,7 +63,7 @@ def wrong_elements(operation: str, size_bytes: int, group: mpi.MpiGroup, device:
     )
     collective.issue(MpiCalls(group.communicator, settle=device.stream.synchronize), call)()
     expected = collective.expected(layout, group.rank, group.size, 0)
-    blocks = [(Block(0, 1, layout.largest, each.offset, each.count, each.start), each.source) for each in expected]
+    blocks = [(Block(0, 1, layout.largest, part.offset, part.count, part.start), part.source) for part in expected]
     return receive.count_wrong(data, blocks)
 
 

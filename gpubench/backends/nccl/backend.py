@@ -260,7 +260,7 @@ class NcclBackend:
 
     def trouble(self) -> str:
         """Return NCCL's asynchronous error, or ''. Safe to call from another thread during an operation."""
-        return next(filter(None, (each.trouble() for each in list(self._communicators.values()))), "")
+        return next(filter(None, (communicator.trouble() for communicator in list(self._communicators.values()))), "")
 
     def abort(self) -> None:
         """Abort the communicators, which cannot be used afterwards. Safe to call from another thread."""

@@ -221,7 +221,7 @@ def open_requested(
     if asked is Registration.NONE:
         return calls, asked
     try:
-        done = [communicator.register(asked, *each) for each in backend.allocations]
+        done = [communicator.register(asked, *allocation) for allocation in backend.allocations]
     except Exception:
         backend.drop(calls)
         raise
@@ -230,7 +230,7 @@ def open_requested(
 
 def check_requests(settings: tuple[NcclSetting, ...], version_code: int) -> None:
     """Raise UsageError for a request that needs a newer NCCL, and name the first version that has it."""
-    for request in dict.fromkeys(each for setting in settings for each in setting.requests.items()):
+    for request in dict.fromkeys(item for setting in settings for item in setting.requests.items()):
         default = (_FIRST_WITH_CAPS, "cap on CTAs") if request[0] == MAX_CTAS else (0, "")
         first, what = _FIRST_WITH.get(request, default)
         if version_code < first:

@@ -126,7 +126,7 @@ class TorchCalls:
         return self._launch([*copied, call, *(self._divided(work, op, dtype) if is_root else ())])
 
     def all_to_all(self, send: Region, receive: Region, count: int, dtype: DataType) -> Launch:
-        into, source = (self._tensors.of(each, count * self._ranks, dtype) for each in (receive, send))
+        into, source = (self._tensors.of(region, count * self._ranks, dtype) for region in (receive, send))
         return self._launch([partial(self._distributed.all_to_all_single, into, source, group=self._group)])
 
     def all_to_all_v(self, send: Region, receive: Region, counts: Sequence[int], dtype: DataType) -> Launch:
@@ -157,7 +157,7 @@ class TorchCalls:
         outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
         if self._is_gloo and outgoing.is_cuda:
             # Gloo writes a CUDA tensor to its socket as if it were the host's, which ends the process.
-            on_host = [each.to("cpu") for each in (outgoing, into)]
+            on_host = [tensor.to("cpu") for tensor in (outgoing, into)]
             exchange = self._exchange(on_host[0], destination, on_host[1], source)
             return self._launch([partial(on_host[0].copy_, outgoing), exchange, partial(into.copy_, on_host[1])])
         return self._launch([self._exchange(outgoing, destination, into, source)])

@@ -252,10 +252,10 @@ def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, st
     try:
         store.wait([_ALL_THERE], timedelta(seconds=seconds))
     except RuntimeError as error:
-        came = [each for each in range(size) if store.check([str(each)])]
+        came = [rank for rank in range(size) if store.check([str(rank)])]
         if len(came) == size:
             return store
-        hosts = [store.get(str(each)).decode() for each in came]
+        hosts = [store.get(str(rank)).decode() for rank in came]
         raise _missing(store_place(environment), launched_by, came, hosts, seconds) from error
     return store
 

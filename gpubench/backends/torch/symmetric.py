@@ -33,8 +33,8 @@ _SETTINGS = {
 
 def check_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
     """Raise UsageError for a type or reduction that PyTorch's kernels lack."""
-    unknown = [f"--dtype {each}" for each in dtypes if each not in _TYPES]
-    unknown += [f"--op {each}" for each in ops or () if each is not ReduceOp.SUM]
+    unknown = [f"--dtype {dtype}" for dtype in dtypes if dtype not in _TYPES]
+    unknown += [f"--op {op}" for op in ops or () if op is not ReduceOp.SUM]
     if unknown:
         raise UsageError(
             f"{unknown[0]} with --backend {TORCH_SYMM}",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpubench import __version__
-from gpubench.ranks.hosts import AGENTS, silent_hosts, why_silent
+from gpubench.ranks.launch import AGENTS, silent_hosts, why_silent
 
 SAID = (
     ("ssh: Could not resolve hostname n1: Name or service not known", 255, "unknown host name"),
