@@ -248,7 +248,7 @@ class Peers:
 
     def order_end(self) -> None:
         """Order all others that were ever reached to end their ranks."""
-        self._request({"kind": "end"}, self.reached, _SECONDS_TO_ORDER)
+        self._request({"kind": "end"}, list(self.reached), _SECONDS_TO_ORDER)
 
     def _claim(self, at_seconds: float) -> int | None:
         request = {"kind": "lost", "at_seconds": at_seconds, "host": os.uname().nodename}
@@ -266,9 +266,7 @@ class Peers:
     def _request(
         self, request: Request, ranks: Collection[int], seconds: float, enough: int | None = None
     ) -> dict[int, Request]:
-        """Send a request to ranks and return the answers by rank. It takes longer than `seconds` only until every rank
-        was tried.
-        """
+        """Send a request to ranks and return answers by rank. Every rank has `seconds`, even if it is asked late."""
         answers: dict[int, Request] = {}
         waiting = deque(rank for rank in ranks if rank != self._rank)
         needed = len(waiting) if enough is None else min(enough, len(waiting))
@@ -282,13 +280,15 @@ class Peers:
                         answers[rank] = answer
 
         threads = [threading.Thread(target=call, daemon=True) for _ in range(min(_MOST_CALLS, len(waiting)))]
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError:  # the system allows no more threads
+            call()
         deadline = self._clock() + seconds
-        while len(answers) < needed and any(thread.is_alive() for thread in threads):
-            if self._clock() >= deadline and not waiting:
-                break
+        while len(answers) < needed and any(thread.is_alive() for thread in threads) and self._clock() < deadline:
             time.sleep(0.005)
+            deadline = self._clock() + seconds if waiting else deadline
         waiting.clear()
         return dict(answers)
 

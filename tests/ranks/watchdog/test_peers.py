@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpubench.ranks.watchdog import peers as connections
 from gpubench.ranks.watchdog.main import _batches
 from gpubench.ranks.watchdog.peers import (
     Peers,
@@ -72,6 +73,17 @@ def test_nobody_there_is_no_answer() -> None:
         address = gone.getsockname()
     asker = Peers(0, lambda _rank: [address, "\0gpubench-nobody"], SECRET, FakeProgress(0).state, lambda: None)
     assert asker.ask([1], 60) == []
+
+
+def test_a_rank_that_is_asked_late_has_its_full_time_too(three: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one whose watchdog accepts connections and is silent, as a stopped one does."""
+    monkeypatch.setattr(connections, "_MOST_CALLS", 1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind("")
+        silent.listen()
+        address_of_two = three[0]._addresses(2)
+        three[0]._addresses = lambda rank: [address_of(silent)] if rank == 1 else address_of_two
+        assert [state.rank for state in three[0].ask([1, 2], 0.5)] == [2]
 
 
 def test_a_taken_name_is_left_to_its_owner() -> None:
