@@ -1,1 +1,1 @@
-"""Moves bytes between GPUs: NCCL, PyTorch, MPI and the host, and the copies and clocks they share."""
+"""Backends that move data: NCCL, PyTorch, MPI and the host, with the copies and clocks that they share."""

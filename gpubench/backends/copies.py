@@ -29,14 +29,14 @@ from gpubench.ports.copies import CopyStream
 from gpubench.ports.group import Group
 
 _THREADS = 512
-_VECTOR_BYTES = 16  # Threads a block and bytes of each at once, as in nvbandwidth's kernel, a block an SM
-ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell which memory is whose
+_VECTOR_BYTES = 16  # As nvbandwidth's kernel: threads per block, blocks per SM, and bytes per access
+ANY_DIRECTION = 4  # cudaMemcpyDefault: CUDA infers the direction from the addresses
 _STICKY = (
     *("IllegalAddress", "IllegalInstruction", "MisalignedAddress", "InvalidAddressSpace", "InvalidPc", "LaunchFailure"),
     *("LaunchFailed", "LaunchTimeout", "HardwareStackError", "Assert", "EccUncorrectable", "NvlinkUncorrectable"),
     "Contained",
 )
-"""Errors after which a process has to be started anew (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
+"""Errors after which only a new process can use CUDA (cudaError_t in CUDA's driver_types.h; CUresult has the same)."""
 
 _NEXT_STEPS = {
     "MemoryAllocation": "nvidia-smi shows what holds the memory; smaller --sizes need less",
@@ -83,7 +83,7 @@ class CopyDevice:
         with self._stream:
             self.patterns = cuda.PatternKernels(cupy, self._stream)
             self._copy = CopyKernel(cupy, self._runtime.getDeviceProperties(index)["multiProcessorCount"])
-            # CUDA loads a kernel at its first launch, and may wait for the device then: never behind a closed gate.
+            # CUDA loads a kernel at its first launch and may wait for the device. Never do that behind a closed gate.
             self._copy.launch(0, 0, 0)
         self._stream.synchronize()
 
@@ -198,7 +198,7 @@ class ManagedPages(PinnedMemory):
 CopyMemory = GpuMemory | PageableMemory | PinnedMemory
 
 _STAGED_PLACES = 4
-_STAGED_PIECE_BYTES = 64 * 1024  # A copy through host memory is several operations; how many, CUDA does not say
+_STAGED_PIECE_BYTES = 64 * 1024  # CUDA splits a copy through host memory into an unknown number of operations
 _ATTACH_GLOBAL = 1  # cudaMemAttachGlobal: any stream of any GPU may use the memory
 
 
@@ -268,7 +268,7 @@ class CudaCopies:
                     )
                     return self._time(streams[0].by, work, repeats, gated=gated)
             except BaseException:
-                # The next measurement must not run beside what was enqueued before something failed.
+                # The next measurement must not overlap with copies that were enqueued before the failure.
                 for copies in work:
                     with contextlib.suppress(RuntimeError):
                         copies.queue.stream.synchronize()
@@ -440,7 +440,7 @@ _REFUSALS = {
     "PeerAccess": "these two GPUs have no peer access, which CUDA IPC between GPUs needs",
     "": "ranks in different containers or PID namespaces cannot share CUDA memory, and neither can those under WSL",
 }
-"""Likely reasons for which CUDA shares no memory, by a part of the error's name."""
+"""Likely reasons why CUDA cannot share memory, by part of the error's name."""
 
 
 class Network:

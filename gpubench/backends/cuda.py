@@ -127,7 +127,7 @@ class CudaMemory:
         self._free(self.address)
 
 
-_HEADROOM_BYTES = 2 * 2**30  # For NCCL's own buffers, taken at the first collective, and for other processes
+_HEADROOM_BYTES = 2 * 2**30  # For other processes, and for the buffers that NCCL allocates at the first collective
 _REFUSED_BY_MPS = ("cudaErrorDevicesUnavailable", "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorMps", "CUDA_ERROR_MPS")
 """In the errors of a process that an MPS server does not take; the first two are also those of a GPU in exclusive
 compute mode that another process uses."""
@@ -269,7 +269,7 @@ def identify(runtime: Any, index: int) -> GpuIdentity:
         index=index,
         bus_id=runtime.deviceGetPCIBusId(index).lower(),
         uuid=uuid,
-        # A driver that does not know the attribute leaves the question to the server's own socket.
+        # If the driver does not know the attribute, look for the MPS server's socket.
         mps=mps_serves(os.environ) if mps is None else bool(mps),
     )
 
@@ -381,8 +381,8 @@ def _find_wait() -> _Wait | None:
     return None
 
 
-MOST_HELD = 64  # Operations behind one closed gate: each is a kernel and several events, and a stream has 1,022 places
-_PLACES = 6  # Of a stream that one operation may take
+MOST_HELD = 64  # Operations behind a closed gate. Each is a kernel and several events, and a stream has 1,022 entries
+_PLACES = 6  # Stream entries that one operation may take
 
 
 class WorkEndedError(Exception):
@@ -501,7 +501,7 @@ class GatedClock:
             launch.issued += perf_counter() - start
             self._stream.record(end)
             self._ranks.barrier()
-            held.open()  # at once: what else ends a hold would keep the ranks apart
+            held.open()  # at once, because later steps would delay ranks differently
         self._wait(partial(self._report, marks))
         milliseconds: float = self._cupy.cuda.get_elapsed_time(begin, end)
         self._reports.completed(self._pace.measured(milliseconds / 1e3))

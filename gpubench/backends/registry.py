@@ -223,7 +223,7 @@ BACKENDS = (
         name="host",
         summary="host is MPI on CPU buffers",
         gpus=GpuNeed.NONE,
-        default_sizes="8:16M",  # on a laptop it ends within ten seconds
+        default_sizes="8:16M",  # takes less than 10 s on a laptop
         open=_open_host,
         check_types=partial(_check_mpi_types, "host"),
         lacks={
@@ -233,7 +233,7 @@ BACKENDS = (
         },
     ),
 )
-"""In the order in which several are measured side by side; the first is what the others are held against."""
+"""In the order of measuring several backends. The others are compared with the first."""
 
 
 def backend_named(name: str) -> BackendKind:

@@ -63,7 +63,7 @@ def copy_seconds(size_bytes: int, samples: int) -> list[float]:
     return seconds
 
 
-OneLaunch = Callable[[Sequence[Launch]], Launch]  # Makes one launch of several
+OneLaunch = Callable[[Sequence[Launch]], Launch]  # Joins launches into one
 
 
 def in_order(launches: Sequence[Launch]) -> Launch:
@@ -139,7 +139,7 @@ class Pace:
         return self._operations if self._single else 0
 
 
-_SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting each of many operations of 1 µs would add 8 % to them
+_SECONDS_BETWEEN_REPORTS = 1e-4  # Reporting every operation of 1 µs would add 8 %
 
 
 class BlockingClock:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_HANG_UP = 10.0  # For watchdogs of a job that is gone to report; late on a busy machine
-_SECONDS_FOR_A_MESSAGE = 60  # A rank that stops in the middle of a message may not stop the launcher for ever
+_SECONDS_TO_HANG_UP = 10.0  # Time for watchdogs to report after their job has ended, on a busy machine
+_SECONDS_FOR_A_MESSAGE = 60  # A rank that stops within a message must not block the launcher forever
 _READ_BYTES = 1 << 16
 _LONGEST_FOLDER = 107 - len("/gpubench-12345678/ranks")  # A socket's name has 107 bytes at most: unix(7)
 
@@ -107,16 +107,16 @@ class ChannelReceiver:
         ranks: set[Connection] = set()
         listens_until, watch = math.inf, RankWatch(job)
         while True:
-            # Once the job is gone, one more look without waiting finds what it had still sent.
+            # After the job has ended, read once more without waiting: it may have sent something.
             waits = listens_until == math.inf or (ranks and time.monotonic() < listens_until)
             sources = [self._listener, *ranks, *([] if printed is None else [printed])]
             ready = wait(sources, _SECONDS_BETWEEN_LOOKS if waits else 0)
-            # A rank's message about its end comes before mpirun's, which waits for another look.
+            # Read ranks first, so that a rank's own error comes before mpirun's lines about it.
             for source in [source for source in ready if source != printed] or ready:
                 if isinstance(source, Connection):
                     try:
                         yield json.loads(source.recv_bytes())
-                    except (EOFError, OSError):  # it hung up, perhaps in the middle of a message
+                    except (EOFError, OSError):  # closed, perhaps within a message
                         source.close()
                         ranks.remove(source)
                 elif source == printed:
@@ -157,7 +157,7 @@ def remove_if_abandoned(path: str) -> None:
 
         shutil.rmtree(Path(path).parent, ignore_errors=True)
     except OSError:
-        pass  # it has ended and removed it
+        pass  # the launcher has ended and removed it
 
 
 class ChannelSender:

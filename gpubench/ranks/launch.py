@@ -25,7 +25,7 @@ from gpubench.machine.children import die_with_parent, module_command, with_pack
 from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
 from gpubench.readers.documents import opened
 
-OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Names of variables that gpubench, not the user, set for its ranks
+OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Lists the variables that gpubench, not the user, set for its ranks
 
 
 def own_settings(environment: Mapping[str, str]) -> list[str]:
@@ -38,28 +38,28 @@ _SECONDS_TO_ANSWER = 20
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _OPEN_MPI_SETTINGS = {
     **_AS_ROOT,
-    # Open MPI 4 and 5 each know one of these pairs: more ranks than cores is fine, and no rank is tied to a core,
-    # since NCCL's and MPI's own threads would then share it with the rank.
+    # Allow more ranks than cores, and bind no rank to a core, because NCCL's and MPI's threads would share it.
+    # Open MPI 4 knows the names with OMPI, Open MPI 5 those with PRTE.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
-    # All ranks are on this host; looking for fabrics takes Open MPI 5 a second of start-up.
+    # All ranks are on this host, and Open MPI 5 spends a second of its start on looking for fabrics.
     "OMPI_MCA_btl": "^ofi",
-    # hwloc's plugins start OpenCL, X11 or CUDA in mpirun to list GPUs, which nothing here asks it for (hwloc's manual,
+    # hwloc's plugins start OpenCL, X11 or CUDA in mpirun to list GPUs, which nothing here needs (hwloc's manual,
     # "Components and plugins": a name that is not there is ignored).
     "HWLOC_COMPONENTS": "-gl,-opencl,-cuda,-nvml,-rsmi,-levelzero",
 }
 
 _AGREEMENT_SETTINGS = {
-    # Every Open MPI has ob1, which talks through shared memory; a look for fabrics (UCX, libfabric, PSM) comes first
-    # where none is named. Without ptrace, as in containers, copies out of another process fail loudly.
+    # Every Open MPI has ob1, which talks through shared memory; without a choice Open MPI first looks for
+    # fabrics (UCX, libfabric, PSM). Without ptrace, as in containers, copies from another process fail with errors.
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
-"""Where MPI carries no data that is measured, but only what ranks agree on."""
+"""For jobs in which MPI is not measured and only lets ranks agree."""
 
-_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # How a user chooses what carries messages
+_CHOOSING = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")  # Variables with which a user chooses a transport
 
 
 class Flavour(StrEnum):
@@ -119,7 +119,7 @@ def _flavour(path: str) -> Flavour:
     raise unusable_mpi_launcher(path, answer.strip()[:80])
 
 
-DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun whose daemon did not start: one start in hundreds
+DAEMON_FAILED = 213  # Exit code of Open MPI 5's prterun if its daemon did not start, as one in hundreds does not
 
 
 def start(
@@ -154,10 +154,10 @@ _LINE = re.compile(
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(?P<slots>[1-9][0-9]{0,4}))?(?:\s+max[-_]slots=[0-9]+)?",
     re.ASCII,
 )
-_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # What srun may speak to MPI, the best first; pmix_v4 counts too
+_PMI = ("pmix", "pmi2", "cray_shasta", "pmi")  # PMI plugins of srun, the best first. pmix_v4 counts as pmix
 
 _MOST_LINES_KEPT = 200
-_SECONDS_FOR_LAST_LINES = 2.0  # Somebody whom the launcher left behind may hold its stderr open for ever
+_SECONDS_FOR_LAST_LINES = 2.0  # A process that the launcher left behind may keep its stderr open forever
 _EXPECTED = "a file with a host a line, as mpirun --hostfile has them: node1, or node1 slots=8"
 
 
@@ -309,13 +309,13 @@ def _pmi_of(srun: str) -> str:
 
 
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
-"""Variables that name the program by which an mpirun reaches hosts, in the place of ssh."""
+"""Variables that name the program that an mpirun uses instead of ssh."""
 
 _OF_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER")
-"""Variables of jobs in which mpirun starts ranks without ssh."""
+"""Variables of allocations, in which mpirun starts ranks without ssh."""
 
 _SECONDS_TO_CONNECT = 10
-_SECONDS_FOR_SSH = 30.0  # Python starts from a busy network file system in up to ten seconds
+_SECONDS_FOR_SSH = 30.0  # Python on a busy network file system starts in up to 10 s
 _MOST_AT_ONCE = 64
 _LAST_CHARACTERS = 200
 
@@ -420,5 +420,5 @@ def _is_this_host(host: str) -> bool:
             own.bind(address)
     except OSError:
         return False
-    # All of 127.0.0.0/8 can be bound, and Open MPI takes 127.0.0.1 alone for its own host.
+    # All of 127.0.0.0/8 can be bound, but Open MPI regards only 127.0.0.1 as its own host.
     return not str(address[0]).startswith("127.") or address[0] == "127.0.0.1"

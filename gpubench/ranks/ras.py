@@ -13,10 +13,10 @@ _DEFAULT_ADDRESS = "localhost:28028"
 
 AS_TEXT = b"VERBOSE STATUS\n"
 AS_JSON = b"SET FORMAT json\nVERBOSE STATUS\n"
-"""NCCL before 2.28.7 knows no formats, says so, and answers with text."""
+"""NCCL before 2.28.7 has no formats. It prints an error and answers with text."""
 
 _CONNECTIONS = 8
-"""Every process of a host listens on the same port, and the kernel picks one: perhaps one that is stopped."""
+"""Every process of a host listens on the same port, and the kernel picks one, perhaps one that is stopped."""
 
 _SECONDS_TO_CONNECT = 0.5
 _PIECE = 1 << 16
@@ -61,7 +61,7 @@ def _connected(environment: Mapping[str, str]) -> socket.socket | None:
     host, _, port = address_of(environment).rpartition(":")
     try:
         return socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT)
-    except (OSError, OverflowError, ValueError):  # names and ports that cannot be
+    except (OSError, OverflowError, ValueError):  # impossible names and ports
         return None
 
 

@@ -29,7 +29,7 @@ from gpubench.ports.backend import Array, BatchedLaunch, CollectiveCalls, Launch
 from gpubench.ports.group import Group
 from gpubench.ranks.launch import find_launcher, start, stop
 
-_CHUNK_ELEMENTS = 2**14  # Elements of a temporary array: for larger ones malloc asks the kernel for pages each time
+_CHUNK_ELEMENTS = 2**14  # Elements of a temporary array. For larger ones malloc asks the kernel for pages every time
 
 
 class NumpyMemory:
@@ -121,7 +121,7 @@ class HostBackend(_MpiClock):
     """Collectives over an MPI communicator."""
 
     name = "host"
-    buffers = 3  # Open MPI and MPICH reduce through working space of up to the size of the message
+    buffers = 3  # Open MPI and MPICH need up to one more message size to reduce
 
     def __init__(
         self,

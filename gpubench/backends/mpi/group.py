@@ -61,11 +61,11 @@ class AloneGroup:
 
 
 _ROUND_TRIPS = 10
-_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of Open MPI, MPICH and its ABI; in MPI 5 it is another
-_STANDARD_ABI = "mpiabi"  # In the name of mpi4py's library that is bound to an MPI by the ABI of MPI 5
-_IMPORTING = "gpubench-imports"  # The thread that imports modules beside what a rank does once MPI has started
-_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # Set and taken back while NumPy is imported
-_SECONDS_BETWEEN_TESTS = 0.003  # A look whether the others are there takes some microseconds
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE of Open MPI, MPICH and its ABI, but not of MPI 5's ABI
+_STANDARD_ABI = "mpiabi"  # Part of the name of mpi4py's library for the ABI of MPI 5
+_IMPORTING = "gpubench-imports"  # The thread that imports modules after MPI has started
+_SET_BY_NUMPY = ("OPENBLAS_MAIN_FREE", "GOTOBLAS_MAIN_FREE")  # NumPy sets and unsets these during its import
+_SECONDS_BETWEEN_TESTS = 0.003  # A test takes some microseconds
 
 
 class MpiGroup:
@@ -144,7 +144,7 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     with warnings.catch_warnings():
-        # mpi4py warns of a launcher of another MPI; the check below is for the same, with what to do.
+        # mpi4py warns of another MPI's launcher. The check below raises an error with a next step instead.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             _initialise()
@@ -153,7 +153,7 @@ def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
             raise missing_mpi_library(str(error).splitlines()[0]) from error
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    # No daemon: Python ends those wherever they are, which libraries that are being loaded may answer with abort().
+    # Not a daemon: Python would end it within the loading of a library, which may then call abort().
     if imports:
         threading.Thread(target=_import, args=(imports,), name=_IMPORTING).start()
     group = MpiGroup(MPI.COMM_WORLD)
@@ -172,7 +172,7 @@ def _initialise() -> None:
     if path is None or _STANDARD_ABI in Path(path).name:
         return
     try:
-        # A library of Python's finds what the libraries that it depends on define.
+        # An extension module also exports the symbols of libraries that it links.
         initialise = ctypes.CDLL(path).MPI_Init_thread
     except (OSError, AttributeError):
         return
@@ -253,7 +253,7 @@ def abort(group: MpiGroup | None, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-MOST_ELEMENTS = 2**30  # Elements of one MPI call: MPI counts are 32-bit, and Open MPI 5 refuses 2**31 of them
+MOST_ELEMENTS = 2**30  # Elements per MPI call: counts are 32-bit, and Open MPI 5 refuses 2**31
 _BLOCK_BYTES = 16  # Blocks of the gather-like collectives are multiples of this, so their counts shrink by it
 
 
@@ -295,7 +295,7 @@ def mpi_function(name: str) -> int | None:
     from mpi4py import MPI
 
     try:
-        # A library of Python's finds what the libraries that it depends on define.
+        # An extension module also exports the symbols of libraries that it links.
         function = getattr(ctypes.CDLL(MPI.__file__), name)
     except (OSError, AttributeError):
         return None
@@ -395,7 +395,7 @@ class MpiCalls:
         if send.memory is not receive.memory:
             launch = self._bind("MPI_Reduce_scatter_block", send, receive, *how)
         else:
-            # MPI leaves the in-place result in the first block, NCCL in the rank's own.
+            # In place, MPI leaves the result in the first block, NCCL in the rank's own block.
             copy = None if send == receive else self._copy(send, receive, count, dtype)
             launch = self._bind("MPI_Reduce_scatter_block", self._in_place, send, *how, then=copy)
         return mpi_in_order([launch, *divide])

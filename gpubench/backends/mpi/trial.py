@@ -22,7 +22,7 @@ from gpubench.ports.backend import Region
 
 SIZES_BYTES = (2**10, 2**20)
 
-_SECONDS_TO_BE_HEARD = 0.3  # Before what may end the job: a launcher then drops what it has not passed on
+_SECONDS_TO_BE_HEARD = 0.3  # Wait before a step that may end the job, because the launcher then drops unread output
 _LIBMPI = r"libmpi(ch)?\.so"
 
 

@@ -188,7 +188,7 @@ class NcclBackend:
 
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """Return one launch of all, or a captured graph of them."""
-        # What fills and poisons the buffers runs on the same stream: neither a capture nor a timing may begin under it.
+        # Kernels that fill buffers run on the same stream. Wait for them before a capture or a timing begins.
         self._device.stream.synchronize()
         if graph_replays:
             calls = partial(self._library.issue, call_table(launches))
@@ -201,7 +201,7 @@ class NcclBackend:
         self._device.stream.synchronize()
         rest = iter(launches)
         batches = [tuple(islice(rest, count)) for count in self._marks.every(launches, operations)]
-        # Launches go round, and so do batches of them: thousands of batches are a few tables.
+        # Buffers rotate, so thousands of batches share a few tables.
         keys = [tuple(map(id, batch)) for batch in batches]
         tables = {key: call_table(batch) for key, batch in dict(zip(keys, batches, strict=True)).items()}
         return self._marks.clocked([(tables[key], len(key)) for key in keys])

@@ -39,7 +39,7 @@ _SECONDS_BETWEEN_LOOKS = 20e-6
 
 def new_unique_id(library: NcclLibrary) -> bytes:
     """Create the unique id that all ranks of a communicator share. Raise NcclError."""
-    made = library.asked(library.nccl.get_unique_id)  # its memory ends with it
+    made = library.asked(library.nccl.get_unique_id)  # keeps its memory alive
     return ctypes.string_at(made.ptr, UNIQUE_ID_BYTES)
 
 
@@ -91,7 +91,7 @@ class GroupCommunicator:
 
     def check_async_error(self) -> None:
         """Raise NcclError if NCCL has an asynchronous error."""
-        made = self._made  # a thread may abort it meanwhile
+        made = self._made  # another thread may abort it meanwhile
         state = _SUCCESS if made is None else self._ask(made)
         if state not in (_SUCCESS, _IN_PROGRESS):
             raise NcclError(self._library.words(state))
@@ -150,7 +150,7 @@ class BoundedCommunicator:
             asked(nccl.send, send, size_bytes, nccl.DataType.Int8, to, self._made, stream)
             asked(nccl.recv, receive, size_bytes, nccl.DataType.Int8, source, self._made, stream)
         finally:
-            # A group that is left open takes up whatever this process begins next.
+            # An open group would swallow the next calls of this process.
             asked(nccl.group_end)
 
     def all_reduce(self, addresses: tuple[int, int], count: int, stream: int, deadline: float) -> None:

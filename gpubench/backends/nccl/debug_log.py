@@ -29,8 +29,10 @@ from gpubench.machine.host import names_in
 
 INFO_LEVELS = ("INFO", "ABORT", "TRACE")  # Levels that show how ranks are connected, in NCCL's order
 _DEFAULT_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"
-_SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"  # Connections, variables, rings, networks, and a line an operation on rank 0
-_QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: these write nothing for an operation
+_SUBSYSTEMS = (
+    "INIT,ENV,GRAPH,NET,TUNING"  # Connections, variables, rings, networks, and one line per operation on rank 0
+)
+_QUIET_SUBSYSTEMS = "INIT,ENV"  # For an NCCL whose log cannot be ended: no lines per operation
 
 
 class LogAccess(StrEnum):
@@ -76,7 +78,7 @@ def _plan_beside_user(settings: Mapping[str, str], ranks_on_node: int, *, can_re
         no_tuning = "" if shows(subsystems, "TUNING") else f"TUNING is not among the {DEBUG_SUBSYSTEMS} that are set"
         if file:
             return LogPlan(LogAccess.USERS_FILE, no_tuning=no_tuning)
-        # A level from a configuration file is set again: NCCL may open its log before it has read those files.
+        # Set a level from a configuration file as a variable, as NCCL may open its log before it reads those files.
         repeated = {name: settings[name] for name in (DEBUG, DEBUG_SUBSYSTEMS) if name in settings}
         return LogPlan(LogAccess.FORWARDED, repeated, no_tuning=no_tuning)
     return LogPlan(LogAccess.NOT, why_not=why_not)

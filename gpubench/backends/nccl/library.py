@@ -38,7 +38,7 @@ class NcclLibrary:
 
     def __init__(self, asked: str | None = None) -> None:
         if asked is not None:
-            # Loaded first and globally, it is the libnccl.so.2 that the bindings find.
+            # Load it first and globally, so that the bindings find it as libnccl.so.2.
             try:
                 _load(asked, ctypes.RTLD_GLOBAL).ncclGetVersion  # noqa: B018
             except (OSError, AttributeError) as error:
@@ -113,7 +113,7 @@ def _load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
 
 
 _KNOWN_TO_ALL = (b"NCCL_DEBUG", b"NCCL_ALGO")
-"""A file in which these do not stand does not tell what it knows: it is packed, or no libnccl."""
+"""A file without these names is compressed or not libnccl, so it proves nothing."""
 
 _PREFIX = "NCCL_"
 _NAME = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,60})(?=\0)")

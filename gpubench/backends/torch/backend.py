@@ -85,11 +85,11 @@ class TorchCalls:
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._is_gloo = found.backend == "gloo"
-        # Roots and peers are ranks of the whole job to torch, also in a part of it.
+        # torch counts roots and peers in the whole job, also for a group of some ranks.
         self._in_job = [found.distributed.get_global_rank(group, rank) for rank in range(self._ranks)]
         operations = found.distributed.ReduceOp
         self._ops = {op: getattr(operations, name) for op, name in _OPS.items()}
-        # torch 2.13 has new names for two operations, and warns of the old ones.
+        # torch 2.13 has new names for two operations and warns about the old ones.
         self._gather_into = _either(found.distributed, "all_gather_single", "all_gather_into_tensor")
         self._scatter_from = _either(found.distributed, "reduce_scatter_single", "reduce_scatter_tensor")
 
@@ -156,7 +156,7 @@ class TorchCalls:
             return self._launch(self._copied(send, receive, count, dtype))
         outgoing, into = self._tensors.of(send, count, dtype), self._tensors.of(receive, count, dtype)
         if self._is_gloo and outgoing.is_cuda:
-            # Gloo writes a CUDA tensor to its socket as if it were the host's, which ends the process.
+            # Gloo writes a CUDA tensor to its socket as if it were host memory, which crashes the process.
             on_host = [tensor.to("cpu") for tensor in (outgoing, into)]
             exchange = self._exchange(on_host[0], destination, on_host[1], source)
             return self._launch([partial(on_host[0].copy_, outgoing), exchange, partial(into.copy_, on_host[1])])
@@ -286,7 +286,7 @@ class _Opening:
 class TorchOnCpu(_Opening, BlockingClock):
     """torch.distributed on CPU tensors, which share memory with NumPy arrays."""
 
-    buffers = 3  # Gloo reduces through working space of up to the size of the message
+    buffers = 3  # Gloo needs up to one more message size to reduce
 
     def __init__(self, groups: TorchGroups, group: Group, ranks_on_node: int, progress: Progress) -> None:
         super().__init__(group, progress, "CPUs have no CUDA graphs")

@@ -27,7 +27,7 @@ _GLOO_LOST = re.compile(
     r"(?P<peer>\[[^\s\]]+\]:\d+): (?P<said>Connection (?:closed|reset) by peer|Broken pipe|Connection timed out)"
     r"|(?P<closed>Connection closed by peer) (?P<other>\[[^\s\]]+\]:\d+)"
 )
-"""What Gloo says where the process at the other end of a connection is gone."""
+"""Gloo's errors if the process at the other end of a connection is gone."""
 
 
 def first_line(error: BaseException) -> str:
@@ -197,7 +197,7 @@ def import_fully_shard() -> Any:
 
 
 _CARRIED_BY = {"rccl": "nccl", "symm": "gloo"}
-"""torch's names of the process groups; Gloo only makes ranks of symmetric memory known to each other."""
+"""torch's names of the process groups; symmetric memory uses Gloo only to exchange addresses."""
 
 
 def load_torch(backend: str, *, for_cuda: bool = False, driver_cuda: int = 0) -> TorchDistributed:
@@ -226,7 +226,7 @@ def _check_cuda(found: TorchDistributed, driver_cuda: int) -> None:
         raise torch_sees_no_gpu(found.version)
 
 
-LEAST_SECONDS = 60.0  # To import torch from a slow file system, all ranks of a host at once, takes most of it
+LEAST_SECONDS = 60.0  # Mostly for all ranks of a host to import torch at once from a slow file system
 _ARRIVED, _ALL_THERE = "arrived", "all there"
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_TRIES = 5.0, 0.2
 
@@ -338,7 +338,7 @@ def _next_step(launched_by: LaunchedBy) -> str:
 T = TypeVar("T")
 
 _ROUND_TRIPS = 10
-_HOURS = timedelta(hours=6)  # For torch's own time-out: gpubench's watchdog ends what hangs
+_HOURS = timedelta(hours=6)  # torch's own time-out. gpubench's watchdog ends hangs sooner
 
 
 class TorchGroup:

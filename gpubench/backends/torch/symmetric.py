@@ -24,9 +24,9 @@ from gpubench.ports.group import Group
 _OPERATIONS = ("one_shot_all_reduce_out", "one_shot_all_reduce_copy_out", "two_shot_all_reduce_")
 _TYPES = (DataType.FLOAT32, DataType.BFLOAT16)
 _SETTINGS = {
-    # Only the kernels that are not measured need multicast memory, which some machines cannot make.
+    # Only kernels that are not measured need multicast memory, which some machines cannot allocate.
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # Ranks that share a GPU, or see one each under the same number, are taken for a mistake otherwise.
+    # Otherwise torch rejects ranks that share a GPU, or see their GPUs under the same number.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
@@ -141,5 +141,5 @@ class TorchSymmetric(EnqueuedOnCuda):
                 raise _no_symmetric_memory(f"the ranks are on {len(hosts)} hosts")
             os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})
             self._groups.connect()
-            self._workspace[:] = [self._shared(1)]  # tells whether these ranks can share memory at all
+            self._workspace[:] = [self._shared(1)]  # fails if these ranks cannot share memory
         return self._groups.process_group

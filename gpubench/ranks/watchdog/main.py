@@ -28,7 +28,7 @@ from gpubench.ranks.watchdog.progress import END_SIGNAL, ProgressBlock, Progress
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_ANSWER = 0.3
-_SECONDS_OF_SLEEP = 1.0  # A wait this much longer than asked for was a suspension, and no idle time
+_SECONDS_OF_SLEEP = 1.0  # A wait that lasts this much too long was a suspension of this process
 _SECONDS_FOR_ANSWERS = 2.0
 _SECONDS_FOR_LOWER_RANKS = 1.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
@@ -37,7 +37,7 @@ _SECONDS_FOR_TROUBLE = 2.0
 _SECONDS_TO_ABORT = 2.0
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_REPORT = 0.5
-SECONDS_TO_REACH = 5.0  # A watchdog on a busy machine may answer so late
+SECONDS_TO_REACH = 5.0  # A watchdog on a busy machine may take so long to answer
 _LONGEST_TROUBLE = 1024
 _MOST_HOSTS = 8
 _MOST_RAS_LINES = 24
@@ -111,7 +111,7 @@ class Watchdog:
                 self._wait(SECONDS_BETWEEN_LOOKS)
                 slept = self._clock() - before
                 if slept > SECONDS_BETWEEN_LOOKS + _SECONDS_OF_SLEEP:
-                    self._since += slept  # this process was suspended too: by a scheduler, or a frozen container
+                    self._since += slept  # suspended by a scheduler, or in a frozen container
             self._end()
         except RankIsGoneError:
             if not self._block.left():
@@ -159,7 +159,7 @@ class Watchdog:
         if any(self._peers.ask(batch, _SECONDS_FOR_LOWER_RANKS, enough=1) for batch in lower):
             return False
         states = self._peers.ask(range(self._watched.ranks), _SECONDS_FOR_ANSWERS)
-        if self._is_ordered_to_end():  # while this one asked, another has reported the hang, and may be gone already
+        if self._is_ordered_to_end():  # another watchdog has reported the hang meanwhile
             return True
         return self._is_hung(sorted([*states, self.state()], key=lambda state: state.rank))
 
@@ -176,7 +176,7 @@ class Watchdog:
             self._wait_until = self._clock() + seconds_left
             return False
         if ranks.is_suspended(states) and len(states) == self._watched.ranks:
-            # Whatever is continued later has its full time again.
+            # A job that is continued later has its full time again.
             self._since = self._clock()
             return False
         idle = min(state.idle_seconds for state in states)
@@ -185,7 +185,7 @@ class Watchdog:
         else:
             answered = {state.rank for state in states}
             unanswered = {rank: address.place for rank, address in enumerate(self._watchdogs) if rank not in answered}
-            # If connections never got through (a firewall), silence proves nothing until much later.
+            # If a watchdog could never be reached (a firewall), its silence proves nothing until much later.
             reached = self._peers.reached
             known = set(unanswered) <= reached if self._watched.rank == 0 else 0 in reached
             if unanswered and not known and idle < ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s):
@@ -208,8 +208,8 @@ class Watchdog:
         self._block.leave()
         self._ask_rank("abort", _SECONDS_TO_ABORT)
         for number in (END_SIGNAL, signal.SIGKILL):
-            if _is_parent(self._watched.pid):  # else the rank is gone, and its number may be another's
-                with contextlib.suppress(ProcessLookupError):  # gone with the first signal: no SIGCONT is needed
+            if _is_parent(self._watched.pid):  # else the rank is gone, and another process may have its number
+                with contextlib.suppress(ProcessLookupError):  # the first signal ended it
                     os.kill(self._watched.pid, number)
                     os.kill(self._watched.pid, signal.SIGCONT)
             self._wait(_SECONDS_TO_END)
@@ -341,10 +341,10 @@ _PROCESS_NAME = b"gpubench-watch"
 
 def main() -> None:
     """Watch the rank that started this process."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback: the rank says that its watchdog was killed
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback: the rank reports that its watchdog was killed
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
-    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # it reports the death of its rank also where it is stopped
+    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # a stopped watchdog reports the death of its rank, too
     leave_core()
     setup = json.loads(sys.argv[1])
     watched = Watched(**setup["watched"])

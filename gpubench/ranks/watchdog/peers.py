@@ -125,14 +125,14 @@ _CREDENTIALS = struct.Struct("3i")
 _KNOCK_BYTES = 8
 _TIMEVAL = struct.Struct("@ll")
 _SECONDS_PER_READ = 1.0  # A watchdog on a busy machine answers within 0.1 s
-_SECONDS_OF_GRACE = 0.05  # A connection may take so long to authenticate if all places are taken
+_SECONDS_OF_GRACE = 0.05  # What a connection has to authenticate in if all places are taken
 _MOST_UNAUTHENTICATED = 512  # With 128, 11 of 20 questions were answered under a flood of silent connections; now 19
-_MOST_CALLS = 64  # At once
+_MOST_CALLS = 64  # Concurrently
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ORDER = 1.0
 _ARBITER = 0  # The rank whose watchdog decides which of several lost ranks was the first
 _SECONDS_FOR_A_DECISION = 0.25
-_SECONDS_BEHIND_A_CLAIM = 0.1  # After one rank died, its claim may arrive so much later than the next rank dies
+_SECONDS_BEHIND_A_CLAIM = 0.1  # A claim may arrive this much later than the launcher's next kill
 
 
 def _prepare(line: socket.socket) -> None:
@@ -347,11 +347,11 @@ class Peers:
                 time.sleep(min(seconds, 0.01))
                 continue
             self._unauthenticated.pop(oldest, None)
-            with suppress(OSError):  # it ended on its own
+            with suppress(OSError):  # it has ended by itself
                 oldest.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, line: socket.socket) -> None:
-        with line, suppress(Exception):  # whatever strangers send costs them their connection
+        with line, suppress(Exception):  # anything a stranger sends ends only his connection
             try:
                 _prepare(line)
                 connection = _authenticated(line, self._secret, dialed=False)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gpubench.model.terms.ranks import PHASES, Phase
 
-END_SIGNAL = signal.SIGQUIT  # Exit code 3: its handler is C's `_exit`, called with the signal's number, 3
+END_SIGNAL = signal.SIGQUIT  # Gives exit code 3: its handler is libc's `_exit`, called with the signal's number, 3
 
 
 class Watched(Struct, frozen=True):

@@ -72,9 +72,9 @@ def find_nvtx() -> Nvtx | None:
 
 
 _MOST_STARTS = 4
-_SECONDS_STOPPED = 0.8  # A suspended job is continued sooner; a watchdog stopped for longer was stopped alone
-_SECONDS_TO_END = 5.0  # For a watchdog to end with its rank on a busy machine, where it is not stopped
-_SECONDS_TO_END_TOO = 0.5  # Where a whole job is killed, the rank follows its watchdog within that, and needs none
+_SECONDS_STOPPED = 0.8  # A watchdog that is stopped for longer was stopped alone, not with its job
+_SECONDS_TO_END = 5.0  # A watchdog on a busy machine ends sooner, unless it is stopped
+_SECONDS_TO_END_TOO = 0.5  # If a whole job is killed, the rank follows its watchdog within this time
 
 
 class WatchdogKeeper:
@@ -132,10 +132,10 @@ class WatchdogKeeper:
             descriptors = {"block": self._block.descriptor, "control": other.fileno()}
             local, listeners = ([line.fileno() for line in lines] for lines in (self._local, self._listeners))
             if self._channel:
-                # Connected now, so that the launcher waits for the reports of this rank's watchdog.
+                # Connect now, so that the launcher waits for this watchdog's reports.
                 with suppress(OSError):  # the launcher is gone
                     descriptors["channel"] = stack.enter_context(connect(self._channel)).fileno()
-            # Everybody on this host can read a command line: the secret comes later, by the control socket.
+            # All users of this host can read a command line. The secret follows through the control socket.
             setup = descriptors | {
                 "local": local,
                 "listeners": listeners,
@@ -143,7 +143,7 @@ class WatchdogKeeper:
                 "job": self._job,
                 "path": self._channel,
             }
-            # The rank's own words behind it are for people who look at the list of processes.
+            # The rank's own arguments follow for people who read the list of processes.
             command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
             self._process = subprocess.Popen(
                 command,
@@ -176,15 +176,15 @@ class WatchdogKeeper:
 
     def _killed_where_stopped(self) -> bool:
         """Wait until the watchdog has ended. If a signal stopped it, kill it and return True."""
-        kinds = os.WEXITED | os.WNOWAIT  # whoever asks `_process` finds the end
+        kinds = os.WEXITED | os.WNOWAIT  # leave the exit status to `_process`
         try:
             while (seen := os.waitid(os.P_PID, self.pid, kinds | os.WSTOPPED)) and seen.si_code == os.CLD_STOPPED:
-                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)  # or the next question finds the same stop
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)  # consume this stop, or it is reported again
                 time.sleep(_SECONDS_STOPPED)
                 if process_state(self.pid) == "T":
                     self._process.kill()
                     return True
-        except ChildProcessError:  # the process was started with SIGCHLD ignored, and the kernel tells nothing
+        except ChildProcessError:  # with SIGCHLD ignored the kernel reports no children
             pass
         return False
 
@@ -214,7 +214,7 @@ class WatchdogKeeper:
                 self._send(control, {"kind": kind, "text": str(self._answers[kind]() or "")})
 
     def _send(self, control: socket.socket, message: Mapping[str, object]) -> None:
-        # Without a watchdog, which somebody may have killed, the run goes on.
+        # The run goes on without a watchdog, which somebody may have killed.
         with suppress(OSError):
             control.sendall(json.dumps(message).encode() + b"\n")
 
