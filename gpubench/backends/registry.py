@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec import Struct, field
 
 from gpubench.errors import invalid_choice, no_gpu
-from gpubench.model.terms.operation import HOST, NCCL, TORCH, Allocator, DataType, ReduceOp
+from gpubench.model.terms.operation import HOST, NCCL, TORCH, TORCH_SYMM, Allocator, DataType, ReduceOp
 from gpubench.ports.backend import MultiGroupBackend
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpubench.backends.mpi.group import MpiGroup
     from gpubench.backends.nccl.backend import NcclBackend
     from gpubench.backends.nccl.library import NcclLibrary
+    from gpubench.backends.torch.distributed import TorchDistributed
     from gpubench.ports.group import Group
     from gpubench.ranks.watchdog.rank import RankProgress
 
@@ -109,10 +110,44 @@ def _open_mpi(setup: BackendSetup) -> MultiGroupBackend:
     return MpiOnCuda(cast("MpiGroup", setup.group), setup.device, setup.progress)
 
 
-def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
-    from gpubench.backends.torch.opening import open_backend
+_TORCH_DEVICES = {"rccl": "cuda", "xccl": "xpu"}
 
-    return open_backend(name, setup.group, setup.progress, setup.device, setup.ranks_on_node, setup.local_rank)
+
+def _load_torch(name: str, driver_cuda: int) -> "TorchDistributed":
+    """Load torch for a backend, before NCCL is loaded, because a process has one libnccl. `driver_cuda` 0: CPUs."""
+    from gpubench.backends.torch import distributed, symmetric
+
+    found = distributed.load_torch(name.removeprefix(TORCH), for_cuda=driver_cuda > 0, driver_cuda=driver_cuda)
+    if name == TORCH_SYMM:
+        distributed.import_symmetric_memory(found)
+        symmetric.check_operations(found)
+    return found
+
+
+def _open_torch(name: str, setup: BackendSetup) -> MultiGroupBackend:
+    """Open a torch backend on this rank's GPU, or else on torch's device. Raise CouldNotMeasureError."""
+    from gpubench.backends.torch import backend, distributed, symmetric
+
+    device, group, progress = setup.device, setup.group, setup.progress
+    found = _load_torch(name, 0 if device is None else device.driver_cuda)
+    groups = backend.TorchGroups(found, name, group, one_node=setup.ranks_on_node == group.size)
+    if device is not None and name == TORCH_SYMM:
+        return symmetric.TorchSymmetric(groups, found, device, group, progress)
+    if device is not None and found.backend == "gloo":
+        return backend.TorchGlooOnCuda(groups, found, device, group, progress)
+    if device is not None:
+        opened = backend.TorchNccl(groups, found, device, group, progress)
+        progress.answer_watchdog(opened.trouble, opened.abort)
+        return opened
+    if found.backend == "gloo":
+        return backend.TorchOnCpu(groups, group, setup.ranks_on_node, progress)
+    kind = _TORCH_DEVICES[name.removeprefix(TORCH)]
+    devices = getattr(found.torch, kind)
+    if not devices.is_available():
+        raise distributed.torch_without(found.version, f"a GPU for {name} in this machine")
+    index = setup.local_rank % devices.device_count()
+    devices.set_device(index)
+    return backend.TorchOnDevice(groups, found, found.torch.device(kind, index), group, progress)
 
 
 def _check_symmetric_types(dtypes: Sequence[DataType], ops: Sequence[ReduceOp] | None) -> None:
@@ -125,12 +160,6 @@ def _check_torch() -> None:
     from gpubench.backends.torch.distributed import check_installed
 
     check_installed()
-
-
-def _load_torch(name: str, driver_cuda: int) -> object:
-    from gpubench.backends.torch.opening import load
-
-    return load(name, driver_cuda)
 
 
 _NO_NCCL = "MPI moves the data, not NCCL"

@@ -8,7 +8,7 @@ import pytest
 
 from gpubench.backends.cuda import open_device
 from gpubench.backends.registry import BackendSetup, backend_named
-from gpubench.backends.torch import distributed, opening
+from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import TorchDistributed, check_installed, load_torch
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.environment import mapped_files
@@ -114,7 +114,7 @@ def test_backends_are_opened_by_what_the_rank_has(monkeypatch: pytest.MonkeyPatc
     torch.cuda.set_device = chosen.append
     opened = backend_named("torch:rccl").open(setup)
     assert (opened.name, chosen) == ("torch:rccl", [0])
-    assert backend_named("torch:gloo").load(0) == opening.load("torch:gloo", 0)
+    assert backend_named("torch:gloo").load(0) == distributed.load_torch("gloo", for_cuda=False, driver_cuda=0)
 
 
 def test_symmetric_memory_is_opened_on_the_gpu_where_this_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
