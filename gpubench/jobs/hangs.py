@@ -154,8 +154,8 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
         options={
             "strict": plan.strict,
             "hang": True,
-            "interval_s": plan.interval_s,
-            "seconds": plan.seconds,
+            "interval_s": float(plan.interval_s),  # not TypedSeconds, which msgspec cannot write
+            "seconds": None if plan.seconds is None else float(plan.seconds),
             "answers": course.asked,
             "communicators": len(course.communicators),
             "ranks": max((each.size or 0 for each in course.communicators), default=0),
