@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpubench.conditions import subjects
 from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import Unread, joined, with_ids
+from gpubench.conditions.condition import Unread, fill_ids, joined
 from gpubench.conditions.profile import SURPLUS
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.conditions.subjects import Lack
@@ -210,14 +210,14 @@ _OF_CHECK = {check.name: [each for each in CONDITIONS if each.check == check.nam
 
 
 class Looked(Struct, frozen=True):
-    """What the conditions of a check found, and what they could not look at."""
+    """The findings of a check, and the places where its conditions could not be looked for."""
 
     findings: tuple[Finding, ...]
     unread: tuple[Unread, ...]
 
 
 def look(check: Check, facts: Facts) -> Looked:
-    """The findings of a check: those that measuring made and that belong to it, then those of its conditions."""
+    """Return the findings of a check: first those of the measurements, then those of its conditions."""
     findings = [each for each in facts.measurements.findings if _check_of(each) == check.name]
     unread: list[Unread] = []
     for condition in _OF_CHECK[check.name]:
@@ -227,8 +227,8 @@ def look(check: Check, facts: Facts) -> Looked:
     return Looked(tuple(findings), tuple(unread))
 
 
-def found_by(check: Check, facts: Facts) -> tuple[Finding, ...]:
-    """The findings alone."""
+def check_findings(check: Check, facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings of a check without the unread places."""
     return look(check, facts).findings
 
 
@@ -239,41 +239,41 @@ _PRESENT, _NVLINKS, *_COPIES = (
 _IN_USE = next(each for each in CONDITIONS if each.id == "gpu-in-use")
 
 
-def on_presence(facts: Facts) -> tuple[Finding, ...]:
-    """Findings on GPUs that are lost or missing, and on nodes with more than were asked for: every command has them."""
-    return merged((*found_by(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
+def presence_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return findings on GPUs that are lost, missing or surplus. Every command reports them."""
+    return merged((*check_findings(_PRESENT, facts), *SURPLUS.findings(facts.circumstances)))
 
 
-def on_machine(facts: Facts) -> tuple[Finding, ...]:
-    """Return what fails a check of `gpubench topo`, and NVLinks in doubt: every command that measures reports it.
+def machine_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return what fails a check of `gpubench topo`, and NVLinks in doubt. Every command that measures reports these.
 
-    Doubts that measuring settles are left out, and the NICs of a node alone: nothing is sent through them.
+    Doubts that a measurement settles are left out. So are the NICs of a single node, which carry no traffic.
     """
     if len(facts.nodes) == 1:
         facts = replace(facts, nodes=[Topology(replace(facts.nodes[0].snapshot, nics=()))])
     in_doubt = {each.id for each in _OF_CHECK[_NVLINKS.name]}
     failed = [each for each in run(WIRING, facts) if each.severity is Verdict.FAIL or each.id in in_doubt]
-    presence = on_presence(facts)
+    presence = presence_findings(facts)
     return (*presence, *(each for each in failed if each not in presence))
 
 
-def on_copies(facts: Facts) -> tuple[Finding, ...]:
-    """Findings on the machine, GPUs that are in use, and slow copies."""
-    return (*on_machine(facts), *merged(_IN_USE.findings(facts.circumstances)), *run(_COPIES, facts))
+def copy_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return findings on the machine, on GPUs in use, and on slow copies."""
+    return (*machine_findings(facts), *merged(_IN_USE.findings(facts.circumstances)), *run(_COPIES, facts))
 
 
-def of_facts(facts: Facts) -> tuple[Finding, ...]:
-    """Findings of all checks that measure nothing: what may explain a slow figure of any command."""
+def fact_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings of all checks that measure nothing: they may explain a slow row."""
     return run([check for check in CHECKS if check.needs is Need.FACTS], facts)
 
 
-def on_count(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
-    """The same of hosts of which no more is known than how many GPUs each shows."""
+def gpu_count_findings(hosts: Mapping[str, int], expected_gpus: int | None) -> tuple[Finding, ...]:
+    """Return findings on the number of GPUs of hosts about which nothing else is known."""
     snapshots = [
         Snapshot(host=host, origin=Origin.MEASURED, source="", gpus=tuple(GpuFacts(index=each) for each in range(gpus)))
         for host, gpus in hosts.items()
     ]
-    return on_presence(Facts([*map(Topology, snapshots)], expected_gpus=expected_gpus))
+    return presence_findings(Facts([*map(Topology, snapshots)], expected_gpus=expected_gpus))
 
 
 def _check_of(finding: Finding) -> str:
@@ -286,19 +286,19 @@ def _check_of(finding: Finding) -> str:
 
 
 def run(checks: Sequence[Check], facts: Facts) -> tuple[Finding, ...]:
-    """The findings of all checks; those that say the same of several subjects become one."""
-    return merged(finding for check in checks for finding in found_by(check, facts))
+    """Run checks; findings that differ in their subject only become one."""
+    return merged(finding for check in checks for finding in check_findings(check, facts))
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings in which those that say the same of several subjects became one."""
+    """Merge findings that differ in their subject only."""
     same: dict[Finding, list[Finding]] = {}
     for finding in findings:
         same.setdefault(replace(finding, subject="", subjects=(), places=()), []).append(finding)
-    return tuple(_of_all(found) for found in same.values())
+    return tuple(_merge_same(found) for found in same.values())
 
 
-def _of_all(same: Sequence[Finding]) -> Finding:
+def _merge_same(same: Sequence[Finding]) -> Finding:
     subjects = tuple(subject for each in same for subject in each.subjects or (each.subject,))
     places = tuple(dict.fromkeys(place for each in same for place in each.places))
     return replace(
@@ -306,5 +306,5 @@ def _of_all(same: Sequence[Finding]) -> Finding:
         subject=joined(each.subject for each in same),
         subjects=subjects,
         places=places,
-        cure=with_ids(same[0].cure, places),
+        cure=fill_ids(same[0].cure, places),
     )

@@ -28,7 +28,7 @@ _OFF = ("", "0")
 
 
 class Together(Struct, frozen=True):
-    """Pairs that copied at once, in GB/s all together: written by their sources, and read by their destinations."""
+    """Pairs that copied at the same time, and their total GB/s as written by sources and read by destinations."""
 
     pattern: str
     pairs: tuple[Pair, ...]
@@ -37,7 +37,7 @@ class Together(Struct, frozen=True):
 
 
 class IssueTime(Struct, frozen=True):
-    """The time that the host of the slowest rank takes to issue an operation, and the operation's, in microseconds."""
+    """The time that the slowest rank's host takes to issue an operation, and the operation's own time (µs)."""
 
     label: str
     issue_us: float
@@ -45,7 +45,7 @@ class IssueTime(Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Iterable[CollectiveRow]) -> "tuple[IssueTime, ...]":
-        """Those of rows of which it is known: hand in the slow ones."""
+        """Return the issue times of slow rows; rows without one are skipped."""
         return tuple(
             cls(f"{format_size(row.size_bytes)} {row.placement.replace('_', ' ')}", row.issue_us, row.time_us)
             for row in rows
@@ -67,7 +67,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
     how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
     `issued` are the times of rows that are slow, `slow` these rows themselves; `mpi_support` is what
-    MPI did with GPU memory where that was tried.
+    MPI did with GPU memory where that was verified_run.
     """
 
     wiring: Wiring
@@ -92,16 +92,16 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def nodes(self) -> Mapping[int, Topology]:
-        """The nodes with known facts, by number."""
+        """Nodes with known facts, by number."""
         return self.wiring.nodes
 
     @property
     def asked_of_nccl(self) -> bool:
-        """True if NCCL moves, or would move, the data."""
+        """True if NCCL moves the data, or would move it."""
         return self.copied is None
 
     def values(self, name: str) -> tuple[str, ...]:
-        """The distinct values of a variable among the ranks."""
+        """Return the distinct values of a variable among the ranks."""
         return tuple(self.settings.get(name, ()))
 
     def switched_on(self, name: str) -> bool:
@@ -109,21 +109,21 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return any(value not in _OFF for value in self.values(name))
 
     def host(self, node: int) -> str:
-        """The node's name if there are several nodes, else ''."""
+        """Return the node's name if the job has several nodes, else an empty text."""
         return self.nodes[node].snapshot.host if len(self.nodes) > 1 and node in self.nodes else ""
 
     def on(self, node: int, *words: str) -> str:
-        """A subject: the words, with the node's name if there are several nodes; without words, the node's name."""
+        """Return a subject: the words, after the node's name if there are several nodes, or the node's name alone."""
         named = " ".join(filter(None, (self.host(node), *words)))
         return named or (self.nodes[node].snapshot.host if node in self.nodes else f"node {node}")
 
     def name(self, gpu: int) -> str:
-        """A GPU's name, such as 'node1 GPU3'."""
+        """Return a GPU's name, such as 'node1 GPU3'."""
         known, node = self.wiring.gpu(gpu), self.wiring.gpus[gpu].node
         return self.on(node, f"GPU {gpu}" if known is None else known.device)
 
     def pair_name(self, pair: Pair) -> str:
-        """A pair's name: ranks if each rank has a GPU, else GPUs."""
+        """Return a pair's name: by ranks if each rank has one GPU, else by GPUs."""
         one, other = (self.wiring.gpus[gpu] for gpu in pair)
         if isinstance(one, RankIdentity):
             return f"ranks {pair[0]} → {pair[1]}"
@@ -132,32 +132,32 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return f"{self.name(pair[0])} → {known.device if together and known else self.name(pair[1])}"
 
     def named(self, node: int, *devices: Device) -> str:
-        """Devices as findings name them: with bus ids, and with the host if there are several nodes or no device."""
+        """Return the name of devices in findings, with bus ids. The host is added if there are several nodes."""
         names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
         return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
 
     def places(self, node: int, *devices: Device) -> tuple[DevicePlace, ...]:
-        """The places of devices of a node; without devices, the node."""
+        """Return the places of a node's devices; without devices, the place of the node."""
         host = self.nodes[node].snapshot.host
         return tuple(DevicePlace(host, each.device, each.bus_id) for each in devices) or (DevicePlace(host),)
 
     def places_of_gpus(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
-        """The places of GPUs by position."""
+        """Return the places of GPUs by position."""
         return tuple(map(self.wiring.place, dict.fromkeys(gpus)))
 
     def named_pair(self, pair: Pair) -> str:
-        """Two GPUs of a node as findings name them."""
+        """Return the name of two GPUs of a node in findings."""
         known = [gpu for gpu in map(self.wiring.gpu, pair) if gpu is not None]
         return self.named(self.wiring.gpus[pair[0]].node, *known)
 
     def exact_profile(self, node: int) -> Profile | None:
-        """The node's profile if it describes exactly this machine, None for a generic profile."""
+        """Return the node's profile, or None if that profile is generic."""
         profile = self.profiles.get(node)
         return profile if profile is not None and profile.match.generic is None else None
 
     @cached_property
     def pci_devices(self) -> Mapping[int, Mapping[str, PciDevice]]:
-        """The PCI devices of every node by bus id."""
+        """PCI devices of each node, by bus id."""
         return {
             number: {each.bus_id: each for each in node.snapshot.pci_devices} for number, node in self.nodes.items()
         }
@@ -170,15 +170,15 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def node_of(self, pair: Pair) -> Topology:
-        """The node of a pair's source GPU."""
+        """Return the node of a pair's source GPU."""
         return self.nodes[self.wiring.gpus[pair[0]].node]
 
     def gpus_of(self, node: int) -> frozenset[int]:
-        """The positions of a node's GPUs."""
+        """Return the positions of a node's GPUs."""
         return frozenset(self._by_node.get(node, ()))
 
     def gpus_of_rank(self, facts: RankFacts) -> frozenset[int]:
-        """The rank's GPU if each rank has one, else the GPUs of its node."""
+        """Return the rank's GPU if each rank has one, else all GPUs of its node."""
         return frozenset((facts.rank,)) if self._has_own_gpu(facts) else self.gpus_of(facts.node)
 
     def _has_own_gpu(self, facts: RankFacts) -> bool:
@@ -186,7 +186,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return isinstance(known, RankIdentity) and known.rank == facts.rank
 
     def places_of_ranks(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
-        """The GPUs of ranks that have one each, else the nodes of the ranks."""
+        """Return the GPUs of ranks that have one each, else the nodes of the ranks."""
         found = (self.wiring.place(each.rank) if self._has_own_gpu(each) else self._node_of(each) for each in ranks)
         return tuple(dict.fromkeys(found))
 
@@ -195,7 +195,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return DevicePlace(facts.host if node is None else node.snapshot.host)
 
     def gpus(self) -> Iterator[tuple[int, Topology, GpuFacts]]:
-        """Every GPU with known facts: its position, its node, and the facts."""
+        """Iterate over the GPUs with known facts: position, node, facts."""
         for position, place in enumerate(self.wiring.gpus):
             known = self.wiring.gpu(position)
             if known is not None:
@@ -203,7 +203,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def inside(self) -> tuple[Pair, ...]:
-        """The ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
+        """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if self.wiring.together(pair))
         return tuple(
@@ -212,7 +212,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def across(self) -> tuple[Pair, ...]:
-        """The pairs between nodes to explain; if nothing was sent, one pair for each two neighbouring nodes."""
+        """Pairs between nodes to explain. If nothing was sent, one pair joins each two neighbouring nodes."""
         if self.staged is not None:
             return tuple(pair for pair in self.staged if not self.wiring.together(pair))
         first = [members[0] for members in self._by_node.values()]
@@ -220,13 +220,13 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def refusals(self) -> Mapping[Pair, Refusal]:
-        """The pairs inside nodes without peer access, and how it is refused."""
+        """Pairs inside nodes without peer access, and how the driver refuses it."""
         found = ((pair, self.wiring.refusal(pair)) for pair in self.inside)
         return {pair: refusal for pair, refusal in found if refusal is not None}
 
     @cached_property
     def distinct(self) -> "Circumstances":
-        """Circumstances with one node for each set of equal facts; all nodes where processes or paths are known."""
+        """The same run with one node for each set of equal facts, unless processes or paths are known."""
         if self.facts or self.staged is not None:
             return self
         kept: dict[int, Topology] = {}
@@ -240,12 +240,12 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
         return replace(self, wiring=Wiring(gpus, kept), profiles=profiles)
 
     def ranks_of(self, node: int) -> list[RankFacts]:
-        """The processes of a node."""
+        """Return the processes of a node."""
         return [each for each in self.facts if each.node == node]
 
 
 class Facts(Struct, frozen=True, dict=True):
-    """The input of all checks: every node, the kinds they form, every rank, and the profile that each node matches."""
+    """The input of all checks: nodes, kinds of nodes, ranks, and the profile of each node."""
 
     nodes: Sequence[Topology]
     kinds: Sequence[MachineKind] = ()
@@ -257,7 +257,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def circumstances(self) -> Circumstances:
-        """These facts as input of the detectors: all GPUs of all nodes."""
+        """Convert the facts to the input of detectors, with all GPUs of all nodes."""
         places = [
             GpuPlace(node.snapshot.host, number, gpu.bus_id or gpu.device)
             for number, node in enumerate(self.nodes)
@@ -266,7 +266,7 @@ class Facts(Struct, frozen=True, dict=True):
         return Circumstances(
             wiring=Wiring(places, dict(enumerate(self.nodes))),
             facts=self.ranks,
-            settings=users_settings(self.ranks),
+            settings=user_settings(self.ranks),
             kinds=self.kinds,
             profiles={number: each for number, each in enumerate(self.profiles) if each is not None},
             profile_asked_for=self.asked,
@@ -275,20 +275,20 @@ class Facts(Struct, frozen=True, dict=True):
         )
 
 
-def places_of(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
-    """The places that set NCCL variables: the environment or files."""
+def setting_places(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
+    """Return where NCCL variables are set: the environment, or files."""
     known = [each.nccl_settings for each in facts]
     found = {settings[name].place: None for settings in known for name in names if name in settings}
     return list(found) or [ENVIRONMENT]
 
 
 def removal(names: Collection[str], places: Sequence[str]) -> Cure:
-    """The command that removes variables, or finds them in files."""
+    """Return the command that removes variables, or finds them in files."""
     files = [place for place in places if place != ENVIRONMENT]
     removed = f"Remove {' and '.join(names)} from {' and '.join(files)}"
     if ENVIRONMENT in places:
         return Cure(unset(*names).commands, f"{removed} too." if files else "")
-    return Cure.of(f"{tried(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}", comment=f"{removed}.")
+    return Cure.of(f"{verified_run(names)}grep -nE '{'|'.join(names)}' {' '.join(files)}", comment=f"{removed}.")
 
 
 VERIFIED_COPIES = "gpubench p2p"  # Exit code 1 if data arrive wrong
@@ -302,20 +302,20 @@ _KEEP_OFF_OTHERS = (
 
 
 def unset(*names: str, comment: str = "") -> Cure:
-    """The command that removes variables; those that keep data off a path, only if data arrive right over it."""
-    return Cure.of(f"{tried(names)}unset {' '.join(names)}", comment=comment)
+    """Return the command that removes variables; a verified copy runs first if they keep data off a path."""
+    return Cure.of(f"{verified_run(names)}unset {' '.join(names)}", comment=comment)
 
 
-def tried(names: Collection[str]) -> str:
-    """The verified run that comes before variables are removed: whoever set them may have seen wrong data."""
+def verified_run(names: Collection[str]) -> str:
+    """Return the verified run that precedes the removal of variables: whoever set them may have seen wrong data."""
     if not set(_KEEP_OFF_PEERS).isdisjoint(names):
         return f"{VERIFIED_COPIES} && "
     off = [name for name in names if name in _KEEP_OFF_OTHERS]
     return f"env {' '.join(f'-u {name}' for name in off)} gpubench allreduce && " if off else ""
 
 
-def users_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
-    """The user's variables, from the ranks' environment and NCCL's configuration files, with their distinct values."""
+def user_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
+    """Return the distinct values of the user's variables, from the environment and NCCL's files of all ranks."""
     found: dict[str, dict[str, None]] = {}
     known = ({name: setting.value for name, setting in each.nccl_settings.items()} for each in facts)
     others = ({name: value for name, value in each.environment.items() if name[:5] != "NCCL_"} for each in facts)
@@ -332,13 +332,13 @@ ASK_FOR_MORE = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,GRAPH,NET,P
 
 
 class ProcessLog(Struct, frozen=True):
-    """The log of one process: its settings, and its lines that explain a path."""
+    """The settings of one process, and the lines of its log that explain a path."""
 
     settings: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
 
     def setting(self, name: str) -> str | None:
-        """The value of a variable, None if it is not set."""
+        """Return the value of a variable, or None if it is not set."""
         return dict(self.settings).get(name)
 
 
@@ -375,12 +375,12 @@ class Staged(Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> bool:
-        """True if both run on one machine, even if NCCL treats it as several."""
+        """Ordered pairs inside nodes to explain: the host-staged ones, or all pairs if nothing was sent."""
         return self.one_node or self.same_machine
 
     @property
     def kinds(self) -> tuple[PathKind, ...]:
-        """The possible kinds of this path: a log does not show whether NVLinks join two machines."""
+        """Possible kinds of this path. A log does not show whether NVLinks join two machines."""
         inside = [Relation.ONE_GPU if self.one_gpu else Relation.ONE_NODE]
         relations = inside if self.inside else [Relation.ONE_DOMAIN, Relation.TWO_NODES]
         medium = Medium.SHM if self.network is None else Medium.SOCKET if self.network == SOCKET else Medium.RDMA
@@ -393,22 +393,22 @@ class Staged(Struct, frozen=True, kw_only=True):
 
     @property
     def virtual(self) -> bool:
-        """True if the GPUs are on bus 0: hypervisors put devices there, physical servers have no slots on it."""
+        """True if the GPUs are on PCI bus 0, where hypervisors put devices and physical servers have no slots."""
         return any(bus_id[5:7] == "00" for bus_id in self.bus_ids)
 
     def settings(self, name: str) -> tuple[str, ...]:
-        """The distinct values of a variable in both processes."""
+        """Return the distinct values of a variable in both processes."""
         values = (process.setting(name) for process in (self.source, self.destination))
         return tuple(dict.fromkeys(value for value in values if value is not None))
 
     def found(self, *kinds: RemarkKind) -> tuple[Note, ...]:
-        """Notes of these kinds: first about the two GPUs, then of either process."""
+        """Return notes of these kinds, those about the two GPUs first."""
         notes = (*self.notes, *self.source.notes, *self.destination.notes)
         return tuple(dict.fromkeys(note for kind in kinds for note in notes if note.kind is kind))
 
 
 class LoggedReason(NamedTuple):
-    """Evidence and cure from a log; whether the log proves the condition, and whether it is by design here."""
+    """Evidence and cure from a log, whether the log proves the condition, and whether it is by design."""
 
     evidence: str
     cure: Cure = NO_CURE
@@ -420,20 +420,20 @@ def _through_shm(staged: Staged) -> bool:
     return staged.inside and staged.network is None
 
 
-def by_sockets(staged: Staged) -> bool:
+def uses_sockets(staged: Staged) -> bool:
     """True if the ranks are on different nodes and communicate over sockets."""
     return not staged.inside and staged.network == SOCKET
 
 
-def by_rdma(staged: Staged) -> bool:
+def uses_rdma(staged: Staged) -> bool:
     """True if the ranks are on different nodes and communicate over RDMA."""
     return not staged.inside and staged.network not in (None, SOCKET)
 
 
-def remark_in_log(
+def remark_detector(
     kind: RemarkKind, cure: Cure, where: Callable[[Staged], bool] = _through_shm, said: str = "NCCL's log: {.gist}"
 ) -> Callable[[Staged], LoggedReason | None]:
-    """Find a remark in NCCL's log about two GPUs, where `where` holds."""
+    """Return a detector for a remark about two GPUs in NCCL's log."""
 
     def find(staged: Staged) -> LoggedReason | None:
         found = staged.found(kind) if where(staged) else ()

@@ -53,7 +53,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     quiet: bool = False
 
     def touches(self, pair: Pair) -> bool:
-        """True if it affects this pair's path."""
+        """True if it affects the path of this pair."""
         if self.pairs is not None:
             return pair in self.pairs
         return self.gpus is None or not self.gpus.isdisjoint(pair)
@@ -71,12 +71,12 @@ Look = Callable[[Circumstances], Found]
 
 
 def nothing_in_facts(_around: Circumstances) -> Found:
-    """A detector for conditions that only a log shows."""
+    """Find nothing: the detector of conditions that only a log shows."""
     return iter(())
 
 
-def in_each_node(look: Look) -> Look:
-    """Wrap a detector that looks at each node alone: it runs on all nodes only if one of the distinct nodes has it."""
+def single_node(look: Look) -> Look:
+    """Try a detector that compares no nodes on the distinct nodes first, and run it on all only if it finds any."""
 
     def found(run: Circumstances) -> Found:
         return look(run) if any(True for _ in look(run.distinct)) else iter(())
@@ -117,7 +117,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Verdict | None:
-        """Its severity in every command; None for a cause without a check, which is as severe as its effects."""
+        """Severity in every command. None for a cause without a check, which is as severe as its effects."""
         grade = SEVERITIES.get(self.id)
         return None if grade is None else grade.severity
 
@@ -132,15 +132,15 @@ class Condition(Struct, frozen=True, kw_only=True):
         return self.explains.effects
 
     def findings(self, run: Circumstances) -> Iterator[Finding]:
-        """The findings of this condition's check."""
+        """Return the findings of this condition."""
         return self.findings_of(self.look(run))
 
     def findings_of(self, found: Iterable[Sighting | Unread]) -> Iterator[Finding]:
-        """The findings of sightings that `look` has found already."""
+        """Convert sightings that `look` found to findings."""
         return self._as_findings(each for each in found if isinstance(each, Sighting))
 
     def findings_in_log(self, facts: LogFacts) -> Iterator[Finding]:
-        """The findings of this condition in the log of a job that it ended: FAIL without a severity of its own."""
+        """Return the findings in the log of a job. Without a severity of its own the condition is a FAIL."""
         if self.in_job is not None:
             yield from self._as_findings(
                 replace(each, severity=each.severity or self.severity or Verdict.FAIL) for each in self.in_job(facts)
@@ -165,7 +165,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Family(Struct, frozen=True):
-    """Conditions of one kind: the module's name, a title, and the conditions in the order of detection."""
+    """Conditions of one kind, in the order of detection."""
 
     name: str
     title: str
@@ -179,23 +179,25 @@ class Family(Struct, frozen=True):
         *conditions: Condition,
         link: str = "",
     ) -> "Family":
-        """A family of conditions; `link` applies to those without a link of their own."""
+        """Create a family; `link` applies to conditions that have none."""
         return cls(name, title, tuple(replace(each, link=each.link or link) for each in conditions))
 
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
 
 
-def with_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
+def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
     """Fill the placeholders of a cure's commands, and say where its ids apply if there are several nodes."""
-    filled = Cure(tuple(filled_in(each, places) for each in cure.commands), filled_in(cure.comment, places))
+    filled = Cure(
+        tuple(fill_placeholders(each, places) for each in cure.commands), fill_placeholders(cure.comment, places)
+    )
     hosts = list(dict.fromkeys(each.node for each in places if each.device))
     if filled == cure or len(hosts) == 1:
         return filled
     return filled.then(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
 
 
-def filled_in(text: str, places: Sequence[DevicePlace]) -> str:
+def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:
     """Fill the placeholders of a command with ids: all GPUs of the first node, or its first device."""
     devices = [each for each in places if each.device]
     if not devices or not _PLACEHOLDER.search(text):
@@ -207,28 +209,28 @@ def filled_in(text: str, places: Sequence[DevicePlace]) -> str:
 
 
 def joined(texts: Iterable[str], most: int = _MOST_SUBJECTS) -> str:
-    """The first few distinct texts, and how many more there are."""
+    """Join the first few distinct texts, and count the rest."""
     distinct = list(dict.fromkeys(filter(None, texts)))
     rest = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def joined_seen(texts: Sequence[str]) -> str:
-    """The first few distinct sentences of what was seen, and how many more there are."""
+def join_seen(texts: Sequence[str]) -> str:
+    """Join the first few distinct observations, and count the rest."""
     distinct = list(dict.fromkeys(filter(None, texts)))
     more = len(distinct) - _MOST_SEEN
     return "; ".join(distinct[:_MOST_SEEN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def judged_errors(errors: Errors) -> dict[str, Any]:
-    """Confidence, severity and expectation of counted errors: a total alone does not say when they were counted."""
+def error_severity(errors: Errors) -> dict[str, Any]:
+    """Return confidence, severity and expectation of counted errors. A total alone does not say when they occurred."""
     confidence = Confidence.PROVEN if errors.grave else Confidence.LIKELY
     if not errors.meanwhile:
         return {"confidence": Confidence.WEAK, "expected": errors.expected}
     return {"confidence": confidence, "severity": Verdict.FAIL, "expected": errors.expected}
 
 
-def of_node(
+def node_sighting(
     run: Circumstances,
     number: int,
     seen: str,
@@ -236,37 +238,37 @@ def of_node(
     *words: str,
     **more: Any,
 ) -> Sighting:
-    """A sighting on a node, which affects the paths of all its GPUs; `words` name the part of the node."""
+    """Return a sighting on a node, which affects the paths of all its GPUs. `words` name the part of the node."""
     places = run.places(number, *(nic for nic in run.nodes[number].nics if nic.name in words))
     more = {"gpus": run.gpus_of(number), "names": () if words else (run.named(number),), "places": places, **more}
     return Sighting(subject=run.on(number, *words), seen=seen, confidence=confidence, **more)
 
 
-def of_gpu(
+def gpu_sighting(
     run: Circumstances, position: int, seen: str, confidence: Confidence = Confidence.PROVEN, **more: Any
 ) -> Sighting:
-    """A sighting on one GPU."""
+    """Return a sighting on one GPU."""
     known, node = run.wiring.gpu(position), run.wiring.gpus[position].node
     names = () if known is None else (run.named(node, known),)
     more = {"gpus": frozenset((position,)), "names": names, "places": run.places_of_gpus((position,)), **more}
     return Sighting(subject=run.name(position), seen=seen, confidence=confidence, **more)
 
 
-def of_every_node(
+def node_detector(
     seen: Callable[[Topology], str | None], confidence: Confidence = Confidence.PROVEN, unknown: str = ""
 ) -> Look:
-    """A detector that examines each node alone.
+    """Return a detector that examines nodes one by one.
 
-    `seen` returns what is wrong, or an empty text. `unknown` is the fact of the driver or the kernel that it needs: if
-    it could not be read, the reason is yielded.
+    `seen` returns what is wrong, or an empty text. `unknown` names a fact of the driver or the kernel that it needs. If
+    that fact could not be read, the detector yields the reason.
     """
 
-    @in_each_node
+    @single_node
     def look(run: Circumstances) -> Found:
         for number, node in run.nodes.items():
             found = seen(node)
             if found:
-                yield of_node(run, number, found, confidence)
+                yield node_sighting(run, number, found, confidence)
             else:
                 reasons = node.snapshot.driver_settings.unknown, node.snapshot.kernel.unknown
                 yield from (each for known in reasons for each in unread(run.on(number), known, unknown))
@@ -274,19 +276,19 @@ def of_every_node(
     return look
 
 
-def of_every_rank(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """A detector that examines each process alone."""
-    return lambda run: (of_ranks(run, [rank], found, confidence) for rank in run.facts if (found := seen(rank)))
+def rank_detector(seen: Callable[[RankFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """Return a detector that examines processes one by one."""
+    return lambda run: (rank_sighting(run, [rank], found, confidence) for rank in run.facts if (found := seen(rank)))
 
 
-def of_every_gpu(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
-    """A detector that examines each GPU alone; `seen` returns what is wrong, or an empty text."""
-    return in_each_node(
-        lambda run: (of_gpu(run, at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
+def gpu_detector(seen: Callable[[GpuFacts], str | None], confidence: Confidence = Confidence.PROVEN) -> Look:
+    """Return a detector that examines GPUs one by one; `seen` returns what is wrong, or an empty text."""
+    return single_node(
+        lambda run: (gpu_sighting(run, at, found, confidence) for at, _, gpu in run.gpus() if (found := seen(gpu)))
     )
 
 
-def of_device(
+def device_sighting(
     run: Circumstances,
     number: int,
     device: Device,
@@ -294,7 +296,7 @@ def of_device(
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """A sighting on a device: a GPU affects its own paths, a NIC those of all GPUs of the node."""
+    """Return a sighting on a device. A GPU affects its own paths, a NIC those of all GPUs of the node."""
     gpus = run.gpus_of(number)
     if isinstance(device, GpuFacts):
         gpus = frozenset(each for each in gpus if run.wiring.gpu(each) is device)
@@ -302,50 +304,50 @@ def of_device(
     return Sighting(subject=run.on(number, device.device), seen=seen, confidence=confidence, **more)
 
 
-def of_pairs(
+def pair_sighting(
     run: Circumstances,
     pairs: Collection[Pair],
     seen: str,
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """A sighting on ordered pairs of GPUs."""
+    """Return a sighting on ordered pairs of GPUs."""
     names = tuple(map(run.pair_name, sorted(pairs)))
     more = {"names": names, "places": run.places_of_gpus(chain.from_iterable(sorted(pairs))), **more}
     return Sighting(subject=joined(names), seen=seen, confidence=confidence, pairs=frozenset(pairs), **more)
 
 
-def of_ranks(
+def rank_sighting(
     run: Circumstances,
     ranks: Sequence[RankFacts],
     seen: str,
     confidence: Confidence = Confidence.PROVEN,
     **more: Any,
 ) -> Sighting:
-    """A sighting on ranks of one node."""
+    """Return a sighting on ranks of one node."""
     gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
     more = {"gpus": gpus, "places": run.places_of_ranks(ranks), **more}
     return Sighting(subject=run.on(ranks[0].node, rank_names(ranks)), seen=seen, confidence=confidence, **more)
 
 
 def rank_names(ranks: Sequence[RankFacts]) -> str:
-    """'rank 3', 'ranks 0, 1'."""
+    """Return 'rank 3' or 'ranks 0, 1'."""
     return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(each.rank) for each in ranks)}"
 
 
 def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
-    """The reason why a fact could not be read, if it is known."""
+    """Yield the reason why a fact could not be read, if it is known."""
     if known.get(name):
         yield Unread(subject, known[name])
 
 
 def rdma_nics(node: Topology) -> list[NicFacts]:
-    """The NICs of a node that can do RDMA, up or not."""
+    """Return the NICs of a node that can do RDMA, whether they are up or down."""
     return [nic for nic in node.nics if nic.rdma]
 
 
 def nodes_with_rdma(run: Circumstances) -> Iterator[tuple[int, Topology, list[RankFacts]]]:
-    """Nodes with RDMA NICs, and their processes."""
+    """Iterate over nodes with RDMA NICs, and their processes."""
     for number, node in run.nodes.items():
         if rdma_nics(node):
             yield number, node, run.ranks_of(number)
@@ -390,7 +392,7 @@ class Complained(Struct, frozen=True):
     telling: str = ""
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
-        """The sighting in a job's log, if there is one."""
+        """Yield one sighting if a job's log has matching complaints or calls."""
         found = [each for each in facts.complaints if self._is_one(each)]
         calls = self._calls(facts)
         if not found and not calls:
@@ -414,7 +416,7 @@ class Complained(Struct, frozen=True):
         yield sighting if self.refined is None else self.refined(sighting, facts)
 
     def _calls(self, facts: LogFacts) -> list[FailedCall]:
-        """The calls with these codes that NCCL did not handle itself."""
+        """Return calls with these codes, unless NCCL handled them itself."""
         calls = [each for each in facts.failed_calls if each.code in self.codes]
         by_ras = any(_RAS.search(each.place) for each in calls)
         if all(_TAKEN_CARE_OF.search(each.place) for each in calls) and (by_ras or REMOTE not in self.codes):
@@ -422,7 +424,7 @@ class Complained(Struct, frozen=True):
         return calls
 
     def without(self, facts: LogFacts) -> LogFacts:
-        """The log without the complaints that this one explains."""
+        """Return the log without the complaints that match."""
         return replace(facts, complaints=tuple(each for each in facts.complaints if not self._is_one(each)))
 
     def _is_one(self, complaint: Complaint) -> bool:
@@ -433,10 +435,10 @@ class Complained(Struct, frozen=True):
 
 
 def complained(pattern: str, codes: Iterable[int] = ()) -> Complained:
-    """Find complaints by a pattern (case is ignored) or by error codes."""
+    """Find complaints by a pattern (case is ignored), or failed calls by their error codes."""
     return Complained(pattern, frozenset(codes))
 
 
 def doubted(pattern: str) -> Complained:
-    """Find warnings after which some NCCL releases continue and others end the job: a WARN."""
+    """Find warnings after which some NCCL releases continue and others end the job. The result is a WARN."""
     return replace(complained(pattern), severity=Verdict.WARN)

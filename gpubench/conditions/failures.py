@@ -82,7 +82,7 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
 
 
 def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
-    """RDMA devices that NCCL could not open, in a job that communicates between nodes."""
+    """Find RDMA devices that NCCL could not open, in jobs with several nodes."""
     found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
     if found and any(each.nodes != 1 for each in facts.communicators):
         names = joined(each.note.about[0] for each in found)
@@ -91,7 +91,7 @@ def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
         )
 
 
-def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
+def _add_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
     mixed = [devices for devices in _devices(facts) if len(set(_LINK_LAYER.findall(devices))) > 1]
     if not mixed:
         return sighting
@@ -103,7 +103,7 @@ def _with_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 
 def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """The same, of the ranks that said so, and with what an answer of RAS adds."""
+    """Add the ranks that timed out, and the answer of RAS."""
     sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
     ranks = [f"rank {each.rank}" for each in facts.watchdogs]
     if ranks:
@@ -117,8 +117,8 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     )
 
 
-def _without_peers(sighting: Sighting, facts: LogFacts) -> Sighting:
-    """The same, without peer access as a likely reason if it is off, or no node has two ranks of a communicator."""
+def _drop_peer_access(sighting: Sighting, facts: LogFacts) -> Sighting:
+    """Drop peer access as a likely reason if it is off, or if no node has two ranks of a communicator."""
     several = [each for each in facts.communicators if (each.size or 0) > 1]
     nodes = [[member.node for member in each.members] for each in several]
     is_off = any(each.name == "NCCL_P2P_DISABLE" and each.value != "0" for each in facts.settings)
@@ -348,7 +348,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"Detected mixed local Net device counts", "src/init.cc:1339 of 2.30.7; nccl-nics-differ tells of it"),
     (
         r"(?:RMA|GIN)/Socket : \w+ requires GDRCopy",
-        "ncclRmaSocketProxyInit of 2.32.3: tried wherever there is no other network; collectives do not need it",
+        "ncclRmaSocketProxyInit of 2.32.3: verified_run wherever there is no other network; collectives do not need it",
     ),
     (r"NET/Socket : NCCL_\w+ is greater", "src/transport/net_socket.cc:241 of 2.22.3; 2.4 to 2.30: the most it allows"),
     (r"\w*: wrong magic", "src/misc/socket.cc:484 of 2.26.6; 2.16 to 2.26: a stranger's connection is closed"),
@@ -463,7 +463,7 @@ NCCL_TRANSFERS = Family.of(
         "nodes; NCCL_IB_TIMEOUT=22 tolerates congestion.",
         expected="completions without an error",
         link="https://github.com/NVIDIA/nccl/issues/426",
-        refined=_with_mixed_fabrics,
+        refined=_add_mixed_fabrics,
     ),
     log_row(
         "nic-failed-over",
@@ -615,7 +615,7 @@ NCCL_TRANSFERS = Family.of(
         "If the run then finishes, peer access hangs: run gpubench check --quick.",
         expected="Avg bus bandwidth, and Out of bounds values : 0 OK",
         link="https://github.com/NVIDIA/nccl/issues/606",
-        refined=_without_peers,
+        refined=_drop_peer_access,
         of_programs=True,
         general=True,
     ),

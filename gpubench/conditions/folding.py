@@ -39,7 +39,7 @@ _FAMILY: Mapping[str, str] = {each.id: family.name for family in FAMILIES for ea
 
 
 class _NamedDevices(Struct, frozen=True):
-    """One subject of a finding: its host, '' if it names none, and the GPUs and PCI addresses that it names."""
+    """The host, GPUs and PCI addresses in one subject of a finding. The host is empty if the subject names none."""
 
     host: str
     devices: frozenset[str]
@@ -58,7 +58,7 @@ class _NamedDevices(Struct, frozen=True):
 
 
 class _NamedPlaces:
-    """A finding with the hosts and devices that it names; none of a kind stands for all. `ends` are as in `fold`."""
+    """A finding with the hosts and devices that it names. A finding that names none stands for all."""
 
     def __init__(self, finding: Finding, all_hosts: Sequence[str], ends: Mapping[str, str] = _NO_ENDS) -> None:
         self.finding, self._all_hosts, self._ends = finding, all_hosts, ends
@@ -84,14 +84,14 @@ class _NamedPlaces:
         return _NamedDevices(host, frozenset(_DEVICE.findall(text)), gpus)
 
     def names(self, subject: _NamedDevices) -> bool:
-        """True if it names the subject, or nothing in particular; several pairs of a GPU name that GPU."""
+        """True if this finding names the subject or nothing. Several pairs that share a GPU name that GPU."""
         pairs = {
             own.pair for own in self.subjects if own.pair and own.host == subject.host and subject.gpus <= own.pair
         }
         return (len(subject.gpus) == 1 and len(pairs) > 1) or any(own.meets(subject) for own in self.subjects)
 
     def covers(self, other: "_NamedPlaces") -> bool:
-        """True if it names each subject of the other; of what all ranks share, one part is enough."""
+        """True if this finding names every subject of the other. For rows of all ranks one subject is enough."""
         enough = any if other.finding.id in (*_OF_ALL_RANKS, _MNNVL_UNUSED) else all
         return bool(self.hosts & other.hosts) and enough(map(self.names, other.subjects))
 
@@ -111,8 +111,8 @@ def fold(
     """
     hosts = [node.snapshot.host for node in nodes]
     nvlinked = any(gpu.nvlinks for node in nodes for gpu in node.gpus)
-    found = _without_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps, ends=ends))
-    return on_their_nodes(found) if len(hosts) > 1 else found
+    found = _fold_known_differences(folded(findings, hosts, nvlinked=nvlinked, perhaps=perhaps, ends=ends))
+    return add_ssh(found) if len(hosts) > 1 else found
 
 
 _OF_HARDWARE = (
@@ -133,15 +133,15 @@ _PLAIN = re.compile(r"[\w@%+=:,./ -]+")
 _CHANGED_IN_QUOTES = re.compile(r'["$`\\!]')
 
 
-def on_their_nodes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with commands that run on their node by ssh, since bus ids are the same on every node."""
+def add_ssh(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Prefix commands with ssh to their node, since bus ids are the same on every node."""
     return tuple(
-        replace(each, cure=replace(each.cure, commands=tuple(_over_ssh(line, each) for line in each.commands)))
+        replace(each, cure=replace(each.cure, commands=tuple(_ssh_command(line, each) for line in each.commands)))
         for each in findings
     )
 
 
-def _over_ssh(command: str, finding: Finding) -> str:
+def _ssh_command(command: str, finding: Finding) -> str:
     with_id = (place.node for place in finding.places if place.bus_id and place.bus_id in command)
     node = finding.node or next(with_id, None)
     if node is None or command.split(" ", 1)[0] not in _OF_HARDWARE:
@@ -151,8 +151,8 @@ def _over_ssh(command: str, finding: Finding) -> str:
     return f"ssh {shlex.quote(node)} {command}"
 
 
-def _without_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings, in which a difference between nodes that a condition names already stands below that condition."""
+def _fold_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Move a difference between nodes below the condition that already names it."""
     found = list(findings)
     for place, finding in enumerate(findings):
         if finding.id != _NODE_DIFFERS or len(finding.subjects) != 1:
@@ -170,7 +170,7 @@ def _without_known_differences(findings: Sequence[Finding]) -> tuple[Finding, ..
 
 
 def _named_by(difference: str, host: str, findings: Sequence[Finding]) -> int | None:
-    """The number of the first condition on a node that names what differs: the first word of the difference."""
+    """Return the index of the first condition on a node that names what differs."""
     word = re.compile(rf"\b{re.escape(difference.split(' ', 1)[0])}\b")
     for number, each in enumerate(findings):
         text = ", ".join((each.subject, *each.subjects))
@@ -206,14 +206,14 @@ def folded(
         if top != number:
             below.setdefault(top, []).append(place.finding)
     return tuple(
-        _with(place.finding, below.get(number, ()))
+        _add_consequences(place.finding, below.get(number, ()))
         for number, place in enumerate(places)
         if roots[number] is None and (number in below or place.finding not in more)
     )
 
 
 def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
-    """Return the number of the strongest cause of a figure, which may be a finding on that figure; else None."""
+    """Return the index of the strongest cause of a slow row, or None. A cause may be a finding on that row."""
     place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(each, hosts) for each in causes]
     able = [
         number
@@ -224,7 +224,7 @@ def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *
 
 
 def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
-    """The findings, in which figures of several subjects are divided where a cause explains some of them only."""
+    """Split findings on several subjects if a cause explains only some of them."""
     found: list[Finding] = []
     for place in places:
         finding = place.finding
@@ -236,15 +236,15 @@ def _split(places: Sequence[_NamedPlaces], *, nvlinked: bool) -> list[Finding]:
         for cause in able:
             own = [name for name, subject in rest.items() if subject.devices and cause.names(subject)]
             if own:
-                part = _about(place, own)
+                part = _restrict(place, own)
                 found.append(part if len(own) == len(rest) else replace(part, consequences=()))
                 rest = {name: subject for name, subject in rest.items() if name not in own}
         if rest:
-            found.append(finding if len(rest) == len(finding.subjects) else _about(place, list(rest)))
+            found.append(finding if len(rest) == len(finding.subjects) else _restrict(place, list(rest)))
     return found
 
 
-def _about(place: _NamedPlaces, names: Sequence[str]) -> Finding:
+def _restrict(place: _NamedPlaces, names: Sequence[str]) -> Finding:
     finding = place.finding
     subjects = zip(finding.subjects, place.subjects, strict=True)
     devices = frozenset(device for name, each in subjects if name in names for device in each.devices)
@@ -274,7 +274,7 @@ def _root(place: _NamedPlaces, places: Sequence[_NamedPlaces], *, nvlinked: bool
 
 
 def _is_slow_wherever(root: _NamedPlaces, place: _NamedPlaces, places: Sequence[_NamedPlaces]) -> bool:
-    """True if all GPUs that the cause names are slow: what all GPUs have is not why one of them is slow."""
+    """True if all GPUs that the cause names are slow. A cause that all GPUs share does not explain one slow GPU."""
     if place.finding.id not in FIGURES or not place.gpus or _is_implied(root.finding, place.finding):
         return True
     alike = (each.gpus for each in places if each.finding.id == place.finding.id)
@@ -339,7 +339,7 @@ def _explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> boo
 
 
 def _figure_explains(root: _NamedPlaces, place: _NamedPlaces, *, nvlinked: bool) -> bool:
-    """True if a measured path or pair may be why something that uses it is slow."""
+    """True if a measured path or pair may slow down what uses it."""
     cause, effect = root.finding, place.finding
     if cause.id == HOST_STAGED:
         return effect.id in _OF_ALL_RANKS or (effect.id not in _OF_NCCL and not _is_nccl_s(cause))
@@ -376,11 +376,11 @@ def _is_over_pcie(effect: Finding, nvlinked: bool) -> bool:  # noqa: FBT001 - of
 
 
 def _is_nccl_s(staged: Finding) -> bool:
-    """True if it is NCCL that goes through host memory, between ranks, and not a copy between GPUs."""
+    """True if NCCL goes through host memory between ranks, and not a copy between GPUs."""
     return "GPU" not in staged.subject
 
 
-def _with(root: Finding, below: Sequence[Finding]) -> Finding:
+def _add_consequences(root: Finding, below: Sequence[Finding]) -> Finding:
     if not below:
         return root
     lines = [line for each in below for line in _lines(each, root)]
@@ -394,7 +394,7 @@ def _with(root: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _lines(below: Finding, root: Finding) -> tuple[str, ...]:
-    """A finding below another in words: what is slow is explained by now, and said once."""
+    """Describe a consequence in one line. A slow row needs no line if the cause has others."""
     if below.id != SLOW_UNEXPLAINED:
         return f"{below.id}: {below.subject}: {below.seen}", *below.consequences
     return () if root.consequences else (f"{below.subject}: {below.seen}", *below.consequences)

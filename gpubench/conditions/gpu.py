@@ -10,11 +10,11 @@ from gpubench.conditions.condition import (
     Found,
     Look,
     Sighting,
-    in_each_node,
+    gpu_detector,
+    gpu_sighting,
     joined,
-    of_every_gpu,
-    of_gpu,
-    of_node,
+    node_sighting,
+    single_node,
 )
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
@@ -35,12 +35,11 @@ _SAME_POWER_SHARE = 0.01  # Limits are set in whole watts
 _LOW_POWER_SHARE = 0.6  # Share of the default power limit below which copies slow down
 
 
-@in_each_node
+@single_node
 def _lost(run: Circumstances) -> Found:
-    """GPUs that the driver lost, and GPUs on the PCI bus that it does not list at all."""
     for position, _, gpu in run.gpus():
         if gpu.lost:
-            yield of_gpu(run, position, gpu.lost)
+            yield gpu_sighting(run, position, gpu.lost)
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         on_bus = [each.bus_id for each in snapshot.pci_devices if each.kind is PciKind.GPU]
@@ -48,37 +47,37 @@ def _lost(run: Circumstances) -> Found:
         if snapshot.gpus and len(on_bus) > listed:
             missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
             seen = f"{counted(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
-            yield of_node(run, number, seen)
+            yield node_sighting(run, number, seen)
 
 
 def _throttled(*harmful: str) -> Look:
 
-    @in_each_node
+    @single_node
     def look(run: Circumstances) -> Found:
         for position, _, gpu in run.gpus():
             then = run.at_work.get(position)
             every = (*(gpu.throttle_reasons or ()), *(then.throttle_reasons if then else ()))
             reasons = [reason for reason in dict.fromkeys(every) if reason in harmful]
             if reasons:
-                yield of_gpu(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
+                yield gpu_sighting(run, position, f"clocks lowered: {joined(reasons).replace('_', ' ')}")
 
     return look
 
 
-@in_each_node
+@single_node
 def _capped(run: Circumstances) -> Found:
-    """A power cap on a GPU that is neither busy nor idle and whose siblings have none: others are normal."""
+    """Find a power cap on a GPU that is neither busy nor idle and whose siblings have none. Other caps are normal."""
     for position, node, gpu in run.gpus():
         reasons = gpu.throttle_reasons or ()
         unused = gpu.idle is False and gpu.processes == ()
         free = any(each.name == gpu.name and _POWER_CAP not in (each.throttle_reasons or ()) for each in node.gpus)
         if _POWER_CAP in reasons and unused and free and not {*reasons} & {*_BY_HARDWARE, *_BY_SOFTWARE}:
-            yield of_gpu(run, position, "a power cap lowers the clocks of an unused GPU")
+            yield gpu_sighting(run, position, "a power cap lowers the clocks of an unused GPU")
 
 
-@in_each_node
+@single_node
 def _clocks_held_down(run: Circumstances) -> Found:
-    """Applications clocks set below the default, and low clocks under load without a reason from the driver."""
+    """Find applications clocks below the default, and low clocks under load that the driver does not explain."""
     for position, _, gpu in run.gpus():
         then, set_to, usual = run.at_work.get(position), gpu.limits.clock_mhz, gpu.limits.default_clock_mhz
         if set_to and usual and set_to < usual:
@@ -91,13 +90,15 @@ def _clocks_held_down(run: Circumstances) -> Found:
         else:
             continue
         sure = Confidence.PROVEN if set_to <= of / 2 else Confidence.LIKELY
-        yield of_gpu(run, position, seen, sure, expected=f"{of} MHz")
+        yield gpu_sighting(run, position, seen, sure, expected=f"{of} MHz")
 
 
-@in_each_node
+@single_node
 def _power_limited(run: Circumstances) -> Found:
-    """A limit that all siblings have is the operator's choice: it is a finding only if it is low enough to slow copies,
-    which need little power. Otherwise it only explains what is slow.
+    """Find power limits below the default.
+
+    If all siblings have the limit, the operator chose it. Then it is a finding only if it is low enough to slow copies
+    down, which need little power. Otherwise it only explains slow rows.
     """
     for position, node, gpu in run.gpus():
         share, limits = gpu.limits.power_share, gpu.limits
@@ -108,7 +109,7 @@ def _power_limited(run: Circumstances) -> Found:
             seen = f"power limit {limits.power_w:g} W, default {limits.default_power_w:g}"
             expected = "the limit of its siblings" if is_odd else f"{limits.default_power_w:g} W"
             quiet = not is_odd and share > _LOW_POWER_SHARE
-            yield of_gpu(run, position, seen, sure, expected=expected, quiet=quiet)
+            yield gpu_sighting(run, position, seen, sure, expected=expected, quiet=quiet)
 
 
 def _row_failed(gpu: GpuFacts) -> str:
@@ -125,7 +126,7 @@ def _row_pending(gpu: GpuFacts) -> str:
     return "a memory page will be retired at the next reset" if gpu.retirement_pending else ""
 
 
-@in_each_node
+@single_node
 def _ecc_off(run: Circumstances) -> Found:
     """ECC is a choice, and workstation cards are often sold with it off."""
     for position, node, gpu in run.gpus():
@@ -134,25 +135,25 @@ def _ecc_off(run: Circumstances) -> Found:
         usual = profile is not None and profile.gpu.ecc is True and not is_workstation_card(gpu)
         if gpu.ecc is False and (sibling or usual):
             reference = "like its siblings" if sibling else "as in the profile"
-            yield of_gpu(run, position, "ECC is off", expected=f"ECC on, {reference}")
+            yield gpu_sighting(run, position, "ECC is off", expected=f"ECC on, {reference}")
 
 
-@in_each_node
+@single_node
 def _memory_errors(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if gpu.memory_errors:
-            yield of_gpu(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
+            yield gpu_sighting(run, position, _when(gpu.memory_errors, node.snapshot.errors_grown, gpu.device))
 
 
 def _when(total: int, grown: ErrorCounts | None, device: str) -> str:
-    """The total, and the number during this run. Old errors count too: each may have stopped a program."""
+    """Return the total and the count during this run. An old error counts too: it may have stopped a program."""
     since = f"{total} {MEMORY_ERRORS} since the driver was loaded"
     if grown is None:
         return f"{since}, at unknown times"
     return f"{since}, {grown.get(device, {}).get(MEMORY_ERRORS, 0)} of them during this run"
 
 
-@in_each_node
+@single_node
 def _hot(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         margin = gpu.slowdown_margin_c
@@ -162,7 +163,9 @@ def _hot(run: Circumstances) -> Found:
             told = "its slowdown temperature" if gpu.slowdown_margin_c is not None else f"{_USUAL_SLOWDOWN_C} °C"
             where = f"{margin} °C below" if margin > 0 else f"{-margin} °C above" if margin < 0 else "at"
             expected = f"more than {_LEAST_MARGIN_C} °C below {told}"
-            yield of_gpu(run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected)
+            yield gpu_sighting(
+                run, position, f"{gpu.temperature_c} °C, {where} {told}", Confidence.WEAK, expected=expected
+            )
 
 
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -248,7 +251,7 @@ GPU = Family.of(
         likely="uncorrectable memory errors, and no spare row left",
         cure=Cure.of("nvidia-smi -q -d ROW_REMAPPER -i GPU", comment="Replace the GPU (RMA)."),
         link="https://github.com/aws/eks-node-monitoring-agent/issues/245",
-        look=of_every_gpu(_row_failed, Confidence.WEAK),
+        look=gpu_detector(_row_failed, Confidence.WEAK),
         aliases=("memory-rows-pending",),
     ),
     Condition(
@@ -260,7 +263,7 @@ GPU = Family.of(
         likely="an uncorrectable memory error since the last reset",
         cure=Cure.of("nvidia-smi --gpu-reset -i GPU", comment="Run it while the GPU is idle, or reboot."),
         link="https://github.com/NVIDIA/DCGM/issues/198",
-        look=of_every_gpu(_row_pending, Confidence.WEAK),
+        look=gpu_detector(_row_pending, Confidence.WEAK),
         aliases=("memory-rows-pending", "page-retirement-pending"),
     ),
     Condition(
@@ -310,20 +313,20 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
             words += [f"receives {received:.3g}"] if received is not None and is_foreign(received) else []
             if words:
                 seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
-                yield of_gpu(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
+                yield gpu_sighting(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
 
     return look
 
 
 def _foreign_nvlink(run: Circumstances) -> Found:
-    """Traffic while this job is idle; else NVLink counters that moved by more than this job can have moved."""
+    """Find NVLink traffic while this job is idle, else counters that moved by more than this job can have sent."""
     found = list(_foreign("NVLink", lambda rates: (rates.nvlink_sent, rates.nvlink_received))(run))
     yield from found
     seen = {gpu for each in found if isinstance(each, Sighting) for gpu in each.gpus or ()}
     for position, times in run.beyond.items():
         if position not in seen:
             moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
-            yield of_gpu(run, position, moved)
+            yield gpu_sighting(run, position, moved)
 
 
 def _there(users: Sequence[GpuProcess]) -> str:
@@ -342,7 +345,7 @@ def _named(users: Sequence[GpuProcess]) -> str:
     return ", ".join(each.label + (f", {size / 2**30:.1f} GiB" if size else "") for each, size in held)
 
 
-@in_each_node
+@single_node
 def _in_use(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
@@ -353,27 +356,27 @@ def _in_use(run: Circumstances) -> Found:
             own = {each.pid for each in run.facts if each.node == node}
             others = [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
             if others and is_busy(gpu):
-                yield of_gpu(run, position, f"in use by {', '.join(each.label for each in others)}")
+                yield gpu_sighting(run, position, f"in use by {', '.join(each.label for each in others)}")
 
 
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
-    """A busy process is proven to disturb; an idle one is likely to if the GPU has other traffic, else it may."""
+    """Find other users of a GPU: proven if the process is busy, likely if the links carry traffic, else weak."""
     use, name = gpu.use, run.name(position)
     if use.is_busy:
         by = _named(use.users) or _UNSEEN
         seen = f"{name} is in use by {by}: {use.utilization_percent} % busy {_IDLE}"
-        yield of_gpu(run, position, seen, cure=_cure(use.users))
+        yield gpu_sighting(run, position, seen, cure=_cure(use.users))
     elif use.users:
         rates = gpu.rates
         moved = any(map(is_foreign, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
-        yield of_gpu(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
+        yield gpu_sighting(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
 
 
-@in_each_node
+@single_node
 def _memory_kept(run: Circumstances) -> Found:
-    """Memory in use before this job opened the GPU; once paths were measured, this job uses some itself."""
+    """Find GPU memory that was in use before this job opened the GPU."""
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -385,7 +388,7 @@ def _memory_kept(run: Circumstances) -> Found:
             if run.staged is not None:
                 continue
         if gpu.memory_bytes and used > max(_MOST_USED_BYTES, _MOST_USED_SHARE * gpu.memory_bytes) and not users:
-            yield of_gpu(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
+            yield gpu_sighting(run, position, f"{used / 2**30:.1f} GiB in use, but no process is visible", sure)
 
 
 def _host_bound(run: Circumstances) -> Found:

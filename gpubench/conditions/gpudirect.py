@@ -8,19 +8,19 @@ from gpubench.conditions.circumstances import (
     Circumstances,
     LoggedReason,
     Staged,
-    by_rdma,
-    remark_in_log,
+    remark_detector,
     unset,
+    uses_rdma,
 )
 from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,
     Unread,
+    gpu_sighting,
     joined,
-    of_gpu,
-    of_node,
-    of_pairs,
+    node_sighting,
+    pair_sighting,
     rdma_nics,
 )
 from gpubench.conditions.nccl_settings import blame, in_log
@@ -66,7 +66,7 @@ def _not_registered(run: Circumstances) -> Found:
         facts = node.snapshot.gpudirect
         if facts.peermem and facts.peermem_registered is False and not facts.dma_buf:
             seen = "nvidia-peermem is loaded but not registered with the RDMA core"
-            yield of_node(run, number, seen, Confidence.LIKELY)
+            yield node_sighting(run, number, seen, Confidence.LIKELY)
 
 
 def _no_module(run: Circumstances) -> Found:
@@ -79,7 +79,7 @@ def _no_module(run: Circumstances) -> Found:
         if refused:
             names = tuple(" ".join(filter(None, (run.host(number), name))) for name in refused)
             heading = " ".join(filter(None, (run.host(number), ", ".join(refused))))
-            yield of_node(run, number, joined(refused.values()), names=names, heading=heading)
+            yield node_sighting(run, number, joined(refused.values()), names=names, heading=heading)
         elif all(possible is None for possible, _ in answers.values()):
             yield Unread(run.on(number), joined(reason for _, reason in answers.values()))
 
@@ -89,7 +89,7 @@ def _is_coherent(gpu: GpuFacts) -> bool:
 
 
 def _too_far(run: Circumstances) -> Found:
-    """GPUs whose nearest RDMA NIC is beyond NCCL's default level, in jobs on several nodes."""
+    """Find GPUs whose nearest RDMA NIC is beyond NCCL's default level, in jobs on several nodes."""
     levels = run.values(_LEVEL)
     ends = {gpu for pair in run.across for gpu in pair}
     for position, node, gpu in run.gpus():
@@ -100,7 +100,7 @@ def _too_far(run: Circumstances) -> Found:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
             if nearest != "SYS" and _is_coherent(gpu):
                 continue  # Over C2C, unless a variable forbids it: nccl-gdr-disabled reports that
-            yield of_gpu(run, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
+            yield gpu_sighting(run, position, f"its nearest RDMA NIC is {nearest} away", Confidence.LIKELY)
 
 
 def _one_side(run: Circumstances) -> Found:
@@ -108,7 +108,7 @@ def _one_side(run: Circumstances) -> Found:
     for number, possible in able.items() if len(set(able.values())) > 1 else ():
         if not possible:
             seen = "GPUDirect RDMA is possible on other nodes, but not known to be possible here"
-            yield of_node(run, number, seen, Confidence.LIKELY)
+            yield node_sighting(run, number, seen, Confidence.LIKELY)
 
 
 def _any_refusal(run: Circumstances) -> Found:
@@ -118,11 +118,11 @@ def _any_refusal(run: Circumstances) -> Found:
         if capability.state is State.CONTRADICTING and all(map(run.wiring.rdma_nics, pair)):
             by_reason.setdefault(capability.seen, []).append(pair)
     for reason, pairs in by_reason.items():
-        yield of_pairs(run, pairs, reason, Confidence.LIKELY)
+        yield pair_sighting(run, pairs, reason, Confidence.LIKELY)
 
 
 def _log_switched_off(staged: Staged) -> LoggedReason | None:
-    if not by_rdma(staged):
+    if not uses_rdma(staged):
         return None
     low = [(_LEVEL, value) for value in staged.settings(_LEVEL) if _is_low(value)]
     return in_log(low + [(name, "0") for name in (_READ, _DMABUF) if "0" in staged.settings(name)])
@@ -132,7 +132,7 @@ def _log_far(staged: Staged) -> LoggedReason | None:
     near = {note.about[0] for note in staged.notes if note.kind is RemarkKind.GDR_NEAR}
     far = [note for note in staged.notes if note.kind is RemarkKind.GDR_FAR and note.about[0] not in near]
     far += staged.found(RemarkKind.GDR_DISTANT)
-    if not by_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
+    if not uses_rdma(staged) or not far or staged.found(RemarkKind.GDR_DISABLED):
         return None
     return LoggedReason(
         f"NICs too far from the GPUs for NCCL to use GPUDirect RDMA {far[0].text[far[0].text.find('(') :]}",
@@ -155,9 +155,9 @@ _GB10_NIC = re.compile(
 def _log_gb10(staged: Staged) -> LoggedReason | None:
     by_model = bool(staged.models) and all(_GB10 in model for model in staged.models)
     by_place = not staged.models and set(staged.bus_ids) == {_GB10_BUS_ID}
-    if by_rdma(staged) and not (by_model or by_place or staged.models) and staged.one_per_host:
+    if uses_rdma(staged) and not (by_model or by_place or staged.models) and staged.one_per_host:
         return _log_gb10_nic(staged)
-    if not by_rdma(staged) or not (by_model or by_place):
+    if not uses_rdma(staged) or not (by_model or by_place):
         return None
     return LoggedReason(
         f"GB10 has no GPUDirect RDMA ({_GB10 if by_model else f'the GPU is at {_GB10_BUS_ID}, as in these'})",
@@ -190,7 +190,7 @@ def _gb10(run: Circumstances) -> Found:
         if all((gpu := run.wiring.gpu(each)) is not None and _GB10 in (gpu.name or "") for each in pair)
     ]
     if pairs:
-        yield of_pairs(run, pairs, "GB10 has no GPUDirect RDMA")
+        yield pair_sighting(run, pairs, "GB10 has no GPUDirect RDMA")
 
 
 _LOAD = f"{VERIFIED_COPIES} && modprobe nvidia-peermem"
@@ -198,10 +198,10 @@ _TRY_RDMA = "Before any job, verify the data with `gpubench allreduce` over two 
 _OR_DMABUF = Cure.of(
     _LOAD, comment=f"Or use the driver's open kernel modules; `gpubench topo` shows what is missing. {_TRY_RDMA}"
 )
-_log_refused = remark_in_log(
+_log_refused = remark_detector(
     RemarkKind.GDR_DISABLED,
     _OR_DMABUF,
-    by_rdma,
+    uses_rdma,
     "NCCL's log: {.text}",
 )
 

@@ -10,7 +10,7 @@ from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
 def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
-    """Finds collectives that did not end for one of these reasons."""
+    """Return a detector for collectives that did not end for one of these reasons."""
 
     def find(facts: LogFacts) -> Iterator[Sighting]:
         for each in facts.hangs:

@@ -58,9 +58,10 @@ _OVER_PCIE: Mapping[str, Any] = {
 
 
 def _slow_copies(run: Circumstances) -> Found:
-    """GPUs and pairs whose copies the judge of rows called slow, in all kinds of copies together.
+    """Find GPUs and pairs with slow copies, all kinds of copies together.
 
-    Staged pairs are reported with their paths. In both directions at once a pair is as slow as its slower direction.
+    Host-staged pairs are reported with their paths. In both directions at once a pair is as slow as its slower
+    direction.
     """
     found: dict[tuple[str, ...], list[_Slowness]] = {}
     gpus = [gpu for node in run.nodes.values() for gpu in node.gpus]
@@ -91,7 +92,7 @@ def _slow_copies(run: Circumstances) -> Found:
 
 
 def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowness]:
-    """The GPUs of which most copies of one kind are slow, then the other slow pairs together."""
+    """Yield GPUs with mostly slow copies of one kind first, then the remaining slow pairs."""
     names = dict(chain.from_iterable(zip(_ends(row), _names(run, row), strict=True) for row in rows))
     ends, positions = list(names.values()), {end: number for number, end in enumerate(names)}
     at = dict(chain.from_iterable(zip(_ends(row), _places(run, [row]), strict=True) for row in rows))
@@ -149,19 +150,19 @@ def _ends(row: PairRow) -> tuple[End, End]:
 
 
 def _is_between_gpus(row: PairRow) -> bool:
-    """True of a copy between two GPUs that copy engines, kernels or NCCL made."""
+    """True for a copy between two GPUs by copy engines, kernels or NCCL."""
     managed = row.engine not in (Engine.CE, Engine.SM, "nccl")
     return row.bandwidth_gb_s is not None and not managed and HOST not in (row.source, row.destination)
 
 
 def _is_staged(measured: Measurements, row: PairRow) -> bool:
-    """True of a copy with peer access that went through host memory, which is a finding on its path."""
+    """True for a copy that went through host memory despite peer access, which is a finding on its path."""
     key = row.source_node, row.source_bus_id, row.destination_bus_id
     return row.peer == "on" and (bool(row.host_staged) or key in measured.staged)
 
 
 def _names(run: Circumstances, row: PairRow) -> tuple[str, str]:
-    """Both ends as findings name them: ranks by number, GPUs of one process by the driver's name."""
+    """Return the names of both ends in findings: ranks by number, GPUs of one process by the driver's name."""
     ends = (
         (row.source_node, row.source, row.source_bus_id),
         (
@@ -182,7 +183,7 @@ def _name(run: Circumstances, row: PairRow, host: str, label: str, bus_id: str |
 
 
 def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, ...]:
-    """The ends of copies, without host memory; their names are those of the driver if it described them."""
+    """Return the ends of copies without host memory, by the driver's names if known."""
     gpus = ((node.snapshot.host, gpu) for node in run.nodes.values() for gpu in node.gpus)
     names: dict[tuple[str, str | None], str] = {
         (host, gpu.bus_id): gpu.device for host, gpu in gpus if gpu.bus_id is not None
@@ -202,14 +203,14 @@ def _places(run: Circumstances, rows: Iterable[PairRow]) -> tuple[DevicePlace, .
 
 
 def _kind(row: PairRow) -> str:
-    """A kind of copies in words: 'ce write', 'ce write peer off', 'ce write 16'."""
+    """Describe a kind of copies: 'ce write', 'ce write peer off', 'ce write 16'."""
     series = "nccl" if row.engine == "nccl" else f"{row.engine} {row.direction}"
     size = "" if is_large_copy(row.size_bytes) else f" {format_size(row.size_bytes or 0)}"
     return f"{series}{' peer off' if row.peer == 'off' else ''}{size}"
 
 
 def _asymmetric(run: Circumstances) -> Found:
-    """Below 90 or 75 % of the other direction, of pairs that no row calls slow already."""
+    """Find pairs below 90 or 75 % of the other direction, unless a row is slow already."""
     slow = {frozenset(_ends(row)) for row in run.measurements.pairs if is_slow_copy(row)}
     for number, node in run.nodes.items():
         rows = peer_rows(run.measurements, node)
@@ -234,7 +235,7 @@ def _asymmetric(run: Circumstances) -> Found:
 
 
 def _host_copies(run: Circumstances) -> Found:
-    """GPUs whose copies with host memory the judge of rows called slow, both directions in one finding."""
+    """Find GPUs with slow copies to or from host memory, one finding for both directions."""
     slow = [row for row in run.measurements.pairs if is_with_host(row) and is_slow_copy(row)]
     for name, rows in grouped(slow, lambda row: _host_end(run, row)).items():
         worst = min(rows, key=lambda row: row.expected_percent or 0.0)
@@ -249,7 +250,6 @@ def _host_copies(run: Circumstances) -> Found:
 
 
 def _host_end(run: Circumstances, row: PairRow) -> str:
-    """The GPU of a copy with host memory."""
     if row.source_bus_id is None:
         return _name(run, row, row.destination_node, row.destination, row.destination_bus_id)
     return _name(run, row, row.source_node, row.source, row.source_bus_id)
@@ -261,7 +261,7 @@ def _way(row: PairRow) -> str:
 
 
 def _host_memory(run: Circumstances) -> Found:
-    """Below 75 or 50 % of what nodes with the same CPU copy in their memory."""
+    """Find nodes below 75 or 50 % of what nodes with the same CPU copy in host memory."""
     by_cpu: dict[str | None, dict[str, float]] = {}
     for node in run.nodes.values():
         row = memory_row(run.measurements, node.snapshot.host)
@@ -323,7 +323,7 @@ def _late(run: Circumstances) -> Found:
 
 
 def _above_limit(run: Circumstances) -> Found:
-    """Rows well above their limit: those of a collective together, and those over a kind of path, by the worst."""
+    """Find rows well above their limit, one finding per collective and per kind of path."""
     hosts = _hosts(run)
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
     for rows in grouped(above, lambda row: row.collective).values():
@@ -358,7 +358,7 @@ def _above_limit(run: Circumstances) -> Found:
 
 
 def impossible(*, collectives: Sequence[CollectiveRow] = (), pairs: Sequence[PairRow] = ()) -> tuple[Finding, ...]:
-    """The findings on rows well above their limit."""
+    """Return the findings on rows well above their limit."""
     measured = Measurements(collectives=tuple(collectives), pairs=tuple(pairs))
     return tuple(IMPOSSIBLE.findings(Circumstances(wiring=Wiring([], {}), measurements=measured)))
 
@@ -495,7 +495,7 @@ _ONE_PER_CPU, _IDLE = "Start at most one rank per CPU.", "Run it on an idle mach
 
 
 def _noisy(run: Circumstances) -> Found:
-    """Rows that somebody expects something of; a gate calls others not judged."""
+    """Find noisy rows that have an expected value. A gate reports the others as not judged."""
     yield from _noise_of(row for row in run.measurements.collectives if row.expected_us is not None)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpubench.conditions.circumstances import Circumstances, places_of, remark_in_log, removal, unset
+from gpubench.conditions.circumstances import Circumstances, remark_detector, removal, setting_places, unset
 from gpubench.conditions.condition import (
     Condition,
     Family,
@@ -11,7 +11,7 @@ from gpubench.conditions.condition import (
     Unread,
     doubted,
     joined,
-    of_node,
+    node_sighting,
     unread,
 )
 from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
@@ -32,7 +32,7 @@ _EXPECTED = "P2P/MNNVL between nodes of one NVLink domain"
 
 
 def _clusters(run: Circumstances, least: int = 2) -> dict[str, dict[int, set[int | None]]]:
-    """NVLink clusters of several nodes, or of at least so many: by uuid the cliques of each node's GPUs."""
+    """Return NVLink clusters of at least `least` nodes: by uuid, the cliques of the GPUs of each node."""
     found: dict[str, dict[int, set[int | None]]] = {}
     for number, node in run.nodes.items():
         for gpu in node.gpus:
@@ -51,30 +51,30 @@ def _domains(run: Circumstances, least: int = 2) -> dict[tuple[str, int | None],
     return found
 
 
-def _in_clusters(run: Circumstances) -> list[int]:
+def _clustered_nodes(run: Circumstances) -> list[int]:
     return sorted({number for nodes in _clusters(run).values() for number in nodes})
 
 
 def _imex_channel(run: Circumstances) -> Found:
-    for number in _in_clusters(run):
+    for number in _clustered_nodes(run):
         for rank in run.ranks_of(number):
             if rank.imex_channels == () or (rank.imex_channels is None and "imex_channels" in rank.unknown):
                 seen = f"rank {rank.rank} has no channel below /dev/nvidia-caps-imex-channels"
-                yield of_node(run, number, seen, Confidence.LIKELY)
+                yield node_sighting(run, number, seen, Confidence.LIKELY)
 
 
 def _imex_service(run: Circumstances) -> Found:
-    for number in _in_clusters(run):
+    for number in _clustered_nodes(run):
         settings = run.nodes[number].snapshot.driver_settings
         service = settings.services.get(_IMEX)
         if service is not None and service.running is False:
-            yield of_node(run, number, "nvidia-imex does not run", Confidence.LIKELY)
+            yield node_sighting(run, number, "nvidia-imex does not run", Confidence.LIKELY)
         elif service is None or service.running is None:
             yield from unread(run.on(number), settings.unknown, f"services.{_IMEX}.running")
 
 
 def _cliques(run: Circumstances) -> Found:
-    """Nodes of one cluster in several cliques: partitions of equal size may be wanted, a smaller one is not."""
+    """Find nodes of one cluster in several cliques. Partitions of equal size may be intended."""
     for uuid, nodes in _clusters(run).items():
         sizes = {clique: len(members) for (cluster, clique), members in _domains(run).items() if cluster == uuid}
         if len(sizes) > 1:
@@ -100,13 +100,13 @@ _PARTITIONS = "the rack is in two partitions or more: NCCL joins the nodes of ea
 
 
 def _is_of_rack(gpu: GpuFacts) -> bool:
-    """True of a rack's GPU: NVLinks of a board without NVSwitches lead to its other GPUs."""
+    """True for a GPU of a rack. NVLinks of a board without NVSwitches lead to its other GPUs."""
     to_gpus = any(link.peer is NvlinkPeer.GPU for link in gpu.nvlinks or ())
     return not to_gpus and any(model in (gpu.name or "") for model in _OF_RACKS)
 
 
 def _no_domain(run: Circumstances) -> Found:
-    """Nodes of a rack's GPUs, whose NVLinks lead to NVSwitches, without a cluster in NVML's fabric info."""
+    """Find rack GPUs with NVLinks to NVSwitches but without a cluster in NVML's fabric info."""
     without = [
         number
         for number, node in run.nodes.items()
@@ -130,7 +130,7 @@ def _no_domain(run: Circumstances) -> Found:
 
 
 def _unused(run: Circumstances) -> Found:
-    """Slow rows inside a domain that NCCL's log shows on a network, or that are no faster than its NICs."""
+    """Find slow rows inside a domain that use a network by NCCL's log, or are no faster than the NICs."""
     rows = [*run.slow, *filter(is_slow, run.measurements.collectives)]
     large = [row for row in rows if row.nodes > 1 and row.size_bytes >= LARGE_BYTES]
     for nodes in _domains(run).values() if large else ():
@@ -157,7 +157,7 @@ def _unused(run: Circumstances) -> Found:
 
 
 def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: CollectiveRow) -> bool:
-    """True if the NVLinks that a GPU lacks explain the bandwidth of a row: then NVLink is as slow as a network."""
+    """True if missing NVLinks explain the bandwidth of a row, so that it only looks like a network."""
     counts = [active_links(gpu) or 0 for number in nodes for gpu in run.nodes[number].gpus]
     due = row.expected_gb_s or row.limit_gb_s
     return min(counts) < max(counts) and due is not None and due * min(counts) / max(counts) < 1.5 * row.reached_gb_s
@@ -165,8 +165,8 @@ def _is_slowed_by_links(run: Circumstances, nodes: Sequence[int], row: Collectiv
 
 def _switched_off(run: Circumstances) -> Found:
     for variable in ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"):
-        places = places_of((variable,), run.facts)
-        for number in _in_clusters(run) if "0" in run.values(variable) else ():
+        places = setting_places((variable,), run.facts)
+        for number in _clustered_nodes(run) if "0" in run.values(variable) else ():
             yield Sighting(
                 subject=run.on(number),
                 seen=f"{variable}=0 in {' and '.join(places)}",
@@ -180,7 +180,7 @@ _NO_CLUSTER = "0.0"
 
 
 def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
-    """Ranks of one clique on several hosts, all of whose connections to each other go over a network."""
+    """Find ranks of one clique on several hosts that connect to each other over a network only."""
     domain_of = {
         process: remark.note.about
         for remark in facts.remarks
@@ -208,7 +208,7 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
             )
 
 
-_log_mnnvl = remark_in_log(
+_log_mnnvl = remark_detector(
     RemarkKind.MNNVL_BROKEN,
     Cure.of("nvidia-imex-ctl -N", comment="It shows the IMEX service of every node."),
     lambda staged: not staged.inside,

@@ -13,8 +13,8 @@ from gpubench.conditions.circumstances import (
     Circumstances,
     LoggedReason,
     Staged,
-    places_of,
     removal,
+    setting_places,
     unset,
 )
 from gpubench.conditions.condition import (
@@ -24,9 +24,9 @@ from gpubench.conditions.condition import (
     Look,
     Sighting,
     joined,
-    of_pairs,
-    of_ranks,
+    pair_sighting,
     rank_names,
+    rank_sighting,
 )
 from gpubench.conditions.peer_access import has_nvlinks
 from gpubench.model.facts.process import RankFacts
@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]{1,15}|[0-9]{1,18})")
 
 
 def nccl_number(value: str) -> int | None:
-    """The number at the beginning of a value, as NCCL reads it: 0x10, 010, '4M' is 4; 0 without one, None if empty."""
+    """Parse the number at the beginning of a value like NCCL: 0x10, 010; '4M' is 4. No number is 0."""
     if not value:
         return None
     match = _NUMBER.match(value)
@@ -70,7 +70,7 @@ def _unsigned(digits: str) -> int:
 
 
 def chosen(value: str, known: frozenset[str]) -> Chosen:
-    """The known names that a value of NCCL_ALGO or NCCL_PROTO allows: 'ring,tree', '^ll', 'ring;allreduce:tree'."""
+    """Parse NCCL_ALGO or NCCL_PROTO ('ring,tree', '^ll', 'ring;allreduce:tree') to the allowed names by collective."""
     found: dict[str, frozenset[str]] = {}
     for part in value.lower().split(";"):
         collective, _, names = part.rpartition(":")
@@ -91,14 +91,14 @@ def blame(
     confidence: Confidence,
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
-    """A sighting of variables: values, place, nodes or ranks, and the command that removes them."""
+    """Return a sighting of variables: values, place, nodes or ranks, and the command that removes them."""
     having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
-    places = places_of(blamed, having)
+    places = setting_places(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
     cure = removal(list(blamed), places)
     if pairs:
-        return replace(of_pairs(run, pairs, seen, confidence), cure=cure)
+        return replace(pair_sighting(run, pairs, seen, confidence), cure=cure)
     places_of_them = run.places_of_ranks(having)
     return Sighting(subject=_who(run, having), seen=seen, confidence=confidence, cure=cure, places=places_of_them)
 
@@ -118,7 +118,7 @@ def _who(run: Circumstances, having: Sequence[RankFacts]) -> str:
 
 
 def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
-    """The reason and cure for variables that a log reports as set; None without any."""
+    """Return the reason and cure for variables that a log reports as set, or None."""
     values: dict[str, dict[str, None]] = {}
     for name, value in blamed:
         values.setdefault(name, {})[value] = None
@@ -136,14 +136,14 @@ def _p2p(run: Circumstances) -> Found:
 
 
 def _blamed(run: Circumstances, *first: str) -> Found:
-    """Pairs inside nodes, grouped by the variables that keep NCCL off peer access; `first` apply to all of a node."""
+    """Group pairs inside nodes by the variables that keep NCCL off peer access; `first` apply to a whole node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
-    of_node = cache(partial(_values_on, run))
+    values_on = cache(partial(_values_on, run))
     for pair in run.inside:
         node = run.wiring.gpus[pair[0]].node
-        whole = [name for name in first if _is_on(of_node(node, name))]
+        whole = [name for name in first if _is_on(values_on(node, name))]
         if len(whole) == len(first):
-            by_variables.setdefault((*whole, *keep_off_peers(run, pair, partial(of_node, node))), set()).add(pair)
+            by_variables.setdefault((*whole, *keep_off_peers(run, pair, partial(values_on, node))), set()).add(pair)
     for names, pairs in by_variables.items():
         blamed: dict[str, Iterable[str]] = {name: run.values(name) for name in names}
         if blamed:
@@ -151,7 +151,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
 
 
 def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
-    """The values of a variable on the ranks of a node. A value that no rank has is from a log and counts everywhere."""
+    """Return a variable's values on a node. A value that no rank has comes from a log and counts everywhere."""
     by_rank = [(each.node, _value(each, name)) for each in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
     return tuple(value for value in run.values(name) if value not in elsewhere)
@@ -162,7 +162,7 @@ def _is_on(values: Iterable[str]) -> bool:
 
 
 def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """The variables that keep NCCL off a pair's peer access, which it would use by default."""
+    """Yield variables that keep NCCL off a pair's peer access, which it would use by default."""
     path = run.wiring.path(pair)
     node = run.nodes.get(run.wiring.gpus[pair[0]].node)
     if node is not None and is_beyond_policy(node, path):
@@ -190,7 +190,7 @@ _NO_LINK_LOST = Cure(
 
 
 def _hostid(run: Circumstances) -> Found:
-    """NCCL takes ranks of one host for ranks of several if their values differ."""
+    """Find values that differ between ranks of one host: NCCL then treats them as ranks of several hosts."""
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
         return
@@ -198,8 +198,8 @@ def _hostid(run: Circumstances) -> Found:
     ids = set(by_rank.values())
     if len(ids) < 2 and (run.staged is None or any(ids)):
         return
-    of_ranks = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
-    pairs = {pair for pair in run.inside if not of_ranks or by_rank.get(pair[0]) != by_rank.get(pair[1])}
+    is_by_rank = len(ids) > 1 and all(isinstance(each, RankIdentity) for each in run.wiring.gpus)
+    pairs = {pair for pair in run.inside if not is_by_rank or by_rank.get(pair[0]) != by_rank.get(pair[1])}
     shared = {pair for pair in pairs if run.wiring.one_gpu(pair)}
     if pairs - shared:
         yield blame(run, {HOSTID: values}, Confidence.PROVEN, frozenset(pairs - shared))
@@ -209,14 +209,14 @@ def _hostid(run: Circumstances) -> Found:
 
 
 def split_by_design(run: Circumstances, ranks: Pair) -> str:
-    """The reason why ranks of one GPU use a network: NCCL_HOSTID makes them ranks of different hosts; else ''."""
+    """Explain why ranks of one GPU use a network: NCCL_HOSTID splits them. Return an empty text if it does not."""
     if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
 
 def _policy(run: Circumstances) -> Found:
-    """Pairs with possible peer access that NCCL does not use by default."""
+    """Find pairs with peer access that NCCL does not use by default."""
     if not run.asked_of_nccl:
         return
     paths: dict[Pair, str] = {}
@@ -228,17 +228,17 @@ def _policy(run: Circumstances) -> Found:
     if paths:
         found = joined(list(paths.values()))
         seen = f"{NCCL_POLICY}; {'this path is' if ',' not in found else 'these paths are'} {found}"
-        yield of_pairs(run, paths, seen)
+        yield pair_sighting(run, paths, seen)
 
 
 def _network_taken(run: Circumstances) -> Found:
     by_network = {pair for pair in run.inside if any(each.network for each in (run.staged or {}).get(pair, ()))}
     if by_network and not run.values("NCCL_NET_DISABLE_INTRA"):
-        yield of_pairs(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
+        yield pair_sighting(run, by_network, "NCCL uses a network inside the node", Confidence.WEAK)
 
 
 def _log_p2p(staged: Staged) -> LoggedReason | None:
-    """Variables that keep NCCL off peer access, whatever path it prints: it prints the path after applying them."""
+    """Find variables that keep NCCL off peer access. NCCL prints the path after applying them, so ignore that path."""
     return in_log(_against_peer_access(staged)) if staged.inside and staged.network is None else None
 
 
@@ -322,7 +322,7 @@ _BLINDING = ("NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
 
 
 def _what_lies_between(staged: Staged) -> LoggedReason | None:
-    """GPUs that use peer access to other GPUs but not to each other: neither a setting nor the driver explains that."""
+    """Find GPUs with peer access to other GPUs but not to each other, which no setting and no driver explains."""
     if not staged.peers_elsewhere:
         return None
     return LoggedReason(
@@ -459,7 +459,7 @@ def _gpus(run: Circumstances) -> Iterator[GpuFacts]:
 
 
 def _few_channels(run: Circumstances) -> Found:
-    """Fewer channels than NCCL chooses; of a minimum above the maximum NCCL takes the minimum."""
+    """Find fewer channels than NCCL chooses. If the minimum is above the maximum, NCCL takes the minimum."""
     links = [sum(bool(link.active) for link in gpu.nvlinks) for gpu in _gpus(run) if gpu.nvlinks is not None]
     most = max(links, default=_OWN_CHANNELS)
     own = min(_OWN_CHANNELS, most * _CHANNELS_PER_LINK) if most else _OWN_CHANNELS_OVER_PCIE
@@ -512,8 +512,8 @@ def _few_threads(run: Circumstances) -> Found:
 def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
-    of_algorithms = _of_algorithms_on_nodes if len(run.nodes) > 1 else _of_algorithms
-    for name, known, weigh in (("NCCL_ALGO", ALGORITHMS, of_algorithms), ("NCCL_PROTO", PROTOCOLS, _of_protocols)):
+    of_algorithms = _weigh_algorithms_on_nodes if len(run.nodes) > 1 else _weigh_algorithms
+    for name, known, weigh in (("NCCL_ALGO", ALGORITHMS, of_algorithms), ("NCCL_PROTO", PROTOCOLS, _weigh_protocols)):
         found = {value: weigh(chosen(value, known)) for value in run.values(name)}
         forced = {value: confidence for value, confidence in found.items() if confidence is not None}
         if forced:
@@ -523,13 +523,13 @@ def _forced(run: Circumstances) -> Found:
         yield blame(run, blamed, _surest(sure), None)
 
 
-def _of_algorithms(allowed: Chosen) -> Confidence | None:
-    """LIKELY without rings, which carry large sizes inside a node; other algorithms may not matter there."""
+def _weigh_algorithms(allowed: Chosen) -> Confidence | None:
+    """Return LIKELY without rings, which carry large sizes inside a node. Other algorithms may not matter there."""
     return _without(allowed, frozenset(("ring",)))
 
 
-def _of_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
-    """LIKELY also without trees, which carry small sizes between nodes."""
+def _weigh_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
+    """Return LIKELY without rings or trees. Trees carry small sizes between nodes."""
     return _without(allowed, frozenset(("ring", "tree")))
 
 
@@ -539,8 +539,8 @@ def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:
     return Confidence.WEAK if all(names >= needed for names in allowed.values()) else Confidence.LIKELY
 
 
-def _of_protocols(allowed: Chosen) -> Confidence | None:
-    """PROVEN if only LL is allowed for all collectives: half of its data are flags."""
+def _weigh_protocols(allowed: Chosen) -> Confidence | None:
+    """Return PROVEN if only LL is allowed for all collectives, since half of its data are flags."""
     if all(names >= PROTOCOLS for names in allowed.values()):
         return None
     return Confidence.PROVEN if set(allowed.values()) == {frozenset(("ll",))} else Confidence.LIKELY
@@ -594,7 +594,7 @@ def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
                 cure = Cure.of(
                     f"export {'NCCL_TUNER_PLUGIN' if name == 'libnccl-tuner' else 'NCCL_PROFILER_PLUGIN'}=none"
                 )
-                yield of_ranks(run, having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
+                yield rank_sighting(run, having, f"{file} is loaded; it {does}", Confidence.LIKELY, cure=cure)
 
 
 def _library(loaded: Mapping[str, str], name: str) -> str:

@@ -9,9 +9,9 @@ from gpubench.conditions.circumstances import (
     Circumstances,
     LoggedReason,
     Staged,
-    by_sockets,
-    remark_in_log,
+    remark_detector,
     unset,
+    uses_sockets,
 )
 from gpubench.conditions.condition import (
     Condition,
@@ -20,11 +20,11 @@ from gpubench.conditions.condition import (
     Sighting,
     Unread,
     joined,
+    node_sighting,
     nodes_with_rdma,
-    of_node,
-    of_pairs,
-    of_ranks,
+    pair_sighting,
     rank_names,
+    rank_sighting,
     rdma_nics,
     unread,
 )
@@ -56,11 +56,11 @@ def _filtered(run: Circumstances) -> Found:
         for value in run.values(_IB_HCA):
             names = [nic.name for nic in rdma_nics(node)]
             if value and not any(_matches(value, name) for name in names):
-                yield of_node(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
+                yield node_sighting(run, number, f"{_IB_HCA}={value} matches none of {joined(names)}")
 
 
 def _part_of_port(run: Circumstances) -> Found:
-    """Devices that NCCL_IB_HCA leaves out although they share a physical port with one that it selects."""
+    """Find devices that NCCL_IB_HCA leaves out although they share a physical port with a selected one."""
     for number, node, _ in nodes_with_rdma(run):
         nics = rdma_nics(node)
         for value in filter(None, run.values(_IB_HCA)):
@@ -71,11 +71,11 @@ def _part_of_port(run: Circumstances) -> Found:
                 used = joined([nic.name for nic in taken])
                 seen = f"{_IB_HCA}={value} selects {used}, but not {joined(left)}, which uses the same port"
                 both = ",".join(nic.name for nic in nics if nic.port in ports)
-                yield of_node(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
+                yield node_sighting(run, number, seen, cure=Cure.of(f"export {_IB_HCA}={both}"))
 
 
 def _matches(value: str, nic: str) -> bool:
-    """NCCL's filter: ^ excludes, = compares whole names, otherwise prefixes; a colon names a port."""
+    """Apply NCCL's filter: ^ excludes, = compares whole names, otherwise prefixes; a colon names a port."""
     excluding, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     name, _, port = nic.partition(":")
     found = False
@@ -91,7 +91,7 @@ def _not_loadable(
 ) -> Found:
     if without:
         seen = f"{said} for rank {joined(str(each.rank) for each in without)}"
-        yield of_node(run, number, seen, Confidence.LIKELY)
+        yield node_sighting(run, number, seen, Confidence.LIKELY)
     elif not ranks:
         yield Unread(run.on(number), "no process of this node was examined")
     else:
@@ -114,7 +114,7 @@ def _no_provider(run: Circumstances) -> Found:
             missing = sorted(each for each in wanted if each and have is not None and each not in have)
             if have and missing and rank.loadable.get(_VERBS, "unknown") is not None:
                 seen = f"rank {rank.rank}: libibverbs has drivers for {joined(have)}, but none for {joined(missing)}"
-                yield of_node(run, number, seen, Confidence.LIKELY)
+                yield node_sighting(run, number, seen, Confidence.LIKELY)
 
 
 def _no_device_files(run: Circumstances) -> Found:
@@ -129,11 +129,11 @@ def _no_device_files(run: Circumstances) -> Found:
             if usable.isdisjoint(files):
                 denied = not set(rank.denied_device_files).isdisjoint(files)
                 seen = f"rank {rank.rank} {'may not open' if denied else 'has no'} {joined(files)}"
-                yield of_node(run, number, seen)
+                yield node_sighting(run, number, seen)
 
 
 def _some_denied(run: Circumstances) -> Found:
-    """Some of the files: the rank uses fewer NICs. A container may have few files by design, but it may open those."""
+    """Find ranks that may not open some of the files and so use fewer NICs. A missing file may be intended."""
     for number, node, ranks in nodes_with_rdma(run):
         if not any(rank.denied_device_files for rank in ranks):
             continue
@@ -145,7 +145,9 @@ def _some_denied(run: Circumstances) -> Found:
             if denied and not files <= set(denied):
                 by_files.setdefault(denied, []).append(rank)
         for denied, having in by_files.items():
-            yield of_ranks(run, having, f"may not open {joined(denied)}", names=(run.on(number, rank_names(having)),))
+            yield rank_sighting(
+                run, having, f"may not open {joined(denied)}", names=(run.on(number, rank_names(having)),)
+            )
 
 
 def _efa(run: Circumstances) -> Found:
@@ -178,11 +180,11 @@ def _despite(run: Circumstances) -> Found:
         if nics and any(each.network == SOCKET for each in (run.staged or {}).get(pair, ())):
             by_nic.setdefault(nics[0], []).append(pair)
     for name, pairs in by_nic.items():
-        yield of_pairs(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
+        yield pair_sighting(run, pairs, f"sockets between the nodes, although {name} is up", Confidence.WEAK)
 
 
 def _log_disabled(staged: Staged) -> LoggedReason | None:
-    if not by_sockets(staged):
+    if not uses_sockets(staged):
         return None
     found = [("NCCL_IB_DISABLE", value) for value in staged.settings("NCCL_IB_DISABLE") if value not in ("", "0")]
     found += [("NCCL_NET", value) for value in staged.settings("NCCL_NET") if value.lower() == "socket"]
@@ -190,15 +192,15 @@ def _log_disabled(staged: Staged) -> LoggedReason | None:
 
 
 def _log_filtered(staged: Staged) -> LoggedReason | None:
-    if not by_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
+    if not uses_sockets(staged) or not staged.found(RemarkKind.NO_RDMA_DEVICE):
         return None
     return in_log((_IB_HCA, value) for value in staged.settings(_IB_HCA) if value)
 
 
-_log_no_verbs = remark_in_log(
+_log_no_verbs = remark_detector(
     RemarkKind.NO_VERBS_LIBRARY,
     Cure.of("apt install libibverbs1 ibverbs-providers", comment="Install it where the ranks run."),
-    by_sockets,
+    uses_sockets,
     "sockets between nodes: {.text}",
 )
 
@@ -218,7 +220,7 @@ def _signs_of_rdma(staged: Staged) -> Iterator[str]:
 
 
 def _log_no_nic(staged: Staged) -> LoggedReason | None:
-    if not by_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
+    if not uses_sockets(staged) or staged.rdma or staged.found(RemarkKind.NO_VERBS_LIBRARY):
         return None
     processes = [each for each in (staged.source, staged.destination) if each.notes]
     if not processes or any(_signs_of_rdma(staged)):
@@ -237,7 +239,7 @@ def _log_no_nic(staged: Staged) -> LoggedReason | None:
 
 
 def _log_despite(staged: Staged) -> LoggedReason | None:
-    if not by_sockets(staged):
+    if not uses_sockets(staged):
         return None
     sign = next(_signs_of_rdma(staged), None)
     if sign is not None:

@@ -13,12 +13,12 @@ from gpubench.conditions.condition import (
     Found,
     Sighting,
     complained,
-    in_each_node,
+    gpu_sighting,
     joined,
-    of_every_node,
-    of_gpu,
-    of_node,
+    node_detector,
+    node_sighting,
     rdma_nics,
+    single_node,
     unread,
 )
 from gpubench.errors import LOAD_DRIVER
@@ -49,7 +49,7 @@ _REACHED_AGAIN = Cure.of("ls -l /dev/nvidia*", comment="Start a container with `
 
 
 def _missing(node: Topology) -> str:
-    """Empty if the kernel has loaded the driver: then only this process, or its container, cannot reach it."""
+    """Return what is missing; empty if the driver is loaded and only this process cannot reach it."""
     driver = node.snapshot.driver
     if not node.gpus or driver.absent is None or driver.version is not None:
         return ""
@@ -60,7 +60,7 @@ def _out_of_reach(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         driver = node.snapshot.driver
         if node.gpus and driver.absent is not None and driver.version is not None:
-            sighting = of_node(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
+            sighting = node_sighting(run, number, f"driver {driver.version} is loaded, but {driver.absent}")
             yield replace(sighting, likely=_OUT_OF_REACH, cure=_REACHED_AGAIN)
 
 
@@ -81,7 +81,7 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
                 if failure.error.endswith(WAITED_FOR_CPU):
                     likely, cure = "programs that use all CPUs of the node", Cure.of("uptime")
                 names = (f"{run.named(number)}, {failure.stage}",)
-                sighting = of_node(run, number, f"{lead}{failure.error}", names=names)
+                sighting = node_sighting(run, number, f"{lead}{failure.error}", names=names)
                 known = failure.timed_out or bool(lead)
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
@@ -148,7 +148,7 @@ DRIVER = Family.of(
         likely="the driver is not installed, its module failed to load, or a container was started without GPUs",
         cure=Cure.of(LOAD_DRIVER, comment="For a container: docker run --gpus all."),
         link="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
-        look=of_every_node(_missing),
+        look=node_detector(_missing),
     ),
     Condition(
         id="topology-text-cut",
@@ -158,7 +158,7 @@ DRIVER = Family.of(
         likely="the text was cut when it was copied; of NICs nothing is known beyond the rows of the GPUs",
         cure=Cure.of("nvidia-smi topo -m > topo.txt"),
         link="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
-        look=of_every_node(_completed),
+        look=node_detector(_completed),
     ),
 )
 
@@ -170,7 +170,7 @@ def _wsl(node: Topology) -> str:
 
 
 def cpus_in(ranges: str) -> set[int] | None:
-    """The numbers in a list of ranges such as '0-31,64'; None if the text is no such list or too high."""
+    """Parse ranges such as '0-31,64' to CPU numbers. Return None for other texts and for high numbers."""
     found: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.strip().partition("-")
@@ -183,7 +183,7 @@ def cpus_in(ranges: str) -> set[int] | None:
 
 
 def _numa(run: Circumstances) -> Found:
-    """Processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
+    """Find processes bound only to CPUs far from their GPU, or far from a GPU whose copies they make."""
     for facts in run.facts:
         node = run.nodes.get(facts.node)
         own = cpus_in(facts.affinity or "")
@@ -199,7 +199,7 @@ def _numa(run: Circumstances) -> Found:
             if near and own.isdisjoint(near):
                 seen = f"bound to CPUs {facts.affinity}, but its GPU is on NUMA node {gpu and gpu.place.numa_node}"
                 # Launches are slightly slower from there; copies to and from host memory are clearly slower.
-                yield of_gpu(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
+                yield gpu_sighting(run, position, seen, Confidence.PROVEN if makes_copies else Confidence.LIKELY)
 
 
 def _near(node: Topology, numa_node: int | None) -> set[int] | None:
@@ -217,14 +217,14 @@ def _topology_file(run: Circumstances) -> Found:
         there = {gpu.bus_id for gpu in node.gpus} | {nic.bus_id for nic in node.nics}
         missing = sorted(each for each in {gpu.bus_id for gpu in node.gpus} if each and each not in file.links)
         if file.unusable:
-            yield of_node(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
+            yield node_sighting(run, facts.node, f"{file.path} ({file.by}): {file.unusable}", Confidence.LIKELY)
         elif file.links and missing and there.isdisjoint(file.links):
             missed = f"{file.path} ({file.by}) has none of this machine's devices: {joined(missing)}"
-            yield of_node(run, facts.node, missed)
+            yield node_sighting(run, facts.node, missed)
 
 
 def _flat(run: Circumstances) -> Found:
-    """A virtual machine with RDMA NICs whose PCI tree does not show which GPU is near which NIC."""
+    """Find virtual machines whose PCI tree does not show which GPU is near which RDMA NIC."""
     for number, node in run.nodes.items():
         snapshot = node.snapshot
         nics = [nic for nic in node.nics if nic.rdma]
@@ -233,7 +233,7 @@ def _flat(run: Circumstances) -> Found:
             continue
         if {node.path(gpu, nic) for gpu in node.gpus for nic in nics} == {"PHB"}:
             seen = f"all {len(node.gpus)} GPUs and {len(nics)} RDMA NICs are on one host bridge"
-            yield of_node(run, number, seen, Confidence.LIKELY)
+            yield node_sighting(run, number, seen, Confidence.LIKELY)
 
 
 def _node_differs(run: Circumstances) -> Found:
@@ -260,13 +260,13 @@ def _node_differs(run: Circumstances) -> Found:
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
-                yield of_node(run, number, "; ".join(condense(differs)), expected=usual)
+                yield node_sighting(run, number, "; ".join(condense(differs)), expected=usual)
 
 
 def _undecided(
     run: Circumstances, some: Sequence[int], others: Sequence[int], differs: Sequence[Difference]
 ) -> Sighting:
-    """A difference between two equally large groups of nodes; `differs` describes the second group."""
+    """Return a sighting on two equally large groups of nodes; `differs` describes the second group."""
     hosts = _hosts(run, (*some, *others))
     where = f"on {compress_names(_hosts(run, others))}"
     usual = f"on {compress_names(_hosts(run, some))}"
@@ -285,7 +285,7 @@ def _hosts(run: Circumstances, numbers: Sequence[int]) -> tuple[str, ...]:
     return tuple(run.nodes[number].snapshot.host for number in numbers)
 
 
-@in_each_node
+@single_node
 def _network_down(run: Circumstances) -> Found:
     job_has_a_network = any(nic.state == "active" for node in run.nodes.values() for nic in node.nics)
     severity = Verdict.FAIL if job_has_a_network else Verdict.SKIP if len(run.nodes) == 1 else None
@@ -293,12 +293,15 @@ def _network_down(run: Circumstances) -> Found:
         if node.nics and not rdma_nics(node) and all(nic.state == "down" for nic in node.nics):
             names = tuple(run.named(number, nic) for nic in node.nics)
             places = run.places(number, *node.nics)
-            yield of_node(run, number, "every network interface is down", names=names, severity=severity, places=places)
+            yield node_sighting(
+                run, number, "every network interface is down", names=names, severity=severity, places=places
+            )
 
 
 def _settings_differ(run: Circumstances) -> Found:
-    """The hosts of ranks whose value is not the most frequent one; if tied, unset counts as usual. NCCL's files count
-    like the environment.
+    """Find hosts of ranks whose value is not the most frequent one, in the environment or in NCCL's files.
+
+    If there is a tie, unset counts as usual.
     """
     settings = [(rank, rank.nccl_settings) for rank in run.facts]
     for name in sorted({name for _, known in settings for name in known}):
@@ -325,7 +328,7 @@ def _settings_differ(run: Circumstances) -> Found:
 
 
 def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
-    """'ranks 8-15 on node1', host after host."""
+    """Yield 'ranks 8-15 on node1', host by host."""
     for host, own in grouped(ranks, lambda rank: rank.host).items():
         numbers = ranges_of(sum(1 << rank.rank for rank in own))
         yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
@@ -343,7 +346,7 @@ def _driver_differs(run: Circumstances) -> Found:
 
 
 def _library_differs(run: Circumstances) -> Found:
-    """Without the driver's own libraries, which the driver's version covers."""
+    """Find ranks with other files of a library. The driver's own libraries are covered by its version."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
         having = {_rank_on(rank): rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
@@ -385,7 +388,7 @@ NODE = Family.of(
         settles="uname -r",
         cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=of_every_node(_wsl, unknown="wsl"),
+        look=node_detector(_wsl, unknown="wsl"),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
         by_design=True,
     ),

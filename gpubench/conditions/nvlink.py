@@ -6,19 +6,19 @@ from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
-from gpubench.conditions.circumstances import Circumstances, remark_in_log
+from gpubench.conditions.circumstances import Circumstances, remark_detector
 from gpubench.conditions.condition import (
     Condition,
     Family,
     Found,
     doubted,
-    in_each_node,
+    error_severity,
+    gpu_sighting,
     joined,
-    judged_errors,
-    of_every_node,
-    of_gpu,
-    of_node,
-    of_pairs,
+    node_detector,
+    node_sighting,
+    pair_sighting,
+    single_node,
     unread,
 )
 from gpubench.conditions.profile import is_mesh_with_gaps
@@ -55,7 +55,7 @@ def _limited(node: Topology) -> str:
 
 
 def _fabric_trouble(gpu: GpuFacts) -> str:
-    """The part of a GPU's fabric registration that is not ready; empty where all parts are ready or unknown."""
+    """Return the part of a GPU's fabric registration that is not ready, or an empty text."""
     fabric = gpu.fabric
     if fabric is None or fabric.state in (None, "not_supported"):
         return ""
@@ -64,28 +64,28 @@ def _fabric_trouble(gpu: GpuFacts) -> str:
     return joined((state, status))
 
 
-@in_each_node
+@single_node
 def _not_ready(run: Circumstances) -> Found:
-    """From the fabric state in NVML; without one, from refused peer access, which the peer access check reports."""
+    """Find GPUs whose fabric is not ready by NVML; without its state, use refused peer access as evidence."""
     troubled = {position: trouble for position, _, gpu in run.gpus() if (trouble := _fabric_trouble(gpu))}
     for position, trouble in troubled.items():
-        yield of_gpu(run, position, trouble)
+        yield gpu_sighting(run, position, trouble)
     refused = _wired_and_refused(run)
-    pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair) and not _in_fabric(run, pair))
+    pairs = frozenset(pair for pair in refused if troubled.keys().isdisjoint(pair) and not _is_in_fabric(run, pair))
     if pairs:
         reasons = joined(run.wiring.peer_access(pair).reason for pair in sorted(pairs))
         seen = f"NVLinks to NVSwitches are active, but the driver refuses peer access: {reasons}"
-        yield of_pairs(run, pairs, seen, Confidence.LIKELY, quiet=True)
+        yield pair_sighting(run, pairs, seen, Confidence.LIKELY, quiet=True)
 
 
-def _in_fabric(run: Circumstances, pair: Pair) -> bool:
-    """True if NVML says of both GPUs that their fabric is ready."""
+def _is_in_fabric(run: Circumstances, pair: Pair) -> bool:
+    """True if NVML reports a ready fabric for both GPUs."""
     fabrics = [None if gpu is None else gpu.fabric for gpu in map(run.wiring.gpu, pair)]
     return all(fabric is not None and fabric.state == "completed" for fabric in fabrics)
 
 
 def _wired_and_refused(run: Circumstances) -> list[tuple[int, int]]:
-    """Pairs joined by NVSwitches that the driver refuses, and neither a registry key nor MIG explains the refusal."""
+    """Return pairs that NVSwitches join and the driver refuses, although neither a registry key nor MIG explains it."""
     return [
         pair
         for pair, refusal in run.refusals.items()
@@ -109,8 +109,9 @@ _MANAGER_NOT_NEEDED = {
 
 
 def _manager(run: Circumstances, *, stopped: bool) -> Found:
-    """A fabric that is ready needs its fabric manager for the next reset or partition: then it is a warning, if the
-    NVSwitches are this node's. Otherwise only nodes whose fabric is not ready are looked at.
+    """Find fabric managers that do not run, or have another version than the driver.
+
+    If the fabric is up, only the next reset or partition needs the manager: WARN, and only if the node has NVSwitches.
     """
     refused = {run.wiring.gpus[gpu].node for pair in _wired_and_refused(run) for gpu in pair}
     for number, node in run.nodes.items():
@@ -126,18 +127,18 @@ def _manager(run: Circumstances, *, stopped: bool) -> Found:
         elif service is None:
             continue
         elif stopped and service.running is False:
-            yield of_node(run, number, "nv-fabricmanager is not running", **more)
+            yield node_sighting(run, number, "nv-fabricmanager is not running", **more)
         elif not stopped and service.running and service.version and driver and service.version != driver:
-            yield of_node(run, number, f"fabric manager {service.version}, driver {driver}", **more)
+            yield node_sighting(run, number, f"fabric manager {service.version}, driver {driver}", **more)
 
 
-@in_each_node
+@single_node
 def _unhealthy(run: Circumstances) -> Found:
-    """Faults in a GPU's health mask, and NVSwitches that are gone from the PCI bus."""
+    """Find faults in a GPU's health mask, and NVSwitches that are gone from the PCI bus."""
     for position, _, gpu in run.gpus():
         mask = gpu.fabric.health_mask if gpu.fabric is not None and gpu.fabric.state != "not_supported" else None
         if mask is not None and any(decode_health(mask).values()):
-            yield of_gpu(run, position, f"fabric health: {describe_health(mask)}")
+            yield gpu_sighting(run, position, f"fabric health: {describe_health(mask)}")
     for number, node in run.nodes.items():
         profile, switches = run.exact_profile(number), set(node.snapshot.nvswitches)
         due = profile.nvlink.switches if profile is not None and profile.nvlink is not None else 0
@@ -145,34 +146,34 @@ def _unhealthy(run: Circumstances) -> Found:
         gone = sorted({link.peer_bus_id for link in links if link.peer_bus_id} - switches) if switches else []
         if gone:
             seen = f"NVLinks lead to {counted(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
-            yield of_node(run, number, seen.replace("NVSwitchs", "NVSwitches"))
+            yield node_sighting(run, number, seen.replace("NVSwitchs", "NVSwitches"))
         elif 0 < len(switches) < due and node.snapshot.machine.virtual_machine is False:
             seen, expected = (
                 f"{len(switches)} NVSwitches on the PCI bus",
                 f"{due}, as in profile {profile and profile.name}",
             )
-            yield of_node(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
+            yield node_sighting(run, number, seen, Confidence.LIKELY, expected=expected, severity=Verdict.WARN)
 
 
-@in_each_node
+@single_node
 def _contradicted(run: Circumstances) -> Found:
-    """NVLinks whose state NVML tells in part, and those that it denies for a pair that they join."""
+    """Find NVLinks of unknown state, and NVLinks that NVML denies for a pair that they join."""
     for position, _, gpu in run.gpus():
         states = {link.number: link.active for link in gpu.nvlinks or ()}
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
             numbers = f"link{'s' * (len(unknown) > 1)} {ranges_of(sum(1 << number for number in unknown))}"
-            yield of_gpu(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
+            yield gpu_sighting(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
     for pair in run.inside:
         if what := _denied(run, pair):
             denied.setdefault(what, []).append(pair)
     for what, pairs in denied.items():
         seen = f"NVML reports {what}, but active NVLinks join them"
-        yield of_pairs(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
+        yield pair_sighting(run, pairs, seen, names=tuple(map(run.named_pair, pairs)))
     for pair in run.inside:
         if pair[0] < pair[1] and (seen := _differs_by_direction(run, pair)):
-            yield of_pairs(run, [pair, (pair[1], pair[0])], seen)
+            yield pair_sighting(run, [pair, (pair[1], pair[0])], seen)
 
 
 def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
@@ -184,7 +185,7 @@ def _differs_by_direction(run: Circumstances, pair: Pair) -> str:
 
 
 def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
-    """What NVML says is not supported between two GPUs with peer access over active NVLinks."""
+    """Return what NVML reports as not supported between two GPUs with peer access over active NVLinks."""
     node, ends = run.node_of(pair), [run.wiring.gpu(gpu) for gpu in pair]
     if ends[0] is None or ends[1] is None or not node.nvlinks(ends[0], ends[1]):
         return ""
@@ -194,7 +195,7 @@ def _denied(run: Circumstances, pair: tuple[int, int]) -> str:
     return joined(denied) if node.peer_access(ends[0], ends[1]).possible else ""
 
 
-@in_each_node
+@single_node
 def _down(run: Circumstances) -> Found:
     """Fewer active links than most GPUs of the same model on the node.
 
@@ -212,7 +213,7 @@ def _down(run: Circumstances) -> Found:
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
         bare = active == 0 and bridged and not leads_here
-        yield of_gpu(
+        yield gpu_sighting(
             run,
             position,
             _seen(gpu, active),
@@ -229,7 +230,7 @@ def _down(run: Circumstances) -> Found:
 
 
 def _least_links(profile: Profile | None, usual: int) -> int:
-    """The fewest NVLinks of a healthy GPU, for a part of a board where the number of links differs by pair."""
+    """Return the fewest NVLinks of a healthy GPU, for parts of a board whose pairs have different numbers of links."""
     nvlink = None if profile is None else profile.nvlink
     if profile is None or nvlink is None or profile.match.visible == profile.match.board:
         return usual
@@ -244,7 +245,7 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
         lost = {position: gpu for position, gpu in gpus.items() if lost_some_links(node, gpu)}
         pairs = [pair for pair in permutations(lost, 2) if node.nvlinks(*(lost[each] for each in pair)) == 0]
         if pairs:
-            yield of_pairs(
+            yield pair_sighting(
                 run,
                 pairs,
                 "no NVLink between them, and both have fewer NVLinks than their siblings",
@@ -255,7 +256,7 @@ def _pairs_without(run: Circumstances, incomplete: Collection[int]) -> Found:
 
 
 def _fewer_in_matrix(run: Circumstances) -> Found:
-    """GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted above."""
+    """Find GPUs and pairs with fewer NVLinks in the matrix than their siblings, unless their links were counted."""
     for number, node in run.nodes.items():
         gpus = {gpu.device: position for position in run.gpus_of(number) if (gpu := run.wiring.gpu(position))}
         known = {gpu.device for gpu in node.gpus if gpu.device not in gpus or _is_short_of_links(node, gpu)}
@@ -265,12 +266,14 @@ def _fewer_in_matrix(run: Circumstances) -> Found:
         odd = {gpu.device for gpu in node.gpus if 0 < short[gpu.device] == models[gpu.name] - 1}
         for device in sorted(odd):
             own = {_pair(pair, gpus): usual for pair, usual in lost.items() if device in pair}
-            yield of_gpu(run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_of(run, own))
+            yield gpu_sighting(
+                run, gpus[device], f"{_paths(run, own)} to its siblings", Confidence.LIKELY, **_severity_words(run, own)
+            )
         single = {_pair(pair, gpus): usual for pair, usual in lost.items() if odd.isdisjoint(pair)}
         for pair, usual in single.items():
             both = (pair, (pair[1], pair[0]))
             seen = f"{_paths(run, [pair])} between them"
-            yield of_pairs(run, both, seen, Confidence.LIKELY, **_of(run, {pair: usual}))
+            yield pair_sighting(run, both, seen, Confidence.LIKELY, **_severity_words(run, {pair: usual}))
 
 
 def _is_short_of_links(node: Topology, gpu: GpuFacts) -> bool:
@@ -278,8 +281,8 @@ def _is_short_of_links(node: Topology, gpu: GpuFacts) -> bool:
     return active is not None and active < node.usual_active_links[gpu.name]
 
 
-def _of(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
-    """A link that is down lowers the number; a pair without any may be built so, though its siblings are not."""
+def _severity_words(run: Circumstances, lost: Mapping[Pair, int]) -> dict[str, Any]:
+    """Return severity and words. A pair with fewer links has a link down; a pair without links may be built so."""
     return {
         "expected": f"NV{max(lost.values())}, as between its siblings",
         "severity": None if any(map(run.wiring.has_nvlinks, lost)) else Verdict.WARN,
@@ -300,11 +303,11 @@ def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
     return one, other
 
 
-@in_each_node
+@single_node
 def _all_down(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         if lost_its_switches(node, gpu):
-            yield of_gpu(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
+            yield gpu_sighting(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
 
 
 def _seen(gpu: GpuFacts, active: int) -> str:
@@ -315,7 +318,7 @@ def _seen(gpu: GpuFacts, active: int) -> str:
     return f"{len(down)} of {len(gpu.nvlinks or ())} NVLinks down (link{'s' * (len(down) > 1)} {numbers})"
 
 
-@in_each_node
+@single_node
 def _errors(run: Circumstances) -> Found:
     found = {
         (number, errors.device): errors for number, node in run.nodes.items() for errors in nvlink_errors(node.snapshot)
@@ -324,10 +327,10 @@ def _errors(run: Circumstances) -> Found:
         errors = found.get((run.wiring.gpus[position].node, gpu.device))
         if errors is not None:
             likely = f"a link that is about to fail{'' if errors.meanwhile else ', or a single disturbance'}"
-            yield of_gpu(run, position, errors.seen, likely=likely, **judged_errors(errors))
+            yield gpu_sighting(run, position, errors.seen, likely=likely, **error_severity(errors))
 
 
-_log_nvlink_refused = remark_in_log(
+_log_nvlink_refused = remark_detector(
     RemarkKind.NVLINK_REFUSED,
     Cure.of(
         "systemctl status nvidia-fabricmanager",
@@ -355,7 +358,7 @@ NVLINK = Family.of(
             "`gpubench p2p`: the links may be off because they failed.",
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=of_every_node(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
+        look=node_detector(lambda node: node.snapshot.driver_settings.nvlink_disabled, unknown="parameters"),
         implies=("nvlinks-all-down", _DOWN, *_FOLLOWS),
     ),
     Condition(
@@ -368,7 +371,7 @@ NVLINK = Family.of(
             "systemctl enable --now nvidia-fabricmanager", comment="Its version must be the driver's version."
         ),
         link=_DSTACK,
-        look=in_each_node(partial(_manager, stopped=True)),
+        look=single_node(partial(_manager, stopped=True)),
         implies=_FOLLOWS,
     ),
     Condition(
@@ -382,7 +385,7 @@ NVLINK = Family.of(
             comment="Install the fabric manager of the driver's version, and restart it while no job uses the GPUs.",
         ),
         link=_DSTACK,
-        look=in_each_node(partial(_manager, stopped=False)),
+        look=single_node(partial(_manager, stopped=False)),
         implies=_FOLLOWS,
     ),
     Condition(
@@ -452,7 +455,7 @@ NVLINK = Family.of(
             "grep -i nvlink /etc/modprobe.d/*", comment="Remove NVreg_RmNvlinkBandwidth from the file and reboot."
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=of_every_node(_limited, unknown="nvlink_bandwidth_mode"),
+        look=node_detector(_limited, unknown="nvlink_bandwidth_mode"),
         implies=(_DOWN,),
     ),
     Condition(

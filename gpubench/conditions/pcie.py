@@ -15,13 +15,13 @@ from gpubench.conditions.condition import (
     Found,
     Sighting,
     Unread,
-    in_each_node,
+    device_sighting,
+    error_severity,
+    gpu_sighting,
     joined,
-    judged_errors,
-    of_device,
-    of_gpu,
-    of_node,
-    of_pairs,
+    node_sighting,
+    pair_sighting,
+    single_node,
 )
 from gpubench.conditions.subjects import (
     OF_THE_BOARD,
@@ -75,12 +75,12 @@ class _Lane(Struct, frozen=True):
 
     @property
     def percent(self) -> float | None:
-        """What it carries of what its device supports."""
+        """Bandwidth in percent of what the device supports."""
         most = PcieLink(generation=self.link.max_generation, width=self.link.max_width)
         return percent(pcie_ceiling_gb_s(self.link), pcie_ceiling_gb_s(most))
 
     def severity(self, value: str, fault: Verdict, *, desktop: bool) -> Verdict:
-        """The severity of a low `width` or `generation`: the board's limit is a fact, unless siblings have more."""
+        """Return the severity of a low `width` or `generation`. It is the board's limit, unless siblings have more."""
         own = getattr(self.link, value) or 0
         at_most = self.ends_known and not _less(own, getattr(self.most, value))
         others = [getattr(each, value) for each in self.alike]
@@ -102,7 +102,7 @@ def _lower(one: int | None, other: int | None) -> int | None:
 
 
 def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
-    """Links of GPUs, and of NICs that carry their traffic."""
+    """Iterate over the PCIe links of GPUs, and of NICs that carry their traffic."""
     devices = run.pci_devices[number]
     ports = port_roles(node).of_gpus
     gpus = [gpu for gpu in node.gpus if gpu not in display_cards(node.gpus)]
@@ -141,19 +141,21 @@ def _limited(severity: Verdict) -> dict[str, Any]:
     return {"severity": severity} | ({"likely": OF_THE_BOARD} if severity is Verdict.SKIP else {})
 
 
-@in_each_node
+@single_node
 def _width(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             if lane.is_narrow and not isinstance(lane.device, PciDevice):
                 severity = lane.severity("width", Verdict.FAIL, desktop=is_desktop(node))
                 seen = f"PCIe trained to {lane.link.width} of {lane.link.max_width} lanes"
-                yield of_device(run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent)
+                yield device_sighting(
+                    run, number, lane.device, seen, **_limited(severity), expected_percent=lane.percent
+                )
 
 
-@in_each_node
+@single_node
 def _generation(run: Circumstances) -> Found:
-    """Working GPUs and NICs only: a GPU at rest lowers its generation to save power."""
+    """Find working GPUs and NICs at a low generation. A GPU at rest lowers its generation to save power."""
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             device = lane.device
@@ -162,12 +164,12 @@ def _generation(run: Circumstances) -> Found:
             severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
             seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"
             more = {**_limited(severity), "expected_percent": lane.percent}
-            yield of_device(run, number, device, seen, Confidence.LIKELY, **more)
+            yield device_sighting(run, number, device, seen, Confidence.LIKELY, **more)
 
 
-@in_each_node
+@single_node
 def _uplink(run: Circumstances) -> Found:
-    """The links above GPUs and their NICs: a link has two ends, and either may show that it is trained low."""
+    """Find links above GPUs and their NICs that are trained low. Either end of a link may show it."""
     for number, node in run.nodes.items():
         uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
         ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
@@ -187,7 +189,7 @@ def _uplink(run: Circumstances) -> Found:
                     (link.generation or "?", link.width or "?")
                     for link in (lane.link, PcieLink(generation=lane.link.max_generation, width=lane.link.max_width))
                 )
-                yield of_node(
+                yield node_sighting(
                     run,
                     number,
                     f"PCIe trained to generation {now[0]} x{now[1]} of {most[0]} x{most[1]}",
@@ -203,7 +205,7 @@ def _uplink(run: Circumstances) -> Found:
 def _lanes_above(
     run: Circumstances, number: int, uplinks: Mapping[str, PcieLink]
 ) -> Iterator[tuple[str, _Lane, frozenset[int]]]:
-    """Uplinks of switches, and links below ports that are worse than the device below says, with the GPUs below."""
+    """Iterate over uplinks of switches, and ports with fewer lanes than the device below, with the GPUs below them."""
     devices = run.pci_devices[number]
     for bus_id, link in uplinks.items():
         device = devices.get(bus_id)
@@ -235,7 +237,7 @@ def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
     return frozenset(position for position, gpu in known if gpu is not None and switch in gpu.place.switches)
 
 
-@in_each_node
+@single_node
 def _errors(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
@@ -243,18 +245,18 @@ def _errors(run: Circumstances) -> Found:
         for errors in pcie_errors(node.snapshot):
             gpu = gpus.get(errors.device)
             if gpu is not None:
-                yield of_device(run, number, gpu, errors.seen, **judged_errors(errors))
+                yield device_sighting(run, number, gpu, errors.seen, **error_severity(errors))
             else:
-                judged = judged_errors(errors)
+                judged = error_severity(errors)
                 words = filter(None, (kinds.get(errors.device), errors.device))
-                yield of_node(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
+                yield node_sighting(run, number, errors.seen, judged.pop("confidence"), *words, **judged)
 
 
 def _shared_uplink(run: Circumstances) -> Found:
     for pair in run.staged or ():
         refusal = run.refusals.get(pair)
         if refusal is not None and refusal.by_design and run.wiring.path(pair) in _BELOW_ONE_SWITCH:
-            yield of_pairs(
+            yield pair_sighting(
                 run,
                 [pair],
                 f"{run.wiring.path(pair)} pair through host memory: both directions share one uplink",
@@ -263,12 +265,12 @@ def _shared_uplink(run: Circumstances) -> Found:
 
 
 def _write_collapse(run: Circumstances) -> Found:
-    """Compares simultaneous copies made by the sources (writes) with those made by the destinations (reads)."""
+    """Compare simultaneous writes (copies by the sources) with reads (copies by the destinations)."""
     for each in run.together:
         pairs = _converging(run, each.pairs)
         if pairs and each.read_gb_s > _COLLAPSED * each.write_gb_s:
             seen = f"{each.pattern}: writes reach {each.write_gb_s:.3g} GB/s in total, reads {each.read_gb_s:.3g}"
-            yield of_pairs(run, pairs, seen, Confidence.LIKELY)
+            yield pair_sighting(run, pairs, seen, Confidence.LIKELY)
 
 
 def _converging(run: Circumstances, pairs: Sequence[Pair]) -> list[Pair]:
@@ -376,8 +378,8 @@ _TRANSLATES = ("DMA", "DMA-FQ")
 _MAYBE_BELOW_ONE_SWITCH = ("PIX", "PXB", UNKNOWN_PATH)
 
 
-def _on_metal(run: Circumstances) -> Iterator[tuple[int, Topology]]:
-    """Nodes other than virtual machines: a guest does not show its host's redirection and translation."""
+def _bare_metal_nodes(run: Circumstances) -> Iterator[tuple[int, Topology]]:
+    """Iterate over nodes that are no virtual machines: a guest does not show its host's redirection and translation."""
     found = run.nodes.items()
     return ((number, node) for number, node in found if not node.snapshot.machine.virtual_machine)
 
@@ -413,7 +415,7 @@ def _is_translated(devices: Mapping[str, PciDevice], bridge: PciDevice, *ends: s
 
 
 def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device, Device, tuple[int, ...]]]) -> Found:
-    """Couples below a switch whose traffic is redirected to the root: by ACS registers, else by IOMMU groups."""
+    """Find couples below a switch whose traffic is redirected to the root, by ACS registers, else by IOMMU groups."""
     devices = run.pci_devices[number]
     unseen: list[str] = []
     redirected, split, hidden = (dict[tuple[str, tuple[int, ...]], dict[str, str]]() for _ in range(3))
@@ -440,10 +442,10 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         switched = f"for bridge in {' '.join(bridges_seen)}; do setpci -s $bridge ECAP_ACS+0x6.w=0000; done"
         commands = _ACS_CURE.commands[0], f"{VERIFIED_COPIES} && {switched} && {VERIFIED_COPIES}"
         cure = Cure(commands, f"The second command switches ACS off until the next boot, as root. {_ACS_CURE.comment}")
-        yield _of_couples(redirected, seen, Confidence.PROVEN, cure)
+        yield _couple_sighting(redirected, seen, Confidence.PROVEN, cure)
     if split:
         groups_seen = joined(group for each in split.values() for group in each)
-        yield _of_couples(
+        yield _couple_sighting(
             split, f"devices below one switch are in different IOMMU groups: {groups_seen}", Confidence.LIKELY
         )
     if unseen:
@@ -453,10 +455,10 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
         yield Unread(joined(name for name, _ in hidden), f"ACS of {joined(reasons)}: {joined(reasons.values())}")
 
 
-def _of_couples(
+def _couple_sighting(
     couples: Collection[tuple[str, tuple[int, ...]]], seen: str, confidence: Confidence, cure: Cure = NO_CURE
 ) -> Sighting:
-    """A sighting on couples of devices, given by name and GPU positions; two GPUs are a pair in both directions."""
+    """Return a sighting on couples of devices (name, GPU positions). Two GPUs are a pair in both directions."""
     names = tuple(name for name, _ in couples)
     return Sighting(
         subject=joined(names),
@@ -476,10 +478,10 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
     return [each for each in _REDIRECTS if each in control.enabled]
 
 
-@in_each_node
+@single_node
 def _acs(run: Circumstances) -> Found:
     yield from _hidden(run)
-    for number, node in _on_metal(run):
+    for number, node in _bare_metal_nodes(run):
         gpus = [(each, gpu) for each in sorted(run.gpus_of(number)) if (gpu := run.wiring.gpu(each)) is not None]
         couples = (
             (gpu, peer, (one, other))
@@ -490,10 +492,10 @@ def _acs(run: Circumstances) -> Found:
         yield from _redirected(run, number, couples)
 
 
-@in_each_node
+@single_node
 def _acs_nic(run: Circumstances) -> Found:
     yield from _hidden(run)
-    for number, node in _on_metal(run):
+    for number, node in _bare_metal_nodes(run):
         couples = (
             (gpu, nic, (position,))
             for position in sorted(run.gpus_of(number))
@@ -503,11 +505,11 @@ def _acs_nic(run: Circumstances) -> Found:
         yield from _redirected(run, number, couples)
 
 
-@in_each_node
+@single_node
 def _translating(run: Circumstances) -> Found:
-    """GPUs behind a translating IOMMU that reach others over PCIe; NVLink traffic does not pass the IOMMU."""
+    """Find GPUs behind a translating IOMMU that reach others over PCIe. NVLink traffic does not pass the IOMMU."""
     yield from _hidden(run)
-    metal = dict(_on_metal(run))
+    metal = dict(_bare_metal_nodes(run))
     for position, node, gpu in run.gpus():
         number = run.wiring.gpus[position].node
         if number not in metal or not uses_pcie(node, gpu):
@@ -521,7 +523,7 @@ def _translating(run: Circumstances) -> Found:
         elif (kind := iommu.group_types.get(str(device.iommu_group))) is None:
             yield Unread(run.name(position), iommu.unknown.get("group_types", "the type of its group was not read"))
         elif kind in _TRANSLATES:
-            yield of_gpu(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
+            yield gpu_sighting(run, position, f"IOMMU group type {kind}: addresses are translated", Confidence.LIKELY)
 
 
 _UNREAD = "its access control was not read"

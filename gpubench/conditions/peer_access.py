@@ -8,7 +8,7 @@ from gpubench.conditions.circumstances import (
     Circumstances,
     LoggedReason,
     Staged,
-    remark_in_log,
+    remark_detector,
 )
 from gpubench.conditions.condition import (
     Condition,
@@ -17,13 +17,13 @@ from gpubench.conditions.condition import (
     Look,
     Sighting,
     complained,
-    in_each_node,
+    fill_ids,
+    gpu_sighting,
     joined,
+    node_detector,
     nothing_in_facts,
-    of_every_node,
-    of_gpu,
-    of_pairs,
-    with_ids,
+    pair_sighting,
+    single_node,
 )
 from gpubench.conditions.nvlink import NVLINK, RESTART_FABRIC
 from gpubench.model.paths.nccl_log import RemarkKind
@@ -37,14 +37,14 @@ _MIB = 2**20
 
 def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
 
-    @in_each_node
+    @single_node
     def look(run: Circumstances) -> Found:
         pairs = [
             pair
             for pair, refusal in run.refusals.items()
             if holds(refusal) and virtual in (None, bool(run.node_of(pair).snapshot.machine.virtual_machine))
         ]
-        yield from [of_pairs(run, pairs, seen)] if pairs else []
+        yield from [pair_sighting(run, pairs, seen)] if pairs else []
 
     return look
 
@@ -61,9 +61,9 @@ def _over_pcie(refusal: Refusal) -> bool:
 _GNS = f"NVML reports GNS: {P2P_STATUS['GNS']}"
 
 
-@in_each_node
+@single_node
 def _mig(run: Circumstances) -> Found:
-    """GPUs are split on purpose, one, half or all of them: it is a finding only against a profile asked for."""
+    """Find split GPUs. Splitting is intended, so it is a finding only against siblings or a requested profile."""
     for position, node, gpu in run.gpus():
         if gpu.mig:
             profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -71,7 +71,7 @@ def _mig(run: Circumstances) -> Found:
             odd = sibling or (profile is not None and profile.gpu.mig is False)
             expected = f"MIG off, {'like its siblings' if sibling else 'as in the profile'}"
             severity = None if sibling and run.profile_asked_for else Verdict.SKIP
-            yield of_gpu(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
+            yield gpu_sighting(run, position, "MIG is on", quiet=not odd, expected=expected, severity=severity)
 
 
 def _confidential(node: Topology) -> str:
@@ -91,7 +91,7 @@ def _registry_key(run: Circumstances) -> Found:
     return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(run)
 
 
-@in_each_node
+@single_node
 def _mixed(run: Circumstances) -> Found:
     alike = [pair for pair in run.inside if not _models_differ(run, pair)]
     granted = {run.wiring.gpus[pair[0]].node for pair in alike if run.wiring.peer_access(pair).possible}
@@ -102,7 +102,7 @@ def _mixed(run: Circumstances) -> Found:
     ]
     if pairs:
         seen = "no peer access between GPUs of different models; GPUs of the same model have it"
-        yield of_pairs(run, pairs, seen, Confidence.LIKELY)
+        yield pair_sighting(run, pairs, seen, Confidence.LIKELY)
 
 
 def _models_differ(run: Circumstances, pair: Pair) -> bool:
@@ -110,7 +110,7 @@ def _models_differ(run: Circumstances, pair: Pair) -> bool:
     return one is not None and other is not None and None not in (one.name, other.name) and one.name != other.name
 
 
-@in_each_node
+@single_node
 def _bar1(run: Circumstances) -> Found:
     ends = {gpu for pair, refusal in run.refusals.items() if _over_pcie(refusal) for gpu in pair}
     for position, _, gpu in run.gpus():
@@ -120,7 +120,7 @@ def _bar1(run: Circumstances) -> Found:
         if position in ends and window and gpu.memory_bytes and window < gpu.memory_bytes:
             could = f"; it could be {most // _MIB:,} MiB" if most and most > window else ""
             seen = f"BAR 1 is {window // _MIB:,} MiB for {gpu.memory_bytes // _MIB:,} MiB of memory{could}"
-            yield of_gpu(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
+            yield gpu_sighting(run, position, seen, Confidence.LIKELY if could else Confidence.WEAK)
 
 
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX [2345]0\d\d\b|GTX 16\d\d\b|TITAN RTX")
@@ -198,8 +198,8 @@ PEER_ACCESS = Family.of(
             "p2p`.",
         ),
         link="https://github.com/NVIDIA/open-gpu-kernel-modules",
-        look=of_every_node(_confidential, Confidence.LIKELY, "confidential_computing"),
-        in_log=remark_in_log(
+        look=node_detector(_confidential, Confidence.LIKELY, "confidential_computing"),
+        in_log=remark_detector(
             RemarkKind.CONFIDENTIAL, Cure(comment="Confidential computing encrypts transfers through host memory.")
         ),
         implies=(_REFUSED,),
@@ -313,7 +313,7 @@ _CUDA_REFUSES = "0"
 _SHOWS_REASON = Cure.of("gpubench topo", comment="It shows the driver's reason.")
 
 
-@in_each_node
+@single_node
 def _disagree(run: Circumstances) -> Found:
     by_reason = dict[str, list[Pair]]()
     for pair in run.inside:
@@ -322,13 +322,13 @@ def _disagree(run: Circumstances) -> Found:
             by_reason.setdefault(access.reason, []).append(pair)
     for reason, pairs in by_reason.items():
         named = tuple(run.named_pair(pair) for pair in pairs)
-        yield of_pairs(run, pairs, reason, Confidence.LIKELY, names=named)
+        yield pair_sighting(run, pairs, reason, Confidence.LIKELY, names=named)
 
 
 def _corrupts(run: Circumstances) -> Found:
     pairs = frozenset(pair for pair in run.wrong if run.wiring.peer_access(pair).possible)
     if pairs:
-        yield of_pairs(run, pairs, "peer access is granted, but wrong data arrived")
+        yield pair_sighting(run, pairs, "peer access is granted, but wrong data arrived")
 
 
 def _despite_grant(run: Circumstances) -> Found:
@@ -336,11 +336,11 @@ def _despite_grant(run: Circumstances) -> Found:
         if run.wiring.peer_access(pair).possible:
             seen = f"the driver grants peer access, but {shown}"
             cure = _cure_by_wiring(run, pair)
-            yield of_pairs(run, [pair], seen, Confidence.LIKELY, cure=cure)
+            yield pair_sighting(run, [pair], seen, Confidence.LIKELY, cure=cure)
 
 
 def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
-    """The cure for a pair joined by NVLinks; empty for a PCIe pair, which uses the condition's own cure."""
+    """Return the cure for a pair joined by NVLinks. It is empty for PCIe pairs, which use the condition's own cure."""
     node, gpu = run.wiring.nodes.get(run.wiring.gpus[pair[0]].node), run.wiring.gpu(pair[0])
     if node is None or gpu is None or not run.wiring.has_nvlinks(pair):
         return NO_CURE
@@ -351,7 +351,7 @@ def _cure_by_wiring(run: Circumstances, pair: Pair) -> Cure:
     return Cure.of("systemctl status nvidia-fabricmanager", comment=comment)
 
 
-@in_each_node
+@single_node
 def _any_refusal(run: Circumstances) -> Found:
     found = dict[tuple[int, Refusal, str], list[Pair]]()
     for pair, refusal in run.refusals.items():
@@ -368,7 +368,7 @@ def _any_refusal(run: Circumstances) -> Found:
         is_every_pair = len(pairs) == gpus * (gpus - 1)
         names = joined(run.pair_name(pair).removeprefix(f"{run.host(node)} ") for pair in pairs)
         by_driver = f"NVML reports {refusal.status} ({reason})" if refusal.status else reason
-        yield of_pairs(
+        yield pair_sighting(
             run,
             pairs,
             f"no peer access{f': {by_driver}' if by_driver else ''}; copies go through host memory",
@@ -377,7 +377,7 @@ def _any_refusal(run: Circumstances) -> Found:
             severity=refusal.severity,
             expected="host memory, by design" if refusal.by_design else "peer access",
             likely=why.title if why else "",
-            cure=with_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
+            cure=fill_ids(why.cure, [place for each in seen[why] for place in each.places]) if why else NO_CURE,
         )
 
 
@@ -449,7 +449,7 @@ DISPUTED_ACCESS = Family.of(
         ),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
         look=nothing_in_facts,
-        in_log=remark_in_log(
+        in_log=remark_detector(
             RemarkKind.LEGACY_IPC_REFUSED,
             Cure.of(
                 f"{VERIFIED_COPIES} && unset NCCL_CUMEM_ENABLE", comment="A newer NCCL does not need legacy CUDA IPC."

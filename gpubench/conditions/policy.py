@@ -21,7 +21,7 @@ class Relation(StrEnum):
 
 
 class Medium(StrEnum):
-    """What carries the bytes of a path through host memory. HOST_MEMORY: a copy of CUDA's, or nothing was sent yet."""
+    """What carries the bytes of a host-staged path. HOST_MEMORY is a copy by CUDA, or nothing was sent yet."""
 
     HOST_MEMORY = "host memory"
     SHM = "SHM"
@@ -30,14 +30,14 @@ class Medium(StrEnum):
 
 
 class PathKind(NamedTuple):
-    """A path that goes through host memory, as seen from outside."""
+    """A kind of host-staged path."""
 
     relation: Relation
     medium: Medium
 
 
 class Slowed(StrEnum):
-    """The part of an operation that a cause of a slower path makes longer."""
+    """The part of an operation that a cause makes slower."""
 
     LAUNCHES = "launches and small sizes"
     NVLINK = "bytes over NVLink"
@@ -59,7 +59,7 @@ class Explains(Struct, frozen=True):
     slows: tuple[Slowed, ...] = ()
 
     def slowing(self, *parts: Slowed) -> "Explains":
-        """The same of a cause that makes direct paths slow, too."""
+        """Return the same for a cause that also makes direct paths slow."""
         return replace(self, effects=(*self.effects, Effect.SLOW), slows=parts)
 
     def __or__(self, other: "Explains") -> "Explains":

@@ -15,9 +15,9 @@ from gpubench.conditions.condition import (
     Unread,
     complained,
     joined,
-    of_every_rank,
-    of_ranks,
+    rank_detector,
     rank_names,
+    rank_sighting,
     unread,
 )
 from gpubench.conditions.nccl_settings import blame, nccl_number
@@ -66,7 +66,7 @@ def _shm_not_shared(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
         groups = _groups(ranks, lambda each: each.shm_device)
         if len(groups) > 1:
-            yield of_ranks(
+            yield rank_sighting(
                 run,
                 ranks,
                 f"{len(ranks)} ranks of one host have {len(groups)} separate /dev/shm",
@@ -94,7 +94,7 @@ def _shm_small(run: Circumstances) -> Found:
         small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
-            yield of_ranks(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
+            yield rank_sighting(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
 
 
 def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
@@ -103,17 +103,17 @@ def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], A
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
             seen = f"UCX is loaded, and ranks of one host have {len(groups)} different {what}"
-            yield of_ranks(run, with_ucx, seen, confidence)
+            yield rank_sighting(run, with_ucx, seen, confidence)
 
 
 def _namespaces(run: Circumstances) -> Found:
-    """UCX does not use CUDA IPC between PID namespaces."""
+    """Find ranks in different PID or IPC namespaces, between which UCX does not use CUDA IPC."""
     yield from _differ_with_ucx(run, "PID namespaces", lambda each: each.namespaces.get("pid"), Confidence.LIKELY)
     yield from _differ_with_ucx(run, "IPC namespaces", lambda each: each.namespaces.get("ipc"), Confidence.LIKELY)
 
 
 def _ptrace(run: Circumstances) -> Found:
-    """Passing file descriptors between processes, which PyTorch's expandable segments need to share GPU memory."""
+    """Find ranks that may not pass file descriptors, which PyTorch's expandable segments need to share GPU memory."""
     for _, ranks in _nodes(run):
         asking = [
             each for each in ranks if any(_EXPANDABLE in each.environment.get(name, "").lower() for name in _ALLOCATORS)
@@ -122,7 +122,7 @@ def _ptrace(run: Circumstances) -> Found:
         if refused:
             scope = refused[0].ptrace_scope
             seen = "pidfd_getfd is refused" if refused[0].pidfd_getfd is False else f"ptrace_scope is {scope}"
-            yield of_ranks(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
+            yield rank_sighting(run, refused, f"expandable_segments is on, but {seen}", Confidence.LIKELY)
         elif asking and all(each.pidfd_getfd is None for each in asking):
             yield Unread(rank_names(asking), asking[0].unknown.get("pidfd_getfd", "pidfd_getfd was not tried"))
 
@@ -142,7 +142,7 @@ def _gpus_hidden(run: Circumstances) -> Found:
         groups = _groups(ranks, _gpu_files)
         if len(groups) > 1:
             shown = joined([f"{rank_names(members)}: {joined(files)}" for files, members in groups.items()], 2)
-            yield of_ranks(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
+            yield rank_sighting(run, ranks, f"device files differ ({shown})", Confidence.LIKELY)
 
 
 def _denied(run: Circumstances) -> Found:
@@ -152,11 +152,11 @@ def _denied(run: Circumstances) -> Found:
         )
         for files, members in groups.items():
             seen = f"may not open {joined(files)}, because of the file mode or the control group's device list"
-            yield of_ranks(run, members, seen, Confidence.LIKELY)
+            yield rank_sighting(run, members, seen, Confidence.LIKELY)
 
 
 def _visible(run: Circumstances) -> Found:
-    """Matters only if MPI or UCX moves GPU memory: NCCL reaches GPUs that CUDA_VISIBLE_DEVICES hides."""
+    """Find ranks with different CUDA_VISIBLE_DEVICES. It matters for MPI and UCX only: NCCL reaches hidden GPUs."""
     what = "values of CUDA_VISIBLE_DEVICES"
     return _differ_with_ucx(run, what, lambda each: each.visible_devices, Confidence.WEAK)
 
@@ -175,7 +175,7 @@ def _memlock(run: Circumstances) -> Found:
         ]
         if low:
             seen = f"only {(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
-            yield of_ranks(run, low, seen, Confidence.LIKELY)
+            yield rank_sighting(run, low, seen, Confidence.LIKELY)
 
 
 _DATA_SHARING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -289,14 +289,14 @@ _CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL an
 
 
 def _shared(run: Circumstances) -> Found:
-    """Ranks that share fewer CPUs than there are ranks: each keeps one CPU busy while it waits for the GPU."""
+    """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
     for node in sorted({each.node for each in run.facts}):
         for ranks, cpus in _crowded(run.ranks_of(node)):
             shown = ranges_of(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.ranks_of(node))
-            yield of_ranks(
+            yield rank_sighting(
                 run, ranks, f"{len(ranks)} ranks may run only on {count}", cure=_WIDER if outside else NO_CURE
             )
         for each in run.ranks_of(node):
@@ -304,7 +304,7 @@ def _shared(run: Circumstances) -> Found:
 
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
-    """Groups of ranks with fewer CPUs than ranks: first ranks with equal bindings, then ranks that overlap."""
+    """Yield groups of ranks with fewer CPUs than ranks: equal bindings first, then overlapping ones."""
     known = [(each, frozenset(cpus)) for each in ranks if (cpus := cpus_in(each.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
         alike = [each for each, mask in known if mask == common]
@@ -322,7 +322,7 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
 
 
 def _quota(run: Circumstances) -> Found:
-    """Less than one CPU for each rank of a control group; separate containers have separate groups."""
+    """Find less than one CPU for each rank of a control group. Separate containers have separate groups."""
     groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
     for each in run.facts:
         if each.cpu_quota is not None:
@@ -337,7 +337,7 @@ def _quota(run: Circumstances) -> Found:
                 f"{enough}`, in systemd `CPUQuota={enough}00%`."
             )
             seen = f"{by} grants {cpus:g} CPUs to {count} rank{'s' * (count > 1)}"
-            yield of_ranks(run, ranks, seen, cure=cure)
+            yield rank_sighting(run, ranks, seen, cure=cure)
 
 
 def _oversubscribed(run: Circumstances) -> Found:
@@ -347,7 +347,7 @@ def _oversubscribed(run: Circumstances) -> Found:
         if late:
             most = max(waited.values())
             sure = Confidence.PROVEN if most >= _SURELY_WAITED_SHARE else Confidence.LIKELY
-            yield of_ranks(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
+            yield rank_sighting(run, late, f"waited for a CPU for {most:.0%} of their time", sure)
 
 
 _BINDING = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ignore-cpu-affinity"
@@ -446,14 +446,14 @@ def _switched_off(run: Circumstances) -> Found:
     for facts in run.facts:
         off = [name for name in _SWITCHES if facts.environment.get(name, "").lower() in _OFF_VALUES]
         if off:
-            yield of_ranks(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
+            yield rank_sighting(run, [facts], joined(f"{name}={facts.environment[name]}" for name in off))
         elif facts.mpi is not None and facts.mpi.cuda_built and facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} was built for CUDA, and has it off in this run"
-            yield of_ranks(run, [facts], seen, Confidence.LIKELY)
+            yield rank_sighting(run, [facts], seen, Confidence.LIKELY)
 
 
 def _not_aware(run: Circumstances) -> Found:
-    """What operations on GPU memory did, else what the library says; weak, as few programs hand GPU memory to MPI."""
+    """Find MPI that fails on GPU memory, else MPI that reports no support (weak: few programs need it)."""
     if run.mpi_support is not None:
         yield from _tried(run.mpi_support)
         return
@@ -462,7 +462,7 @@ def _not_aware(run: Circumstances) -> Found:
             continue
         if facts.mpi.cuda_aware is False:
             seen = f"{facts.mpi.version or 'MPI'} says that it takes no GPU memory"
-            yield of_ranks(run, [facts], seen, Confidence.WEAK)
+            yield rank_sighting(run, [facts], seen, Confidence.WEAK)
         elif facts.mpi.cuda_aware is None:
             yield from unread(run.on(facts.node, f"rank {facts.rank}"), facts.mpi.unknown, "cuda_aware")
 
@@ -488,8 +488,8 @@ def _words(support: MpiSupport) -> str:
     return "; ".join(f"{name} {value}" for name, value in support.claims.items()) or "nothing"
 
 
-def on_support(support: MpiSupport) -> tuple[Finding, ...]:
-    """The finding on an MPI that was handed GPU memory, where it cannot take it in every operation."""
+def mpi_findings(support: MpiSupport) -> tuple[Finding, ...]:
+    """Return the finding on an MPI that failed on GPU memory in any operation."""
     return tuple(NOT_CUDA_AWARE.findings(Circumstances(wiring=Wiring([], {}), mpi_support=support)))
 
 
@@ -499,11 +499,11 @@ def _ucx_tls(run: Circumstances) -> Found:
         names = [each.strip() for each in listed.split(",") if each.strip()]
         allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
         if names and not allowed:
-            yield of_ranks(
+            yield rank_sighting(
                 run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY
             )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
-            yield of_ranks(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
+            yield rank_sighting(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
 
 
 def _ucx_cuda(facts: RankFacts) -> str:
@@ -511,12 +511,12 @@ def _ucx_cuda(facts: RankFacts) -> str:
 
 
 def _not_enabled(run: Circumstances) -> Found:
-    """llama.cpp without its peer access, which newer versions leave off unless asked: weak, the version is unknown."""
+    """Find llama.cpp without peer access. Newer versions leave it off unless asked (weak: the version is unknown)."""
     for facts in run.facts:
         set_up = [name for name in facts.environment if name.startswith(_LLAMA) and name != _LLAMA_SWITCH]
         if set_up and not facts.environment.get(_LLAMA_SWITCH) and _has_peer_access(run, facts.node):
             seen = f"{joined(set_up)} is set but {_LLAMA_SWITCH} is not, although peer access is possible"
-            yield of_ranks(run, [facts], seen, Confidence.WEAK)
+            yield rank_sighting(run, [facts], seen, Confidence.WEAK)
 
 
 def _has_peer_access(run: Circumstances, node: int) -> bool:
@@ -572,7 +572,7 @@ MPI = Family.of(
         settles="ucx_info -v; ucx_info -d | grep cuda",
         cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
         link="https://github.com/openucx/ucx/issues/3156",
-        look=of_every_rank(_ucx_cuda, Confidence.LIKELY),
+        look=rank_detector(_ucx_cuda, Confidence.LIKELY),
     ),
     NOT_CUDA_AWARE,
     Condition(

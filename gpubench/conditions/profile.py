@@ -12,11 +12,11 @@ from gpubench.conditions.condition import (
     Family,
     Found,
     Unread,
-    in_each_node,
+    gpu_sighting,
     joined,
-    of_gpu,
-    of_node,
+    node_sighting,
     rdma_nics,
+    single_node,
 )
 from gpubench.conditions.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
 from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, display_cards
@@ -26,33 +26,36 @@ from gpubench.model.terms.units import counted
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
-@in_each_node
+@single_node
 def _missing(run: Circumstances) -> Found:
-    """Fewer GPUs than were asked for; none where other nodes have some; and those that left no trace on a board that is
-    here: by its NVSwitches, or by NVLinks that lead nowhere. In virtual machines a part of a board is normal.
+    """Find nodes with fewer GPUs than requested, than other nodes, or than the board has.
+
+    NVSwitches, or NVLinks that lead nowhere, show the size of the board. In virtual machines a part of a board is
+    normal.
     """
     others = sum(bool(node.gpus) for node in run.nodes.values())
     for number, node in run.nodes.items():
         snapshot, profile, due = node.snapshot, run.profiles.get(number), _due(run, number)
         if due is not None and len(node.gpus) < due[0] and not snapshot.failures:
-            yield of_node(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
+            yield node_sighting(run, number, _unlike(len(node.gpus), due[0]), expected=due[1])
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
             expected, likely = f"GPUs, like {counted(others, 'other node')}", _NO_GPU
-            yield of_node(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
+            yield node_sighting(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         has_board = bool(snapshot.nvswitches) or is_mesh_with_gaps(node, profile)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
             expected = f"{counted(board, 'GPU')}, as in profile {profile.name}"
-            yield of_node(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+            yield node_sighting(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
 
 
 def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
-    """True if NVLinks join GPUs directly, fewer GPUs are here than the board has, and as many links as one GPU has are
-    down or lead to a missing GPU.
+    """True if a GPU is missing from a board whose NVLinks join GPUs directly.
+
+    Then as many links as one GPU has are down or lead to a missing GPU.
     """
     here = {gpu.bus_id for gpu in node.gpus}
     gaps = sum(_leads_nowhere(link, here) for gpu in node.gpus for link in gpu.nvlinks or ())
@@ -83,18 +86,18 @@ def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as in profile {profile.name}"
 
 
-@in_each_node
+@single_node
 def _surplus(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         due = _due(run, number)
         if due is not None and len(node.gpus) > due[0]:
             seen = _unlike(len(node.gpus), due[0])
-            yield of_node(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
+            yield node_sighting(run, number, seen, severity=Verdict.FAIL, expected=due[1], likely=_MORE_GPUS)
 
 
-@in_each_node
+@single_node
 def _model(run: Circumstances) -> Found:
-    """More GPUs than were asked for, or of another model than the profile that was; the odd model among siblings."""
+    """Find surplus GPUs, GPUs of another model than requested, and the odd model among siblings."""
     yield from _surplus(run)
     for position, node, gpu in run.gpus():
         if gpu in display_cards(node.gpus):
@@ -102,16 +105,16 @@ def _model(run: Circumstances) -> Found:
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and not profile.match.has([gpu.name]):
             expected = " or ".join(profile.match.gpus)
-            yield of_gpu(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
+            yield gpu_sighting(run, position, gpu.name, severity=Verdict.FAIL, expected=expected)
         models = Counter(each.name for each in node.gpus if each.name).most_common(2)
         usual = models[0][0] if len(models) == 1 or (models and models[0][1] > models[1][1]) else ""
         if gpu.name and usual and gpu.name != usual:
-            yield of_gpu(run, position, gpu.name, expected=f"{usual}, like its siblings")
+            yield gpu_sighting(run, position, gpu.name, expected=f"{usual}, like its siblings")
 
 
-@in_each_node
+@single_node
 def _differs(run: Circumstances) -> Found:
-    """A GPU with less memory, multiprocessors or NVLinks than its equals, but for MIG and error correction."""
+    """Find GPUs with less memory, multiprocessors or NVLinks than GPUs of the same model, MIG and ECC mode."""
     for position, node, gpu in run.gpus():
         yield from _odd_variant(run, position, node, gpu)
         alike = [each for each in node.gpus if each.name == gpu.name and each.mig == gpu.mig and each.ecc == gpu.ecc]
@@ -119,11 +122,11 @@ def _differs(run: Circumstances) -> Found:
             most = max((_sizes(each).get(what, 0.0) for each in alike), default=0.0)
             if size < _AS_LARGE * most:
                 expected = f"{what} {most:g}, like its siblings"
-                yield of_gpu(run, position, f"{what} {size:g}", expected=expected)
+                yield gpu_sighting(run, position, f"{what} {size:g}", expected=expected)
 
 
 def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
-    """Another compute capability than GPUs of its model have; of two GPUs the one that is another model."""
+    """Find an unusual compute capability of a model. Of two GPUs of different models, report the second."""
     if gpu in display_cards(node.gpus):
         return
     profile = run.exact_profile(run.wiring.gpus[position].node)
@@ -132,7 +135,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     own = gpu.compute_capability
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
-        yield of_gpu(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
+        yield gpu_sighting(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
     computing = [each for each in node.gpus if each not in display_cards(node.gpus)]
     first = computing[0]
     if (
@@ -144,7 +147,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
         and gpu.name != first.name
     ):
         expected = f"{first.name}, like {first.device}"
-        yield of_gpu(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
+        yield gpu_sighting(run, position, gpu.name, severity=Verdict.WARN, expected=expected)
 
 
 def _less_than(gpu: GpuFacts, other: GpuFacts) -> bool:
@@ -171,10 +174,10 @@ def _unknown(run: Circumstances) -> Found:
             names = ", ".join(sorted({gpu.name or "?" for gpu in gpus}))
             idle = any(gpu.nvlinks for gpu in gpus) and not any(active_links(gpu) for gpu in gpus)
             seen = f"no profile for {len(gpus)} × {names}" + (" without any active NVLink" if idle else "")
-            yield of_node(run, number, seen, likely=f"profile {profile.name} is used instead")
+            yield node_sighting(run, number, seen, likely=f"profile {profile.name} is used instead")
 
 
-@in_each_node
+@single_node
 def _below(run: Circumstances) -> Found:
     most = {number: max((active_links(gpu) or 0 for gpu in node.gpus), default=0) for number, node in run.nodes.items()}
     for position, _, gpu in run.gpus():
@@ -186,17 +189,21 @@ def _below(run: Circumstances) -> Found:
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
             more: dict[str, Any] = _OF_ANOTHER_MODEL if seen.startswith((_MEMORY_GB, _PROCESSORS)) else {}
-            yield of_gpu(run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more)
+            yield gpu_sighting(
+                run, position, seen, expected=f"{expected}, as in profile {profile and profile.name}", **more
+            )
         slot = None if profile is None else pcie_gb_s(profile.gpu.pcie_generation, profile.gpu.pcie_width)
         reaches = pcie_gb_s(gpu.pcie.max_generation, gpu.pcie.max_width)
         if profile is not None and slot is not None and reaches is not None and reaches < slot:
             expected = f"PCIe {profile.gpu.pcie_generation} x{profile.gpu.pcie_width}, as in profile {profile.name}"
             seen = f"PCIe at most {gpu.pcie.max_generation} x{gpu.pcie.max_width}"
-            yield of_gpu(run, position, seen, expected=expected, **_of_slot(run.nodes[number], gpu, reaches))
+            yield gpu_sighting(
+                run, position, seen, expected=expected, **_slot_severity(run.nodes[number], gpu, reaches)
+            )
 
 
 def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> Iterator[tuple[str, str]]:
-    """Shortfalls of all GPUs against the profile; those of some are found by comparing siblings."""
+    """Yield shortfalls of all GPUs against the profile. Comparison with siblings finds those of single GPUs."""
     links = profile.nvlink.least_links(profile.match.visible, profile.match.board) if profile.nvlink is not None else 0
     if active_links(gpu) == most < links:
         yield f"{most} NVLinks active on every GPU", f"{links} NVLinks"
@@ -207,10 +214,8 @@ def _shortfalls(gpu: GpuFacts, most: int, profile: Profile, *, alike: bool) -> I
             yield f"{what} {size:g}", f"{what} {due[what]:g}"
 
 
-def _of_slot(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
-    """Severity and words for a card whose slot has less than the profile's: the board's limit, unless siblings have
-    more. A GPU on a board has no slot.
-    """
+def _slot_severity(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
+    """Return severity and words for a slot with less than the profile: the board's limit, unless siblings have more."""
     if is_soldered(gpu):
         return {}
     siblings = (pcie_gb_s(each.pcie.max_generation, each.pcie.max_width) for each in node.gpus if each.name == gpu.name)
@@ -219,9 +224,9 @@ def _of_slot(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, Any]:
     return {"severity": Verdict.SKIP, "likely": OF_THE_BOARD, "cure": _NOTHING}
 
 
-@in_each_node
+@single_node
 def _all_gone(run: Circumstances) -> Found:
-    """No RDMA NIC where the profile of the very machine has some. Virtual machines are given others, or none."""
+    """Find nodes without any RDMA NIC although their exact profile has some. Virtual machines may have none."""
     for number, node in run.nodes.items():
         profile = run.exact_profile(number)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
@@ -229,12 +234,12 @@ def _all_gone(run: Circumstances) -> Found:
         if due and bare and node.gpus and not rdma_nics(node):
             expected = f"{counted(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
             severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
-            yield of_node(run, number, "no RDMA NIC", expected=expected, severity=severity)
+            yield node_sighting(run, number, "no RDMA NIC", expected=expected, severity=severity)
 
 
-@in_each_node
+@single_node
 def _nics_below(run: Circumstances) -> Found:
-    """Of a profile that was asked for only: an HGX board says nothing of its NICs, and none of Ethernet."""
+    """Compare NICs with a requested profile only: an HGX board says nothing about its NICs."""
     for number, node in run.nodes.items() if run.profile_asked_for else ():
         profile = run.exact_profile(number)
         if profile is None:
@@ -254,7 +259,7 @@ def _nics_below(run: Circumstances) -> Found:
         seen += f" of {_rates(have)}" if have else ""
         expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
         cure = NO_CURE if has_rdma else Cure.of("ip link")
-        yield of_node(run, number, seen, expected=expected, cure=cure)
+        yield node_sighting(run, number, seen, expected=expected, cure=cure)
 
 
 def _rates(rates: list[float]) -> str:

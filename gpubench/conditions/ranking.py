@@ -12,10 +12,10 @@ from gpubench.conditions.condition import (
     Condition,
     Sighting,
     Unread,
-    filled_in,
+    fill_ids,
+    fill_placeholders,
+    join_seen,
     joined,
-    joined_seen,
-    with_ids,
 )
 from gpubench.conditions.policy import Medium, PathKind, Relation, Slowed
 from gpubench.model.paths.transport import Confidence, Pair, Transport, TransportKind
@@ -57,7 +57,7 @@ def distance(cause_percent: float | None, figure_percent: float | None, most_tim
 
 
 class Named(Struct, frozen=True):
-    """A cause that holds: where it was seen, and the causes that follow from it."""
+    """A cause that holds, its sightings, and the causes that follow from it."""
 
     cause: Condition
     sightings: tuple[Sighting, ...]
@@ -65,18 +65,18 @@ class Named(Struct, frozen=True):
 
     @property
     def confidence(self) -> Confidence:
-        """The highest confidence of its sightings."""
+        """Highest confidence of its sightings."""
         return min((each.confidence for each in self.sightings), key=_SUREST_FIRST.index)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """Its effects in these places, in the order of the catalogue."""
+        """Effects in these places, in the order of the catalogue."""
         found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
     def gravity(self) -> Verdict:
-        """The severity of its sightings, else by its effects on paths."""
+        """Severity of its sightings, else severity by its effects on paths."""
         if self.cause.by_design:
             return Verdict.SKIP
         said = [each.severity or self.cause.severity for each in self.sightings]
@@ -85,43 +85,43 @@ class Named(Struct, frozen=True):
 
     @property
     def expected_percent(self) -> float | None:
-        """The share of the expected speed that is left where it is worst; None if it is not known."""
+        """Smallest known share of the expected speed that is left."""
         return min((each.expected_percent for each in self.sightings if each.expected_percent), default=None)
 
     @property
     def seen(self) -> str:
-        """The evidence for it."""
-        return joined_seen([each.seen for each in self.sightings])
+        """Evidence for the cause."""
+        return join_seen([each.seen for each in self.sightings])
 
     @property
     def subject(self) -> str:
-        """Its subjects."""
+        """First few subjects, and how many more there are."""
         return joined([each.subject for each in self.sightings])
 
     @property
     def cure(self) -> Cure:
-        """What removes it, with the ids of the affected devices."""
+        """Cure with the ids of the affected devices."""
         own = dict.fromkeys(each.cure for each in self.sightings if each.cure)
-        return with_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
+        return fill_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
     @property
     def names(self) -> list[str]:
-        """All its subjects, each once."""
+        """All distinct subjects."""
         return list(dict.fromkeys(name for each in self.sightings for name in each.names or (each.subject,)))
 
     def findings(self) -> Iterator[Finding]:
-        """The findings on its sightings in the words of its check, also if they are quiet or it has no check."""
+        """Convert its sightings to findings, even if they are quiet or the cause has no check."""
         sightings = (replace(each, severity=each.severity or self.gravity, quiet=False) for each in self.sightings)
         return self.cause.findings_of(sightings)
 
     @property
     def settles(self) -> str:
-        """What would settle a doubt, with the ids of the affected devices."""
-        return filled_in(self.cause.settles, self.places)
+        """Command that settles a doubt, with the ids of the affected devices."""
+        return fill_placeholders(self.cause.settles, self.places)
 
     @property
     def places(self) -> tuple[DevicePlace, ...]:
-        """The nodes and devices where it was seen."""
+        """Nodes and devices where it was seen."""
         return tuple(dict.fromkeys(place for each in self.sightings for place in each.places))
 
     @property
@@ -130,7 +130,7 @@ class Named(Struct, frozen=True):
         return Explanation(self.cause.id, self.seen, self.cure, self.cause.by_design)
 
     def touching(self, pairs: Iterable[Pair]) -> "Named | None":
-        """The cause restricted to sightings that affect any of these pairs; None without one."""
+        """Restrict the cause to sightings that affect any of these pairs; None if there are none."""
         wanted = tuple(pairs)
         touching = tuple(each for each in self.sightings if any(map(each.touches, wanted)))
         implied = tuple(each for each in (below.touching(wanted) for below in self.implied) if each is not None)
@@ -138,15 +138,15 @@ class Named(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The causes that hold, those to look at first first, and by cause why it is not known whether others do."""
+    """The causes that hold, most likely first, and why other causes are unknown."""
 
     named: tuple[Named, ...]
     unread: Mapping[str, tuple[Unread, ...]]
 
     def explaining(self, paths: Mapping[Pair, PathKind]) -> tuple[Named, ...]:
-        """The causes that can explain the paths of these pairs, most likely first.
+        """Return the causes that can explain the paths of these pairs, most likely first.
 
-        A policy, or hardware without a direct path, is first where it explains all, else last; then by certainty.
+        A policy, or hardware without a direct path, is first if it explains all pairs, else last.
         """
         able = [named for named in self.named if not named.cause.explains.paths.isdisjoint(paths.values())]
         found = [(named, *_explained(named, paths)) for named in able]
@@ -157,7 +157,7 @@ class Diagnosis(Struct, frozen=True):
         return tuple(named for named, _ in ranked)
 
     def by_cause(self, paths: Mapping[Pair, PathKind]) -> dict[Pair, str]:
-        """The id of the likeliest cause of each of these pairs, by pair; without one a pair is left out."""
+        """Return the id of the likeliest cause by pair; pairs without a cause are left out."""
         found: dict[Pair, str] = {}
         while rest := {pair: kind for pair, kind in paths.items() if pair not in found}:
             named = next(iter(self.explaining(rest)), None)
@@ -167,9 +167,9 @@ class Diagnosis(Struct, frozen=True):
         return found
 
     def slowing(self, *slowed: Slowed, percent: float | None = None) -> tuple[Named, ...]:
-        """The causes of slow operations, the likeliest first; `slowed` is what they consist of.
+        """Return the causes of slow operations, most likely first; `slowed` are the parts of the operation.
 
-        Causes that leave too large a share of the speed for `percent` of what is expected are left out.
+        Causes that leave much more of the expected speed than `percent` are left out.
         """
 
         def place(named: Named) -> int:
@@ -184,13 +184,13 @@ class Diagnosis(Struct, frozen=True):
         )
         return tuple(named for named, *_ in ranked)
 
-    def with_ids(self, explanation: Explanation) -> Explanation:
-        """The explanation, with the ids of all affected devices in its cure."""
+    def fill_ids(self, explanation: Explanation) -> Explanation:
+        """Return the explanation with the ids of all affected devices in its cure."""
         found = (named for named in self.named if named.cause.id == explanation.id)
-        return next((replace(explanation, cure=with_ids(explanation.cure, each.places)) for each in found), explanation)
+        return next((replace(explanation, cure=fill_ids(explanation.cure, each.places)) for each in found), explanation)
 
     def of_effect(self, *effects: Effect) -> tuple[Named, ...]:
-        """The causes with one of these effects."""
+        """Return the causes with one of these effects."""
         return tuple(named for named in self.named if set(effects) & set(named.effects))
 
 
@@ -213,7 +213,7 @@ def _surest(named: Named) -> tuple[int, bool]:
 
 
 def diagnose(causes: Iterable[Condition], run: Circumstances) -> Diagnosis:
-    """Look for all causes. The surest come first, and of equally sure ones in the order of the catalogue."""
+    """Look for all causes, and sort them by certainty, then by the order of the catalogue."""
     seen: dict[Condition, list[Sighting]] = {}
     unread: dict[str, tuple[Unread, ...]] = {}
     for cause in causes:
@@ -250,12 +250,12 @@ def _covered(other: Sighting, by: Sequence[Sighting]) -> bool:
 
 
 def path_kinds(wiring: Wiring, staged: Mapping[Pair, Sequence[Transport]]) -> dict[Pair, PathKind]:
-    """The kinds of the paths of pairs that go through host memory."""
+    """Return the kinds of host-staged paths, by pair."""
     return {pair: PathKind(relation(wiring, pair), _medium(transports)) for pair, transports in staged.items()}
 
 
 def relation(wiring: Wiring, pair: Pair) -> Relation:
-    """Where the two ends of a pair are."""
+    """Return where the two ends of a pair are."""
     if wiring.one_gpu(pair):
         return Relation.ONE_GPU
     if wiring.together(pair):
@@ -271,7 +271,7 @@ def _medium(transports: Sequence[Transport]) -> Medium:
 
 
 def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:
-    """The first cause that can explain a path and that NCCL's log shows, the special ones before the general."""
+    """Return the first cause that explains a path and that NCCL's log shows, special causes before general ones."""
     able = [each for each in causes if not each.explains.paths.isdisjoint(staged.kinds)]
     for cause in sorted(able, key=lambda each: each.general):
         reason = None if cause.in_log is None else cause.in_log(staged)

@@ -13,13 +13,13 @@ from gpubench.conditions.condition import (
     Sighting,
     Unread,
     complained,
-    in_each_node,
+    device_sighting,
+    error_severity,
     joined,
-    judged_errors,
+    node_sighting,
     nodes_with_rdma,
-    of_device,
-    of_node,
     rdma_nics,
+    single_node,
 )
 from gpubench.model.facts.health import port_errors
 from gpubench.model.facts.snapshot import RDMA_MTUS, NicFacts, NicKind, roce_mtu_bytes
@@ -44,7 +44,7 @@ def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
     return replace(sighting, severity=Verdict.WARN if is_back else None)
 
 
-@in_each_node
+@single_node
 def _ports_down(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         ports, failing = rdma_nics(node), port_roles(node).failing
@@ -57,21 +57,23 @@ def _ports_down(run: Circumstances) -> Found:
             if nic in failing:
                 seen = f"port is {nic.state}" + (", like all ports of the node" if every and len(down) > 1 else "")
                 confidence = Confidence.PROVEN if every else Confidence.LIKELY
-                yield of_device(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
+                yield device_sighting(run, number, nic, seen, confidence, effects=() if every else (Effect.SLOW,))
 
 
-@in_each_node
+@single_node
 def _ports_unused(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         for nic in port_roles(node).others:
             if nic.state in NOT_ACTIVE:
-                yield of_device(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
+                yield device_sighting(run, number, nic, f"port is {nic.state}; it may be unused", Confidence.WEAK)
 
 
-@in_each_node
+@single_node
 def _below_card(run: Circumstances) -> Found:
-    """Rates of GPU ports against their cards' rates. A finding if the rate is far below, if something is slow, or if
-    such ports of another node are faster: all alike may be the switches' design.
+    """Compare rates of GPU ports with the rates of their cards.
+
+    A low rate is a finding if it is far below, if a row is slow, or if ports of other nodes are faster. If all ports
+    are alike, the switches may be slower by design.
     """
     slow = len(run.nodes) > 1 and any(map(is_slow, run.measurements.collectives))
     roles = {number: port_roles(node) for number, node, _ in nodes_with_rdma(run)}
@@ -88,12 +90,12 @@ def _below_card(run: Circumstances) -> Found:
                 expected = f"up to {most:g} Gb/s, if the switch and this variant of the card support it"
                 expected += f"; {usual:g} on other nodes" if rate < usual else ""
                 quiet = not far and not slow and (rate >= usual or nic not in own.working)
-                yield of_device(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
+                yield device_sighting(run, number, nic, seen, Confidence.LIKELY, expected=expected, quiet=quiet)
 
 
-@in_each_node
+@single_node
 def _ports_slow(run: Circumstances) -> Found:
-    """Compared with working ports of the same model: ports that are down report no rate, or their lowest."""
+    """Compare ports with working ports of the same model. A port that is down reports no rate, or its lowest."""
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic in roles.failing:
@@ -101,19 +103,19 @@ def _ports_slow(run: Circumstances) -> Found:
             usual = max((each.rate_gbit_s or 0.0 for each in alike), default=0.0)
             if nic.state == "active" and nic.rate_gbit_s and nic.rate_gbit_s < usual:
                 expected = f"{usual:g} Gb/s, like its siblings"
-                yield of_device(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
+                yield device_sighting(run, number, nic, f"{nic.rate_gbit_s:g} Gb/s", expected=expected)
 
 
-@in_each_node
+@single_node
 def _port_errors(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         nics = {nic.name: nic for nic in node.nics}
         for errors in port_errors(node.snapshot):
             if errors.device in nics:
-                yield of_device(run, number, nics[errors.device], errors.seen, **judged_errors(errors))
+                yield device_sighting(run, number, nics[errors.device], errors.seen, **error_severity(errors))
 
 
-@in_each_node
+@single_node
 def _roce_mtu(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         for nic in rdma_nics(node):
@@ -125,7 +127,7 @@ def _roce_mtu(run: Circumstances) -> Found:
                     f"ip link set {interface} mtu 9000",
                     comment="Set it on switches too; RoCE MTU 4096 needs at least 4200.",
                 )
-                yield of_node(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
+                yield node_sighting(run, number, seen, Confidence.LIKELY, nic.name, cure=cure)
 
 
 def _roce_gid(run: Circumstances) -> Found:
@@ -139,11 +141,11 @@ def _roce_gid(run: Circumstances) -> Found:
             for index in sorted(indices):
                 if kinds.get(index) != _ROCE_V2:
                     seen = f"{_GID_INDEX}={index} is {kinds.get(index, 'not set')} on {port.nic}"
-                    yield of_node(run, number, seen, Confidence.PROVEN, port.nic)
+                    yield node_sighting(run, number, seen, Confidence.PROVEN, port.nic)
 
 
-def _with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
-    """GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
+def _gpus_with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
+    """Return GPUs with fewer RDMA NICs below their PCIe switch than most GPUs of the node, and the usual number."""
     below = {name: len(roles.are_below(name)) for name, known in roles.below.items() if known is not None}
     counts = Counter(below.values())
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
@@ -152,14 +154,14 @@ def _with_fewer_nics(node: Topology, roles: PortRoles) -> dict[str, str]:
     return dict.fromkeys(fewer, f"{usual}, like {counts[usual]} of its siblings") if few else {}
 
 
-@in_each_node
+@single_node
 def _nics_absent(run: Circumstances) -> Found:
-    """A missing NIC shows only as a GPU with fewer NICs below its PCIe switch than its siblings."""
+    """Find GPUs with fewer NICs below their PCIe switch than their siblings: only this shows a missing NIC."""
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
-        for name, expected in _with_fewer_nics(node, roles).items():
+        for name, expected in _gpus_with_fewer_nics(node, roles).items():
             seen = f"{counted(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
-            yield of_node(run, number, seen, Confidence.LIKELY, name, expected=expected)
+            yield node_sighting(run, number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
             yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
 
@@ -171,9 +173,7 @@ def _nics_differ(run: Circumstances) -> Found:
 
 
 def _nodes_differ(run: Circumstances) -> Found:
-    """A finding if the node is otherwise the same machine as most others and no other condition names the missing NIC;
-    else only a cause.
-    """
+    """Compare NICs between nodes. A finding needs a majority of equal nodes and no other condition."""
     roles = {number: port_roles(node) for number, node in run.nodes.items()}
     counts = {number: len(_active(each)) for number, each in roles.items()}
     most = max(counts.values(), default=0)
@@ -188,21 +188,21 @@ def _nodes_differ(run: Circumstances) -> Found:
         and _OTHER_MACHINE.isdisjoint(each.trait for each in differs)
         and len(run.nodes[number].gpus) == len(run.nodes[kind.representative].gpus)  # Else ports of absent GPUs
         and not any(nic.state in NOT_ACTIVE for nic in roles[number].failing)
-        and not _with_fewer_nics(run.nodes[number], roles[number])
+        and not _gpus_with_fewer_nics(run.nodes[number], roles[number])
     }
     for number, count in counts.items():
         if count < most:
             seen = f"{count} RDMA NICs are up; other nodes have {most}"
-            yield of_node(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
+            yield node_sighting(run, number, seen, Confidence.LIKELY, quiet=number not in faulty)
 
 
 def _active(roles: PortRoles) -> list[NicFacts]:
     return [nic for nic in roles.of_gpus if nic.state in ("active", None) and VIRTUAL not in (nic.model or "")]
 
 
-@in_each_node
+@single_node
 def _fewer_than_profile(run: Circumstances) -> Found:
-    """Fewer NICs of exactly the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
+    """Find fewer NICs of the profile's kind and rate, on bare metal. Half as many, or one, may be a design."""
     for number, node, _ in nodes_with_rdma(run):
         profile, roles = run.exact_profile(number), port_roles(node)
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
@@ -213,19 +213,19 @@ def _fewer_than_profile(run: Circumstances) -> Found:
         have = len(roles.of_gpus)
         share_a_port = len({nic.port for nic in due}) == 1 and due[0].port is not None if due else False
         is_odd = bool(have) and (len(node.gpus) % have != 0 or share_a_port)
-        if bare and is_alike and have < len(due) and is_odd and not _with_fewer_nics(node, roles):
+        if bare and is_alike and have < len(due) and is_odd and not _gpus_with_fewer_nics(node, roles):
             expected = f"{len(due)}, as in profile {profile and profile.name}"
             seen = f"{counted(have, 'RDMA NIC')} for {counted(len(node.gpus), 'GPU')}"
-            yield of_node(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
+            yield node_sighting(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
 
 
-@in_each_node
+@single_node
 def _ports_differ(run: Circumstances) -> Found:
-    """Ports of GPUs that are unlike most others of the node in one trait."""
+    """Find GPU ports that differ from most others of the node in one trait."""
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for nic, seen, usual in _odd_ports(node, [nic for nic in roles.of_gpus if nic.state == "active"]):
-            yield of_device(
+            yield device_sighting(
                 run, number, nic, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=f"{usual}, like its siblings"
             )
 
@@ -244,7 +244,7 @@ def _odd_ports(node: Topology, ports: Sequence[NicFacts]) -> Iterator[tuple[NicF
 
 
 def _most_frequent(values: Sequence[str | None]) -> tuple[str | None, bool]:
-    """The most frequent value, and whether more than half have it."""
+    """Return the most frequent value, and whether more than half have it."""
     counts = Counter(values)
     usual = max(counts, key=lambda value: counts[value], default=None)
     return usual, counts[usual] * 2 > len(values)

@@ -55,8 +55,8 @@ CAUSES: tuple[Condition, ...] = tuple(condition for condition in CONDITIONS if c
 FALLBACK_EXPECTED = "fallback-expected"
 
 
-def ids_now(old: str) -> tuple[str, ...]:
-    """The ids that a finding of an earlier version may have now: what stood in the way of paths had one for all."""
+def current_ids(old: str) -> tuple[str, ...]:
+    """Return the current ids of an earlier id. Earlier versions had one id for all causes of host-staged paths."""
     return tuple(
         each.id
         for each in CONDITIONS

@@ -26,7 +26,7 @@ Lack = Callable[[Facts], str]  # The reason why there is nothing to look at; '' 
 
 
 def always_something(_facts: Facts) -> str:
-    """For checks that have something to say of every machine."""
+    """Return an empty text: the check applies to every machine."""
     return ""
 
 
@@ -35,7 +35,7 @@ def _unless(seen: Iterable[object], reason: str) -> str:
 
 
 def left_out_gpus(facts: Facts) -> str:
-    """GPUs that take no part in computing, and what vGPUs cannot do."""
+    """Name display cards, which take no part in computing, and vGPUs, which have no peer access."""
     cards = [gpu for node in facts.nodes for gpu in display_cards(node.gpus)]
     virtual = sum(is_virtual_gpu(gpu) for gpu in _gpus(facts))
     words = [f"{gpu.device} {gpu.name} is a display card and is left out" for gpu in cards]
@@ -43,12 +43,12 @@ def left_out_gpus(facts: Facts) -> str:
 
 
 def rdma_nics(facts: Facts) -> str:
-    """A NIC that does RDMA."""
+    """Check for a NIC that does RDMA."""
     return _unless((nic for node in facts.nodes for nic in node.nics if nic.rdma), "no RDMA NIC")
 
 
 def rates_of_cards(facts: Facts) -> str:
-    """Rates that siblings alone judge, or that are below what cards of the model can: cable and switch may be so."""
+    """Name port rates below the cards' rates, or rates that can be compared with siblings only."""
     active = [nic for node in facts.nodes for nic in port_roles(node).of_gpus if nic.state == "active"]
     low = [nic for nic in active if is_below_card(nic)]
     if low:
@@ -59,7 +59,7 @@ def rates_of_cards(facts: Facts) -> str:
 
 
 def unknown_gpudirect(facts: Facts) -> str:
-    """GPUDirect RDMA that needs the NIC driver's support of dma-buf, or a registration, which no fact tells."""
+    """Explain why GPUDirect RDMA is not judged: no fact shows the NIC driver's dma-buf or a registration."""
     for node in facts.nodes:
         ways = node.snapshot.gpudirect
         if ways.efa_peermem or not any(nic.rdma for nic in node.nics):
@@ -72,7 +72,7 @@ def unknown_gpudirect(facts: Facts) -> str:
 
 
 def count_of_gpus(facts: Facts) -> str:
-    """A number of GPUs with nothing to compare with, unless CUDA_VISIBLE_DEVICES names GPUs and all are there."""
+    """Name GPU counts without a reference, unless CUDA_VISIBLE_DEVICES names GPUs that are all there."""
     if facts.expected_gpus is not None:
         return ""
     run = facts.circumstances
@@ -89,7 +89,7 @@ def count_of_gpus(facts: Facts) -> str:
 
 
 def _shows_its_board(node: Topology) -> bool:
-    """True if a node shows how many GPUs its board has: by its NVSwitches, or by NVLinks that lead nowhere."""
+    """True if NVSwitches, or NVLinks that lead nowhere, show how many GPUs the board has."""
     snapshot = node.snapshot
     return snapshot.machine.virtual_machine is False and (bool(snapshot.nvswitches) or is_mesh(node))
 
@@ -102,8 +102,8 @@ def is_mesh(node: Topology) -> bool:
     )
 
 
-def _of_gpus(words: Callable[[GpuFacts], str]) -> Lack:
-    """Facts of GPUs that are no finding: each distinct one, and how many GPUs have it."""
+def _count_gpus(words: Callable[[GpuFacts], str]) -> Lack:
+    """Count distinct facts of GPUs that are no finding."""
 
     def note(facts: Facts) -> str:
         gpus = [*_gpus(facts)]
@@ -113,28 +113,28 @@ def _of_gpus(words: Callable[[GpuFacts], str]) -> Lack:
     return note
 
 
-power_caps = _of_gpus(lambda gpu: "a power cap" if "sw_power_cap" in (gpu.throttle_reasons or ()) else "")
-ecc_off = _of_gpus(lambda gpu: "ECC is off" if gpu.ecc is False else "")
-split_gpus = _of_gpus(lambda gpu: "MIG is on" if gpu.mig else "")
+power_caps = _count_gpus(lambda gpu: "a power cap" if "sw_power_cap" in (gpu.throttle_reasons or ()) else "")
+ecc_off = _count_gpus(lambda gpu: "ECC is off" if gpu.ecc is False else "")
+split_gpus = _count_gpus(lambda gpu: "MIG is on" if gpu.mig else "")
 
 
-@_of_gpus
+@_count_gpus
 def power_limits(gpu: GpuFacts) -> str:
-    """Power limits below the default, which somebody set."""
+    """Name a power limit below the default."""
     share = gpu.limits.power_share
     return f"power limit {gpu.limits.power_w:g} of {gpu.limits.default_power_w:g} W" if share and share < 1.0 else ""
 
 
-@_of_gpus
+@_count_gpus
 def memory_held(gpu: GpuFacts) -> str:
-    """Memory of the driver, or of a process that a container hides."""
+    """Name memory in use by the driver, or by a process that a container hides."""
     used = gpu.memory_used_bytes or 0
     return f"{used / 2**30:.1f} GiB in use" if used >= _MEMORY_HELD_BYTES and not gpu.processes else ""
 
 
-@_of_gpus
+@_count_gpus
 def remapped_rows(gpu: GpuFacts) -> str:
-    """Memory rows that were replaced."""
+    """Count replaced memory rows."""
     rows = gpu.remapped_rows
     return f"{rows.uncorrectable} remapped memory rows" if rows is not None and rows.uncorrectable else ""
 
@@ -146,43 +146,43 @@ _DESKTOPS = ("desktop", "laptop")
 
 
 def is_soldered(gpu: GpuFacts) -> bool:
-    """True if a GPU sits on a board of GPUs, whose PCIe links have the same width everywhere, and in no slot."""
+    """True if a GPU is on a board without slots, where PCIe links have the same width everywhere."""
     return _SOLDERED.search(gpu.name or "") is not None
 
 
 def is_desktop(node: Topology) -> bool:
-    """True if the slots of a board may have different widths: GPUs for consumers, a desktop or a laptop."""
+    """True for consumer GPUs, desktops and laptops, whose slots may have different widths."""
     consumer = bool(node.gpus) and all(_OF_DESKTOPS.search(gpu.name or "") for gpu in node.gpus)
     return consumer or node.snapshot.machine.chassis in _DESKTOPS
 
 
 def nodes_to_compare(facts: Facts) -> str:
-    """A second node."""
+    """Check for a second node."""
     return "" if len(facts.nodes) > 1 else "needs several nodes to compare"
 
 
 def ranks_to_compare(facts: Facts) -> str:
-    """A second rank, or none that is known, of which the check's own facts tell."""
+    """Check for a second rank. If no rank is known, the check's own facts decide."""
     return "needs several ranks to compare" if len(facts.ranks) == 1 else ""
 
 
 def nodes_or_ranks(facts: Facts) -> str:
-    """A second node, or a second rank."""
+    """Check for a second node or a second rank."""
     return nodes_to_compare(facts) and ranks_to_compare(facts)
 
 
 def timed_ranks(facts: Facts) -> str:
-    """A second rank in what was measured."""
+    """Check for a measured row with a second rank."""
     return "" if any(row.ranks > 1 for row in facts.measurements.collectives) else "needs several ranks to compare"
 
 
 def nvlinks(facts: Facts) -> str:
-    """A GPU with NVLinks, or one of which nobody knows whether it has some."""
+    """Check for a GPU with NVLinks, or with unknown NVLinks."""
     return _unless((gpu for gpu in _gpus(facts) if gpu.nvlinks != ()), "no GPU has NVLinks")
 
 
 def nvlink_mode(facts: Facts) -> str:
-    """The NVLink bandwidth mode, where driver and GPUs have one."""
+    """Report an unread NVLink bandwidth mode, if driver and GPUs have one."""
     for node in facts.nodes:
         settings = node.snapshot.driver_settings
         reasons = [settings.unknown.get(f"nvlink_bandwidth_{name}", "") for name in ("mode", "reduced")]
@@ -193,30 +193,30 @@ def nvlink_mode(facts: Facts) -> str:
 
 
 def fabric(facts: Facts) -> str:
-    """A GPU that belongs to an NVLink fabric, or one of which nobody knows it."""
+    """Check for a GPU in an NVLink fabric, or with an unknown one."""
     outside = "no GPU belongs to an NVLink fabric"
     return _unless((gpu for gpu in _gpus(facts) if gpu.fabric is None or gpu.fabric.state != "not_supported"), outside)
 
 
 def fabric_health(facts: Facts) -> str:
-    """The health of a fabric, which older drivers and virtual machines do not report."""
+    """Report unknown health of a fabric: older drivers and virtual machines do not have it."""
     joined = [gpu.fabric for gpu in _gpus(facts) if gpu.fabric is not None and gpu.fabric.state == "completed"]
     all_reported = joined and all(fabric.health_mask for fabric in joined)
     return "" if all_reported else "joined; the driver does not report the fabric's health of every GPU"
 
 
 def several_gpus(facts: Facts) -> str:
-    """A node with a second GPU."""
+    """Check for a node with a second GPU."""
     return "" if any(len(node.gpus) > 1 for node in facts.nodes) else "one GPU a node"
 
 
 def reaches_over_pcie(node: Topology) -> bool:
-    """True if any GPU reaches a NIC, or another GPU, over PCIe: NVLink's bytes pass no bridge and no IOMMU."""
+    """True if any GPU reaches a NIC or another GPU over PCIe. NVLink traffic passes no bridge and no IOMMU."""
     return any(uses_pcie(node, gpu) for gpu in node.gpus)
 
 
 def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
-    """The same of one GPU."""
+    """True if this GPU reaches a NIC or another GPU over PCIe."""
     others = (other for other in node.gpus if other is not gpu)
     return bool(gpudirect_nics(node, gpu)) or any(
         not node.nvlinks(gpu, other) and node.peer_access(gpu, other).possible for other in others
@@ -224,7 +224,7 @@ def uses_pcie(node: Topology, gpu: GpuFacts) -> bool:
 
 
 def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
-    """The NICs that may reach a GPU's memory: below its switch, or where its paths are not known."""
+    """Return the NICs that may reach a GPU's memory: below its switch, or all if its paths are unknown."""
     roles = port_roles(node)
     able = [nic for nic in roles.of_gpus if node.gpudirect(nic)[0] is not False]
     below = roles.below.get(gpu.device)
@@ -232,14 +232,14 @@ def gpudirect_nics(node: Topology, gpu: GpuFacts) -> list[NicFacts]:
 
 
 def traffic_over_pcie(facts: Facts) -> str:
-    """A GPU that reaches others over PCIe."""
+    """Check for a GPU that reaches others over PCIe."""
     return _unless(
         (node for node in facts.nodes if reaches_over_pcie(node)), "no GPU reaches another, or a NIC, over PCIe"
     )
 
 
 def counts_during_a_run(facts: Facts) -> str:
-    """Errors of every node that were counted while something ran."""
+    """Report nodes whose errors were not counted while something ran."""
     grown = [node.snapshot.errors_grown is not None for node in facts.nodes]
     if all(grown):
         return ""
@@ -248,18 +248,18 @@ def counts_during_a_run(facts: Facts) -> str:
 
 
 def measurements(facts: Facts) -> str:
-    """Anything that was to be measured."""
+    """Check that anything was to be measured."""
     left_out = facts.measurements.left_out
     return next(iter(left_out.values())) if len(left_out) >= len(Need) - 1 else ""
 
 
 def a_profile(facts: Facts) -> str:
-    """A profile of the very machine."""
+    """Check for a matching profile."""
     return _unless((each for each in facts.profiles if each is not None), "no profile matches")
 
 
 def a_profile_asked_for(facts: Facts) -> str:
-    """A profile that somebody named."""
+    """Check for a requested profile."""
     return "" if facts.asked else "needs --profile: machines of one type have different NICs"
 
 

@@ -222,7 +222,7 @@ class Explained:
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """Return the most likely cause, or an unknown one without evidence."""
-        return next((self.diagnosis.with_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
+        return next((self.diagnosis.fill_ids(named.explanation) for named in self.explaining(staged)), UNKNOWN)
 
     def slowing(self, *, small: bool, percent: float | None = None) -> tuple[Named, ...]:
         """Return the causes of operations at `percent` of the expected speed, most likely first.

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from gpubench.conditions.checks import WIRING, merged, run
-from gpubench.conditions.circumstances import Circumstances, Facts, users_settings
+from gpubench.conditions.circumstances import Circumstances, Facts, user_settings
 from gpubench.conditions.condition import NONE_EXPECTED
 from gpubench.conditions.folding import fold
 from gpubench.conditions.policy import Medium, PathKind, Relation
@@ -70,7 +70,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
         for gpu in nodes[node].gpus
     ]
     wiring = Wiring(places, dict(enumerate(nodes)))
-    return Explained(Circumstances(wiring=wiring, facts=ranks, settings=users_settings(ranks)))
+    return Explained(Circumstances(wiring=wiring, facts=ranks, settings=user_settings(ranks)))
 
 
 def _with_settings_of_their_own(ranks: Sequence[RankFacts]) -> list[int]:
@@ -193,7 +193,7 @@ def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]
 
 
 def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> report.FallbackRow:
-    cause = None if prospect.cause is None else explained.diagnosis.with_ids(prospect.cause)
+    cause = None if prospect.cause is None else explained.diagnosis.fill_ids(prospect.cause)
     paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
     return report.FallbackRow(
         conclusion=prospect.conclusion,

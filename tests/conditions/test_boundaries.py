@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts, ProcessLog, Staged
-from gpubench.conditions.condition import Sighting, Unread, joined_seen
+from gpubench.conditions.condition import Sighting, Unread, join_seen
 from gpubench.conditions.policy import Medium, PathKind, Relation
 from gpubench.conditions.ranking import _covered, explain
 from gpubench.conditions.registry import CAUSES
@@ -154,8 +154,8 @@ def test_checks_that_say_something_of_machines_without_gpus() -> None:
 
 
 def test_a_list_of_what_was_seen_ends_where_it_gets_long() -> None:
-    assert joined_seen(["a", "b", "", "c", "a"]) == "a; b; c"
-    assert joined_seen(["a", "b", "c", "d"]) == "a; b; c; and 1 more"
+    assert join_seen(["a", "b", "", "c", "a"]) == "a; b; c"
+    assert join_seen(["a", "b", "c", "d"]) == "a; b; c; and 1 more"
 
 
 def explained(job: Job, *pairs: Pair, by: PathKind = SHM) -> list[tuple[str, list[str]]]:

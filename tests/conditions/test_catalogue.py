@@ -8,7 +8,7 @@ import pytest
 from gpubench.conditions.checks import CHECKS
 from gpubench.conditions.condition import Condition
 from gpubench.conditions.policy import SEVERITIES
-from gpubench.conditions.registry import CONDITIONS, ids_now
+from gpubench.conditions.registry import CONDITIONS, current_ids
 from tests.fakes.planted import CHECKED, PLANTS, Plant
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,10 +43,10 @@ def test_every_check_has_conditions_or_what_measuring_found_out() -> None:
 
 
 def test_ids_of_earlier_versions_lead_to_those_of_now() -> None:
-    assert ids_now("nic-down") == ("rdma-port-down",)
-    assert ids_now("acs-redirects") == ("acs-redirect", "acs-nic-redirect")
-    assert {"nccl-p2p-disabled", "nccl-ib-disabled"} <= set(ids_now("fallback-expected"))
-    assert ids_now("ecc-off") == ()
+    assert current_ids("nic-down") == ("rdma-port-down",)
+    assert current_ids("acs-redirects") == ("acs-redirect", "acs-nic-redirect")
+    assert {"nccl-p2p-disabled", "nccl-ib-disabled"} <= set(current_ids("fallback-expected"))
+    assert current_ids("ecc-off") == ()
 
 
 def test_every_finding_has_a_row_in_the_one_table_of_severities() -> None:

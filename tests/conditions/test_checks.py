@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench import profiles
-from gpubench.conditions.checks import CHECKS, WIRING, on_count, on_presence, run
+from gpubench.conditions.checks import CHECKS, WIRING, gpu_count_findings, presence_findings, run
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.condition import joined
 from gpubench.model.facts.process import RankFacts
@@ -754,9 +754,9 @@ def test_a_bridged_pair_has_links_and_peers() -> None:
     ],
 )
 def test_as_many_gpus_as_somebody_said(expected: int, found: list[tuple[str, str, str, str]]) -> None:
-    told = on_presence(Facts([Topology(HEALTHY)], expected_gpus=expected))
+    told = presence_findings(Facts([Topology(HEALTHY)], expected_gpus=expected))
     assert [(each.id, each.severity, each.seen, each.expected) for each in told] == found
-    counted = on_count({"n0": 8, "n1": 8}, expected)
+    counted = gpu_count_findings({"n0": 8, "n1": 8}, expected)
     assert [(each.id, each.subjects) for each in counted] == [(each[0], ("n0", "n1")) for each in found]
 
 
@@ -767,7 +767,7 @@ def test_a_gpu_that_is_gone_is_said_once_whoever_expects_it() -> None:
         facts = Facts([Topology(seven)], profiles=[profile], asked=asked, expected_gpus=expected_gpus)
         assert [(each.id, each.severity) for each in run(CHECKS, facts)] == [("gpu-missing", Verdict.FAIL)]
     other = Facts([Topology(seven)], profiles=[profile], asked=True, expected_gpus=7)
-    assert [each.seen for each in on_presence(other)] == ["7 GPUs, the board has 8"]
+    assert [each.seen for each in presence_findings(other)] == ["7 GPUs, the board has 8"]
 
 
 def missing(node: Snapshot, profile: str = "hgx-h100-8") -> list[str]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
 from gpubench.conditions.circumstances import Facts
-from gpubench.conditions.condition import with_ids
+from gpubench.conditions.condition import fill_ids
 from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.topo import examine, survey
 from gpubench.model.facts.process import RankFacts
@@ -120,7 +120,7 @@ ON_TWO = Cure.of("a -i 0000:1b:00.0", comment="Then b. Run this on n1, and with 
     ],
 )
 def test_ids_are_those_of_the_places(cure: Cure, places: list[DevicePlace], filled: Cure) -> None:
-    assert with_ids(cure, places) == filled
+    assert fill_ids(cure, places) == filled
 
 
 def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:

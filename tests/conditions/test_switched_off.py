@@ -7,7 +7,7 @@ import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields, replace
 
-from gpubench.conditions.checks import CHECKS, Check, found_by
+from gpubench.conditions.checks import CHECKS, Check, check_findings
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.health import _check_row, _Outcome
@@ -106,7 +106,7 @@ def is_plain_pass(job: Job, check: Check, kinds: tuple[MachineKind, ...] | None 
     """
     nodes, kinds = examined(job.nodes, kinds)
     facts = Facts(nodes, kinds, job.ranks, [job.profile] * len(nodes), job.measurements, job.asked)
-    if found_by(check, facts):
+    if check_findings(check, facts):
         return False
     row = _check_row(facts, _Outcome.of(check, facts), "")
     return row.verdict == Verdict.PASS and not row.note

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpubench import profiles
 from gpubench.conditions.checks import CHECKS, run
-from gpubench.conditions.circumstances import Circumstances, Facts, IssueTime, Together, users_settings
+from gpubench.conditions.circumstances import Circumstances, Facts, IssueTime, Together, user_settings
 from gpubench.conditions.ranking import Diagnosis, diagnose
 from gpubench.conditions.registry import CAUSES
 from gpubench.measure.topo import examine
@@ -98,7 +98,7 @@ class Job(Struct, frozen=True):
         return Circumstances(
             wiring=Wiring(identities, {number: Topology(node) for number, node in enumerate(self.nodes)}),
             facts=self.ranks,
-            settings=users_settings(self.ranks),
+            settings=user_settings(self.ranks),
             staged=None if staged is None else {pair: (parse_transport(via),) for pair, via in staged.items()},
             copied=self.copied,
             wrong=self.wrong,

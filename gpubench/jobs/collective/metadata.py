@@ -51,10 +51,10 @@ def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     """Add the trials of MPI on GPU memory to the report, and put the finding on failed ones first."""
     if support is None:
         return report
-    from gpubench.conditions.process import on_support
+    from gpubench.conditions.process import mpi_findings
     from gpubench.model.results.backends import MpiTrialRow, trial_rows
 
-    found = on_support(support)
+    found = mpi_findings(support)
     verdict = overall([report.verdict, *(each.severity for each in found)])
     sections = {**report.sections, **Table.by_section({MpiTrialRow: trial_rows(support)})}
     return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)

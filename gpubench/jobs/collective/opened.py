@@ -154,7 +154,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
 
 def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
     """Add what is wrong with the nodes to the report, unless it is already the cause of slow rows."""
-    from gpubench.conditions.checks import of_facts, on_machine
+    from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
     from gpubench.model.paths.nodes import group
@@ -164,11 +164,11 @@ def with_machine(report: "Report", nodes: Sequence["Topology"], plan: Collective
     matches = profiles_for(nodes, os.environ, plan.profile)
     profiles = [None if each is None else each.profile for each in matches]
     facts = Facts(nodes, group(nodes), profiles=profiles, asked=asked)
-    found = on_machine(facts)
+    found = machine_findings(facts)
     known = {(each.id, each.subjects) for each in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
     verdict = overall([report.verdict, *(each.severity for each in more)])
-    findings = fold((*report.findings, *more), nodes, of_facts(facts), ends=_ends(report, nodes))
+    findings = fold((*report.findings, *more), nodes, fact_findings(facts), ends=_ends(report, nodes))
     return replace(report, verdict=verdict, findings=findings)
 
 
@@ -192,8 +192,8 @@ def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePl
     """Add a finding on hosts with fewer or more GPUs than --expect-gpus says."""
     if plan.expected_gpus is None:
         return report
-    from gpubench.conditions.checks import on_count
+    from gpubench.conditions.checks import gpu_count_findings
 
-    found = on_count(gpus, plan.expected_gpus)
+    found = gpu_count_findings(gpus, plan.expected_gpus)
     verdict = overall([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))

@@ -10,7 +10,7 @@ from gpubench.backends.nccl.debug_log import NcclLog, ResettableLog, SilentLog
 from gpubench.backends.nccl.library import NcclLibrary, check_variables, start_asking
 from gpubench.backends.registry import BackendKind
 from gpubench.collectives.record import SweepRequest
-from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.circumstances import Circumstances, user_settings
 from gpubench.errors import CouldNotMeasureError, GpubenchError, no_path
 from gpubench.jobs.collective.opened import Opened, Rank, open_kind, read_machines
 from gpubench.jobs.collective.plan import CollectivePlan
@@ -308,6 +308,6 @@ class PathWatch:
 
     def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
         facts = [each.facts for each in self._known]
-        settings = users_settings(facts, [each.settings for each in self._known])
+        settings = user_settings(facts, [each.settings for each in self._known])
         wiring = Wiring([each.identity for each in self._known], nodes)
         return Circumstances(wiring=wiring, facts=facts, settings=settings, waited=self._waited)

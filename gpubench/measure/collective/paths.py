@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.collectives.record import SweepRequest, exchanges, least_moved
-from gpubench.conditions.circumstances import Circumstances, IssueTime, users_settings
+from gpubench.conditions.circumstances import Circumstances, IssueTime, user_settings
 from gpubench.conditions.nccl_settings import split_by_design
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.collective.cases import Case
@@ -309,9 +309,7 @@ def simulated(
     ]
     of_nodes = [rank for rank in facts if rank.node in wiring.nodes]
     explained = Explained(
-        Circumstances(
-            wiring=wiring, facts=of_nodes, settings=users_settings(of_nodes), staged=dict.fromkeys(staged, ())
-        )
+        Circumstances(wiring=wiring, facts=of_nodes, settings=user_settings(of_nodes), staged=dict.fromkeys(staged, ()))
     )
     copied = Explained(replace(explained.circumstances, copied=dict.fromkeys(staged, AS_SLOW_AS_STAGED)))
 

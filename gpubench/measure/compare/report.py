@@ -212,11 +212,12 @@ def finding_changes(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> li
     before, after = _found(base), _found(new)
     if not before and not after:
         return []
-    from gpubench.conditions.registry import ids_now  # a tenth of what a start takes, and healthy machines need none
+    # The import is a tenth of what a start takes, and healthy machines need none.
+    from gpubench.conditions.registry import current_ids
 
     def now(key: tuple[str, str]) -> tuple[str, str]:
         """The key of an old finding in the new results: some conditions were renamed or split."""
-        ids = ((id_, key[1]) for id_ in ids_now(key[0]))
+        ids = ((id_, key[1]) for id_ in current_ids(key[0]))
         return key if key in after else next((candidate for candidate in ids if candidate in after), key)
 
     before = {now(key): finding for key, finding in before.items()}

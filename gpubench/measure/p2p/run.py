@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpubench.conditions.checks import of_facts, on_copies
-from gpubench.conditions.circumstances import Circumstances, Together, users_settings
+from gpubench.conditions.checks import copy_findings, fact_findings
+from gpubench.conditions.circumstances import Circumstances, Together, user_settings
 from gpubench.conditions.folding import fold
 from gpubench.conditions.measured import impossible
 from gpubench.measure.p2p.findings import findings_of, managed_findings, staged_pairs
@@ -97,7 +97,7 @@ class _PairObservations:
         return Circumstances(
             wiring=self._machine.wiring,
             facts=facts,
-            settings=users_settings(facts),
+            settings=user_settings(facts),
             staged=staged,
             copied=dict.fromkeys(staged, _REFUSED_HERE) | self._staged,
             wrong=frozenset(self.pair(path) for path in paths if path.judgement.conclusion is Conclusion.WRONG),
@@ -404,10 +404,10 @@ class P2pRun:
         together = measured_both_ways(self._request, self._patterns, len(machine.gpus))
         paths = conclude(machine, self._matrices, together)
         facts = machine.facts(self._measured_rows(), patterns)
-        findings += on_copies(facts)
+        findings += copy_findings(facts)
         findings += impossible(pairs=[row for row in self._rows if row.verdict == Verdict.ERROR])
         findings += paths.findings
-        findings = fold(findings, machine.nodes, of_facts(facts))
+        findings = fold(findings, machine.nodes, fact_findings(facts))
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, report.Section] = {

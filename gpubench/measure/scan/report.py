@@ -8,7 +8,7 @@ from itertools import groupby
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.conditions.folding import cause_of, on_their_nodes
+from gpubench.conditions.folding import add_ssh, cause_of
 from gpubench.conditions.policy import drains
 from gpubench.measure.scan import verdicts
 from gpubench.measure.scan.judging import LEAST_FIGURES, smallest_sure_loss
@@ -498,7 +498,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     """The whole report; without exclude lists if nodes have no ranks because they are ranks themselves."""
     course = result.course
     suspects, unmeasured = result.suspects(), result.unmeasured()
-    facts = on_their_nodes(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
+    facts = add_ssh(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
     findings = [
         *_below_facts(list(_part_findings(course, result.parts)), facts, course.fabric.hosts),
         *_doubt_findings(

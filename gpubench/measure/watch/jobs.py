@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.conditions.circumstances import Circumstances, users_settings
+from gpubench.conditions.circumstances import Circumstances, user_settings
 from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.paths import first_cause
 from gpubench.model.facts.process import GpuProcess
@@ -282,7 +282,7 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
     if not one_process_a_gpu:
         known = (task.facts for task in job.tasks if task.facts is not None)
         facts = [replace(each, rank=number, host=host, node=0) for number, each in enumerate(known)]
-    return Circumstances(wiring=Wiring(places, {0: node}), facts=facts, settings=users_settings(facts))
+    return Circumstances(wiring=Wiring(places, {0: node}), facts=facts, settings=user_settings(facts))
 
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpubench.backends.mpi.backends import TrialCommand, read_support
 from gpubench.backends.mpi.trial import SIZES_BYTES
-from gpubench.conditions.process import on_support
+from gpubench.conditions.process import mpi_findings
 from gpubench.jobs.collective.metadata import nothing_measured, with_mpi_support
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.backends import MpiTrialRow
@@ -100,14 +100,14 @@ def test_every_end_of_a_job_is_told_apart(command: TrialCommand) -> None:
 
 
 def test_an_mpi_that_takes_nothing_fails_and_one_that_takes_what_was_asked_warns(command: TrialCommand) -> None:
-    (found,) = on_support(read_support(["crash", "error"], command, 9.0))
+    (found,) = mpi_findings(read_support(["crash", "error"], command, 9.0))
     assert (found.id, found.severity) == ("mpi-not-cuda-aware", Verdict.FAIL)
     assert found.seen == "crash of 1K on GPU memory crashed: signal 11 (SIGSEGV); 1 other operation fails too"
     assert "MPIX_Query_cuda_support no" in found.cause
-    (partial,) = on_support(read_support(["right", "crash"], command, 9.0))
+    (partial,) = mpi_findings(read_support(["right", "crash"], command, 9.0))
     assert partial.severity is Verdict.WARN
     assert partial.seen.endswith("; right works")
-    assert on_support(read_support(["right"], command, 9.0)) == ()
+    assert mpi_findings(read_support(["right"], command, 9.0)) == ()
 
 
 def test_a_run_without_a_row_is_no_success(command: TrialCommand) -> None:
