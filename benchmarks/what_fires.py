@@ -43,8 +43,8 @@ KEPT = {
     ),
     "rule 1: without it something would pass that was not read, not measured or went wrong": (
         "probe-failed topology-text-cut above-limit not-measured figures-too-noisy nccl-warning program-exception "
-        "rdma-completion-error nccl-diag-failed network-down nvlink-bandwidth-limited gpu-differs gpu-model "
-        "mnnvl-no-domain nic-below-profile host-memory-slow p2p-asymmetric straggler slow-range"
+        "rdma-completion-error nccl-diag-failed nccl-diag-doubt network-down nvlink-bandwidth-limited "
+        "gpu-differs gpu-model mnnvl-no-domain nic-below-profile host-memory-slow p2p-asymmetric straggler slow-range"
     ),
     "DESIGN: no silent fallback to host memory or sockets": (
         "confidential-computing nccl-net-in-node mnnvl-unused nccl-ib-disabled nccl-shm-disabled staged-despite-grant"

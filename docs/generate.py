@@ -33,6 +33,9 @@ from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import option_help, option_names
 from gpubench.collectives.registry import collective_named
 from gpubench.conditions.checks import CHECKS
+from gpubench.conditions.condition import Condition, nothing_in_facts
+from gpubench.conditions.policy import SEVERITIES
+from gpubench.conditions.registry import FAMILIES
 from gpubench.formats.registry import FORMATS
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES
 from gpubench.jobs.options import GROUPS
@@ -611,6 +614,75 @@ def terminal_picture(theme: str) -> str:
     return console.export_svg(title=title, theme=_THEMES[theme], code_format=_SVG, unique_id=f"gpubench-{theme}") + "\n"
 
 
+_HEAD_OF_CONDITIONS = """\
+# Conditions: everything that can be wrong, and why bytes go through host memory or are slow
+
+Written by `python docs/generate.py`.
+
+Every command uses the same list: `check`, `topo` and `p2p` report conditions as findings, `explain` finds those of a
+log, and every report ends with the conditions that explain slow or host-staged paths. Each finding adds what was seen,
+where, and the likely reason. `--evidence` and the JSON section `causes` add the confidence and what would settle a
+doubt.
+
+**Confidence.** *proven*: a setting, a refusal or a register shows it. *likely*: facts agree with it, and with little
+else. *weak*: it is there and may matter; `topo` never predicts a fallback from a weak cause alone. The most certain
+cause comes first, with its consequences below it. *By design* marks policies and hardware without a direct path: no
+fault, verdict SKIP. Settings that gpubench makes are never blamed.
+
+*Slows down* names the part of an operation that a condition makes slower. *Once* is an earlier id, which `gpubench
+compare` still accepts.
+
+## Severity
+
+A condition has the same severity in every command, with the reason in parentheses. A cause without one is FAIL if it
+prevents a direct path, and WARN if it slows one down. A condition is as severe as the worst of its consequences: a PCIe
+link of a lower generation is WARN in `gpubench topo`, and FAIL once `gpubench p2p` measures slow copies.
+
+*Drains* says that the [recipes](check.md#which-nodes-a-gate-drains) take a node with the condition out of service: its
+hardware, driver or fabric is at fault. *Keeps* leaves it in service.
+
+Words of DCGM are from its [table of errors](https://github.com/NVIDIA/DCGM/blob/master/dcgmlib/src/dcgm_errors.c)
+(monitor: can work; triage; configuration; drain and reset; isolate: cannot work). AzNHC is
+[Azure's node health checks](https://github.com/Azure/azurehpc-health-checks). NVML is
+[its reference](https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html).
+"""
+
+
+def condition_page() -> str:
+    """Return docs/conditions.md: by family, what each condition means, how severe it is, and the cure."""
+    parts = [_HEAD_OF_CONDITIONS]
+    for family in FAMILIES:
+        parts.append(f"## {family.title}\n")
+        parts += map(_condition_entry, family.conditions)
+    return "\n".join(parts)
+
+
+def _condition_entry(condition: Condition) -> str:
+    known = {"by design": condition.by_design, "log only": condition.look is nothing_in_facts}
+    marks = ", ".join(mark for mark, holds in known.items() if holds)
+    cure = ". ".join(filter(None, (_code(condition.cure.commands), condition.cure.comment)))
+    sentences = (
+        ("", f"{condition.title} ({marks})" if marks else condition.title),
+        ("", _grade_words(condition)),
+        ("Slows down ", ", ".join(condition.explains.slows)),
+        ("Once ", _code(condition.aliases)),
+    )
+    text = " ".join(f"{label}{text}." for label, text in sentences if text)
+    return f"### `{condition.id}`\n{text}\n\nCure: {cure.removesuffix('.')}. [Source]({condition.link})\n"
+
+
+def _grade_words(condition: Condition) -> str:
+    grade = SEVERITIES.get(condition.id)
+    if grade is None:
+        return ""
+    reason = "; ".join(filter(None, (grade.source, grade.degrees)))
+    return f"{grade.severity}, {'drains' if grade.drains else 'keeps'} ({reason})"
+
+
+def _code(texts: Iterable[str]) -> str:
+    return ", ".join(f"`{text}`" for text in texts)
+
+
 def generated() -> dict[Path, str]:
     """Every file that this writes, as it should be."""
     formats, checks, security = FOLDER / "formats.md", FOLDER / "check.md", FOLDER / "security.md"
@@ -619,6 +691,7 @@ def generated() -> dict[Path, str]:
         schema: json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n",
         FOLDER.parent / "gpubench" / "__init__.pyi": stub(),
         FOLDER / "commands.md": command_reference(),
+        FOLDER / "conditions.md": condition_page(),
         FOLDER / "gpubench.1": man_page(),
         FOLDER / "faults.md": fault_page(),
         formats: with_generated(formats, formats=format_table(), columns=column_lists()),

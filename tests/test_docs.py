@@ -12,8 +12,6 @@ from msgspec import Struct
 
 from docs import generate
 from gpubench.collectives import expected
-from gpubench.conditions.catalogue import catalogue
-from gpubench.conditions.registry import FAMILIES
 from gpubench.measure.check.health import SECTIONS as CHECK_SECTIONS
 from gpubench.measure.compare.report import SECTIONS as COMPARE_SECTIONS
 from gpubench.measure.explain.report import SECTIONS as EXPLAIN_SECTIONS
@@ -53,11 +51,6 @@ def test_the_decision_table_is_documented() -> None:
         follows = (judgement.conclusion, judgement.verdict, judgement.confidence, rule.meaning)
         assert line == "| " + " | ".join([*map(cell, cells), *follows]) + " |"
     assert not lines[start + 2 + len(RULES)].startswith("|")
-
-
-def test_the_page_of_conditions_is_the_code_s() -> None:
-    """`python -m gpubench.conditions.catalogue` writes it."""
-    assert (ROOT / "docs" / "conditions.md").read_text() == catalogue(FAMILIES)
 
 
 def test_the_readme_is_one_screen_and_a_table() -> None:

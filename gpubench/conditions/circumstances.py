@@ -67,7 +67,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     position as they were while this job was idle, before its first operation and after its last; `beyond` says of GPUs
     how often their NVLinks carried the bytes that this job can have moved at most, where that is more than once;
     `issued` are the times of rows that are slow, `slow` these rows themselves; `mpi_support` is what
-    MPI did with GPU memory where that was verified_run.
+    MPI did with GPU memory where that was tried.
     """
 
     wiring: Wiring

@@ -348,7 +348,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     (r"Detected mixed local Net device counts", "src/init.cc:1339 of 2.30.7; nccl-nics-differ tells of it"),
     (
         r"(?:RMA|GIN)/Socket : \w+ requires GDRCopy",
-        "ncclRmaSocketProxyInit of 2.32.3: verified_run wherever there is no other network; collectives do not need it",
+        "ncclRmaSocketProxyInit of 2.32.3: tried wherever there is no other network; collectives do not need it",
     ),
     (r"NET/Socket : NCCL_\w+ is greater", "src/transport/net_socket.cc:241 of 2.22.3; 2.4 to 2.30: the most it allows"),
     (r"\w*: wrong magic", "src/misc/socket.cc:484 of 2.26.6; 2.16 to 2.26: a stranger's connection is closed"),

@@ -313,7 +313,8 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
             words += [f"receives {received:.3g}"] if received is not None and is_foreign(received) else []
             if words:
                 seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
-                yield gpu_sighting(run, position, seen + _there(gpu.use.users), cure=_cure(gpu.use.users))
+                seen += f" (used by {_named(gpu.use.users)})" if gpu.use.users else ""
+                yield gpu_sighting(run, position, seen, cure=_cure(gpu.use.users))
 
     return look
 
@@ -327,10 +328,6 @@ def _foreign_nvlink(run: Circumstances) -> Found:
         if position not in seen:
             moved = f"{run.name(position)}'s NVLink counters moved by {times:.2g} times the most this job can move"
             yield gpu_sighting(run, position, moved)
-
-
-def _there(users: Sequence[GpuProcess]) -> str:
-    return f" (used by {_named(users)})" if users else ""
 
 
 def _cure(users: Sequence[GpuProcess]) -> Cure:

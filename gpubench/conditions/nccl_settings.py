@@ -131,10 +131,6 @@ def in_log(blamed: Iterable[tuple[str, str]]) -> LoggedReason | None:
     return LoggedReason(f"{', '.join(shown)} {verb} set in the environment", cure)
 
 
-def _p2p(run: Circumstances) -> Found:
-    return _blamed(run) if run.asked_of_nccl else iter(())
-
-
 def _blamed(run: Circumstances, *first: str) -> Found:
     """Group pairs inside nodes by the variables that keep NCCL off peer access; `first` apply to a whole node."""
     by_variables: dict[tuple[str, ...], set[Pair]] = {}
@@ -363,7 +359,7 @@ NCCL_SETTINGS = Family.of(
     _variable(
         "nccl-p2p-disabled",
         "NCCL_P2P_DISABLE=1 or a low NCCL_P2P_LEVEL: NCCL uses SHM instead of P2P, without a warning",
-        _p2p,
+        lambda run: _blamed(run) if run.asked_of_nccl else iter(()),
         _log_p2p,
         f"{P2P_DISABLE} {P2P_LEVEL}",
     ),
@@ -512,8 +508,12 @@ def _few_threads(run: Circumstances) -> Found:
 def _forced(run: Circumstances) -> Found:
     blamed: dict[str, Iterable[str]] = {}
     sure: list[Confidence] = []
-    of_algorithms = _weigh_algorithms_on_nodes if len(run.nodes) > 1 else _weigh_algorithms
-    for name, known, weigh in (("NCCL_ALGO", ALGORITHMS, of_algorithms), ("NCCL_PROTO", PROTOCOLS, _weigh_protocols)):
+    # Rings carry large sizes, and trees carry small sizes between nodes. Other algorithms may not matter.
+    needed = frozenset(("ring", "tree") if len(run.nodes) > 1 else ("ring",))
+    for name, known, weigh in (
+        ("NCCL_ALGO", ALGORITHMS, lambda allowed: _without(allowed, needed)),
+        ("NCCL_PROTO", PROTOCOLS, _weigh_protocols),
+    ):
         found = {value: weigh(chosen(value, known)) for value in run.values(name)}
         forced = {value: confidence for value, confidence in found.items() if confidence is not None}
         if forced:
@@ -521,16 +521,6 @@ def _forced(run: Circumstances) -> Found:
             sure += forced.values()
     if blamed and run.asked_of_nccl:
         yield blame(run, blamed, _surest(sure), None)
-
-
-def _weigh_algorithms(allowed: Chosen) -> Confidence | None:
-    """Return LIKELY without rings, which carry large sizes inside a node. Other algorithms may not matter there."""
-    return _without(allowed, frozenset(("ring",)))
-
-
-def _weigh_algorithms_on_nodes(allowed: Chosen) -> Confidence | None:
-    """Return LIKELY without rings or trees. Trees carry small sizes between nodes."""
-    return _without(allowed, frozenset(("ring", "tree")))
 
 
 def _without(allowed: Chosen, needed: frozenset[str]) -> Confidence | None:

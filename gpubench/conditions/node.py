@@ -86,18 +86,10 @@ def _failures(run: Circumstances, holds: Callable[[ProbeFailure, Snapshot], bool
                 yield sighting if known else replace(sighting, likely=likely, cure=cure)
 
 
-def _silent(run: Circumstances) -> Found:
-    return _failures(run, lambda failure, _: failure.timed_out)
-
-
 def _refuses(failure: ProbeFailure, snapshot: Snapshot) -> bool:
     """True if CUDA does not start although the driver answers: a fact about the machine, not a failed reading."""
     answers = not any(each.stage == "nvml" for each in snapshot.failures)
     return not failure.timed_out and _NOT_READY in failure.error and answers
-
-
-def _cuda_refuses(run: Circumstances) -> Found:
-    return _failures(run, _refuses, "NVML works, but CUDA does not start: ")
 
 
 def _broken(run: Circumstances) -> Found:
@@ -118,7 +110,7 @@ DRIVER = Family.of(
         likely="a GPU fell off the bus, or the driver hangs in the kernel",
         cure=Cure.of(_KERNEL_LOG, comment="Running nvidia-smi may hang the same way."),
         link=_XID,
-        look=_silent,
+        look=lambda run: _failures(run, lambda failure, _: failure.timed_out),
     ),
     Condition(
         id="cuda-refuses",
@@ -128,7 +120,7 @@ DRIVER = Family.of(
         likely="the fabric manager is not running, or its version differs from the driver's",
         cure=Cure.of("systemctl status nvidia-fabricmanager", comment=f"Then look at the kernel log: {_KERNEL_LOG}."),
         link="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
-        look=_cuda_refuses,
+        look=lambda run: _failures(run, _refuses, "NVML works, but CUDA does not start: "),
         in_job=complained(r"system not yet initialized|(?:error|failure) 802\b"),
     ),
     Condition(
@@ -163,10 +155,6 @@ DRIVER = Family.of(
 )
 
 _MOST_CPUS = 65_536
-
-
-def _wsl(node: Topology) -> str:
-    return "a Microsoft kernel, or /dev/dxg exists" if node.snapshot.kernel.wsl else ""
 
 
 def cpus_in(ranges: str) -> set[int] | None:
@@ -334,10 +322,6 @@ def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
         yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
 
 
-def _rank_on(rank: RankFacts) -> str:
-    return f"rank {rank.rank} on {rank.host}"
-
-
 def _driver_differs(run: Circumstances) -> Found:
     drivers = {node.snapshot.host: node.snapshot.driver.version for node in run.nodes.values()}
     for host, version, usual in _odd({host: each for host, each in drivers.items() if each}):
@@ -348,7 +332,7 @@ def _driver_differs(run: Circumstances) -> Found:
 def _library_differs(run: Circumstances) -> Found:
     """Find ranks with other files of a library. The driver's own libraries are covered by its version."""
     for name in sorted({name for rank in run.facts for name in rank.libraries} - {"cuda_driver", "nvml"}):
-        having = {_rank_on(rank): rank for rank in run.facts if name in rank.libraries}
+        having = {f"rank {rank.rank} on {rank.host}": rank for rank in run.facts if name in rank.libraries}
         for where, file, usual in _odd({where: rank.libraries[name] for where, rank in having.items()}):
             seen, expected = f"{name} is {file}", f"{usual}, as on the other ranks"
             yield Sighting(subject=where, seen=seen, expected=expected, places=run.places_of_ranks([having[where]]))
@@ -388,7 +372,9 @@ NODE = Family.of(
         settles="uname -r",
         cure=Cure(comment="Nothing to repair under WSL. For P2P, boot Linux on the machine itself."),
         link="https://github.com/NVIDIA/TensorRT-LLM/pull/17034",
-        look=node_detector(_wsl, unknown="wsl"),
+        look=node_detector(
+            lambda node: "a Microsoft kernel, or /dev/dxg exists" if node.snapshot.kernel.wsl else "", unknown="wsl"
+        ),
         implies=("cuda-ipc-refused", "cuda-nvml-disagree", "peer-access-refused"),
         by_design=True,
     ),

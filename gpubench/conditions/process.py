@@ -475,17 +475,14 @@ def _tried(support: MpiSupport) -> Found:
     taken = f"; {', '.join(working)} {'work' if len(working) > 1 else 'works'}" if working else ""
     others = len(failing) - 1
     more = f"; {counted(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
+    claims = "; ".join(f"{name} {value}" for name, value in support.claims.items())
     yield Sighting(
         subject=support.library,
         seen=f"{support.why_not(first)}{more}{taken}",
         severity=Verdict.WARN if support.works(support.asked) else Verdict.FAIL,
         expected="GPU buffers sent and received like host buffers",
-        likely=f"MPI, or the UCX it uses, was built without CUDA; the library reports: {_words(support)}",
+        likely=f"MPI, or the UCX it uses, was built without CUDA; the library reports: {claims or 'nothing'}",
     )
-
-
-def _words(support: MpiSupport) -> str:
-    return "; ".join(f"{name} {value}" for name, value in support.claims.items()) or "nothing"
 
 
 def mpi_findings(support: MpiSupport) -> tuple[Finding, ...]:
@@ -504,10 +501,6 @@ def _ucx_tls(run: Circumstances) -> Found:
             )
         if facts.environment.get(_UCX_RDMA, "").lower() in _OFF_VALUES:
             yield rank_sighting(run, [facts], f"{_UCX_RDMA}={facts.environment[_UCX_RDMA]}", Confidence.LIKELY)
-
-
-def _ucx_cuda(facts: RankFacts) -> str:
-    return "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else ""
 
 
 def _not_enabled(run: Circumstances) -> Found:
@@ -572,7 +565,9 @@ MPI = Family.of(
         settles="ucx_info -v; ucx_info -d | grep cuda",
         cure=Cure.of("ucx_info -d | grep cuda", comment="Install UCX built --with-cuda, or the package ucx-cuda."),
         link="https://github.com/openucx/ucx/issues/3156",
-        look=rank_detector(_ucx_cuda, Confidence.LIKELY),
+        look=rank_detector(
+            lambda facts: "the loaded UCX has no libuct_cuda.so" if facts.ucx_cuda is False else "", Confidence.LIKELY
+        ),
     ),
     NOT_CUDA_AWARE,
     Condition(
