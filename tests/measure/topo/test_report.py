@@ -3,12 +3,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from gpubench.measure import topo
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import DriverFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
+from gpubench.model.results import topo
 from gpubench.model.results.report import PairRow, Record, Report, Table
 from gpubench.model.terms.verdict import Verdict
 from gpubench.simulated.machine import parse_machine, snapshots
