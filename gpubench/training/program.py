@@ -23,6 +23,7 @@ bytes:
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -286,7 +287,7 @@ FaultSeconds = Callable[[str, CommunicatorRanks, float, float], float]
 """Returns the seconds with a fault from collective, group, size and the seconds without."""
 
 
-class CollectiveTimesFound(Struct):
+class CollectiveTimesFound(Struct, dict=True):
     """Times of collectives from a source of curves, cached.
 
     `shift` moves every time by half-widths of its confidence interval: -1 and 1 give the range of a prediction. `fault`
@@ -297,8 +298,11 @@ class CollectiveTimesFound(Struct):
     shift: float = 0.0
     fault: FaultSeconds | None = None
     curves: dict[tuple[str, CommunicatorRanks], CollectiveCurve] = field(default_factory=dict)
-    _seconds: dict[tuple[str, CommunicatorRanks, float], float] = field(default_factory=dict)
-    """Cache: a step uses few times, but each of them once per layer."""
+
+    @cached_property
+    def _seconds(self) -> dict[tuple[str, CommunicatorRanks, float], float]:
+        """Cache: a step uses few times, but each of them once per layer. `replace` starts a new one."""
+        return {}
 
     def seconds(self, collective: str, group: CommunicatorRanks, size_bytes: float) -> float:
         """Return the seconds of one operation, 0 for a single rank. Raises like the source."""
