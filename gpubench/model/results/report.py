@@ -172,6 +172,7 @@ class RowsByColumn(Collection[R], Generic[R]):
         return chain.from_iterable(
             zip(*(columns.get(each) or repeat(missing.get(each), count) for each in names), strict=False)
             for count, columns in self._pieces
+            if count
         )
 
     def made(self, numbers: Iterable[int]) -> list[R]:
