@@ -106,7 +106,7 @@ def _published(line: dict[str, str]) -> Published:
         verdict=None,
         algorithm=line["algorithm"] or None,
     )
-    profile = load(line["profile"]).in_domains(nodes)
+    profile = load(line["profile"]).split_into_domains(nodes)
     joined = 1 if profile.domain is None else min(nodes, profile.domain.nodes)
     if nodes == 1:
         own = from_profile(profile, collective, row, nccl=None)

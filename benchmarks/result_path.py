@@ -143,7 +143,7 @@ class NothingMoved:
         """The same nothing."""
         return self
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> "NothingMoved":
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> "NothingMoved":
         """Batches of nothing."""
         self._batches = len(launches) // operations - 1
         return self

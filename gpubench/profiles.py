@@ -253,7 +253,7 @@ def all_profiles() -> tuple[Profile, ...]:
     return tuple(load(name) for name in names())
 
 
-def _with_words(words: Iterable[str]) -> Iterator[Profile]:
+def _profiles_containing(words: Iterable[str]) -> Iterator[Profile]:
     """Our profiles in whose files these words stand: to parse all files is a third of the time of `topo`."""
     return (load(name) for name, text in _texts().items() if all(word in text for word in words))
 
@@ -287,7 +287,12 @@ def match_any(
     generic = Generic.NVLINK if joined else Generic.PCIE
     note = "" if found is None else f"without the NVLink bridges of {found.profile.name}"
     return next(
-        (ProfileMatch(each, note) for each in _with_words(["generic", generic]) if each.match.generic is generic), None
+        (
+            ProfileMatch(each, note)
+            for each in _profiles_containing(["generic", generic])
+            if each.match.generic is generic
+        ),
+        None,
     )
 
 
@@ -311,7 +316,7 @@ def match(
     models = set(gpu_names)
     fitting = [
         each
-        for each in (_with_words(models) if among is None and models else among or ())
+        for each in (_profiles_containing(models) if among is None and models else among or ())
         if each.match.generic is None
         and each.domain is None
         and each.match.has(models)
@@ -336,7 +341,7 @@ def _part_of_board(profile: Profile, count: int) -> str:
 def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
     """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
     models = set(gpu_names)
-    ours = _with_words([*models, "domain"])
+    ours = _profiles_containing([*models, "domain"])
     found = (each for each in chain(among, ours) if each.domain is not None and each.match.has(models))
     return next(found, None) if models else None
 

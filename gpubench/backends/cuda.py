@@ -446,7 +446,7 @@ class GatedClock:
             return self._marks.replays(launches, graph_replays, partial(self._capture, self._in_one(launches)))
         return GatedLaunch(launches, [len(launches)], self._in_one(launches))
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all, timed in batches."""
         self._stream.synchronize()
         starts = range(0, len(launches), operations)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpubench.backends.mpi import group
 from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.errors import GpubenchError, UsageError
-from gpubench.machine.children import module_command, with_package
+from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.environment import cuda_built, find_libraries
 from gpubench.machine.host import exists, names_in, printable, text_of
 from gpubench.machine.probe import StageResult, run_stages
@@ -310,7 +310,7 @@ _ORDER = ("nccl4py", "CuPy", "torch", "mpi4py", process.LOADER)
 
 def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.LibrariesFacts:
     """Read the libraries of this host within about `timeout_s`. `failures` names the searches that did not answer."""
-    inner = with_package(environment)
+    inner = package_environment(environment)
     first = run_stages({task: _command(task) for task in (SEARCH, NCCL4PY, MPI4PY)}, inner, timeout_s)
     failures = {task: result.error for task, result in first.items() if result.document is None}
     try:
@@ -319,7 +319,7 @@ def read_libraries(timeout_s: float, environment: Mapping[str, str]) -> process.
         return _facts(failures={**failures, SEARCH: f"an answer that is none: {error.seen}"})
     asked = {file.path: _command(VERSION, file.library, file.path) for file in files if file.version is None}
     answers = run_stages(asked, inner, timeout_s) if asked else {}
-    files = [_with_version(file, answers[file.path]) if file.path in answers else file for file in files]
+    files = [_add_version(file, answers[file.path]) if file.path in answers else file for file in files]
     return _facts(files=tuple(files), users=tuple(users), modules=tuple(modules), failures=failures)
 
 
@@ -358,7 +358,7 @@ def _merged_libraries(
     return list(files.values()), users, modules
 
 
-def _with_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
+def _add_version(file: process.LibraryFile, result: StageResult) -> process.LibraryFile:
     """Add the version to a file: the library's own, else the one in its package or file name, with the reason."""
     answer = result.document or {}
     version = answer.get("version")

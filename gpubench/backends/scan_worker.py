@@ -244,7 +244,7 @@ class NcclRail:
         """Measure in a new communicator. Under MPS, report a CUDA error as a broken connection."""
         device, library = self._open()
         try:
-            return self._in_a_communicator(device, library, ring, operation, deadline)
+            return self._run_in_communicator(device, library, ring, operation, deadline)
         except OSError:
             raise
         except Exception as error:
@@ -252,7 +252,7 @@ class NcclRail:
                 raise
             raise ConnectionError(f"under MPS, where a client that dies breaks the others: {error}") from error
 
-    def _in_a_communicator(
+    def _run_in_communicator(
         self, device: CudaDevice, library: NcclLibrary, ring: Ring, operation: _Operation, deadline: float
     ) -> float:
         send, receive = self._buffers

@@ -96,7 +96,7 @@ class HostClockedLaunch(Struct, eq=False, dict=True):
         return [end - start for start, end in pairwise(self._times)]
 
 
-def in_parts(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
+def join_groups(launches: Sequence[Launch], groups: Sequence[int], one: OneLaunch) -> list[tuple[Launch, int]]:
     """Join launches into groups with `one`. Buffers rotate, so groups of the same launches are joined once."""
     rest = iter(launches)
     parts = [tuple(islice(rest, count)) for count in groups]
@@ -158,12 +158,14 @@ class BlockingClock:
         """Return one launch of all. Raise UsageError for replays, because nothing here can be captured in a graph."""
         if graph_replays:
             raise UsageError(f"--graph needs GPUs: {self._no_graphs}", next_step="leave --graph out")
-        parts = in_parts(launches, self._pace.groups(launches), self._loop)
+        parts = join_groups(launches, self._pace.groups(launches), self._loop)
         return parts[0][0] if len(parts) == 1 else HostClockedLaunch(parts, self._reports)
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all that reads the clock after each batch."""
-        return HostClockedLaunch(in_parts(launches, self._pace.every(launches, operations), self._loop), self._reports)
+        return HostClockedLaunch(
+            join_groups(launches, self._pace.every(launches, operations), self._loop), self._reports
+        )
 
     def seconds(self, launch: Launch) -> float:
         with no_garbage_collection():
@@ -302,7 +304,7 @@ class StartingLine:
         return table.after(self._entries) if self._entries else None
 
     @property
-    def passed_at(self) -> float:
+    def barrier_passed_s(self) -> float:
         """Return when this rank left the last barrier, by `perf_counter`."""
         return self._time[0] + self._time[1] * _NANOSECONDS
 

@@ -92,7 +92,7 @@ def defaults_of(command: str, parameters: Iterable[Any], environment: Mapping[st
     if not _are_read(environment):
         return NO_DEFAULTS
     options = _options_of(parameters)
-    file, values = _of_file(command, Path(), options)
+    file, values = _read_file_defaults(command, Path(), options)
     found = {}
     for key, option in options.items():
         variable = variable_of(key)
@@ -110,7 +110,7 @@ def asked_by_default(key: str, command: str, environment: Mapping[str, str] = os
     try:
         if not _are_read(environment):
             return None
-        values = _of_file(command, Path(), {key: None})[1] if not environment.get(variable_of(key)) else {}
+        values = _read_file_defaults(command, Path(), {key: None})[1] if not environment.get(variable_of(key)) else {}
         return environment.get(variable_of(key)) or str(values[key][0])
     except (UsageError, KeyError):
         return None
@@ -123,7 +123,7 @@ def _are_read(environment: Mapping[str, str]) -> bool:
     return not switch
 
 
-def _of_file(
+def _read_file_defaults(
     command: str, folder: Path, options: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, tuple[Any, str]]]:
     if not any((folder / name).exists() for name in DEFAULTS_FILES):
@@ -285,10 +285,10 @@ def _words(option: str, incomplete: str) -> Iterable[str]:
         "color": Color,
         "exit-style": ExitStyle,
     }
-    return of_every_command.get(option) or _of_collectives(option)
+    return of_every_command.get(option) or _collectives_with_option(option)
 
 
-def _of_collectives(option: str) -> Sequence[str]:
+def _collectives_with_option(option: str) -> Sequence[str]:
     from gpubench.jobs.collective.plan import BACKENDS
     from gpubench.model.terms.operation import Allocator, DataType, ReduceOp
     from gpubench.model.terms.overlap import Partner

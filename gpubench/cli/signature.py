@@ -165,11 +165,11 @@ def option_help(parameter: Any) -> str:
     if parameter.param_type_name == "argument" or not parameter.show_default or default is None:
         return help_text
     if parameter.is_flag:
-        return _with_default(help_text, parameter.opts[-1]) if default is True else help_text
-    return _with_default(help_text, f"{default:g}" if isinstance(default, float) else str(default))
+        return _append_default(help_text, parameter.opts[-1]) if default is True else help_text
+    return _append_default(help_text, f"{default:g}" if isinstance(default, float) else str(default))
 
 
-def _with_default(help_text: str, default: str) -> str:
+def _append_default(help_text: str, default: str) -> str:
     return f"{help_text.removesuffix('.')} (default: {default})."
 
 

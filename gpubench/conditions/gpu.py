@@ -343,7 +343,7 @@ def _named(users: Sequence[GpuProcess]) -> str:
 
 
 @single_node
-def _in_use(run: Circumstances) -> Found:
+def _find_used_gpus(run: Circumstances) -> Found:
     for position, _, gpu in run.gpus():
         idle = run.idle_gpus.get(position)
         if idle is not None:
@@ -437,7 +437,7 @@ CONTENTION = Family.of(
         id="gpu-in-use",
         title="A GPU is in use by another process",
         expected="no other process",
-        look=_in_use,
+        look=_find_used_gpus,
     ),
     _used_by_somebody(
         id="memory-in-use",

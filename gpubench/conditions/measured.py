@@ -256,7 +256,7 @@ def _host_end(run: Circumstances, row: PairRow) -> str:
 
 
 def _way(row: PairRow) -> str:
-    pageable = "pageable " if HostMemory.of_note(row.note) is HostMemory.PAGEABLE else ""
+    pageable = "pageable " if HostMemory.parse_note(row.note) is HostMemory.PAGEABLE else ""
     return f"{'from' if row.source_bus_id is None else 'to'} {pageable}host memory"
 
 
@@ -322,7 +322,7 @@ def _late(run: Circumstances) -> Found:
             yield Sighting(subject=str(rank or f"rank {found.rank}"), seen=seen, places=places)
 
 
-def _above_limit(run: Circumstances) -> Found:
+def _find_rows_above_limit(run: Circumstances) -> Found:
     """Find rows well above their limit, one finding per collective and per kind of path."""
     hosts = _hosts(run)
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
@@ -415,7 +415,7 @@ IMPOSSIBLE = Condition(
         "gpubench topo", comment="It shows these links; `nvidia-smi topo -m` and `nvidia-smi nvlink -s` should agree."
     ),
     link=_LIMITS,
-    look=_above_limit,
+    look=_find_rows_above_limit,
 )
 
 MEASURED = Family.of(

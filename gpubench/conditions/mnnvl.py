@@ -191,7 +191,7 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
         members = {member.rank: member for member in communicator.members if member.process in domain_of}
         transports: dict[str, None] = {}
         hosts: dict[str, None] = {}
-        for source, peers in communicator.connections.by_source():
+        for source, peers in communicator.connections.routes_by_source():
             for destination, pair in peers.items():
                 ends = [members[rank] for rank in (source, destination) if rank in members]
                 of_both = {each.host for each in ends}

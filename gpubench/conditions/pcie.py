@@ -217,7 +217,7 @@ def _lanes_above(
         yield bus_id, lane, _below(run, number, bus_id)
     lower = [(each, port) for each in devices.values() if (port := devices.get(each.above or "")) is not None]
     for each, port in lower:
-        gpus = _gpus_at(run, number, each.bus_id)
+        gpus = _gpus_below(run, number, each.bus_id)
         if (gpus or each.bus_id in uplinks) and _less(port.link.width, each.link.width):
             kin = tuple(other.link for below, other in lower if below.kind is each.kind and other is not port)
             yield (
@@ -227,7 +227,7 @@ def _lanes_above(
             )
 
 
-def _gpus_at(run: Circumstances, number: int, bus_id: str) -> frozenset[int]:
+def _gpus_below(run: Circumstances, number: int, bus_id: str) -> frozenset[int]:
     known = ((position, run.wiring.gpu(position)) for position in run.gpus_of(number))
     return frozenset(position for position, gpu in known if gpu is not None and gpu.bus_id == bus_id)
 

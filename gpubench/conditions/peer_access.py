@@ -35,7 +35,7 @@ _REFUSED = "peer-access-refused"
 _MIB = 2**20
 
 
-def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
+def _refusal_detector(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | None = None) -> Look:
 
     @single_node
     def look(run: Circumstances) -> Found:
@@ -51,10 +51,10 @@ def _of_refusal(seen: str, holds: Callable[[Refusal], bool], *, virtual: bool | 
 
 def _status(status: str, where: str = "", *, virtual: bool | None = None) -> Look:
     seen = f"NVML reports {status}: {P2P_STATUS[status]}{where}"
-    return _of_refusal(seen, lambda each: each.status == status and _over_pcie(each), virtual=virtual)
+    return _refusal_detector(seen, lambda each: each.status == status and _is_pcie_refusal(each), virtual=virtual)
 
 
-def _over_pcie(refusal: Refusal) -> bool:
+def _is_pcie_refusal(refusal: Refusal) -> bool:
     return not (refusal.wired or refusal.mig or refusal.mesh)
 
 
@@ -88,7 +88,7 @@ def _registry_key(run: Circumstances) -> Found:
         if "p2p" in name.lower()
     )
     seen = "NVML reports DR: disabled by a driver registry key" + (f" ({keys})" if keys else "")
-    return _of_refusal(seen, lambda each: each.status == "DR" and not each.mig)(run)
+    return _refusal_detector(seen, lambda each: each.status == "DR" and not each.mig)(run)
 
 
 @single_node
@@ -98,7 +98,7 @@ def _mixed(run: Circumstances) -> Found:
     pairs = [
         pair
         for pair, refusal in run.refusals.items()
-        if _over_pcie(refusal) and run.wiring.gpus[pair[0]].node in granted and _models_differ(run, pair)
+        if _is_pcie_refusal(refusal) and run.wiring.gpus[pair[0]].node in granted and _models_differ(run, pair)
     ]
     if pairs:
         seen = "no peer access between GPUs of different models; GPUs of the same model have it"
@@ -112,7 +112,7 @@ def _models_differ(run: Circumstances, pair: Pair) -> bool:
 
 @single_node
 def _bar1(run: Circumstances) -> Found:
-    ends = {gpu for pair, refusal in run.refusals.items() if _over_pcie(refusal) for gpu in pair}
+    ends = {gpu for pair, refusal in run.refusals.items() if _is_pcie_refusal(refusal) for gpu in pair}
     for position, _, gpu in run.gpus():
         device = run.pci_devices[run.wiring.gpus[position].node].get(gpu.bus_id or "")
         window = gpu.bar1_bytes or (device.bar1_bytes if device else None)
@@ -213,7 +213,7 @@ PEER_ACCESS = Family.of(
             "`gpubench p2p` before and after to compare speed and to verify the data."
         ),
         link="https://github.com/tinygrad/open-gpu-kernel-modules/issues/44",
-        look=_of_refusal(_GNS, lambda each: each.status == "GNS" and _over_pcie(each) and not each.odd),
+        look=_refusal_detector(_GNS, lambda each: each.status == "GNS" and _is_pcie_refusal(each) and not each.odd),
         in_log=_log_without_nvlinks,
         implies=("cuda-nvml-disagree", "bar1-small", _REFUSED),
         by_design=True,
@@ -227,7 +227,7 @@ PEER_ACCESS = Family.of(
             "`gpubench alltoall` with and without NCCL_NVB_DISABLE=1."
         ),
         link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
-        look=_of_refusal(
+        look=_refusal_detector(
             "NVML reports TNS, and the NVLinks of both GPUs lead to other GPUs",
             lambda each: each.mesh and not each.wired and not each.mig,
         ),

@@ -260,7 +260,7 @@ def relation(wiring: Wiring, pair: Pair) -> Relation:
         return Relation.ONE_GPU
     if wiring.together(pair):
         return Relation.ONE_NODE
-    return Relation.ONE_DOMAIN if wiring.in_one_domain(pair) else Relation.TWO_NODES
+    return Relation.ONE_DOMAIN if wiring.share_domain(pair) else Relation.TWO_NODES
 
 
 def _medium(transports: Sequence[Transport]) -> Medium:

@@ -69,7 +69,7 @@ def _ports_unused(run: Circumstances) -> Found:
 
 
 @single_node
-def _below_card(run: Circumstances) -> Found:
+def _find_rates_below_card(run: Circumstances) -> Found:
     """Compare rates of GPU ports with the rates of their cards.
 
     A low rate is a finding if it is far below, if a row is slow, or if ports of other nodes are faster. If all ports
@@ -311,7 +311,7 @@ RDMA_PORTS = Family.of(
         settles="ibstat; mlxlink -d DEVICE",
         cure=Cure.of("mlxlink -d DEVICE", comment="It shows the rates that card, cable and switch port support."),
         link="https://github.com/NVIDIA/nccl/issues/2397",
-        look=_below_card,
+        look=_find_rates_below_card,
     ),
     Condition(
         id="rdma-port-slow",

@@ -549,8 +549,8 @@ def _is_number(words: str) -> bool:
 def writer(target: Target, style: Style) -> DocumentWriter:
     past = Past(style.history)
 
-    def in_ascii(run: DocumentRun) -> Iterator[str]:
+    def render_ascii(run: DocumentRun) -> Iterator[str]:
         """The page with references in the place of characters that not every encoding of stdout has."""
         return (piece.encode("ascii", "xmlcharrefreplace").decode("ascii") for piece in render(run, past))
 
-    return DocumentWriter(target, in_ascii)
+    return DocumentWriter(target, render_ascii)

@@ -177,7 +177,7 @@ def _host_reach(rows: Sequence[PairRow], names: dict[str, str]) -> dict[str, Rea
         ends = (row.source, row.destination)
         if _HOST not in ends or not _is_one_way(row) or bus_id not in names:
             continue
-        if HostMemory.of_note(row.note) is HostMemory.PINNED:
+        if HostMemory.parse_note(row.note) is HostMemory.PINNED:
             reach, known = _reach(row), found.get(names[bus_id])
             found[names[bus_id]] = reach if known is None or (reach.gb_s or 0) < (known.gb_s or 0) else known
     return found

@@ -271,7 +271,7 @@ def _add_samples(exposition: _Exposition, record: Mapping[str, Any], metadata: M
         if mark not in record:
             continue
         labels = {name: record[name] for name in which if record.get(name) is not None}
-        if memory := HostMemory.of_note(record.get("note")):
+        if memory := HostMemory.parse_note(record.get("note")):
             labels["memory"] = str(memory)
         if metadata.origin != record.get("origin", metadata.origin):
             labels["origin"] = record["origin"]

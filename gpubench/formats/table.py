@@ -105,7 +105,7 @@ _ELSEWHERE = {
 """Words for causes that leave a path direct, by their first effect."""
 
 
-def was_looked_at(report: Report) -> bool:
+def is_survey(report: Report) -> bool:
     """True if nothing was sent between the machines: only such a report has causes that could not be read."""
     return UnreadRow.section in report.sections
 
@@ -193,7 +193,7 @@ def fallback_notes(report: Report) -> Iterator[str]:
 
 
 def _judged_lines(report: Report, said: Collection[str] = ()) -> list[tuple[Verdict, str]]:
-    if was_looked_at(report):
+    if is_survey(report):
         return prospect_lines(report)
     rows = report.rows(FallbackRow)
     if rows and all(row.conclusion == Conclusion.DIRECT for row in rows):

@@ -33,7 +33,7 @@ from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
-from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
+from gpubench.model.results.figures import QUICK, Measurements, Need, host_copy_row
 from gpubench.model.results.report import EvidenceRow, FallbackRow, PatternRow, Report
 from gpubench.model.results.topo import device_sections
 from gpubench.model.terms.operation import CopyPattern
@@ -165,7 +165,7 @@ class ChildCommands:
         brief = self._depth is Depth.BRIEF and gpus > 1
         arguments = ["p2p", "--strict", *self._judged_by, *(_BRIEF_COPIES if brief else _COPIES[self._depth])]
         try:
-            found = health.of_p2p(_document(arguments, self._timeout_s))
+            found = health.p2p_measurements(_document(arguments, self._timeout_s))
         except errors.CouldNotMeasureError as error:
             return Measurements(failed=dict.fromkeys(needs, str(error)))
         if gpus == 1:
@@ -190,7 +190,7 @@ def _measured_memory(group: Group, nodes: Sequence[Topology], node: int | None) 
         own = None if node is None else (node, min(copy_seconds(MEMORY_BYTES, _MEMORY_SAMPLES)))
         for number, seconds in filter(None, group.gather(own)):
             fastest[number] = min(seconds, fastest[number])
-        rows = [of_host_memory(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
+        rows = [host_copy_row(nodes[each].snapshot.host, MEMORY_BYTES, fastest[each]) for each in fastest]
         found = Measurements(pairs=tuple(rows))
         if not any(HOST_MEMORY_SLOW.look(Facts(nodes, measurements=found).circumstances)):
             break
@@ -298,10 +298,10 @@ class SimulatedMeasurer:
         from gpubench.measure.p2p.request import (
             Method,
             P2pRequest,
+            add_latency_series,
             default_series,
             sweep_series,
             wiring_of_process,
-            with_latency,
         )
         from gpubench.simulated.links import SimulatedCopies
 
@@ -322,7 +322,7 @@ class SimulatedMeasurer:
         pairs = tuple((one, other) for one in gpus for other in gpus if one != other)
         request = P2pRequest(
             pairs=pairs,
-            series=with_latency(series, pairs, wiring_of_process(node, copies.gpus)) if several else (),
+            series=add_latency_series(series, pairs, wiring_of_process(node, copies.gpus)) if several else (),
             host_bytes=None if brief else _HOST_BYTES,
             patterns=tuple(CopyPattern) if full and several else (),
             pattern_bytes=_PAIR_BYTES,
@@ -375,7 +375,7 @@ def _judged(
             write(measurements)
     visible = machines.visible()
     nodes, hidden = visible.nodes, machines.gpus - visible.gpus
-    measurements = health.accounted(measurements)
+    measurements = health.mark_missing(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
         nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
@@ -385,7 +385,7 @@ def _judged(
     if unmeasured and report.verdict is Verdict.PASS:
         report = replace(report, verdict=Verdict.SKIP)
     if plan.brief:
-        report = _with_machines(report, facts)
+        report = _add_machines(report, facts)
     metadata = metadata_of(
         place.arguments,
         NAME,
@@ -405,7 +405,7 @@ def _judged(
     return report
 
 
-def _with_machines(report: Report, facts: Facts) -> Report:
+def _add_machines(report: Report, facts: Facts) -> Report:
     """Add the devices of the machines to the report. A machine without GPUs is SKIP, not PASS."""
     no_gpu_anywhere = not any(node.gpus for node in facts.nodes)
     verdict = Verdict.SKIP if no_gpu_anywhere and report.verdict is Verdict.PASS else report.verdict
@@ -422,15 +422,15 @@ def _recorded_measurements(directory: Path, machines: Machines, asked: str | Non
 
     return replace(
         found,
-        pairs=tuple(replace(row, origin=_as_recorded(row.origin)) for row in found.pairs),
+        pairs=tuple(replace(row, origin=_recorded_origin(row.origin)) for row in found.pairs),
         collectives=tuple(
-            replace(row, origin=_as_recorded(row.origin))
+            replace(row, origin=_recorded_origin(row.origin))
             for row in judged_again(found.collectives, machines.nodes, machines.processes, found.ranks, asked)
         ),
     )
 
 
-def _as_recorded(origin: str) -> str:
+def _recorded_origin(origin: str) -> str:
     return Origin.RECORDED if origin == Origin.MEASURED else origin
 
 
@@ -482,7 +482,7 @@ def _measurements(collector: ReportCollector) -> Measurements:
     return Measurements(
         collectives=tuple(collector.collectives),
         ranks=() if metadata is None else tuple(metadata.ranks),
-        findings=() if report is None else health.without_wrong_data(health.findings_beside_speed(report.findings)),
+        findings=() if report is None else health.drop_wrong_data(health.findings_beside_speed(report.findings)),
     )
 
 
@@ -523,7 +523,7 @@ def _measure(place: Place, machines: Machines) -> Report | None:
     if watches:
         own = [watch_errors(node, plan.facts_timeout_s, os.environ) for node in before]
         every = [own] if rank is None else rank.group.gather(own)
-        machines = machines.with_snapshots([node for found in every for node in found])
+        machines = machines.replace_snapshots([node for found in every for node in found])
     return _judged(place, machines, matches, measurements) if place.is_first else None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpubench.backends.timing import no_garbage_collection
-from gpubench.jobs.failed_runs import without_prose
+from gpubench.jobs.failed_runs import drop_prose
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import ExplainPlan
@@ -43,7 +43,7 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         others = [] if reader.nccl_lines else [other_text(each.beginning, _name(each.name)) for each in files]
         if others and all(each is not None and each.what == PROSE for each in others):
-            facts = without_prose(facts)
+            facts = drop_prose(facts)
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
         report = explain(facts, _names(plan.logs), list(filter(None, others)))

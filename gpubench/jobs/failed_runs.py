@@ -29,20 +29,20 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
     reader = NcclLogReader()
     reader.read(io.BytesIO(text.encode()))
     facts = reader.facts(())
-    return failures_of(without_prose(facts) if not has_rows and is_prose(text.splitlines()) else facts)
+    return failures_of(drop_prose(facts) if not has_rows and is_prose(text.splitlines()) else facts)
 
 
-def without_prose(facts: LogFacts) -> LogFacts:
+def drop_prose(facts: LogFacts) -> LogFacts:
     """Return the facts of a text without what people wrote about jobs in general."""
     return replace(facts, complaints=tuple(each for each in facts.complaints if not may_be_of_any_job(each.text)))
 
 
-def beside_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
+def failures_without_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the failures that the rows do not show, and nccl-tests' own FAILED."""
-    return (*_below_minimum(text), *(each for each in failures if each.id not in _TOLD_BY_ROWS))
+    return (*_find_missed_minimum(text), *(each for each in failures if each.id not in _TOLD_BY_ROWS))
 
 
-def _below_minimum(text: str) -> Iterator[Finding]:
+def _find_missed_minimum(text: str) -> Iterator[Finding]:
     """Yield the finding of nccl-tests, which fails if its mean is below a minimum that the user set."""
     found = re.search(r"Avg bus bandwidth\s*: *(\S{1,20}) +FAILED", text)
     if found is not None:
@@ -57,7 +57,7 @@ def _below_minimum(text: str) -> Iterator[Finding]:
         )
 
 
-def with_findings(report: Report, findings: Sequence[Finding]) -> Report:
+def add_findings(report: Report, findings: Sequence[Finding]) -> Report:
     """Put findings first in the report, and raise its verdict accordingly."""
     verdict = overall([report.verdict, *(each.severity for each in findings)])
     return replace(report, verdict=verdict, findings=(*findings, *report.findings))
@@ -77,5 +77,5 @@ def show_failures(plan: ReportPlan, failures: Sequence[Finding], arguments: Sequ
             ),
             (),
         )
-        presenter.end(with_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
+        presenter.end(add_findings(Report(verdict=Verdict.SKIP, complete=True, findings=()), failures))
     return presenter.exit_code

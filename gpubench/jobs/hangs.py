@@ -47,7 +47,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
         raise UsageError(
             f"{NAME} --hang under {launch.launcher}",
             expected="one process: each process of a job knows of all others",
-            next_step=launch.without_it,
+            next_step=launch.advice_without_launcher,
         )
     with presenting(plan.presentation, is_rank=launch is not None) as presenter:
         course = RasCourse()

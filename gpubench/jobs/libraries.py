@@ -54,7 +54,7 @@ def _measure(place: Place, read: tuple[Machines | None, Sequence[LibrariesFacts]
         options={"strict": plan.strict, "timeout_s": plan.timeout_s, "python": [each.python for each in facts]},
     )
     place.presenter.begin(metadata, ())
-    return report_on_libraries(_of_hosts(machines, facts), machines.origin)
+    return report_on_libraries(_host_libraries(machines, facts), machines.origin)
 
 
 STEPS = Steps(NAME, _open, _measure)
@@ -68,7 +68,7 @@ def _read(plan: LibrariesPlan) -> tuple[Machines, Sequence[LibrariesFacts]]:
         return machines(), [facts]
 
 
-def _of_hosts(machines: Machines, facts: Sequence[LibrariesFacts]) -> list[HostLibraries]:
+def _host_libraries(machines: Machines, facts: Sequence[LibrariesFacts]) -> list[HostLibraries]:
     direct = {each.host: each.gpudirect for each in machines.snapshots}
     found = []
     for each in facts:

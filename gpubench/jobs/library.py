@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from msgspec import Struct
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
-from gpubench.machine.children import module_command, with_package
-from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone, launched_by
+from gpubench.machine.children import module_command, package_environment
+from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, launched_by, strip_launcher
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CollectiveRow,
@@ -58,7 +58,7 @@ def run_child(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=with_package(as_if_alone(environment) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ}),
+        env=package_environment(strip_launcher(environment) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ}),
         start_new_session=True,
     ) as child:
         try:
@@ -86,7 +86,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 def run_command(arguments: Sequence[str], timeout_s: float) -> None:
     """Run a command. Raises CouldNotMeasureError if it fails, or does not end in time."""
     name = f"gpubench {arguments[0]}"
-    environment = with_package(as_if_alone(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
+    environment = package_environment(strip_launcher(os.environ) | {DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     try:
         done = subprocess.run(
             module_command("gpubench", *arguments),

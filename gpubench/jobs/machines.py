@@ -6,10 +6,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.errors import LOAD_DRIVER, CouldNotMeasureError, no_gpu
-from gpubench.model.facts.health import without_hidden
+from gpubench.model.facts.health import drop_hidden
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import topologies, with_own_names
+from gpubench.model.paths.nodes import rename_duplicates, topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
 
@@ -61,7 +61,7 @@ class Machines(Struct, frozen=True):
         environment: Mapping[str, str] | None = None,
     ) -> "Machines":
         """Make machines, and rename nodes that share a name."""
-        return cls(topologies(with_own_names(snapshots)), processes, source, environment or {})
+        return cls(topologies(rename_duplicates(snapshots)), processes, source, environment or {})
 
     @property
     def origin(self) -> Origin:
@@ -69,18 +69,18 @@ class Machines(Struct, frozen=True):
         origins = {node.snapshot.origin for node in self.nodes}
         return origins.pop() if len(origins) == 1 else Origin.RECORDED
 
-    def with_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
+    def replace_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
         """Return the machines with new snapshots of the same nodes."""
         return replace(self, nodes=topologies(snapshots))
 
     def visible(self) -> "Machines":
         """Return the machines without GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
         snapshots = [
-            without_hidden(node, [each for each in self.processes if each.node == number])
+            drop_hidden(node, [each for each in self.processes if each.node == number])
             for number, node in enumerate(self.snapshots)
         ]
         changed = any(new is not old for new, old in zip(snapshots, self.snapshots, strict=True))
-        return self.with_snapshots(snapshots) if changed else self
+        return self.replace_snapshots(snapshots) if changed else self
 
     @property
     def gpus(self) -> int:

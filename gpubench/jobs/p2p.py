@@ -43,12 +43,12 @@ from gpubench.measure.p2p.request import (
     RecordedP2p,
     RecordingBench,
     ReplayedBench,
+    add_latency_series,
     default_series,
     machine_of_ranks,
     read_samples,
     sweep_series,
     wiring_of_process,
-    with_latency,
 )
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
@@ -101,7 +101,7 @@ def _request_for_process(
     pairs = _pairs_of_gpus(plan, gpus)
     return P2pRequest(
         pairs=pairs,
-        series=with_latency(series, pairs, wiring) if several else (),
+        series=add_latency_series(series, pairs, wiring) if several else (),
         host_bytes=host_bytes if plan.host and whole else None,
         patterns=tuple(CopyPattern) if plan.patterns and whole and plan.like is None and several else (),
         pattern_bytes=size_bytes,
@@ -119,7 +119,7 @@ def _request_for_managed(
     pairs = _pairs_of_gpus(plan, gpus)
     return P2pRequest(
         pairs=pairs,
-        series=with_latency(series, pairs, wiring) if len(gpus) > 1 else (),
+        series=add_latency_series(series, pairs, wiring) if len(gpus) > 1 else (),
         host_bytes=size_bytes if plan.host and plan.pairs is None else None,
         pattern_bytes=size_bytes,
         method=Method(samples=_MANAGED_SAMPLES),
@@ -226,7 +226,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
                 "repeats": request.method.repeats,
                 "sample_seconds": request.method.sample_seconds,
                 "as": plan.like,
-                **_of_managed(request),
+                **_managed_fields(request),
                 "check": request.check,
                 "strict": plan.strict,
                 "evidence": plan.evidence.value,
@@ -262,7 +262,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
             yield RecordingBench(self.bench, write)
 
 
-def _of_managed(request: P2pRequest) -> dict[str, Any]:
+def _managed_fields(request: P2pRequest) -> dict[str, Any]:
     if not request.managed_bytes:
         return {}
     return {"memory": "managed", "managed": [asdict(each) for each in request.managed]}
@@ -272,7 +272,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
     """Read a recorded run, with the stricter of the recorded and the given options. Raises UsageError."""
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
-    machines = _of_samples(machines, found, source.directory)
+    machines = _nodes_of_samples(machines, found, source.directory)
     matched = profile_for(machines.nodes[0], os.environ, plan.profile)
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
     if found.ranks:
@@ -292,7 +292,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
     )
 
 
-def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
+def _nodes_of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Machines:
     """Return the nodes that the samples belong to, in order. Raises UsageError if the folder lacks one."""
     by_host = {node.snapshot.host: node for node in machines.nodes}
     missing = [host for host in found.hosts if host not in by_host]
@@ -309,7 +309,7 @@ def _of_samples(machines: Machines, found: RecordedP2p, directory: Path) -> Mach
 
 
 @contextmanager
-def _of_rank(rank: RankPlace) -> Iterator[CopySetup]:
+def _open_rank_copies(rank: RankPlace) -> Iterator[CopySetup]:
     """Open the copies between this rank and the others. Raises AgreedError."""
     group, plan, progress = rank.group, rank.plan, rank.progress
     pairs = agree(group, lambda: _pairs_of_ranks(plan, group.size))
@@ -325,7 +325,7 @@ def _of_rank(rank: RankPlace) -> Iterator[CopySetup]:
     identities = group.gather(rank.identity)
     progress.name_ranks(identities)
     # The profile of the first rank: by others, ranks would measure other pairs again than it, and wait for ever.
-    machines, matched = group.broadcast(agree(group, lambda: _with_profile(read, plan)))
+    machines, matched = group.broadcast(agree(group, lambda: _match_profile(read, plan)))
     machine = replace(
         machine_of_ranks(machines.nodes, identities, machines.processes, matched, Origin.MEASURED),
         profile_asked_for=plan.profile is not None,
@@ -368,7 +368,7 @@ def _copies_of_rank(
     return agree(group, lambda: CudaRankCopies(device, network), place=place), log
 
 
-def _with_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
+def _match_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
     return None if machines is None else (machines, profile_for(machines.nodes[0], os.environ, plan.profile))
 
 
@@ -380,7 +380,7 @@ _SECONDS_A_CELL = 0.07  # What a cell of a matrix takes on H200: warm-up, three 
 def _open(place: Place) -> Iterator[CopySetup]:
     plan: P2pPlan = place.plan
     if place.rank is not None:
-        with _of_rank(place.rank) as setup:
+        with _open_rank_copies(place.rank) as setup:
             yield setup
         return
     place.presenter.waiting("reading this machine", _SECONDS_TO_READ)

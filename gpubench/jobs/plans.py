@@ -377,7 +377,7 @@ class WatchPlan:
             return _INTERVAL_SECONDS_OF_RAS if self.hang else INTERVAL_SECONDS
         return self.interval
 
-    def with_interval_of(self, gpus: int) -> "WatchPlan":
+    def set_default_interval(self, gpus: int) -> "WatchPlan":
         """Return the plan with the default interval for a number of GPUs: at most 1 % of a core, and an alarm within 5
         s.
         """

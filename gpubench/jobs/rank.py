@@ -277,7 +277,7 @@ def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
         raise UsageError(
             "this command under torchrun",
             expected="ranks that MPI started; the collectives alone take torchrun's",
-            next_step=f"mpirun -n {launched_by.size} gpubench ...; {launched_by.without_it}",
+            next_step=f"mpirun -n {launched_by.size} gpubench ...; {launched_by.advice_without_launcher}",
         )
     if launched_by.rank >= launched_by.size:
         raise UsageError(

@@ -16,7 +16,7 @@ from gpubench.conditions.circumstances import Circumstances
 from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of
-from gpubench.jobs.failed_runs import beside_rows, failures_in, show_failures, with_findings
+from gpubench.jobs.failed_runs import add_findings, failures_in, failures_without_rows, show_failures
 from gpubench.jobs.metadata import metadata_of
 from gpubench.jobs.outputs import NullListener, presenting
 from gpubench.jobs.plans import Nics, ReportPlan
@@ -183,7 +183,7 @@ class ReadCopies(Struct, frozen=True):
 
     def _host_copy(self, row: PairRow) -> HostCopy:
         to_gpu = row.source == HOST
-        memory = HostMemory.of_note(row.note) or HostMemory.PINNED
+        memory = HostMemory.parse_note(row.note) or HostMemory.PINNED
         return HostCopy(memory, self.names.index(row.destination if to_gpu else row.source), to_gpu)
 
 
@@ -226,7 +226,7 @@ def _judge_copies(
         presenter.begin(metadata, PAIR_COLUMNS)
         report = P2pRun(request, _ReadBench(copies.cells()), model, _WithOwnIds(presenter, ids)).run()
         sections = {name: section for name, section in report.sections.items() if name != TreeRow.section}
-        presenter.end(with_findings(replace(report, sections=sections), others))
+        presenter.end(add_findings(replace(report, sections=sections), others))
     return presenter.exit_code
 
 
@@ -336,7 +336,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         if isinstance(error, NotSaidError):
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
         raise
-    failures = beside_rows(text, failures)
+    failures = failures_without_rows(text, failures)
     if file.pairs and not (file.rows or file.latencies):
         return _run_copies(plan, file, failures, arguments)
     rows = _rows_of_one_table(plan, file)
@@ -351,7 +351,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         metadata = _metadata_of_results(plan, file, table, speed, arguments)
         presenter.begin(metadata)
         report = judged_rows.judge_rows(file, rows, collective, table.ranks, limit_of, speed, presenter)
-        presenter.end(with_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
+        presenter.end(add_findings(report, [*failures, *_absent_gpus(plan, rows[0].ranks // rows[0].nodes)]))
     return presenter.exit_code
 
 
@@ -549,7 +549,7 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
         return None
     domain = domain_of(models[:1]) if nodes > 1 else None
     if domain is not None and per_node == domain.match.visible:
-        return SimulatedMachine(domain.in_domains(nodes), nodes)
+        return SimulatedMachine(domain.split_into_domains(nodes), nodes)
     own = own_profiles(os.environ)
     found = match(models[:1], per_node, among=own) or match(models[:1], per_node)
     return None if found is None else SimulatedMachine(found.profile, nodes)

@@ -123,7 +123,7 @@ def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
 _WRONG = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 
 
-def of_whole_node(environment: Mapping[str, str]) -> dict[str, str]:
+def whole_node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for reading a whole node: its rank may see one GPU only."""
     return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 

@@ -35,9 +35,9 @@ from gpubench.jobs.rounds import (
     is_quick,
     numbered,
     numbers_of_kept,
-    of_whole_node,
     read_rounds,
     telling,
+    whole_node_environment,
 )
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, Simulated, Simulation
 from gpubench.machine.environment import NODE_VARIABLE
@@ -57,7 +57,7 @@ from gpubench.measure.scan.rounds import (
 )
 from gpubench.measure.scan.verdicts import decode, nic_names, rail_rates
 from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
-from gpubench.model.paths.nodes import topologies, with_own_names
+from gpubench.model.paths.nodes import rename_duplicates, topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.scan import RANK_OF_HOST, BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
 from gpubench.model.terms.ranks import Phase
@@ -166,8 +166,8 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
         placement = check_placement(nodes, hosts_of_nccl, group.gather(visible))
     rails = placement.rails_by_rank[group.rank]
     devices = {rail: local_rank if len(rails) == 1 else rail for rail in rails}
-    read = group.collect([probe(SECONDS_TO_READ_A_NODE, of_whole_node(os.environ))] if local_rank == 0 else [])
-    snapshots = with_own_names([each for own in read or () for each in own])
+    read = group.collect([probe(SECONDS_TO_READ_A_NODE, whole_node_environment(os.environ))] if local_rank == 0 else [])
+    snapshots = rename_duplicates([each for own in read or () for each in own])
     supervisor = Supervisor(backend, group.rank, devices, secret)
     coordinator = Coordinator(placement, secret, plan.round_timeout_s) if group.rank == 0 else None
     card = RankCard(
@@ -264,7 +264,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     ]
     if not plan.ranks_as_nodes and meeting.backend != HOST:
         of_nodes = {numbers[node]: profile for node, profile in enumerate(profiles) if node in numbers}
-        findings += judging.below_profile(fabric, (first, second), of_nodes, list(local))
+        findings += judging.find_nodes_below_profile(fabric, (first, second), of_nodes, list(local))
     folder.phase_0(judging.better_of(first, second), findings)
     if kept is not None:
         local, findings = judging.slowest_of(kept.local(), local), each_once([*kept.findings(), *findings])
@@ -374,7 +374,7 @@ def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
         raise UsageError(
             f"scan {option} under {launch.launcher}",
             expected="one process: nothing is measured here",
-            next_step=launch.without_it,
+            next_step=launch.advice_without_launcher,
         )
 
 
@@ -398,7 +398,7 @@ def _run_simulated(plan: ScanPlan, simulation: Simulation, arguments: Sequence[s
     findings = [
         *_facts(simulation),
         *judging.wrong_data_inside(fabric, (*first, *second)),
-        *judging.below_profile(fabric, (first, second), profiles, list(local)),
+        *judging.find_nodes_below_profile(fabric, (first, second), profiles, list(local)),
     ]
     folder.phase_0(judging.better_of(first, second), findings)
     before = NOTHING_BEFORE

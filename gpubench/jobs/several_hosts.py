@@ -56,7 +56,7 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
         raise UsageError(
             f"{'--slurm' if hosts is None else '--hosts'} under {launch.launcher}",
             expected="one process, which starts the ranks",
-            next_step=launch.without_it,
+            next_step=launch.advice_without_launcher,
         )
     start = _start_of(plan, [*for_ranks, *_FOR_RANKS])
     for host, silence in start.silent.items():
@@ -76,7 +76,7 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
         report = replace(stored.report, sentence="") if plan.presentation.exit_style else stored.report
         if lost:
             metadata = replace(metadata, hosts=[*metadata.hosts, *start.silent])
-            report = _with_lost_hosts(report, lost, start.silent)
+            report = _add_lost_hosts(report, lost, start.silent)
         presenter.begin(metadata, ())
         presenter.end(report)
     return presenter.exit_code
@@ -101,12 +101,12 @@ def _start_of(plan: CheckPlan, words: Sequence[str]) -> _Start:
         return _Start(allocated_hosts(os.environ), {}, srun_command(os.environ, ranks or 1, words), dict(os.environ))
     room, mpirun = hosts_of(plan.hosts), find_launcher()
     ranks = ranks or min((slots for slots in room.values() if slots is not None), default=1)
-    environment = mpirun.on_hosts(os.environ)
+    environment = mpirun.host_environment(os.environ)
     start = _Start(list(room), silent_hosts(list(room), environment), (), environment)
     return start._replace(command=mpirun_command(mpirun, start.answering, ranks, words))
 
 
-def _with_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
+def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str]) -> Report:
     """Add hosts that did not answer to the report, as nodes in ERROR."""
     rows = [
         VerdictRow(
@@ -114,7 +114,7 @@ def _with_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[st
         )
         for host in hosts
     ]
-    verdicts = Table.by_section({VerdictRow: [*report.rows(VerdictRow), *rows]})
+    verdicts = Table.group_by_section({VerdictRow: [*report.rows(VerdictRow), *rows]})
     return replace(
         report,
         verdict=overall((report.verdict, Verdict.ERROR)),

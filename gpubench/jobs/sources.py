@@ -67,7 +67,7 @@ class Simulation(Struct, frozen=True):
         ignored = " ".join(f"{name}={value}" for name, value in self.ignored.items())
         return f"ignored in simulation: {ignored}" if ignored else ""
 
-    def without_variables(self) -> "Simulation":
+    def drop_variables(self) -> "Simulation":
         """Return the simulation without NCCL variables. Raises UsageError if a fault sets one."""
         from gpubench.model.profiles.fault import ENV
 
@@ -163,7 +163,7 @@ class SimulationOptions:
 
         simulation = simulation_of(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if command == "scan":
-            simulation = simulation.without_variables()
+            simulation = simulation.drop_variables()
         unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
         if unfit is not None:
             raise UsageError(
@@ -187,7 +187,7 @@ class Here(Struct, frozen=True):
         """Read the kernel, NVML and CUDA."""
         from gpubench.machine.probe import probe
 
-        return _of_this_process(probe(self.timeout_s, os.environ))
+        return _this_machine(probe(self.timeout_s, os.environ))
 
     @contextmanager
     def being_read(self) -> Iterator[Callable[[], "Machines"]]:
@@ -195,10 +195,10 @@ class Here(Struct, frozen=True):
         from gpubench.machine.probe import Probe
 
         with Probe(os.environ) as probe:
-            yield lambda: _of_this_process(probe.snapshot(self.timeout_s))
+            yield lambda: _this_machine(probe.snapshot(self.timeout_s))
 
 
-def _of_this_process(snapshot: "Snapshot") -> "Machines":
+def _this_machine(snapshot: "Snapshot") -> "Machines":
     from gpubench.jobs.machines import Machines
     from gpubench.jobs.metadata import recorded_settings
     from gpubench.machine.process import read_rank_facts
@@ -298,7 +298,7 @@ def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | Non
         raise UsageError(
             f"{command} {source.text.split()[0]} under {launch.launcher}",
             expected="one process: nothing is measured here",
-            next_step=launch.without_it,
+            next_step=launch.advice_without_launcher,
         )
 
 

@@ -396,7 +396,7 @@ def _open_in_ranks(rank: RankPlace, stack: ExitStack) -> "tuple[Machines | None,
     machines = sources.gathered(group, snapshots, sources.own_process(rank.identity))
     agree(group, lambda: None if machines is None else _check_watchable(plan, machines))
     most = None if machines is None else max(len(node.gpus) for node in machines.nodes)
-    rank.plan = plan.with_interval_of(group.broadcast(most))
+    rank.plan = plan.set_default_interval(group.broadcast(most))
     return machines, _own_node(rank.plan, snapshots, stack)
 
 
@@ -509,7 +509,7 @@ def _paced(
     pace: WatchPace = RealPace(wait) if _is_real(plan, is_terminal=is_terminal) else LeapingPace()
     if isinstance(plan.source, sources.Simulated):
         return plan, pace, _simulated_readers(plan.source.simulation, machines.snapshots, pace.now)
-    plan = plan.with_interval_of(len(machines.nodes[0].gpus))
+    plan = plan.set_default_interval(len(machines.nodes[0].gpus))
     return plan, pace, [reader_here(plan, machines.nodes[0].snapshot.host)]
 
 

@@ -17,7 +17,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def with_package(environment: Mapping[str, str]) -> dict[str, str]:
+def package_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which a child finds this package, even in a checkout that is not installed."""
     found_in = Path(sys.path[0]).resolve() if sys.path and sys.path[0] else Path.cwd()
     if found_in != _PARENT:

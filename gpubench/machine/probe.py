@@ -21,7 +21,7 @@ from msgspec.structs import asdict, replace
 from gpubench import __version__
 from gpubench.errors import MPS_PERCENTAGE, UsageError
 from gpubench.machine import stage
-from gpubench.machine.children import die_with_parent, module_command, with_package
+from gpubench.machine.children import die_with_parent, module_command, package_environment
 from gpubench.machine.drivers import CudaFacts, CudaGpu
 from gpubench.machine.gpus import NvmlFacts
 from gpubench.machine.host import text_of
@@ -195,7 +195,7 @@ def merge(
     kernel = sysfs or SysfsFacts()
     listed = _gpus(kernel, nvml)
     unseen = _why_unseen(len(listed), cuda)
-    gpus = tuple(_with_cuda(gpu, cuda, unseen) for gpu in listed)
+    gpus = tuple(_add_cuda(gpu, cuda, unseen) for gpu in listed)
     all_failures = (*failures, *_cuda_failure(gpus, nvml, cuda))
     driver = nvml.driver if nvml is not None else DriverFacts()
     shown = {gpu.bus_id for gpu in gpus}
@@ -251,7 +251,7 @@ def _gpus(kernel: SysfsFacts, nvml: NvmlFacts | None) -> list[GpuFacts]:
         # NVML numbers GPUs by bus id, including those that were lost before it could name them.
         names.update((gpu.index, other.bus_id) for gpu, other in zip(nameless, unlisted, strict=True))
         unlisted = []
-    gpus = [_with_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
+    gpus = [_add_place(replace(gpu, bus_id=gpu.bus_id or names.get(gpu.index)), on_bus) for gpu in nvml.gpus]
     following = max((gpu.index for gpu in gpus), default=-1) + 1
     lost = [gpu for gpu in unlisted if not _belongs_to_others(gpu, kernel, listed=len(nvml.gpus))]
     return [*gpus, *(replace(gpu, index=following + i, lost=UNLISTED) for i, gpu in enumerate(lost))]
@@ -267,7 +267,7 @@ def _belongs_to_others(gpu: GpuFacts, kernel: SysfsFacts, *, listed: int) -> boo
     return driver is not None and (driver != _NVIDIA_DRIVER or 0 < kernel.device_files <= listed)
 
 
-def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
+def _add_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
     other = on_bus.get(gpu.bus_id)
     if gpu.bus_id is None or other is None:
         return gpu
@@ -276,8 +276,8 @@ def _with_place(gpu: GpuFacts, on_bus: dict[str | None, GpuFacts]) -> GpuFacts:
     return replace(gpu, name=gpu.name or other.name, uuid=gpu.uuid or other.uuid, place=other.place, pcie=pcie)
 
 
-def _with_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
-    found = _in_cuda(gpu, cuda)
+def _add_cuda(gpu: GpuFacts, cuda: CudaFacts | None, unseen: str) -> GpuFacts:
+    found = _find_in_cuda(gpu, cuda)
     if found is None:
         return replace(gpu, unknown={**gpu.unknown, "cuda_index": unseen}) if unseen and not gpu.lost else gpu
     gpu = replace(gpu, cuda_index=found.index, cuda_features=found.features)
@@ -298,7 +298,7 @@ def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
     return f"CUDA lists {len(cuda.gpus)} of the {counted(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
 
 
-def _in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
+def _find_in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:
     if cuda is None or gpu.bus_id is None:
         return None
     return next((each for each in cuda.gpus if each.bus_id == gpu.bus_id), None)
@@ -321,7 +321,7 @@ def _pairs(
             continue
         pair = by_names.get(names, PairFacts(source=names[0], destination=names[1]))
         if access is None:
-            shown = _in_cuda(source, cuda) is not None and _in_cuda(destination, cuda) is not None
+            shown = _find_in_cuda(source, cuda) is not None and _find_in_cuda(destination, cuda) is not None
             reason = "" if shown else unseen
             if cuda is not None and cuda.absent is None and (source.mig or destination.mig):
                 reason = reason or "under MIG CUDA shows one instance"
@@ -360,7 +360,7 @@ def probe(
 
     `stages` are the children's command lines by name. `root` is where sysfs and procfs are found.
     """
-    return _put_together(run_stages(stages or stage_commands(root), _of_whole_gpus(environment), timeout_s))
+    return _put_together(run_stages(stages or stage_commands(root), _whole_gpu_environment(environment), timeout_s))
 
 
 def watch_errors(
@@ -372,7 +372,7 @@ def watch_errors(
 ) -> Snapshot:
     """Read the error counters again through the kernel and NVML, and return the snapshot with the new errors."""
     asked = {name: command for name, command in (stages or stage_commands(root)).items() if name in COUNTING}
-    results = run_stages(asked, _of_whole_gpus(environment), timeout_s)
+    results = run_stages(asked, _whole_gpu_environment(environment), timeout_s)
     after = _put_together({CUDA: StageResult(error="not asked"), **results})
     if any(failure.stage in COUNTING for failure in after.failures):
         return before
@@ -383,16 +383,16 @@ class Probe(Stages):
     """A probe that runs in the background and starts on construction."""
 
     def __init__(self, environment: Mapping[str, str], stages: Mapping[str, Sequence[str]] | None = None) -> None:
-        super().__init__(stages or stage_commands(), _of_whole_gpus(environment))
+        super().__init__(stages or stage_commands(), _whole_gpu_environment(environment))
 
     def snapshot(self, timeout_s: float) -> Snapshot:
         """Return this node. Sources that do not answer within `timeout_s` are listed in `failures`."""
         return _put_together(self.results(timeout_s))
 
 
-def _of_whole_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+def _whole_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without MPS's share of a GPU, which would hide multiprocessors."""
-    return {name: value for name, value in with_package(environment).items() if name != MPS_PERCENTAGE}
+    return {name: value for name, value in package_environment(environment).items() if name != MPS_PERCENTAGE}
 
 
 def _put_together(results: Mapping[str, StageResult]) -> Snapshot:

@@ -205,13 +205,13 @@ def _limits(root: Path, mount: str, path: str) -> Iterator[CpuQuota]:
     for folder in (group, *group.parents):
         if not folder.is_relative_to(top):
             break
-        cpus = _of_version_2(folder) or _of_version_1(folder)
+        cpus = _read_quota_v2(folder) or _read_quota_v1(folder)
         if cpus:
             file = "cpu.max" if host.exists(folder / "cpu.max") else "cpu.cfs_quota_us"
             yield CpuQuota(cpus=cpus, by=f"/{(folder / file).relative_to(root)}")
 
 
-def _of_version_2(folder: Path) -> float | None:
+def _read_quota_v2(folder: Path) -> float | None:
     """Parse '200000 100000' as two CPUs, and 'max 100000' as no limit."""
     fields = (host.text_of(folder / "cpu.max") or "").split()
     if not fields or not fields[0].isdecimal():
@@ -220,7 +220,7 @@ def _of_version_2(folder: Path) -> float | None:
     return int(fields[0]) / period_us if period_us else None
 
 
-def _of_version_1(folder: Path) -> float | None:
+def _read_quota_v1(folder: Path) -> float | None:
     quota_us, period_us = host.number_of(folder / "cpu.cfs_quota_us"), host.number_of(folder / "cpu.cfs_period_us")
     return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
 
@@ -351,7 +351,7 @@ def read_rank_facts(
     files = _read_user_files(environment, libraries, root)
     channels = unknown.names("imex_channels", root / "dev" / _IMEX)
     driver_gpus = unknown.names("driver_gpus", root / "proc/driver/nvidia/gpus")
-    shm_device, shm_bytes, shm_free_bytes = shared_memory_at(root / "dev/shm")
+    shm_device, shm_bytes, shm_free_bytes = read_shared_memory(root / "dev/shm")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return RankFacts(
         rank=rank,
@@ -421,7 +421,7 @@ def namespaces_in(folder: Path) -> dict[str, int]:
     return found
 
 
-def shared_memory_at(folder: Path) -> tuple[int | None, int | None, int | None]:
+def read_shared_memory(folder: Path) -> tuple[int | None, int | None, int | None]:
     """Return device, size and free bytes of /dev/shm, each None if unknown."""
     try:
         device, space = folder.stat().st_dev, os.statvfs(folder)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.errors import UsageError
-from gpubench.machine.children import die_with_parent, module_command, with_package
+from gpubench.machine.children import die_with_parent, module_command, package_environment
 from gpubench.machine.drivers import Answers, text
 from gpubench.machine.environment import read_nccl_files
 from gpubench.machine.gpus import (
@@ -31,7 +31,7 @@ from gpubench.machine.gpus import (
 from gpubench.machine.host import container_of, names_in, printable, process_name, sees_all_pids, text_of
 from gpubench.machine.nics import NicCounters
 from gpubench.machine.nvml import open_library
-from gpubench.machine.process import in_time, mapped_libraries, namespaces_in, no_answer, shared_memory_at
+from gpubench.machine.process import in_time, mapped_libraries, namespaces_in, no_answer, read_shared_memory
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import bus_id
@@ -222,7 +222,7 @@ class GpuChild:
         self._ended = ""
         self._process = subprocess.Popen(
             command or module_command(_MODULE, *asked),
-            env=with_package(environment),
+            env=package_environment(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -406,7 +406,7 @@ class Tasks:
         own_root = folder / "root"
         answer = in_time(lambda: read_nccl_files(settings, own_root, user))
         nccl_files, unknown = ({}, {"nccl_files": no_answer()}) if answer is None else answer
-        device, size, free = shared_memory_at(own_root / "dev/shm")
+        device, size, free = read_shared_memory(own_root / "dev/shm")
         return RankFacts(
             rank=0,
             host=self._host,

@@ -60,11 +60,11 @@ def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Repor
     """
     rows = [row for host in hosts for row in _rows(host, origin)]
     findings = [finding for host in hosts for finding in (*_version_difference(host.facts), *_unread(host.facts))]
-    findings += _between_hosts([host.facts for host in hosts])
+    findings += _compare_hosts([host.facts for host in hosts])
     able = {row.node for row in rows if row.found and row.library in (process.NCCL_LIB, process.RCCL_LIB)}
     looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
     verdict = overall([looked, *(finding.severity for finding in findings)])
-    sections = Table.by_section({LibraryRow: rows})
+    sections = Table.group_by_section({LibraryRow: rows})
     return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LibraryRow.section)
 
 
@@ -204,7 +204,7 @@ def _version_difference(facts: process.LibrariesFacts) -> Iterator[Finding]:
     )
 
 
-def _between_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]:
+def _compare_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]:
     by_user: dict[str, dict[str, list[str]]] = {}
     for facts in hosts:
         for copy in _copies(facts):

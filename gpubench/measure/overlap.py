@@ -237,7 +237,7 @@ def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | No
     return max(by_chance, abs(drift or 0.0))
 
 
-def with_rows(
+def add_overlap_rows(
     report: Report,
     undisturbed: Sequence[CollectiveRow],
     rows: Sequence[OverlapRow],
@@ -251,7 +251,7 @@ def with_rows(
     found = list(shortest_steps(rows, repeated))
     wrong = list(wrong_data(rows))
     sections = {
-        **Table.by_section({ShortestStepRow: found, CollectiveRow: undisturbed, RefusedRow: refused}),
+        **Table.group_by_section({ShortestStepRow: found, CollectiveRow: undisturbed, RefusedRow: refused}),
         **report.sections,
     }
     return replace(
@@ -351,7 +351,7 @@ def measure_overlap(
             for run in (each for each in shown if case in each.cases):
                 cap = by_variant[run.variant.setting]
                 listener.progress(done, total, f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}")
-                row = bench.row(_LATER + done, case, run, cap, partner, count, _of_size(undisturbed.rows, case))
+                row = bench.row(_LATER + done, case, run, cap, partner, count, _row_of_size(undisturbed.rows, case))
                 done += 1
                 if row is not None:
                     rows.append(row)
@@ -360,7 +360,7 @@ def measure_overlap(
                 listener.progress(done - 1, total, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
                 repeated[partner, case.size_bytes] = bench.measure_again(case, shown[0], partner, count)
     report = finished(collector, observers)
-    return with_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
+    return add_overlap_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
 
 
 class _OverlapBench(Struct, frozen=True):
@@ -457,5 +457,5 @@ def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed
         yield "too short to be met by computation that begins later: wait and share are not told apart"
 
 
-def _of_size(rows: Sequence[CollectiveRow], case: Case) -> CollectiveRow:
+def _row_of_size(rows: Sequence[CollectiveRow], case: Case) -> CollectiveRow:
     return next(row for row in rows if row.size_bytes == case.size_bytes)

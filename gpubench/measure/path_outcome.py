@@ -38,4 +38,4 @@ def unwatched(report: Report, why: str, origin: Origin = Origin.MEASURED) -> Rep
 def _path_sections(
     evidence: Sequence[EvidenceRow], fallback: Sequence[FallbackRow], causes: Sequence[CauseRow]
 ) -> dict[str, Section]:
-    return Table.by_section({EvidenceRow: evidence, FallbackRow: fallback, CauseRow: causes})
+    return Table.group_by_section({EvidenceRow: evidence, FallbackRow: fallback, CauseRow: causes})

@@ -197,7 +197,7 @@ class Explained:
     def __init__(self, circumstances: Circumstances) -> None:
         self.circumstances = circumstances
 
-    def with_slow(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
+    def add_slow_rows(self, rows: Sequence[report.CollectiveRow]) -> "Explained":
         """Return the causes including what these slow rows show, or itself if they show nothing new."""
         several = [row for row in rows if row.nodes > 1]
         return Explained(replace(self.circumstances, slow=tuple(several))) if several else self
@@ -212,7 +212,7 @@ class Explained:
         asked = dict(islice(staged.items(), _MOST_ASKED))
         return self.diagnosis.explaining(path_kinds(self.circumstances.wiring, asked))
 
-    def with_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
+    def add_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
         """Add the most likely cause to host-staged paths, unless there are very many."""
         staged = {pair_of(each): each.transports for each in paths if each.judgement.conclusion is Conclusion.STAGED}
         if len(staged) > _MOST_ASKED:
@@ -242,13 +242,13 @@ class Explained:
         nvlinks = all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
         used = {
             Slowed.NETWORK: len(run.nodes) > 1,
-            Slowed.PCIE: (self._between_gpus and not nvlinks) or bool(run.staged),
-            Slowed.NVLINK: self._between_gpus and nvlinks,
+            Slowed.PCIE: (self._uses_gpu_links and not nvlinks) or bool(run.staged),
+            Slowed.NVLINK: self._uses_gpu_links and nvlinks,
         }
         return tuple(each for each, holds in used.items() if holds)
 
     @property
-    def _between_gpus(self) -> bool:
+    def _uses_gpu_links(self) -> bool:
         """True if bytes may pass between GPUs. Ranks that share one GPU use no link."""
         wiring = self.circumstances.wiring
         return len(wiring.gpus) < 2 or any(not wiring.one_gpu((0, other)) for other in range(1, len(wiring.gpus)))
@@ -270,7 +270,7 @@ class Explained:
     def _matters(self, named: Named) -> bool:
         """True if a cause of slow paths affects a link that ranks use. Ranks on one GPU use none."""
         slows = named.cause.explains.slows
-        return self._between_gpus or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
+        return self._uses_gpu_links or not slows or not set(slows).isdisjoint((Slowed.LAUNCHES, *self._links()))
 
     def conditions(self) -> list[report.CauseRow]:
         """Return all conditions of machines without measurements: those that prevent direct paths, then the rest."""

@@ -61,7 +61,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     looked_at = dict.fromkeys(kind.representative for kind in kinds)
     looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
-    looked_at |= dict.fromkeys(_with_settings_of_their_own(ranks)[:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys(_nodes_with_other_settings(ranks)[:_MOST_SURVEYED])
     looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
     places = [
         GpuPlace(nodes[node].snapshot.host, node, gpu.bus_id or gpu.device)
@@ -73,7 +73,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     return Explained(Circumstances(wiring=wiring, facts=ranks, settings=user_settings(ranks)))
 
 
-def _with_settings_of_their_own(ranks: Sequence[RankFacts]) -> list[int]:
+def _nodes_with_other_settings(ranks: Sequence[RankFacts]) -> list[int]:
     """Return the nodes whose NCCL variables differ from those of rank 0, because NCCL may use other paths there."""
     return [each.node for each in ranks if each.nccl_settings != ranks[0].nccl_settings]
 
@@ -87,7 +87,7 @@ def prospects(
     groups: dict[_Prospect, list[_FallbackPairs]] = {}
     for kind in kinds:
         usual: dict[tuple[str, str], _Prospect] = {}
-        for number in _looked_at(kind, explained):
+        for number in _examined_nodes(kind, explained):
             first = number == kind.representative
             lead = "" if first and len(kinds) == 1 else nodes[number].snapshot.host
             for seen, prospect in _seen(nodes, number, explained):
@@ -172,7 +172,7 @@ def _seen(nodes: Sequence[Topology], number: int, explained: Explained) -> Itera
         yield _FallbackPairs(ends, wiring.path(pair), reason), _expected_path(explained, pair)
 
 
-def _looked_at(kind: MachineKind, explained: Explained) -> list[int]:
+def _examined_nodes(kind: MachineKind, explained: Explained) -> list[int]:
     others = sorted({*kind.alike, *kind.odd} - {kind.representative})
     return [kind.representative, *(number for number in others if explained.circumstances.gpus_of(number))]
 

@@ -28,7 +28,7 @@ class LaunchTimer(Protocol):
     def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
         """One launch that issues all of `launches` in order, or replays a captured graph of them so many times."""
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """One launch that issues all of `launches` in order, with a look at a clock after each so many of them."""
 
     def once(self, launch: Launch) -> None:
@@ -226,7 +226,7 @@ class MultiGroupBackend(Backend, Protocol):
 class SeveralKernels(Protocol):
     """A backend that has kernels of its own, of which it takes one by size."""
 
-    def with_kernel(self, kernel: str) -> CollectiveCalls:
+    def select_kernel(self, kernel: str) -> CollectiveCalls:
         """The collectives of all ranks, by that kernel at every size."""
 
 

@@ -63,7 +63,7 @@ def report_in(message: Message) -> "Report":
 
     kinds: dict[str, Any] = {name: TABLES[name] for name in message["sections"]}
     rows = {kind: [from_plain(kind, row) for row in message["sections"][name]] for name, kind in kinds.items()}
-    return replace(Report.from_record(message["report"]), sections=Table.by_section(rows))
+    return replace(Report.from_record(message["report"]), sections=Table.group_by_section(rows))
 
 
 class ChannelReceiver:

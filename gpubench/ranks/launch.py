@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from gpubench import __version__
 from gpubench.errors import CouldNotMeasureError, UsageError, missing_mpi_launcher, unusable_mpi_launcher
-from gpubench.machine.children import die_with_parent, module_command, with_package
-from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, as_if_alone
+from gpubench.machine.children import die_with_parent, module_command, package_environment
+from gpubench.model.facts.environment import CHANNEL_VARIABLE, DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, strip_launcher
 from gpubench.readers.documents import opened
 
 OWN_SETTINGS_VARIABLE = "GPUBENCH_SETTINGS"  # Lists the variables that gpubench, not the user, set for its ranks
@@ -84,14 +84,14 @@ class Launcher(Struct, frozen=True):
         measures_mpi: bool = True,
     ) -> dict[str, str]:
         """Return the environment for ranks on this host. The user's variables override gpubench's own and `also`."""
-        inner = as_if_alone(outer)
+        inner = strip_launcher(outer)
         settings = _OPEN_MPI_SETTINGS if self.flavour is Flavour.OPEN_MPI else {}
         if settings and not measures_mpi and not any(name in inner for name in _CHOOSING):
             settings = settings | _AGREEMENT_SETTINGS
         own = {name: value for name, value in {**settings, **(also or {})}.items() if name not in inner}
-        return with_package(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
+        return package_environment(inner | own | {CHANNEL_VARIABLE: channel, OWN_SETTINGS_VARIABLE: ",".join(own)})
 
-    def on_hosts(self, outer: Mapping[str, str]) -> dict[str, str]:
+    def host_environment(self, outer: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for ranks on several hosts: the user's, plus permission to run as root."""
         return (_AS_ROOT if self.flavour is Flavour.OPEN_MPI else {}) | dict(outer)
 
@@ -214,7 +214,7 @@ class EndedJob(NamedTuple):
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], tell: Callable[[str], None]) -> EndedJob:
     """Run a launcher to its end and pass each line of its stderr to `tell`. Stop the job if the wait is interrupted."""
-    own = with_package({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
+    own = package_environment({**environment, DEFAULTS_VARIABLE: NO_DEFAULTS_TO_READ})
     last = deque[str](maxlen=_MOST_LINES_KEPT)
 
     def pass_on(stderr: IO[bytes]) -> None:
@@ -383,7 +383,7 @@ def _silence_of(agent: Sequence[str], environment: Mapping[str, str], host: str)
     except FileNotFoundError:
         return None  # mpirun says which program it needs
     except subprocess.TimeoutExpired:
-        return _for_host(_LATE, host, program)
+        return _host_silence(_LATE, host, program)
     return why_silent(host, answer.returncode, answer.stdout, answer.stderr)
 
 
@@ -396,17 +396,17 @@ def why_silent(host: str, exit_code: int, stdout: str, stderr: str) -> Silence |
     if versions:
         seen = f"gpubench {versions[0]} there, and {__version__} here"
         other = Silence(seen, "installations differ", _ABSENT.command)
-        return _for_host(other, host, program)
+        return _host_silence(other, host, program)
     for pattern, silence in _SAID:
         if re.search(pattern, stderr, re.IGNORECASE):
-            return _for_host(silence, host, program)
+            return _host_silence(silence, host, program)
     lines = stderr.split("\n") if stderr.strip() else stdout.split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LAST_CHARACTERS]
     seen = f"exit code {exit_code}" + (f": {last}" if last else "")
-    return _for_host(Silence(seen, "gpubench does not start there", _ABSENT.command), host, program)
+    return _host_silence(Silence(seen, "gpubench does not start there", _ABSENT.command), host, program)
 
 
-def _for_host(silence: Silence, host: str, program: str) -> Silence:
+def _host_silence(silence: Silence, host: str, program: str) -> Silence:
     return silence._replace(command=silence.command.format(host=host, program=shlex.quote(program)))
 
 

@@ -275,7 +275,7 @@ def prefix_shape(prefix: str) -> str:
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
-def behind_prefix(text: str, shape: str) -> list[str] | None:
+def strip_prefix(text: str, shape: str) -> list[str] | None:
     """The words of a line behind a prefix of a shape; None where it has another."""
     words = text.split()
     count = len(shape.split())

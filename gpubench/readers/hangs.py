@@ -337,7 +337,7 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
             answer.add(line.strip())
         return answer.communicators
     try:
-        return tuple(_of_json(each) for each in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"])
+        return tuple(_read_json_communicator(each) for each in load_json(_NO_COMMA.sub(r"\1,", text))["communicators"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{name} is no answer of NCCL's RAS that can be read: {error}",
@@ -347,7 +347,7 @@ def read_ras_answer(data: bytes, name: str) -> tuple[RasCommunicator, ...]:
         ) from None
 
 
-def _of_json(found: Mapping[str, Any]) -> RasCommunicator:
+def _read_json_communicator(found: Mapping[str, Any]) -> RasCommunicator:
     ranks = [
         RasRank(
             rank=int(each["rank"]),
@@ -424,7 +424,7 @@ class RasText:
         elif self._section and (remark := _OF_ANSWER.match(line)):
             self._remarks.append(remark[0])
         elif self._id:
-            self._of_communicator(line)
+            self._read_communicator_line(line)
 
     def _group(self, group: re.Match[str]) -> None:
         """Add a row of the table of communicators."""
@@ -437,7 +437,7 @@ class RasText:
         remarks = (f"all ranks have status {status}",) if status in _DOUBTFUL_OF_ALL else ()
         self._found[name] = RasCommunicator(name, size, (), remarks=remarks)
 
-    def _of_communicator(self, line: str) -> None:
+    def _read_communicator_line(self, line: str) -> None:
         if heading := _DIFFERENT.search(line):
             self._function, self._of_several = heading["name"] or "", {}
         elif several := _SEVERAL.match(line):

@@ -83,7 +83,7 @@ def read_leaves(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, line in _lines(text):
         where = f"{path}, line {number}"
-        for host, leaf in _of_line(line, where):
+        for host, leaf in _read_line(line, where):
             if found.setdefault(host, leaf) != leaf:
                 raise UsageError(
                     f"{where}: {host} hangs on {found[host]} and on {leaf}", expected="one leaf for every node"
@@ -127,7 +127,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         kept, first = "", 0
 
 
-def _of_line(line: str, where: str) -> Iterator[tuple[str, str]]:
+def _read_line(line: str, where: str) -> Iterator[tuple[str, str]]:
     settings = {key.lower(): value for key, value in _SETTING.findall(line)}
     if "switchname" in settings:
         for host in expand_hostlist(settings.get("nodes", ""), where):

@@ -112,7 +112,7 @@ def split(lines: Sequence[str]) -> Iterator[PastedPart]:
             new = Kind.COMMAND
         else:
             new = _kind_of(line, kind, lines[at + 1 : at + 3], held)
-            if new is Kind.OUTPUT and has_prose and not fence and not _of_a_program(line):
+            if new is Kind.OUTPUT and has_prose and not fence and not _is_program_output(line):
                 new = Kind.PROSE
             begins = (new is Kind.COMMAND and not _is_continued(held)) or _begins_again(line, new)
         if (new is not kind or begins) and held:
@@ -191,7 +191,7 @@ _OF_PROGRAMS = re.compile(
 """Program output, even in Markdown without a fence."""
 
 
-def _of_a_program(line: str) -> bool:
+def _is_program_output(line: str) -> bool:
     return _OF_PROGRAMS.search(_CODE_SPAN.sub("", line)) is not None
 
 
@@ -204,7 +204,7 @@ _FIRST_PERSON = re.compile(
 
 def is_told_by_person(line: str) -> bool:
     """True if a person wrote this line about a job, in a text that is no Markdown: 'we killed it'."""
-    return _FIRST_PERSON.search(line) is not None and not _of_a_program(line)
+    return _FIRST_PERSON.search(line) is not None and not _is_program_output(line)
 
 
 _PLAIN_WORD = re.compile(r"[a-z]{1,20}[,;:.?!]?")
@@ -219,14 +219,14 @@ def is_sentence(line: str) -> bool:
     plain = sum(1 for word in words if _PLAIN_WORD.fullmatch(word))
     joining = sum(1 for word in words if word.lower() in _OF_SENTENCES)
     is_plain = plain >= max(_FEWEST_PLAIN_WORDS, _PLAIN_SHARE * len(words)) and joining >= _FEWEST_JOINING_WORDS
-    return is_plain and _FIRST_WORD.fullmatch(words[0]) is not None and not _of_a_program(line)
+    return is_plain and _FIRST_WORD.fullmatch(words[0]) is not None and not _is_program_output(line)
 
 
 def is_prose(lines: Sequence[str]) -> bool:
     """True if at least half of the lines are sentences and none is program output."""
     written = [line for line in lines if line.strip()]
     sentences = sum(map(is_sentence, written))
-    return sentences >= max(_FEWEST_SENTENCES, len(written) / 2) and not any(map(_of_a_program, written))
+    return sentences >= max(_FEWEST_SENTENCES, len(written) / 2) and not any(map(_is_program_output, written))
 
 
 def begins_ras_answer(line: str) -> bool:
@@ -242,7 +242,7 @@ def is_markdown(lines: Sequence[str]) -> bool:
     return below >= _FEWEST_SIGNS or (bool(headings) and others > 0 and len(headings) + others > _FEWEST_SIGNS)
 
 
-def without_commands_and_prose(lines: Sequence[str]) -> list[str]:
+def blank_commands_and_prose(lines: Sequence[str]) -> list[str]:
     """Return the lines with commands and prose blanked, so that line numbers stay the same."""
     kept: list[str] = []
     for part in split(lines):

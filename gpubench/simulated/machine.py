@@ -14,7 +14,7 @@ from gpubench.model.facts.process import GpuProcess
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.profiles import domain_of, load, match, names
-from gpubench.simulated.node import healthy_node, with_faults_around, with_surroundings
+from gpubench.simulated.node import add_surroundings, apply_surrounding_faults, healthy_node
 
 _LOST = "GPU is lost"
 _NO_DRIVER = "NVML does not start (Driver Not Loaded)"
@@ -48,7 +48,7 @@ def _apply_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.
     broken = replace(
         node,
         nics=tuple(nic for number, nic in enumerate(nics) if number not in absent),
-        pairs=tuple(_with_lost(pair, gpus) for pair in pairs.values()),
+        pairs=tuple(_mark_lost(pair, gpus) for pair in pairs.values()),
     )
     broken = _without(broken, gpus, missing)
     for fault in faults:
@@ -195,7 +195,7 @@ def _nic_change(nic: snapshot.NicFacts, key: str, value: str, fault: Fault) -> s
     )
 
 
-def _with_lost(pair: snapshot.PairFacts, gpus: list[snapshot.GpuFacts]) -> snapshot.PairFacts:
+def _mark_lost(pair: snapshot.PairFacts, gpus: list[snapshot.GpuFacts]) -> snapshot.PairFacts:
     lost = {gpu.device for gpu in gpus if gpu.lost}
     if not lost & {pair.source, pair.destination}:
         return pair
@@ -253,13 +253,13 @@ def _node_change(node: snapshot.Snapshot, settings: Mapping[str, str]) -> snapsh
         failure = snapshot.ProbeFailure(stage=settings["silent"], error=_NO_ANSWER, timed_out=True)
         node = replace(_SILENCED[settings["silent"]](node), failures=(*node.failures, failure))
     if "driver_missing" in settings:
-        bare = _without_cuda(_without_nvml(node), _NO_DRIVER)
+        bare = _drop_cuda(_drop_nvml(node), _NO_DRIVER)
         gpus = tuple(replace(gpu, uuid=None) for gpu in bare.gpus)
         node = replace(bare, driver=snapshot.DriverFacts(absent=_NO_DRIVER), gpus=gpus, pairs=())
     return node
 
 
-def _without_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
+def _drop_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
     """Return only the facts of sysfs and CUDA. /proc has the driver's version, but not CUDA's."""
     return replace(
         node,
@@ -271,7 +271,7 @@ def _without_nvml(node: snapshot.Snapshot) -> snapshot.Snapshot:
     )
 
 
-def _without_cuda(node: snapshot.Snapshot, reason: str = _NO_ANSWER) -> snapshot.Snapshot:
+def _drop_cuda(node: snapshot.Snapshot, reason: str = _NO_ANSWER) -> snapshot.Snapshot:
     return replace(
         node,
         gpudirect=replace(node.gpudirect, dma_buf=None),
@@ -283,7 +283,7 @@ def _without_cuda(node: snapshot.Snapshot, reason: str = _NO_ANSWER) -> snapshot
     )
 
 
-def _without_sysfs(node: snapshot.Snapshot) -> snapshot.Snapshot:
+def _drop_sysfs(node: snapshot.Snapshot) -> snapshot.Snapshot:
     return replace(
         node,
         machine=snapshot.HostFacts(),
@@ -296,9 +296,9 @@ def _without_sysfs(node: snapshot.Snapshot) -> snapshot.Snapshot:
 
 
 _SILENCED: Mapping[str, Callable[[snapshot.Snapshot], snapshot.Snapshot]] = {
-    "nvml": _without_nvml,
-    "cuda": _without_cuda,
-    "sysfs": _without_sysfs,
+    "nvml": _drop_nvml,
+    "cuda": _drop_cuda,
+    "sysfs": _drop_sysfs,
 }
 
 MOST_NODES = 16384
@@ -363,7 +363,7 @@ def _part_of_rack(rack: Profile, nodes: int, gpus: int, text: str) -> Profile:
     if rest or own > nodes:
         most = nodes * rack.match.visible
         raise UsageError(f"{text} has {gpus} GPUs", expected=f"whole nodes of {rack.match.visible}, {most} at most")
-    return rack.with_domains_of(own)
+    return rack.resize_domains(own)
 
 
 def _shown(profile: Profile, gpus: str | None, text: str) -> Profile:
@@ -387,7 +387,7 @@ def check_nodes(machine: SimulatedMachine, faults: Sequence[Fault]) -> None:
             )
 
 
-def by_domains(
+def merge_domains(
     machine: SimulatedMachine, faults: Sequence[Fault], *, joined: bool = True
 ) -> tuple[SimulatedMachine, list[Fault]]:
     """Return the machine with each NVLink domain as one node, unless a node left its domain or `joined` is false."""
@@ -423,7 +423,7 @@ def _snapshots(
 ) -> list[snapshot.Snapshot]:
     check_nodes(machine, faults)
     healthy = healthy_node(machine.profile)
-    whole = with_surroundings(healthy)
+    whole = add_surroundings(healthy)
     by_node: dict[int, list[Fault]] = {}
     for fault in (each for each in faults if each.breaks_hardware):
         by_node.setdefault(fault.node_number, []).append(fault)
@@ -434,17 +434,17 @@ def _snapshots(
             found.append(_named(whole, number, seed))
         else:
             broken = _apply_faults(_named(healthy, number, seed), own)
-            found.append(with_faults_around(with_surroundings(broken), own))
+            found.append(apply_surrounding_faults(add_surroundings(broken), own))
     if machine.domain_nodes == 1:
         return found
     stopped = {fault.node_number for fault in faults if fault.get("imex")}
     return [
-        _in_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
+        _join_domain(node, _identity(seed, f"domain{number // machine.domain_nodes}"), imex=number not in stopped)
         for number, node in zip(numbers, found, strict=True)
     ]
 
 
-def _in_domain(node: snapshot.Snapshot, cluster: str, *, imex: bool) -> snapshot.Snapshot:
+def _join_domain(node: snapshot.Snapshot, cluster: str, *, imex: bool) -> snapshot.Snapshot:
     settings = node.driver_settings
     return replace(
         node,

@@ -259,7 +259,7 @@ _LINK_LAYERS = {
 }
 
 
-def with_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
+def add_surroundings(node: snapshot.Snapshot) -> snapshot.Snapshot:
     """Add PCI devices, kernel and driver settings, and services to a node."""
     return replace(
         node,
@@ -276,7 +276,7 @@ _REDIRECTS = snapshot.AccessControl(
 _TRANSLATING = snapshot.IommuFacts(units=("dmar0",), group_types={"1": "DMA"})
 
 
-def with_faults_around(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
+def apply_surrounding_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -> snapshot.Snapshot:
     """Apply faults of PCI devices, settings and services to a node that has them."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):

@@ -181,8 +181,8 @@ def simulated_model(machine: SimulatedMachine, faults: Sequence[Fault], fabric: 
         cells,
         leaf_rails,
         uplinks,
-        dies=dict(_of_nodes(faults, "dies")),
-        hangs=dict(_of_nodes(faults, "hangs")),
+        dies=dict(_faulty_nodes(faults, "dies")),
+        hangs=dict(_faulty_nodes(faults, "hangs")),
         dips={fault.node_number: float(value) for fault in faults if (value := fault.get("dips")) is not None},
     )
 
@@ -288,7 +288,7 @@ def _rails(fault: Fault, fabric: scan.ScanFabric) -> Sequence[int]:
     return [fault.second]
 
 
-def _of_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
+def _faulty_nodes(faults: Sequence[Fault], key: str) -> Iterator[tuple[int, int]]:
     for fault in faults:
         value = fault.get(key)
         if value is not None:

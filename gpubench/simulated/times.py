@@ -31,7 +31,7 @@ from gpubench.model.terms.settings import PER_COMMUNICATOR
 from gpubench.model.terms.units import BYTES_PER_GB, compress_names, counted
 from gpubench.simulated.choices import leaves_nvls, slower_by_choice
 from gpubench.simulated.links import Hop, NodeLinks, node_links, ring_hops
-from gpubench.simulated.machine import SimulatedMachine, by_domains, check_nodes
+from gpubench.simulated.machine import SimulatedMachine, check_nodes, merge_domains
 from gpubench.simulated.settings import NVLS, channel_cap, distinct_variables, nccl_links, pairs_without_peers
 
 LEAST_STEP = 0.49  # Smallest share of a channel's bandwidth that the search tries
@@ -108,7 +108,7 @@ class CollectiveTimes:
         self._nvls = all(each.get(NVLS) != "0" and leaves_nvls(each) for each in variables)
         self._channels = min(filter(None, map(channel_cap, variables)), default=None)
         forbidden = any(pairs_without_peers(machine.profile, each) for each in variables)
-        machine, faults = by_domains(machine, faults, joined=not forbidden)
+        machine, faults = merge_domains(machine, faults, joined=not forbidden)
         self._joined = self._given.nodes // machine.nodes
         self._machine = machine
         self._seed = seed
@@ -304,8 +304,8 @@ class _Model:
         if not links.nics_gb_s:
             # If only faults set rates, the fastest NICs among them are the healthy ones.
             links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
-        healthy = self._above_latency(links, size_bytes)
-        times = {number: self._above_latency(links, size_bytes) for number, links in self._faulty.items()}
+        healthy = self._latency_overhead(links, size_bytes)
+        times = {number: self._latency_overhead(links, size_bytes) for number, links in self._faulty.items()}
         worst = max(times, key=times.__getitem__, default=None)
         if worst is None or times[worst] <= healthy:
             gpus = [gpu for links in self._by_node() for gpu in links.gpus[: self._local]]
@@ -351,7 +351,7 @@ class _Model:
         # With several nodes, a root waits for its NICs.
         return [hop for hop in hops if self._root in hop] if self._nodes == 1 else []
 
-    def _above_latency(self, links: NodeLinks, size_bytes: int) -> float:
+    def _latency_overhead(self, links: NodeLinks, size_bytes: int) -> float:
         return max(self._inside(links, size_bytes), self._across([links], size_bytes))
 
     def _inside(self, links: NodeLinks, size_bytes: int) -> float:

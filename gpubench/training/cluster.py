@@ -81,11 +81,11 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
             expected="results of one kind of GPU",
             next_step="name the files of one machine: --results a.json --results b.json",
         )
-    machine = _of_profile(plan.simulate, plan.nodes) if plan.simulate is not None else _gpus_here(plan)
+    machine = _machine_of_profile(plan.simulate, plan.nodes) if plan.simulate is not None else _gpus_here(plan)
     if machine is None and files:
-        machine = _of_results(plan, files, models)
+        machine = _machine_of_results(plan, files, models)
     if machine is None and plan.profile is not None:
-        machine = _of_profile(plan.profile, plan.nodes)
+        machine = _machine_of_profile(plan.profile, plan.nodes)
     if machine is None:
         raise CouldNotMeasureError(
             "there is no GPU here to plan for",
@@ -103,7 +103,7 @@ def machine_of(plan: TrainingPlan, files: Sequence[ResultFile], beside: Sequence
     return machine
 
 
-def _of_profile(name: str, nodes: int | None) -> PlannedMachine:
+def _machine_of_profile(name: str, nodes: int | None) -> PlannedMachine:
     from gpubench.simulated.machine import parse_machine
 
     parsed = parse_machine(name)
@@ -154,7 +154,7 @@ def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None"
     return None if is_example else profile
 
 
-def _of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
+def _machine_of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
     from gpubench.profiles import profile_of_gpus
 
     rows = [row for file in files for row in file.rows]
@@ -332,7 +332,7 @@ class CurveFinder(Struct):
         return self._expected(collective, group)
 
     def _stored(self, collective: str, group: program.CommunicatorRanks) -> program.CollectiveCurve | None:
-        found = self._of_one_backend(
+        found = self._select_backend(
             collective,
             [
                 (row, file)
@@ -360,7 +360,7 @@ class CurveFinder(Struct):
             self.staged = True
             self.notes.append(f"{collective} went through host memory: gpubench p2p says which pair, and why")
 
-    def _of_one_backend(
+    def _select_backend(
         self, collective: str, found: Sequence[tuple[CollectiveRow, ResultFile]]
     ) -> Sequence[tuple[CollectiveRow, ResultFile]]:
         """Return the valid rows of the backend that is closest to training, or none."""
@@ -379,7 +379,7 @@ class CurveFinder(Struct):
         if collective not in SUMMARIES or profile is None:
             raise self._unknown(collective, group, "no profile knows this machine")
         try:
-            seconds = _above_latency(partial(self.machine.collectives(group), collective))
+            seconds = _extend_below_smallest(partial(self.machine.collectives(group), collective))
         except (CouldNotMeasureError, UsageError) as error:
             raise self._unknown(collective, group, error.seen) from None
         # Each pair of GPUs sends through its own NIC, as long as there are enough NICs.
@@ -405,7 +405,7 @@ _MOST_LATENCY_S = 1e-3
 _USUAL_LATENCY_S = 50e-6
 
 
-def _above_latency(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
+def _extend_below_smallest(seconds_of: Callable[[int], float]) -> list[tuple[int, float]]:
     """Return seconds by size, estimating sizes below the profile's smallest one.
 
     If that size is large, its time is more than latency. Smaller sizes then take 50 µs plus a share by their bytes.

@@ -293,11 +293,11 @@ class ContentionTable(Struct, frozen=True, dict=True):
             partners = [
                 [each for each in same if each.partner == name] for name in {each.partner: None for each in same}
             ]
-            self._found[asked] = _weighted([(_at(size_bytes, own), 1.0) for own in partners])
+            self._found[asked] = _weighted([(_interpolate(size_bytes, own), 1.0) for own in partners])
         return self._found[asked]
 
 
-def _at(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention:
+def _interpolate(size_bytes: float, measured: Sequence[MeasuredContention]) -> Contention:
     by_size: dict[int, list[Contention]] = {}
     for each in measured:
         by_size.setdefault(each.size_bytes, []).append(each.contention)

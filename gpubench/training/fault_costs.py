@@ -62,7 +62,7 @@ def fault_cases(
                 )
             notes.append(f"{text}: {why}")
             continue
-        seconds = _seconds_with(_as_rates(fault, profile), machine, profile.match.visible)
+        seconds = _seconds_under_faults(_convert_to_rates(fault, profile), machine, profile.match.visible)
         _check_reachable(fault, machine, seconds)
         cases.append(FaultCase(text=text, what=_words(fault), source=source, seconds=seconds))
     return cases
@@ -71,7 +71,7 @@ def fault_cases(
 _FAR_MORE = 2.0
 
 
-def _seconds_with(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -> FaultSeconds:
+def _seconds_under_faults(faults: Sequence[Fault], machine: PlannedMachine, gpus: int) -> FaultSeconds:
     """Return a function from the seconds without faults to the seconds with them.
 
     If a collective is already much slower than on a healthy machine, something else slows it. Then return the simulated
@@ -138,7 +138,9 @@ def _not_modelled(fault: Fault, machine: PlannedMachine, profile: Profile) -> st
         return "no NIC carries anything inside an NVLink domain"
     if machine.nodes > 1 and fault.subject is Subject.GPU and profile.nvlink and _has(fault, _SLOT):
         return f"what {keys} of a GPU does to its traffic between nodes is not modelled"
-    is_felt = _has(fault, OF_DOMAINS) or nccl_links(profile, _as_rates(fault, profile)) != node_links(profile, ())
+    is_felt = _has(fault, OF_DOMAINS) or nccl_links(profile, _convert_to_rates(fault, profile)) != node_links(
+        profile, ()
+    )
     if not is_felt:
         return f"no time of a collective follows from {keys}"
     return ""
@@ -172,7 +174,7 @@ def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSecond
 _BITS_PER_BYTE = 8
 
 
-def _as_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
+def _convert_to_rates(fault: Fault, profile: Profile) -> tuple[Fault, ...]:
     """Return a hidden slowdown of a NIC as equal rates of all NICs of the node, which the model supports.
 
     NCCL gives every channel the same share of the bytes, so a rail that is slow without a sign makes all others wait.
@@ -233,8 +235,8 @@ _MOST = 16
 def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     """Return the distinct faults in a stored check or scan, at most the first few. Raises UsageError if it has none."""
     report = read_stored(path).report
-    found = [each for finding in report.findings for each in _of_finding(finding)]
-    found += [each for row in report.rows(ScanPartRow) for each in _of_part(row)]
+    found = [each for finding in report.findings for each in _faults_of_finding(finding)]
+    found += [each for row in report.rows(ScanPartRow) for each in _faults_of_part(row)]
     if not found:
         raise UsageError(
             f"{path} tells of no fault whose cost can be predicted",
@@ -245,7 +247,7 @@ def _faults_found(path: Path, machine: PlannedMachine) -> list[str]:
     return list(dict.fromkeys(found))[:_MOST]
 
 
-def _of_finding(finding: Finding) -> Iterator[str]:
+def _faults_of_finding(finding: Finding) -> Iterator[str]:
     words = " ".join((finding.subject, *finding.subjects))
     if finding.id == HOST_STAGED:
         for first, second in _PAIR.findall(words):
@@ -261,7 +263,7 @@ def _of_finding(finding: Finding) -> Iterator[str]:
             yield f"gpu{gpu}:nvlink={left}"
 
 
-def _of_part(row: ScanPartRow) -> Iterator[str]:
+def _faults_of_part(row: ScanPartRow) -> Iterator[str]:
     """Yield what a slow part still delivers as a fault of node 0: all nodes of a plan are alike, and one slows
     every collective.
     """

@@ -60,7 +60,7 @@ def _compute_times(
         return measured_compute(model, copy_gb_s)
     if plan.tflops is not None or (sheet is None and plan.measured_text):
         source = f"--tflops {plan.tflops or 0:g}"
-        return program.times_at(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
+        return program.times_for(model, plan.tflops or _ANY_TFLOPS, source=source, origin="given", copy_gb_s=copy_gb_s)
     if sheet is None:
         raise UsageError(
             f"how fast {machine.gpu} computes is not known",
@@ -127,7 +127,7 @@ def _outcome(
         ranked=ranked, faults=report.fault_costs(ranked[0], cases), gpu_memory_bytes=machine.memory_bytes
     )
     notes += [*_notes(machine, found, outcome), *dict.fromkeys(finder.notes)]
-    return replace(outcome, as_expected=_as_expected(machine, outcome))
+    return replace(outcome, as_expected=_predict_as_expected(machine, outcome))
 
 
 def job_of(
@@ -273,7 +273,7 @@ _FILLED = 0.8
 """Share of a suggested machine's GPU memory for states. The rest is for activations."""
 
 
-def _as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
+def _predict_as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
     """Return the step with the profile's expected collectives. None if it already uses them, or they are unknown."""
     if machine.profile is None or all(
         each.origin == program.EXPECTED for each in outcome.best.job.times.curves.values()

@@ -135,7 +135,7 @@ def rates_of(name: str) -> DataSheet | None:
 _TERA = 1e12
 
 
-def times_at(model: workload.TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
+def times_for(model: workload.TransformerModel, tflops: float, **values: Any) -> ComputeTimes:
     """Return the times of a model at this speed. `values` are the other fields."""
     forward = 3 / (1 + BACKWARD_OVER_FORWARD) * model.forward_flops() / (tflops * _TERA)
     return ComputeTimes(forward_seconds=forward, backward_seconds=BACKWARD_OVER_FORWARD * forward, **values)

@@ -77,7 +77,7 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
     return Report(
         verdict=Verdict.SKIP,
         complete=True,
-        sections=Table.by_section(
+        sections=Table.group_by_section(
             {
                 LayoutRow: [
                     _layout_row(place, each, outcome.gpu_memory_bytes) for place, each in enumerate(outcome.ranked, 1)

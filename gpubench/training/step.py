@@ -284,22 +284,24 @@ def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:
 
 
 def _finished(job: StepJob) -> StepPrediction:
-    found = _pipelined(job) if job.layout.pipeline > 1 else _of_stage(job, job.settings.microbatches)
+    found = _pipelined(job) if job.layout.pipeline > 1 else _predict_stage(job, job.settings.microbatches)
     times = replace(found.times, compute=found.times.compute + found.job.optimizer_seconds)
     seconds = max(times.total, job.host_seconds)
     return replace(found, job=job, times=times, host=seconds - times.total, least=seconds, most=seconds)
 
 
-def _of_stage(job: StepJob, count: int) -> StepPrediction:
+def _predict_stage(job: StepJob, count: int) -> StepPrediction:
     """Predict `count` microbatches on one GPU without waiting. Every further one takes as long as the second."""
     blocks = layers_of_stages(job.model.layers, job.layout)[job.stage]
     if blocks <= job.most_blocks:
-        return _of_blocks(job, count)
+        return _predict_blocks(job, count)
     few = job.most_blocks // 2
-    return _further(_of_blocks(replace(job, most_blocks=few), count), _of_blocks(job, count), blocks / few - 2)
+    return _further(
+        _predict_blocks(replace(job, most_blocks=few), count), _predict_blocks(job, count), blocks / few - 2
+    )
 
 
-def _of_blocks(job: StepJob, count: int) -> StepPrediction:
+def _predict_blocks(job: StepJob, count: int) -> StepPrediction:
     if count <= 2:
         return _once(job, count)
     return _further(_once(job, 1), _once(job, 2), count - 2)
@@ -352,7 +354,7 @@ def _pipelined(job: StepJob) -> StepPrediction:
     layers = layers_of_stages(job.model.layers, job.layout)
     kinds = [(number, stage == 0, stage == stages - 1) for stage, number in enumerate(layers)]
     different = {kind: replace(job, stage=stage) for stage, kind in reversed([*enumerate(kinds)])}
-    known = {kind: (_of_stage(own, 1), _of_stage(own, 2)) for kind, own in different.items()}
+    known = {kind: (_predict_stage(own, 1), _predict_stage(own, 2)) for kind, own in different.items()}
     found = [known[kind] for kind in kinds]
     usual = [two.seconds - one.seconds for one, two in found]
     send = job.send_seconds

@@ -96,11 +96,11 @@ def test_the_last_interval_is_as_long_as_there_is_time() -> None:
 
 def test_nodes_with_many_gpus_are_read_less_often_where_nobody_says_how_often() -> None:
     asked, not_asked = plan(30), replace(plan(30), interval=None)
-    assert [each.with_interval_of(8).interval_s for each in (asked, not_asked)] == [1.0, 2.0]
-    assert not_asked.with_interval_of(4).interval_s == 1.0
-    assert replace(not_asked, gpus=(0, 3)).with_interval_of(8).interval_s == 1.0
-    assert replace(not_asked, seconds=1.5).with_interval_of(8).interval_s == 1.5
-    assert replace(not_asked, seconds=None).with_interval_of(8).interval_s == 2.0
+    assert [each.set_default_interval(8).interval_s for each in (asked, not_asked)] == [1.0, 2.0]
+    assert not_asked.set_default_interval(4).interval_s == 1.0
+    assert replace(not_asked, gpus=(0, 3)).set_default_interval(8).interval_s == 1.0
+    assert replace(not_asked, seconds=1.5).set_default_interval(8).interval_s == 1.5
+    assert replace(not_asked, seconds=None).set_default_interval(8).interval_s == 2.0
 
 
 def test_it_ends_where_there_is_nothing_more_to_read() -> None:

@@ -16,7 +16,7 @@ from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
 from gpubench.model.paths.nodes import group
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, of_host_memory
+from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, host_copy_row
 from gpubench.model.results.report import CheckRow, PairRow, Report, Table, VerdictRow
 from gpubench.model.results.speed import MEASURED, ExpectedTime, judged
 from gpubench.model.terms.ranks import RankIdentity
@@ -441,7 +441,7 @@ def test_a_host_with_slow_memory_is_found_by_the_other_hosts(
     seconds: tuple[float, ...], expected: list[tuple[str, str]]
 ) -> None:
     nodes = machine(f"hgx-h100-8*{len(seconds)}")
-    rows = tuple(of_host_memory(node.host, 2**26, each) for node, each in zip(nodes, seconds, strict=True))
+    rows = tuple(host_copy_row(node.host, 2**26, each) for node, each in zip(nodes, seconds, strict=True))
     found = report(nodes, measurements=replace(QUICK, pairs=rows))
     assert ids(found) == expected
     slowest = nodes[seconds.index(max(seconds))].host
@@ -450,7 +450,7 @@ def test_a_host_with_slow_memory_is_found_by_the_other_hosts(
 
 def test_memory_is_compared_between_hosts_with_the_same_cpu() -> None:
     one, other = machine("hgx-h100-8*2")
-    rows = (of_host_memory(one.host, 2**26, 1.0), of_host_memory(other.host, 2**26, 3.0))
+    rows = (host_copy_row(one.host, 2**26, 1.0), host_copy_row(other.host, 2**26, 3.0))
     older = replace(other, machine=replace(other.machine, cpu="an older one"))
     found = report([one, older], measurements=replace(QUICK, pairs=rows))
     assert "host-memory-slow" not in {each.id for each in found.findings}

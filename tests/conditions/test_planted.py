@@ -14,7 +14,7 @@ from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.topo import examine, survey
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import group, topologies, with_own_names
+from gpubench.model.paths.nodes import group, rename_duplicates, topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import CauseRow
 from gpubench.model.terms.ranks import DevicePlace
@@ -80,7 +80,7 @@ def test_a_planted_condition_is_a_finding_of_its_check_once(plant: Plant) -> Non
 def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plant) -> None:
     """As it is where no node is known to be like another."""
     job, checks = plant.job, [check for check in CHECKS if check.name == BY_ID[plant.id].check]
-    nodes = with_own_names([each for node in job.nodes for each in (node, node)])
+    nodes = rename_duplicates([each for node in job.nodes for each in (node, node)])
     kinds = group(topologies(nodes))
 
     def found(nodes: list[Topology]) -> tuple[object, ...]:

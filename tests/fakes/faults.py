@@ -63,9 +63,9 @@ class FaultyBackend:
         self._bound = len(launches)
         return self._backend.bind(launches, graph_replays)
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         self._bound = len(launches)
-        return self._backend.in_batches(launches, operations)
+        return self._backend.batch_launches(launches, operations)
 
     def once(self, launch: Launch) -> None:
         self._backend.once(launch)

@@ -47,7 +47,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.results.figures import QUICK, Measurements, Need, of_host_memory
+from gpubench.model.results.figures import QUICK, Measurements, Need, host_copy_row
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Finding
@@ -741,7 +741,7 @@ def _copies(slow: Mapping[Pair, float]) -> Job:
 def _memory_copies() -> Job:
     job = simulated("hgx-h100-8*3")
     seconds = zip(job.nodes, (1.0, 1.0, 1.5), strict=True)
-    return _measured(job, pairs=tuple(of_host_memory(node.host, 2**26, each) for node, each in seconds))
+    return _measured(job, pairs=tuple(host_copy_row(node.host, 2**26, each) for node, each in seconds))
 
 
 CHECKED: tuple[Plant, ...] = (

@@ -41,8 +41,8 @@ def check_starting_line(group: mpi.MpiGroup) -> None:
             sleep(LATE_SECONDS)
         reached = perf_counter()
         table()
-        assert reached <= line.passed_at <= perf_counter()
-        assert line.passed_at >= max(group.gather(reached))
+        assert reached <= line.barrier_passed_s <= perf_counter()
+        assert line.barrier_passed_s >= max(group.gather(reached))
 
 
 def check_trials(group: mpi.MpiGroup) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.readers.pasted import Kind, may_hold_parts, split, without_commands_and_prose
+from gpubench.readers.pasted import Kind, blank_commands_and_prose, may_hold_parts, split
 
 LOG = ["node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]
 RAS = [
@@ -63,7 +63,7 @@ def test_each_kind_is_found_before_and_behind_a_log(kind: Kind, lines: list[str]
 def test_a_command_is_told_by_its_prompt_or_its_launcher(line: str) -> None:
     assert kinds([line]) == [Kind.COMMAND]
     assert kinds([*LOG, line, *LOG]) == [Kind.OUTPUT, Kind.COMMAND, Kind.OUTPUT]
-    assert without_commands_and_prose([line, *LOG]) == ["", *LOG]
+    assert blank_commands_and_prose([line, *LOG]) == ["", *LOG]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class _MpiClock(BlockingClock):
             return super().together(launch)
         with mpi.raising_mpi_errors(), no_garbage_collection():
             behind()
-            seconds = self._seconds_since(self._starting_line.passed_at)
+            seconds = self._seconds_since(self._starting_line.barrier_passed_s)
         _complete(launch)
         return seconds
 
@@ -194,10 +194,10 @@ class MpiOnCuda(_MpiClock):
         self._device.stream.synchronize()
         return super().bind(launches, graph_replays)
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all that reads the clock after each batch."""
         self._device.stream.synchronize()
-        return super().in_batches(launches, operations)
+        return super().batch_launches(launches, operations)
 
     def together(self, launch: Launch) -> float:
         """Return the wall seconds after a barrier. The stream is idle before it."""

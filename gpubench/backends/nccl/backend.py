@@ -196,7 +196,7 @@ class NcclBackend:
         groups, rest = self._marks.groups(launches), iter(launches)
         return self._marks.between([(call_table(list(islice(rest, count))), count) for count in groups])
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all, with an event after each batch."""
         self._device.stream.synchronize()
         rest = iter(launches)
@@ -225,7 +225,7 @@ class NcclBackend:
             return self.seconds(launch)
         with timing.no_garbage_collection():
             self._library.issue(behind)
-            return self._seconds_since(self._starting_line.passed_at, launch)
+            return self._seconds_since(self._starting_line.barrier_passed_s, launch)
 
     def _seconds_since(self, start: float, launch: Launch) -> float:
         self._issued_seconds = perf_counter() - start
@@ -301,9 +301,9 @@ class GatedNccl(NcclBackend):
         """Return one launch of all, or a captured graph of them, which needs no gate."""
         return self._clock.bind(launches, graph_replays)
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
         """Return one launch of all, timed in batches."""
-        return self._clock.in_batches(launches, operations)
+        return self._clock.batch_launches(launches, operations)
 
     def seconds(self, launch: Launch) -> float:
         return self._clock.seconds(launch)

@@ -140,10 +140,10 @@ class BoundedCommunicator:
         """Enqueue a send from the first address to the first peer, and a receive at the second address from the second
         peer.
         """
-        self._called(self._in_a_group, addresses, peers, size_bytes, stream)
+        self._called(self._exchange, addresses, peers, size_bytes, stream)
         self._settle(deadline)
 
-    def _in_a_group(self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int) -> None:
+    def _exchange(self, addresses: tuple[int, int], peers: tuple[int, int], size_bytes: int, stream: int) -> None:
         nccl, asked, (send, receive), (to, source) = self._nccl, self._library.asked, addresses, peers
         asked(nccl.group_start)
         try:

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpubench import errors
 from gpubench.backends.timing import CallFailedError
-from gpubench.machine.children import die_with_parent, module_command, with_package
-from gpubench.model.facts.environment import as_if_alone
+from gpubench.machine.children import die_with_parent, module_command, package_environment
+from gpubench.model.facts.environment import strip_launcher
 from gpubench.model.terms.operation import nccl_version
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from gpubench.ports.backend import Launch
@@ -186,7 +186,7 @@ def start_asking(
     """
     process = subprocess.Popen(
         command,
-        env=with_package(as_if_alone(environment)),
+        env=package_environment(strip_launcher(environment)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

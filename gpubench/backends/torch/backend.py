@@ -217,7 +217,7 @@ class TorchGroups:
         self.process_group: Any = None
         self._all: TorchCalls | None = None
 
-    def settle_with(self, settle: Launch) -> None:
+    def wait_after_each(self, settle: Launch) -> None:
         """Call `settle` after every operation, to wait for what it enqueued."""
         self._settle = settle
 
@@ -315,7 +315,7 @@ class TorchOnDevice(_Opening, BlockingClock):
         super().__init__(group, progress, "on this device torch's operations are timed one by one")
         self._groups, self._torch, self._device, self._progress = groups, found.torch, device, progress
         self._of_kind = getattr(found.torch, device.type)
-        groups.settle_with(getattr(self._of_kind, "synchronize", lambda: None))
+        groups.wait_after_each(getattr(self._of_kind, "synchronize", lambda: None))
 
     def libraries(self) -> Mapping[str, str]:
         """Return the torch version, and warn that this backend is untested."""
@@ -408,7 +408,7 @@ class TorchGlooOnCuda(_OnCuda, BlockingClock):
         super().__init__(group, progress, "Gloo's operations are of the host")
         self._groups, self._device = groups, device
         self._share_stream(found)
-        groups.settle_with(device.stream.synchronize)
+        groups.wait_after_each(device.stream.synchronize)
 
     def close(self) -> None:
         self._device.stream.synchronize()

@@ -104,7 +104,7 @@ class TorchSymmetric(EnqueuedOnCuda):
         """Return the collectives of all ranks, connected at first use. Raise CouldNotMeasureError on several nodes."""
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace)
 
-    def with_kernel(self, kernel: str) -> SymmetricCalls:
+    def select_kernel(self, kernel: str) -> SymmetricCalls:
         """Return the collectives of all ranks with one kernel at every size."""
         return SymmetricCalls(self._found, self._process_group(), self._tensors, self._workspace, kernel)
 

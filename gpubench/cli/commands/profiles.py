@@ -67,7 +67,7 @@ _SIMULATE = Annotated[
 
 
 @_app.callback()
-def _without_command(context: typer.Context) -> None:
+def _list_if_no_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(*context.get_help().splitlines())
 

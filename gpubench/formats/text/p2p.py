@@ -170,7 +170,7 @@ class P2pView:
         """Print each way of copying, in percent of the copy engine's copy between the same ends."""
         if not self._managed:
             return
-        plain = (row for row in self._plain if HostMemory.of_note(row.note) is not HostMemory.PAGEABLE)
+        plain = (row for row in self._plain if HostMemory.parse_note(row.note) is not HostMemory.PAGEABLE)
         found = {((row.source, row.destination), row.engine): row for row in (*plain, *self._managed)}
         ends = list(dict.fromkeys(pair for pair, _ in found))
         size = units.format_size(self._managed[0].size_bytes or 0)

@@ -47,7 +47,7 @@ def nothing_measured() -> Report:
     return Report(verdict=Verdict.ERROR, complete=True, findings=(finding,))
 
 
-def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
+def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     """Add the trials of MPI on GPU memory to the report, and put the finding on failed ones first."""
     if support is None:
         return report
@@ -56,7 +56,7 @@ def with_mpi_support(report: Report, support: MpiSupport | None) -> Report:
 
     found = mpi_findings(support)
     verdict = overall([report.verdict, *(each.severity for each in found)])
-    sections = {**report.sections, **Table.by_section({MpiTrialRow: trial_rows(support)})}
+    sections = {**report.sections, **Table.group_by_section({MpiTrialRow: trial_rows(support)})}
     return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)
 
 
@@ -208,10 +208,10 @@ def speed_judge_of(
                 from gpubench.profiles import domain_of
 
                 profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
-        network = _of_hosts(ranks, asked_profile) if joined is None else joined[1]
+        network = _host_network(ranks, asked_profile) if joined is None else joined[1]
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
         if past is not None:
-            sources = replace(sources, past=partial(_in_the_past, past))
+            sources = replace(sources, past=partial(_past_time, past))
         return SpeedJudge(sources, hosts, ranks, turns_on_cpus=_turns_on_cpus(known))
 
     return make
@@ -232,7 +232,7 @@ def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
     return ""
 
 
-def _in_the_past(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
+def _past_time(past: "PastFigures", row: CollectiveRow) -> ExpectedTime | None:
     figure = past.time_of(row)
     if figure is None or figure.time_us is None:
         return None
@@ -248,7 +248,7 @@ def judge_of_model(
     """Return the judge of a simulated machine: by its profile, or on several nodes by the same model without faults."""
     from gpubench.model.facts.health import split_by_mig
 
-    def without_faults(row: CollectiveRow) -> ExpectedTime | None:
+    def healthy_time(row: CollectiveRow) -> ExpectedTime | None:
         if row.nodes == 1 or profile.match.generic is not None:
             return None
         seconds = times.healthy_seconds(collective.name, row.size_bytes, ranks_per_node=per_node)
@@ -259,11 +259,11 @@ def judge_of_model(
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
     unlike = split_by_mig(gpu for node in nodes for gpu in node.gpus)
-    sources = ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=without_faults, unlike=unlike)
+    sources = ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=healthy_time, unlike=unlike)
     return SpeedJudge(sources, [node.snapshot.host for node in nodes])
 
 
-def _of_hosts(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
+def _host_network(ranks: Sequence[RankIdentity], asked: str | None) -> "NodeNetwork | None":
     """Return the network between hosts without GPUs, by the NICs of the chosen profile: rates of interfaces mislead."""
     nodes = Counter(rank.node for rank in ranks)
     if asked is None or len(nodes) < 2 or any(rank.gpu for rank in ranks) or len(set(nodes.values())) > 1:

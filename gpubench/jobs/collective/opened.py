@@ -152,7 +152,7 @@ def gpus_by_host(identities: Sequence[RankIdentity], listed: Sequence[int]) -> d
     return found
 
 
-def with_machine(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
+def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: CollectivePlan) -> "Report":
     """Add what is wrong with the nodes to the report, unless it is already the cause of slow rows."""
     from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
@@ -188,7 +188,7 @@ def _ends(report: "Report", nodes: Sequence["Topology"]) -> dict[str, str]:
     return found
 
 
-def with_gpu_count(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
+def add_gpu_count_finding(report: "Report", gpus: Mapping[str, int], plan: CollectivePlan) -> "Report":
     """Add a finding on hosts with fewer or more GPUs than --expect-gpus says."""
     if plan.expected_gpus is None:
         return report

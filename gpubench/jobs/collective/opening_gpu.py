@@ -30,7 +30,7 @@ from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import holders
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.nodes import with_own_names
+from gpubench.model.paths.nodes import rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
@@ -304,7 +304,7 @@ class PathWatch:
     def _topologies(self, snapshots: Sequence[Snapshot | None]) -> dict[int, Topology]:
         ends = zip(self._known, snapshots, strict=True)
         firsts = {known.identity.node: snapshot for known, snapshot in ends if snapshot is not None}
-        return dict(zip(firsts, map(Topology, with_own_names([*firsts.values()])), strict=True))
+        return dict(zip(firsts, map(Topology, rename_duplicates([*firsts.values()])), strict=True))
 
     def _circumstances(self, nodes: Mapping[int, Topology]) -> Circumstances:
         facts = [each.facts for each in self._known]

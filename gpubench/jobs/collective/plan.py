@@ -429,13 +429,13 @@ class CollectivePlan:
         if self.turn is None:
             return found
         process = NcclSetting.of(self.turn)
-        own = [setting.of_communicator for setting in found if setting.of_process == process]
+        own = [setting.communicator_part for setting in found if setting.process_part == process]
         return tuple(setting for setting in own if setting.values)
 
     @property
     def processes(self) -> tuple[NcclSetting, ...]:
         """The settings that NCCL reads once per process, so that each needs its own job."""
-        return tuple(dict.fromkeys(setting.of_process for setting in self.settings if setting.of_process.values))
+        return tuple(dict.fromkeys(setting.process_part for setting in self.settings if setting.process_part.values))
 
     @property
     def requests(self) -> tuple[str, ...]:
@@ -463,10 +463,10 @@ class CollectivePlan:
 
     def names_of_settings(self, backend: str) -> list[str]:
         """Return the names that rows have for settings and further backends."""
-        own = [setting for setting in self.settings if not setting.of_process.values]
+        own = [setting for setting in self.settings if not setting.process_part.values]
         names = [setting.name for setting in own]
         for process in self.processes:
-            inside = (setting for setting in self.settings if setting.of_process == process != setting)
+            inside = (setting for setting in self.settings if setting.process_part == process != setting)
             names += [process.name, *(setting.name for setting in inside)]
         names += [HIERARCHICAL] if self.variants.hierarchical else []
         return [*names, *(name for name in self.others if name != backend)]

@@ -17,21 +17,21 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.errors import UsageError, shared_gpu_under_launcher
 from gpubench.formats.delivery import say
 from gpubench.jobs.collective.metadata import (
+    add_mpi_support,
     collective_metadata,
     described_collective,
     nothing_measured,
     speed_judge_of,
-    with_mpi_support,
 )
 from gpubench.jobs.collective.opened import (
     Opened,
     Rank,
+    add_gpu_count_finding,
+    add_machine_findings,
     answer_for_all,
     gpus_by_host,
     open_kind,
     read_machines,
-    with_gpu_count,
-    with_machine,
 )
 from gpubench.jobs.collective.plan import SOAK_ENDS, CollectivePlan
 from gpubench.jobs.collective.variants import BesideBackend, VariantMaker
@@ -151,7 +151,7 @@ class CollectiveRankJob:
             metadata = replace(metadata, options={**metadata.options, "past": past.note})
         listener.begin(metadata)
         if opened.refusal(opened.kind, request.collective.name):
-            return self._end(metadata, with_mpi_support(nothing_measured(), opened.mpi_support), opened, listener)
+            return self._end(metadata, add_mpi_support(nothing_measured(), opened.mpi_support), opened, listener)
         with self._recorder(described, opened) as recorder:
             observers = Observers(
                 path_observer=None if opened.path_watch is None else opened.path_watch.path_observer(request),
@@ -172,19 +172,19 @@ class CollectiveRankJob:
             report = self._rows(request, variants, identities, listener, observers)
             if observers.soak is not None and self._group.rank == 0:
                 _say(observers.soak.line())
-        report = _with_unverified(report, opened.unverified_variables)
+        report = _add_unverified(report, opened.unverified_variables)
         if opened.path_watch is None:
             from gpubench.measure.path_outcome import unwatched
 
             report = unwatched(report, described.unwatched)
         machines = None if opened.path_watch is None else opened.path_watch.machines()
         if machines is not None:
-            report = with_machine(report, machines.nodes, self._plan)
+            report = add_machine_findings(report, machines.nodes, self._plan)
         if self._listed:
-            report = with_gpu_count(report, gpus_by_host(identities, self._listed), self._plan)
+            report = add_gpu_count_finding(report, gpus_by_host(identities, self._listed), self._plan)
         for other in (each.backend for each in beside if each.backend is not None):
             other.close()
-        return self._end(metadata, with_mpi_support(report, opened.mpi_support), opened, listener)
+        return self._end(metadata, add_mpi_support(report, opened.mpi_support), opened, listener)
 
     def _end(self, metadata: "Metadata", report: Report, opened: Opened, listener: Listener[CollectiveRow]) -> int:
         opened.backend.close()
@@ -322,7 +322,7 @@ class CollectiveRankJob:
         return {"MPI": mpi.library_version()} if isinstance(self._group, mpi.MpiGroup) else {}
 
 
-def _with_unverified(report: Report, names: Sequence[str]) -> Report:
+def _add_unverified(report: Report, names: Sequence[str]) -> Report:
     if not names:
         return report
     from gpubench.backends.nccl.library import unverified

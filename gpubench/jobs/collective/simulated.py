@@ -20,7 +20,7 @@ from gpubench.jobs.collective.metadata import (
     overlap_metadata,
     speed_judge_of,
 )
-from gpubench.jobs.collective.opened import with_gpu_count, with_machine
+from gpubench.jobs.collective.opened import add_gpu_count_finding, add_machine_findings
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.jobs.machines import Machines, check_drivers
 from gpubench.jobs.outputs import ReportCollector
@@ -28,7 +28,15 @@ from gpubench.jobs.runner import Place, Steps
 from gpubench.jobs.sources import Simulated, Simulation, say_what_is_ignored
 from gpubench.machine import recorded
 from gpubench.measure.collective import recording
-from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts, Model, OwnTimes, cases, without_data
+from gpubench.measure.collective.cases import (
+    Case,
+    DescribedCollective,
+    JobFacts,
+    Model,
+    OwnTimes,
+    cases,
+    drop_empty_sizes,
+)
 from gpubench.measure.collective.paths import PathObservations, simulated
 from gpubench.measure.collective.recording import (
     MOST_SIMULATED_ROWS,
@@ -49,7 +57,7 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together
-from gpubench.measure.overlap import overlap_cases, row_of, with_rows
+from gpubench.measure.overlap import add_overlap_rows, overlap_cases, row_of
 from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -332,7 +340,7 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
         ranks = len(self.identities)
         if self.groups:
             report = report_on_groups(self.groups, self.request, self.nodes, self.simulation, listener)
-            return with_machine(report, nodes, plan)
+            return add_machine_findings(report, nodes, plan)
         report = simulate(
             self.request,
             ranks,
@@ -348,7 +356,7 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
             corrupted=self.corrupted,
         )
         working = {node.host: sum(not gpu.lost for gpu in node.gpus) for node in self.nodes}
-        return with_gpu_count(with_machine(report, nodes, plan), working, plan)
+        return add_gpu_count_finding(add_machine_findings(report, nodes, plan), working, plan)
 
 
 def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
@@ -361,7 +369,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     per_node = _ranks_per_node(plan, simulation, times.gpus)
     identities = list(identities_of(nodes, per_node))
     check_root(request.collective, request.root, len(identities))
-    dropped = without_data(request, request.sizes, len(identities))
+    dropped = drop_empty_sizes(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
     times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
     parts = () if plan.split is None else groups_of(plan.split, identities)
@@ -500,7 +508,7 @@ def _replay(place: Place, opened: tuple[RecordedCollective, RecordedRows, Machin
 
     report = replay(found, rows, collective, circumstances, place.presenter, speed_judge)
     working = {node.snapshot.host: sum(not gpu.lost for gpu in node.gpus) for node in machines.nodes}
-    return with_gpu_count(with_machine(report, machines.nodes, plan), working, plan)
+    return add_gpu_count_finding(add_machine_findings(report, machines.nodes, plan), working, plan)
 
 
 REPLAY = Steps("", _open_recording, _replay)
@@ -547,7 +555,7 @@ def _measure_overlap(place: Place, found: ModelledCollective) -> Report:
         )
         rows.append(row_of(case, job, sample))
         presenter.row(rows[-1])
-    return with_rows(report, undisturbed.collectives, rows)
+    return add_overlap_rows(report, undisturbed.collectives, rows)
 
 
 OVERLAP_SIMULATION = Steps("", _open_model, _measure_overlap)

@@ -16,7 +16,7 @@ from gpubench.errors import GpubenchError, InterruptedRunError, UsageError
 from gpubench.formats.delivery import delivering
 from gpubench.jobs.collective.plan import CollectivePlan
 from gpubench.machine.environment import nccl_settings
-from gpubench.measure.collective.variants import with_winners
+from gpubench.measure.collective.variants import add_winners
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.settings import AGAIN, NcclSetting, repeated_name
@@ -68,7 +68,7 @@ class TurnedSweep(Struct):
         own = self.own or Report(verdict=Verdict.ERROR, complete=False)
         verdict = overall([own.verdict, *(each.severity for each in self.wrong)])
         own = replace(own, verdict=verdict, findings=(*self.wrong, *own.findings))
-        return with_winners(own, self.rows, self.refused)
+        return add_winners(own, self.rows, self.refused)
 
     def refuse(self, turn: Turn, reason: str) -> None:
         """Add a job that could not be measured to the refused settings."""

@@ -109,14 +109,14 @@ class VariantMaker(Struct, frozen=True):
             yield SweepVariant(
                 setting=kernel,
                 backend=backend,
-                open=partial(self._by_kernel, backend, kernel),
+                open=partial(self._issue_kernel, backend, kernel),
                 fits=partial(_takes_another, backend.name, kernel),
                 refusals=refusals,
                 explain=_first_line,
             )
 
-    def _by_kernel(self, backend: SeveralKernels, kernel: str) -> Issue:
-        return partial(self.request.collective.issue, backend.with_kernel(kernel))
+    def _issue_kernel(self, backend: SeveralKernels, kernel: str) -> Issue:
+        return partial(self.request.collective.issue, backend.select_kernel(kernel))
 
     def _setting(self, setting: NcclSetting, backend: MultiGroupBackend, library: NcclErrors) -> SweepVariant:
         opened: list[CollectiveCalls] = []

@@ -51,7 +51,7 @@ JUDGED_BY_CHECKS = frozenset(
 _OF_PATHS = (HOST_STAGED, PATH_DISPUTED, PATH_UNKNOWN)
 
 
-def of_p2p(document: Mapping[str, Any]) -> Measurements:
+def p2p_measurements(document: Mapping[str, Any]) -> Measurements:
     """Return the pairs of a `gpubench p2p` report, the evidence on their paths, and its findings other than speed."""
     return Measurements(
         pairs=_rows(document, report.PairRow),
@@ -70,7 +70,7 @@ def of_collective(document: Mapping[str, Any]) -> Measurements:
     return Measurements(
         collectives=_rows(document, report.CollectiveRow),
         ranks=tuple(RankIdentity(**rank) for rank in document["metadata"]["ranks"]),
-        findings=without_wrong_data(_findings(document)),
+        findings=drop_wrong_data(_findings(document)),
     )
 
 
@@ -107,7 +107,7 @@ def together(parts: Sequence[Measurements]) -> Measurements:
     )
 
 
-def accounted(measured: Measurements) -> Measurements:
+def mark_missing(measured: Measurements) -> Measurements:
     """Mark everything that has neither rows nor a reason as "could not be measured"."""
     ends = [{row.source, row.destination} for row in measured.pairs]
     there = {
@@ -147,7 +147,7 @@ def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
 
 
-def without_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def drop_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Drop findings on wrong data, which the rows already show."""
     return tuple(each for each in findings if each.id != WRONG_DATA)
 
@@ -210,7 +210,7 @@ class _Outcome(Struct, frozen=True):
 
 def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     """Build the report of `gpubench check`."""
-    facts = replace(facts, measurements=_with_judged_copies(facts))
+    facts = replace(facts, measurements=_judge_copies(facts))
     outcomes = [_Outcome.of(check, facts) for check in checks]
     every = [finding for outcome in outcomes for finding in outcome.findings]
     explained = survey(facts.nodes, facts.kinds, facts.ranks)
@@ -226,7 +226,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in ids]
     verdict_rows = tuple(_verdict_rows(facts, own))
     measured = facts.measurements
-    sections = report.Table.by_section(
+    sections = report.Table.group_by_section(
         {
             report.CheckRow: check_rows,
             report.VerdictRow: verdict_rows,
@@ -240,7 +240,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     )
 
 
-def _with_judged_copies(facts: Facts) -> Measurements:
+def _judge_copies(facts: Facts) -> Measurements:
     """Judge the copies of each node again as `gpubench p2p` does, because a recording may have been edited."""
     measured = facts.measurements
     rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
@@ -250,7 +250,7 @@ def _with_judged_copies(facts: Facts) -> Measurements:
         host = node.snapshot.host
         own = by_host.get(host, [])
         copies = CopyJudge(profile, {host: node})
-        judged = copies.judged(copies.without_busy(rows[number] for number in own))
+        judged = copies.judged(copies.unjudge_busy(rows[number] for number in own))
         rows |= zip(own, judged, strict=True)
     return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judged_pattern, measured.patterns)))
 

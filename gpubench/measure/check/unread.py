@@ -127,7 +127,7 @@ class _Subject(Struct, frozen=True):
 
 def unread_facts(check: Check, facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each device with an unreadable fact of the check, or one that only its siblings have."""
-    wanted = {scope: names for scope, names in _by_scope(check).items() if scope in _AN_ERROR}
+    wanted = {scope: names for scope, names in _facts_by_scope(check).items() if scope in _AN_ERROR}
     run = facts.circumstances
     if wanted and any(True for _ in _refusals(wanted, run.distinct)):
         yield from _refusals(wanted, run)
@@ -261,7 +261,7 @@ def not_looked_at(check: Check, looked: Looked, facts: Facts, in_error: Collecti
 def _absent_facts(check: Check, run: Circumstances, nodes: Mapping[int, Topology]) -> str:
     found: dict[str, list[str]] = {}
     every: dict[str, int] = {}
-    for scope, names in _by_scope(check).items():
+    for scope, names in _facts_by_scope(check).items():
         subjects = [each for number, node in nodes.items() for each in _subjects(scope, run, number, node)]
         for name in names:
             for subject in subjects:
@@ -280,7 +280,7 @@ def _said(scope: str, name: str, subject: _Subject) -> str:
     return f"{words} could not be read" + (f" ({reason})" if reason else "")
 
 
-def _by_scope(check: Check) -> dict[str, list[str]]:
+def _facts_by_scope(check: Check) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for each in check.reads:
         scope, _, name = each.partition(".")

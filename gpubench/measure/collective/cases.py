@@ -93,7 +93,7 @@ def layout(request: SweepRequest, size_bytes: int, dtype: DataType, ranks: int) 
     return request.collective.layout(size_bytes // dtype.size_bytes, dtype, ranks)
 
 
-def without_data(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
+def drop_empty_sizes(request: SweepRequest, sizes: Sequence[int], ranks: int) -> tuple[DroppedSize, ...]:
     """Return sizes of which a rank's share rounds to nothing, with the reason."""
     empty = {size: dtype for size in sizes for dtype in request.dtypes if not layout(request, size, dtype, ranks).count}
     return tuple(
@@ -228,7 +228,7 @@ class OwnTimes(Struct, frozen=True):
     samples: tuple[float, ...] = ()
     issue_seconds: float | None = None
 
-    def with_others(self, seconds_by_rank: Sequence[float]) -> RowTimes:
+    def combine_ranks(self, seconds_by_rank: Sequence[float]) -> RowTimes:
         """Return the times of the row from the seconds of all ranks."""
         ranks = RankTimes.of(seconds_by_rank)
         return RowTimes(ranks, self.iterations, self.batches, self.percentiles, self.interval, self.note)
@@ -244,7 +244,7 @@ class Timer(Struct, frozen=True):
 
     def learn(self, launches: Sequence[Launch], warm_seconds: float) -> float:
         """Return seconds per operation on the slowest rank, if batches need it. 0 `warm_seconds`: no warm-up."""
-        if not self._in_batches:
+        if not self._run_batches:
             return warm_seconds
         (seconds,) = self.group.largest([warm_seconds])
         if seconds < _SECONDS_TO_LEARN:
@@ -258,12 +258,12 @@ class Timer(Struct, frozen=True):
         if self.sampling.mode is Mode.LATENCY:
             clean()
             return self._alone(launches)
-        if self._in_batches:
+        if self._run_batches:
             clean()
             return self._batches(launches, operations_a_batch(seconds_each))
-        return self._at_once(launches, self.sampling.least_iterations, clean)
+        return self._run_one_loop(launches, self.sampling.least_iterations, clean)
 
-    def _at_once(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
+    def _run_one_loop(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
         """nccl-tests' loop: one operation, a barrier, then one time for all operations."""
         timed = self.backend.bind(in_turn(launches, iterations), self.graph_replays)
         operations = iterations * max(1, self.graph_replays)
@@ -278,7 +278,7 @@ class Timer(Struct, frozen=True):
         return clock.issue_seconds(timed, operations) if isinstance(clock, IssueClock) else None
 
     @property
-    def _in_batches(self) -> bool:
+    def _run_batches(self) -> bool:
         return self.sampling.mode is Mode.THROUGHPUT and self.sampling.iterations is None
 
     def _batches(self, launches: Sequence[Launch], a_batch: int) -> OwnTimes:
@@ -286,7 +286,7 @@ class Timer(Struct, frozen=True):
         more = FIRST_BATCHES
         while True:
             count = (more + 1) * a_batch
-            timed = self.backend.in_batches(in_turn(launches, count), a_batch)
+            timed = self.backend.batch_launches(in_turn(launches, count), a_batch)
             seconds += self.backend.together(timed)
             operations += count
             values += timed.batch_seconds()
@@ -393,7 +393,7 @@ class RankTimings:
         """Return one line per rank and row."""
         if not self._rows:
             return {}
-        return Table.by_section({RankTimeRow: lambda: list(self._lines())})
+        return Table.group_by_section({RankTimeRow: lambda: list(self._lines())})
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the finding on ranks that are usually late. Ranks of one GPU are late because they take turns."""

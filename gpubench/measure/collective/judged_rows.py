@@ -95,7 +95,7 @@ def judge_rows(
     """Pass on a table's rows with limit, expectation and verdict of a healthy machine; return the report."""
     verdicts, wrong = [verdict.Verdict.SKIP], []
     factor = collective.busbw_factor(rows[0].ranks)
-    exact = [_with_all_digits(each, factor) for each in rows]
+    exact = [_restore_digits(each, factor) for each in rows]
     if limit_of is not None:
         exact = [limited(each, limit_of(each.algorithm)) if each.limit_gb_s is None else each for each in exact]
     speed.note_tries([(replace(each, host_staged=None), 1) for each in exact])
@@ -124,7 +124,7 @@ def judge_rows(
     return report if is_known else unwatched(report, _NOT_SAID, verdict.Origin.RECORDED)
 
 
-def _with_all_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
+def _restore_digits(row: CollectiveRow, factor: float) -> CollectiveRow:
     """Compute bandwidths from the time if they were printed with few digits, unless CPUs measured it."""
     if row.algbw_gb_s >= _PRECISE_GB_S or CPU_TIME in (row.note or ""):
         return row

@@ -28,9 +28,9 @@ from gpubench.model.paths.transport import (
     Transport,
     Tuning,
     Used,
+    drop_idle_pairs,
     is_staged,
     names,
-    without_idle,
 )
 from gpubench.model.paths.wiring import NVLS_ASSUMED, Located, Wiring, Work, busbw_limit, exchange_limit, network_limit
 from gpubench.model.results.backends import took_another
@@ -178,7 +178,9 @@ def _used_by(selection: Selection, pairs: Sequence[tuple[int, int]]) -> Callable
 
     @cache
     def used(algorithm: str | None) -> Used:
-        return selection.of_sends(pairs) if algorithm is None and pairs else selection.of_algorithm(algorithm)
+        return (
+            selection.of_sends(pairs) if algorithm is None and pairs else selection.connections_of_algorithm(algorithm)
+        )
 
     return used
 
@@ -269,7 +271,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
         return own_way if observed.by_design else explained.first(_staged(members))
 
     if not observed.by_design:
-        paths = explained.with_causes(paths, _ranks)
+        paths = explained.add_causes(paths, _ranks)
     fallback = fallback_rows(paths, origin, cause_of, not_heard, _unconnected(choices))
     if fallback and choices.no_tuning and not choices.no_log:
         fallback[0] = replace(fallback[0], how=f"{fallback[0].how}; no algorithms: {choices.no_tuning}")
@@ -319,7 +321,7 @@ def simulated(
         by_design = any(path.evidence.by_design for path in members)
         return found if found is not UNKNOWN and found.by_design == by_design else copied.first(_staged(members))
 
-    paths = explained.with_causes(paths, _ranks)
+    paths = explained.add_causes(paths, _ranks)
     rows = fallback_rows(paths, Origin.SIMULATED, cause_of)
     outcome = report_on(paths, rows, Origin.SIMULATED, explained.rows())
     return replace(outcome, explained=explained)
@@ -351,7 +353,7 @@ class _Paths:
         self._wiring, self._expected_bytes = observed.circumstances.wiring, observed.expected_bytes
         self._chosen: dict[Pair, dict[Transport, None]] = {}
         for used in distinct_uses(observed.choices):
-            for pair in without_idle(used.pairs, self._expected_bytes):
+            for pair in drop_idle_pairs(used.pairs, self._expected_bytes):
                 self._chosen.setdefault(pair, {}).update(dict.fromkeys(used.pairs[pair]))
         self._out: dict[int, set[_Kind]] = {}
         self._into: dict[int, set[_Kind]] = {}
@@ -520,7 +522,7 @@ class PathJudge:
         if algorithm is None:
             reason = self.observations.choices.no_tuning or "NCCL named none"
             return Limit(None, f"the algorithm is not known: {reason}")
-        return busbw_limit(algorithm, without_idle(used.pairs, expected_bytes), wiring)
+        return busbw_limit(algorithm, drop_idle_pairs(used.pairs, expected_bytes), wiring)
 
     def add_idle(self, after: Sequence[IdleGpu]) -> None:
         """Add what was seen of idle GPUs after the last row."""

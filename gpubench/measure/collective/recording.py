@@ -17,10 +17,10 @@ from gpubench.measure.collective.cases import (
     JobFacts,
     cases,
     describe,
-    without_data,
+    drop_empty_sizes,
 )
 from gpubench.measure.collective.report import MeasuredRow, RowCollector, RowSample, SpeedJudge, middle, wrong_data
-from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together, with_winners
+from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, add_winners, together
 from gpubench.measure.path_outcome import PathOutcome, unwatched
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.transport import Pair, Transport, Tuning, Used
@@ -267,7 +267,7 @@ def _check_recorded(found: RecordedCollective, collective: Collective, where: st
     by_group = {}
     for part in found.groups:
         ranks = len(found.ranks_of(part))
-        if without_data(request, request.sizes, ranks):
+        if drop_empty_sizes(request, request.sizes, ranks):
             raise UsageError(f"{where}: a size of which {ranks} ranks have no share each", expected="sizes with data")
         by_group[None if part is None else part.name] = frozenset(cases(request, ranks))
     return by_group
@@ -428,7 +428,7 @@ def simulate(
         findings=findings,
         sections=dict(outcome.sections),
     )
-    return with_winners(report, rows, refused) if settings or refused else report
+    return add_winners(report, rows, refused) if settings or refused else report
 
 
 CUT_SHORT = "recording-cut-short"
@@ -548,7 +548,7 @@ def _measured(
     reports = [each.report() for each in collectors.values()]
     report = siblings.report([PartReport.of(each) for each in reports]) if found.parts else reports[0]
     if found.refused is not None:
-        report = with_winners(report, shown, found.refused)
+        report = add_winners(report, shown, found.refused)
     return report if judge is not None else unwatched(report, found.unwatched, Origin.RECORDED)
 
 

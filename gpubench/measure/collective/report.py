@@ -98,7 +98,7 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
 
     def _known(self, row: CollectiveRow) -> ExpectedTime | None:
         if row.backend not in _BY_NCCL and not _is_one_call_of_nccl(row):
-            return self.past(row) or self._over_links(row)
+            return self.past(row) or self._link_time(row)
         from gpubench.collectives.expected import from_limit, from_network, from_profile
 
         found, like_model = None, row.backend == _SIMULATED
@@ -111,7 +111,7 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
             )
         return found or from_limit(self.collective, row)
 
-    def _over_links(self, row: CollectiveRow) -> ExpectedTime | None:
+    def _link_time(self, row: CollectiveRow) -> ExpectedTime | None:
         if self.network is None or row.backend != _HOST:
             return None
         from gpubench.collectives.expected import from_links
@@ -187,7 +187,7 @@ class SpeedJudge(Struct):
 
         If rows are slow, rows that could not be judged are not reported.
         """
-        found = self._on_slow_rows(found, explained)
+        found = self._findings_on_slow_rows(found, explained)
         if not shows_more(self._rows):  # a third of what a rank imports stays away
             return found
         from gpubench.conditions.measured import sweep_findings
@@ -195,7 +195,7 @@ class SpeedJudge(Struct):
         rows = [row for row in self._rows if not (self.slow and row.verdict == Verdict.INCONCLUSIVE)]
         return (*found, *sweep_findings(rows, self.ranks))
 
-    def _on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
+    def _findings_on_slow_rows(self, found: Sequence[Finding], explained: "Explained | None") -> tuple[Finding, ...]:
         if not self.slow:
             return tuple(found)
         slowness = Slowness.of(self.slow)
@@ -249,7 +249,7 @@ def slow_unexplained(slowness: Slowness, where: str, why: str = _NOT_LOOKED_AT) 
 
 
 def _first_cause(explained: "Explained", slowness: Slowness) -> "Named | None":
-    found = explained.with_slow(slowness.rows).slowing(small=slowness.is_of_small, percent=slowness.percent)
+    found = explained.add_slow_rows(slowness.rows).slowing(small=slowness.is_of_small, percent=slowness.percent)
     return next((each for each in found if each.confidence is not Confidence.WEAK), None)
 
 
@@ -277,7 +277,7 @@ class RowSample(Struct, frozen=True):
     tries: int = 1
 
     def row(self, request: SweepRequest, case: Case, job: JobFacts) -> CollectiveRow:
-        times = self.own.with_others([answer.seconds for answer in self.answers])
+        times = self.own.combine_ranks([answer.seconds for answer in self.answers])
         row = describe(request, case, job, times, sum(answer.wrong for answer in self.answers))
         if self.tries > 1:
             row = replace(row, note="; ".join(filter(None, (row.note, f"measured {self.tries} times"))))

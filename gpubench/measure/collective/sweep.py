@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpubench.collectives.record import Call, Collective, SweepRequest
 from gpubench.errors import UsageError, no_size_left
-from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, Timer, in_turn, without_data
+from gpubench.measure.collective.cases import Case, JobFacts, OwnTimes, Timer, drop_empty_sizes, in_turn
 from gpubench.measure.collective.report import NO_RECORDER, Answer, MeasuredRow, Recorder, RowSample
 from gpubench.model.terms.operation import POISON, Block, DataPattern, Placement, ReduceOp
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress, RankIdentity
@@ -156,7 +156,7 @@ def fitting_sizes(
     held = memory_holders() if max(request.sizes) * backend.buffers > own_bytes else ""
     free_bytes, tightest, held = min(group.gather((own_bytes, str(identity), held)))
     fitting, dropped = split_by_memory(request.sizes, backend.buffers, free_bytes, tightest, held)
-    dropped += without_data(request, fitting, group.size)
+    dropped += drop_empty_sizes(request, fitting, group.size)
     return sizes_left(fitting, dropped), dropped
 
 

@@ -146,7 +146,7 @@ def measure_variants(
     refused = preparation.refused if len(variants) > 1 else None
     collector, rows = measure_runs(preparation, runs, listener, refused)
     report = finished(collector, observers)
-    return report if group.rank != 0 or refused is None else with_winners(report, rows, refused)
+    return report if group.rank != 0 or refused is None else add_winners(report, rows, refused)
 
 
 _NUMBERS_A_CYCLE = 1 << 16
@@ -389,25 +389,25 @@ def _drop(variant: SweepVariant, issue: Issue | None) -> None:
         variant.drop(issue)
 
 
-def with_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
+def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequence[RefusedRow]") -> Report:
     """Add the fastest variants, the refused ones, and the comparison of backends to the report."""
     from gpubench.model.results.backends import (
         BackendRow,
         RefusedRow,
         WinnerRow,
         against_first,
+        find_ignored_requests,
         framework_slower,
         staged_beside,
         winners,
-        without_effect,
     )
 
     best = winners(rows)
     beside = against_first(rows)
-    sections = Table.by_section({WinnerRow: best, RefusedRow: refused})
+    sections = Table.group_by_section({WinnerRow: best, RefusedRow: refused})
     if beside or any(each.backend == each.setting for each in refused):
-        sections |= Table.by_section({BackendRow: beside})
-    found = (*staged_beside(beside), *framework_slower(beside), *without_effect(rows))
+        sections |= Table.group_by_section({BackendRow: beside})
+    found = (*staged_beside(beside), *framework_slower(beside), *find_ignored_requests(rows))
     verdict = overall([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
@@ -448,7 +448,7 @@ def together(parts: Sequence[PartReport]) -> Report:
         verdict=overall(each.verdict for each in parts),
         complete=True,
         findings=tuple(finding for each in parts for finding in each.findings),
-        sections=Table.by_section({RankTimeRow: rank_times}),
+        sections=Table.group_by_section({RankTimeRow: rank_times}),
     )
 
 

@@ -389,7 +389,7 @@ class ChangeNoise:
         if (known := self._noises.get((place, times.runs))) is None:
             if place not in self._near_noise:
                 near = tuple(self._near(key))
-                self._near_noise[place] = self._between_runs(near), self._between_changes(near)
+                self._near_noise[place] = self._run_noise(near), self._change_spread(near)
             noise, source = self._combine_neighbours(key, *self._near_noise[place])
             bound = None if noise is None else self._bound_of(noise, source)
             known = self._noises[place, times.runs] = noise, bound
@@ -413,7 +413,7 @@ class ChangeNoise:
         else:
             yield from self._sizes(key).near(key.size_bytes or 0, NEIGHBOURS)
 
-    def _between_runs(self, keys: Sequence[RowKey]) -> Noise | None:
+    def _run_noise(self, keys: Sequence[RowKey]) -> Noise | None:
         """Return the deviation between runs of one row over these rows. The median tolerates hiccups."""
         sides = [side for key in keys for side in self._times[key].sides]
         freedom = MEDIAN_EFFICIENCY * sum(len(logs) - 1 for logs in sides)
@@ -422,7 +422,7 @@ class ChangeNoise:
         distances = [abs(one - other) for logs in sides for one, other in combinations(logs, 2)]
         return Noise(_NORMAL_MEDIAN * median(distances) / math.sqrt(2), freedom)
 
-    def _between_changes(self, keys: Sequence[RowKey]) -> Noise | None:
+    def _change_spread(self, keys: Sequence[RowKey]) -> Noise | None:
         """Return how much the changes of pairs differ, or how unsteady the change is from size to size."""
         changes = {key: self.change(key) or 0.0 for key in keys}
         unsteady = list(changes.values()) if keys[0].collective is None else list(_second_differences(changes))

@@ -84,7 +84,7 @@ def compare_machines(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> R
     """Return the report on two machines. It judges nothing, and is ERROR if they have nothing in common."""
     before, after = _curves(base), _curves(new)
     rows = [_machine_row(name, before[name], after[name]) for name in before if name in after]
-    sections = Table.by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
+    sections = Table.group_by_section({MachineRow: rows, CircumstanceRow: circumstance_rows(base, new)})
     findings = () if rows else (_nothing_in_common(before, after),)
     verdict = Verdict.SKIP if rows else Verdict.ERROR
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=MachineRow.section)
@@ -364,7 +364,7 @@ def compare(
     else:
         verdicts = {row.verdict for row in judged} - {Verdict.SKIP}
         verdict = overall([Verdict.PASS, *verdicts, *(finding.severity for finding in findings)])
-    sections = Table.by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
+    sections = Table.group_by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
 
@@ -468,7 +468,7 @@ def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
     try:
         head = folder.heads[name] = read_head(folder.kept.path(name))
     except UsageError as error:
-        folder.reject(name, _without_folder(folder, error))
+        folder.reject(name, _strip_folder(folder, error))
         return None
     if not head.complete:
         folder.reject(name, CUT_SHORT)
@@ -476,7 +476,7 @@ def _read_metadata(folder: _Folder, name: DatedName) -> ResultHead | None:
     return head
 
 
-def _without_folder(folder: _Folder, error: UsageError) -> str:
+def _strip_folder(folder: _Folder, error: UsageError) -> str:
     """Return an error about a file without its path, which stands next to it."""
     return error.seen.removeprefix(f"{folder.kept.folder}/").partition(" ")[2]
 
@@ -530,7 +530,7 @@ def _readable(folder: _Folder, kind: Kind, count: int) -> list[tuple[DatedName, 
         try:
             file = read_results(folder.kept.path(name))
         except UsageError as error:
-            folder.reject(name, _without_folder(folder, error))
+            folder.reject(name, _strip_folder(folder, error))
             continue
         if file.rows or file.pairs or file.findings is not None:
             files.append((name, file))
@@ -587,7 +587,7 @@ def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Rep
         ),
         complete=True,
         findings=findings,
-        sections=Table.by_section(
+        sections=Table.group_by_section(
             {
                 ComparisonRow: _collect_rows(reports, ComparisonRow),
                 FindingChangeRow: _collect_rows(reports, FindingChangeRow),

@@ -43,8 +43,8 @@ def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> t
     answers: dict[str, list[RasCommunicator]] = {}
     for answer in ras:
         answers.setdefault(answer.id, []).append(answer)
-    recorded = tuple(_in_records(records)) or _lost_dumps(records)
-    found = [*recorded, *(hang for each in answers.values() for hang in _in_ras(each))]
+    recorded = tuple(_find_in_records(records)) or _lost_dumps(records)
+    found = [*recorded, *(hang for each in answers.values() for hang in _find_in_ras(each))]
     if any(each.reason not in (HangReason.ELSEWHERE, HangReason.SLOW) for each in found):
         found = [each for each in found if each.reason is not HangReason.ELSEWHERE]
     return tuple(sorted(found, key=lambda each: each.reason in (HangReason.ELSEWHERE, HangReason.SLOW)))
@@ -87,7 +87,7 @@ def _printed(records: Sequence[RankRecord], size: int | None) -> Iterator[Hang]:
     """Find hangs in lines of PyTorch's watchdog. Each line reports only its own rank, and other ranks may log
     elsewhere.
     """
-    for hang in sorted(_in_records(records), key=lambda each: each.reason is HangReason.ELSEWHERE):
+    for hang in sorted(_find_in_records(records), key=lambda each: each.reason is HangReason.ELSEWHERE):
         if hang.reason is HangReason.NO_DUMP:
             yield replace(hang, reason=HangReason.ABSENT, theirs="its watchdog says nothing in this log", is_sure=False)
         elif hang.reason is HangReason.TOGETHER:
@@ -136,7 +136,7 @@ def _last(operation: InspectedOperation) -> int:
     return min(operation.times, key=lambda rank: operation.times[rank])
 
 
-def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
+def _find_in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
     by_group: dict[str, dict[int, dict[int, RecordedCall]]] = {}
     for record in records:
         for call in record.calls:
@@ -147,7 +147,7 @@ def _in_records(records: Sequence[RankRecord]) -> Iterator[Hang]:
         # The group of all ranks has at least the ranks that left a dump, and all numbers between them.
         every = range(max(have_dumps) + 1) if number == 0 and group == _ALL_RANKS else sorted(calls)
         members = listed.get(group, tuple(every))
-        hang = _in_group(group, members, calls, have_dumps, by_group)
+        hang = _find_in_group(group, members, calls, have_dumps, by_group)
         if hang is not None and hang.reason is HangReason.TOGETHER and group not in listed:
             several = len(hang.ranks) > 1
             theirs = "all that have a dump, which do not say how many there are"
@@ -172,7 +172,7 @@ def _lost_dumps(records: Sequence[RankRecord]) -> Iterator[Hang]:
         )
 
 
-def _in_group(
+def _find_in_group(
     group: str, members: Sequence[int], calls: Calls, have_dumps: set[int], by_group: Mapping[str, Calls]
 ) -> Hang | None:
     waiting = {
@@ -210,7 +210,7 @@ def _in_group(
         reason = _reason(calls, odd[0], first, shown)
         if len(odd) * 2 >= len(named) > 1:
             return replace(hang(HangReason.UNKNOWN, sorted(named), _calls_of(named)), operation="")
-        theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_at(there[rank].place)}" for rank in odd))
+        theirs = "; ".join(dict.fromkeys(f"{_described(there[rank])}{_place_words(there[rank].place)}" for rank in odd))
         return hang(reason, odd, theirs)
     lost = [rank for rank in absent if rank not in have_dumps]
     if lost:
@@ -228,7 +228,9 @@ def _in_group(
     absent = [rank for rank in absent if rank not in others] or absent
     elsewhere = [others[rank] for rank in absent if rank in others]
     last = [calls[rank][max(calls[rank])] for rank in absent if calls.get(rank)]
-    theirs = f"last called {_described(last[0])}{_at(last[0].place)}" if last else "called nothing of this group"
+    theirs = (
+        f"last called {_described(last[0])}{_place_words(last[0].place)}" if last else "called nothing of this group"
+    )
     if len(elsewhere) == len(absent):
         return hang(HangReason.ELSEWHERE, absent, f"{_described(elsewhere[0])} of group {elsewhere[0].group}")
     return hang(HangReason.ABSENT, absent, theirs)
@@ -306,7 +308,7 @@ def _described(call: RecordedCall) -> str:
     return f"{call.operation} number {call.sequence}{of_size}"
 
 
-def _at(place: str) -> str:
+def _place_words(place: str) -> str:
     return f" at {place}" if place else ""
 
 
@@ -348,7 +350,7 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
     )
 
 
-def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
+def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     """Find ranks of a communicator that are missing, have left, or launched fewer operations than the others.
 
     Compare the last two answers: a rank that moved between them keeps nobody waiting. Only then is a rank that is
@@ -363,7 +365,7 @@ def _in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         if 0 < len(ranks) < size:
             is_sure = before is not None or reason not in (HangReason.LEFT, HangReason.STARTING)
             theirs = "; ".join(dict.fromkeys(each.error for each in ranks if each.error))
-            yield _of_ras(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
+            yield _ras_hang(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
 
     gone = [
         *found(HangReason.DEAD, [each for each in still if each.dead]),
@@ -389,7 +391,7 @@ def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
     if communicator.remarks:
         others = [f"{_named(each)} has status {each.status}" for each in communicator.ranks if each.status]
         theirs = "; ".join((*communicator.remarks, *others))
-        hang = _of_ras(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
+        hang = _ras_hang(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
         yield replace(hang, ranks=(f"ranks of {communicator.id}" if communicator.size else "ranks of the job",))
 
 
@@ -546,14 +548,14 @@ def _blamed(
 ) -> Iterator[Hang]:
     found = [each for each in communicator.ranks if each.rank in ranks]
     if found:
-        yield _of_ras(communicator, reason, found, operation, theirs, is_sure=is_sure)
+        yield _ras_hang(communicator, reason, found, operation, theirs, is_sure=is_sure)
 
 
 def _named(rank: RasRank) -> str:
     return f"rank {rank.rank}" + (f" ({rank.host}:{rank.pid})" if rank.pid is not None else "")
 
 
-def _of_ras(
+def _ras_hang(
     communicator: RasCommunicator,
     reason: HangReason,
     ranks: Sequence[RasRank],

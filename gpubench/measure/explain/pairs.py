@@ -95,7 +95,7 @@ class PairJudge:
         near = _near_ranks(communicator.members)
         self._with_peers = _ranks_with_peers(communicator)
         known: dict[_Alike, JudgedPair] = {}
-        for src, by_destination in communicator.connections.by_source():
+        for src, by_destination in communicator.connections.routes_by_source():
             on_machine, on_node = near.get(src, (frozenset(), frozenset()))
             groups: dict[tuple[int | None, nccl_log.PairRoutes], list[int]] = {}
             for dst, pair in by_destination.items():
@@ -470,7 +470,7 @@ class _PairCounts:
         examples: dict[Examples, None] = {}
         staged: list[StagedPaths] = []
         for each in judged.routes:
-            examples[self._of_transport(scope, each)] = None
+            examples[self._transport_examples(scope, each)] = None
             if each.verdict is Verdict.ERROR:
                 examples[self._unknown.setdefault(each.family, Examples())] = None
             if _is_one_ended(each.route) and scope is not Scope.UNKNOWN:
@@ -483,7 +483,7 @@ class _PairCounts:
                 staged.append(paths)
         return list(examples), staged
 
-    def _of_transport(self, scope: Scope, judged: JudgedRoute) -> Examples:
+    def _transport_examples(self, scope: Scope, judged: JudgedRoute) -> Examples:
         channels = judged.route.channels
         key = scope, judged.family, judged.route.host_staged, judged.verdict
         counts = self._transports.setdefault(key, _TransportCounts(Examples(), channels, channels))

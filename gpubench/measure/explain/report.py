@@ -180,7 +180,7 @@ def _not_known(
     if not any(part.pairs for part in summary.parts):
         yield from _said_without_connections(facts)
         if facts.nccl_lines or not _is_of_no_log(facts):
-            yield _of_others(facts, others) if others else _no_connections(facts, logs)
+            yield _other_text_finding(facts, others) if others else _no_connections(facts, logs)
         if len(facts.records) == 1 and not facts.ras:
             yield _doubt(
                 "ranks-missing",
@@ -223,7 +223,7 @@ def _not_known(
         )
 
 
-def _of_others(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
+def _other_text_finding(facts: LogFacts, others: Sequence[OtherText]) -> Finding:
     """Report texts without NCCL lines, with the command that can read them."""
     first = others[0]
     return _error(
@@ -453,7 +453,7 @@ def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = 
     judge = PairJudge(facts)
     summary = summarise(facts, judge)
     findings = findings_of(facts, summary, logs, others)
-    sections = Table.by_section(
+    sections = Table.group_by_section(
         {
             fallback.PathRow: lambda: _path_rows(facts, judge),
             CauseRow: lambda: _cause_rows(summary),
@@ -478,7 +478,7 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     facts = LogFacts(hangs=tuple(hangs))
     findings = failures_of(facts)
     verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
-    sections = Table.by_section({fallback.HangRow: lambda: _hang_rows(facts)})
+    sections = Table.group_by_section({fallback.HangRow: lambda: _hang_rows(facts)})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.HangRow.section)
 
 

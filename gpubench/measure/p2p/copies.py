@@ -113,15 +113,15 @@ class ManagedBench:
         data, block = random_data(self._size, self._row, _SENDERS)
         source = self._source(copy)
         if source is self._pages:
-            source = self._on_gpu(copy)
+            source = self._gpu_memory(copy)
         source.fill_sent(data, block, _SENDER)
         if copy.way is operation.ManagedWay.PREFETCH:
             return
         destination = self._destination(copy)
-        destination = self._on_gpu(copy) if destination is self._pages else destination
+        destination = self._gpu_memory(copy) if destination is self._pages else destination
         destination.fill_byte(self._size, operation.POISON)
 
-    def _on_gpu(self, copy: ManagedCopy) -> Memory:
+    def _gpu_memory(self, copy: ManagedCopy) -> Memory:
         gpu = copy.by if copy.source is None else copy.source
         self._managed.prefetch(self._pages, gpu, gpu)
         return self._managed.on(self._pages, gpu)

@@ -225,7 +225,7 @@ def managed_findings(
 ) -> tuple[Finding, ...]:
     """All findings about managed memory; none if it was not measured."""
     seen = _Observed(request, cells, machine, matrices)
-    return (*seen.without_concurrent_access(), *seen.ignored_prefetch(), *seen.moved_anyway(), *seen.through_host())
+    return (*seen.find_no_concurrent_access(), *seen.ignored_prefetch(), *seen.moved_anyway(), *seen.through_host())
 
 
 class _Observed:
@@ -239,7 +239,7 @@ class _Observed:
         self._request, self._machine, self._matrices = request, machine, matrices
         self._cells = {copy: cell for copy, cell in cells.items() if cell.seconds}
 
-    def without_concurrent_access(self) -> Iterator[Finding]:
+    def find_no_concurrent_access(self) -> Iterator[Finding]:
         lacking = [each for each in self._request.managed if each.lacks]
         if lacking:
             yield self._finding(

@@ -198,7 +198,7 @@ def sweep_series(sizes: Sequence[int]) -> tuple[Series, ...]:
     )
 
 
-def with_latency(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
+def add_latency_series(series: Sequence[Series], pairs: Iterable[Pair], wiring: Wiring) -> tuple[Series, ...]:
     """Add 16-byte copies where bandwidth alone would not show a pair's path."""
     write = partial(Series, operation.Engine.CE, operation.Direction.WRITE, size_bytes=LATENCY_BYTES)
     off, on = write(peer=False), write(peer=True)

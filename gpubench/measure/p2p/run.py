@@ -57,7 +57,7 @@ def conclude(machine: CopyMachine, matrices: Sequence[CopyMatrix], together: Seq
     seen = _PairObservations(machine, matrices)
     paths = [seen.path(pair) for pair in dict.fromkeys(pair for matrix in matrices for pair in matrix.cells)]
     explained = Explained(replace(seen.circumstances(paths), together=together))
-    paths = explained.with_causes(paths, seen.pair)
+    paths = explained.add_causes(paths, seen.pair)
     rows = fallback_rows(paths, machine.origin, lambda members: explained.first(seen.staged(members)))
     return report_on(paths, rows, machine.origin, explained.rows())
 
@@ -151,10 +151,10 @@ class _PairObservations:
         broken = next((cell.error for _, cell in on if cell.error), None)
         if broken:
             return Evidence(seen=broken)
-        found = self._of_others(pair, on) or self._counted(on) or self._faster(pair)
+        found = self._foreign_traffic_evidence(pair, on) or self._counted(on) or self._faster(pair)
         return found or Evidence(seen="nothing was measured that would tell")
 
-    def _of_others(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
+    def _foreign_traffic_evidence(self, pair: p2p.Pair, on: Sequence[tuple[p2p.Series, p2p.Cell]]) -> Evidence | None:
         seen = self._sent_by_others(pair, on)
         if not seen:
             return None
@@ -350,7 +350,7 @@ class P2pRun:
                 self._measure_matrix(series, scoped)
 
     def _measure_matrix(self, series: p2p.Series, pairs: Sequence[p2p.Pair]) -> None:
-        without = {pair: cell for pair in pairs if (cell := self._without_peer_access(series, pair)) is not None}
+        without = {pair: cell for pair in pairs if (cell := self._cell_without_peer_access(series, pair)) is not None}
         measured = self._bench.measure([PairCopy(series, pair) for pair in pairs if pair not in without])
         cells: dict[p2p.Pair, p2p.Cell] = {}
         for pair in pairs:
@@ -371,7 +371,7 @@ class P2pRun:
     def _row(self, copy: PairCopy, cell: p2p.Cell) -> report.PairRow:
         return pair_row(self._machine, copy.series, copy.pair, cell, self._verdict(copy.series, copy.pair, cell))
 
-    def _without_peer_access(self, series: p2p.Series, pair: p2p.Pair) -> p2p.Cell | None:
+    def _cell_without_peer_access(self, series: p2p.Series, pair: p2p.Pair) -> p2p.Cell | None:
         """The cell of a pair that needs peer access and has none: with the error, or empty; None of others."""
         if not series.peer:
             return None
@@ -413,9 +413,9 @@ class P2pRun:
         sections: dict[str, report.Section] = {
             "matrices": report.Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
             "ratios": report.Matrix(self._named(_ratios(self._matrices))),
-            **report.Table.by_section({report.PatternRow: patterns}),
+            **report.Table.group_by_section({report.PatternRow: patterns}),
             **paths.sections,
-            **report.Table.by_section(
+            **report.Table.group_by_section(
                 {TreeRow: lambda: chain.from_iterable(map(tree_rows, machine.nodes[:_MOST_TREES]))}
             ),
         }

@@ -93,10 +93,10 @@ Shares = dict[scan.NodeRail, list[float]]
 
 def shares_of(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[scan.PairSample]) -> Shares:
     """Return the shares of every cell. A failure counts as 0 for the node that caused it, or for both if unknown."""
-    return _by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
+    return _shares_by_cell((sample, yardstick.share(fabric, sample)) for sample in samples)
 
 
-def _by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
+def _shares_by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
     found: Shares = {}
     for (first, second, rail, _, failure, culprit), figure in figures:
         for node in (first, second):
@@ -112,7 +112,7 @@ def _by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
 def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSample]) -> Yardstick:
     """Estimate the normal bandwidth and the noise from the screening, in which most cells are healthy."""
     measured = [each for each in samples if not each.failure]
-    by_class = _by_class(fabric, measured)
+    by_class = _shares_by_class(fabric, measured)
     plain = Yardstick({key: _level(_merged(by_class, key), 0.0) for key in by_class}, 0.0)
     found = []
     # A slow leaf adds to the differences as they are, and slow nodes to those that a leaf explains.
@@ -123,12 +123,12 @@ def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSamp
     return min(found, key=lambda yardstick: yardstick.deviation)
 
 
-def _by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]) -> dict[tuple[int, bool], Shares]:
+def _shares_by_class(fabric: scan.ScanFabric, samples: Iterable[scan.PairSample]) -> dict[tuple[int, bool], Shares]:
     figures: dict[tuple[int, bool], list[tuple[scan.PairSample, float]]] = {}
     for sample in samples:
         key = sample.rail, fabric.inside(sample.first, sample.second)
         figures.setdefault(key, []).append((sample, sample.gb_s))
-    return {key: _by_cell(own) for key, own in figures.items()}
+    return {key: _shares_by_cell(own) for key, own in figures.items()}
 
 
 LEAST_OF_A_LEAF_PAIR = 8
@@ -145,7 +145,7 @@ def _flattened(fabric: scan.ScanFabric, yardstick: Yardstick, samples: Iterable[
     for own in by_leaves.values():
         level = median(share for _, share in own) if len(own) >= LEAST_OF_A_LEAF_PAIR else 0.0
         flat += ((sample, share / (level or 1.0)) for sample, share in own)
-    return _by_cell(flat)
+    return _shares_by_cell(flat)
 
 
 def _caution(samples: Sequence[scan.PairSample]) -> float:
@@ -277,7 +277,7 @@ def scores(
                 cell = scan.NodeRail(node, sample.rail)
                 failures[cell] = failures.get(cell, 0) + 1
     found = shares_of(fabric, yardstick, samples)
-    rates = _by_cell((sample, sample.gb_s) for sample in samples)
+    rates = _shares_by_cell((sample, sample.gb_s) for sample in samples)
     return {
         cell: CellScore(yardstick.score(shares), len(shares), failures.get(cell, 0), yardstick.score(rates[cell]))
         for cell, shares in found.items()
@@ -489,7 +489,7 @@ def expected_inside(profile: Profile | None, gpus: int) -> dict[scan.LocalQuanti
     return found
 
 
-def below_profile(
+def find_nodes_below_profile(
     fabric: scan.ScanFabric,
     passes: Sequence[Sequence[scan.LocalFigure]],
     profiles: Mapping[int, Profile | None],

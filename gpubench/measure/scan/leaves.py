@@ -216,13 +216,13 @@ def _slow_level(leaf: str, rail: int, levels: Mapping[bool, _Level]) -> LeafLeve
     return None
 
 
-def with_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
+def adjust_to_slow_leaves(yardstick: Yardstick, levels: Iterable[LeafLevel]) -> Yardstick:
     """The yardstick that compares cells of slow leaves with the others of their leaf."""
     offsets = {(level.leaf, level.rail, inside): share for level in levels for inside, share in level.slow.items()}
     return replace(yardstick, slow_leaves=offsets)
 
 
-def without_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Iterable[PairSample]) -> list[PairSample]:
+def correct_slow_leaves(yardstick: Yardstick, fabric: ScanFabric, samples: Iterable[PairSample]) -> list[PairSample]:
     """The figures as they would be if the slow leaves of a yardstick were healthy."""
     if not yardstick.slow_leaves:
         return list(samples)

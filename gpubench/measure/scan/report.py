@@ -153,12 +153,12 @@ def _part_name(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
 def _part_seen(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> str:
     if part.share is None:
         return part.seen
-    share = f"{part.share:.0%} of {_of_what(part)}"
+    share = f"{part.share:.0%} of {_part_words(part)}"
     nic = None if part.rail is None or part.kind is not verdicts.PartKind.NIC else fabric.nic(part.rail)
     return "; ".join(filter(None, (part.seen, share, f"NIC {nic}" if nic else "")))
 
 
-def _of_what(part: verdicts.FaultyPart) -> str:
+def _part_words(part: verdicts.FaultyPart) -> str:
     return "other leaves' outgoing bandwidth" if part.kind is verdicts.PartKind.UPLINK else "the others' bandwidth"
 
 
@@ -204,7 +204,7 @@ def _part_places(fabric: scan.ScanFabric, part: verdicts.FaultyPart) -> tuple[De
     return tuple(DevicePlace(fabric.hosts[node], device) for node in part.nodes for device in devices)
 
 
-def _below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
+def _fold_below_facts(parts: Sequence[Finding], facts: Sequence[Finding], hosts: Sequence[str]) -> list[Finding]:
     """The findings on parts and on facts, in which a slow GPU or pair stands below the fact that explains it."""
     kept, roots = list[Finding](), list(facts)
     for part in parts:
@@ -500,13 +500,13 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     suspects, unmeasured = result.suspects(), result.unmeasured()
     facts = add_ssh(result.other_findings) if len(course.fabric.hosts) > 1 else result.other_findings
     findings = [
-        *_below_facts(list(_part_findings(course, result.parts)), facts, course.fabric.hosts),
+        *_fold_below_facts(list(_part_findings(course, result.parts)), facts, course.fabric.hosts),
         *_doubt_findings(
             course, suspects, unmeasured, list(verdicts.leaf_parts(course.fabric, result.suspect_leaves()))
         ),
         *_wrong_data_findings(course),
         *_pair_findings(course),
-        *verdicts.between_leaves(course),
+        *verdicts.find_slow_uplinks(course),
         *verdicts.leaf_pair_findings(course, result.parts),
         *_noise_findings(result.sure_loss_percent),
         *verdicts.level_findings(course, result.slow_rails(), explained=bool(result.parts)),
@@ -521,7 +521,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
         verdict=verdict,
         complete=True,
         findings=findings,
-        sections=Table.by_section(
+        sections=Table.group_by_section(
             {
                 scan.ScanPartRow: parts,
                 scan.ScanCellRow: cells,

@@ -20,10 +20,10 @@ from gpubench.measure.scan.leaves import (
     LEAST_NODES,
     MEDIAN_ERROR,
     LeafLevel,
+    adjust_to_slow_leaves,
+    correct_slow_leaves,
     leaf_levels,
     members_of,
-    with_slow_leaves,
-    without_slow_leaves,
 )
 from gpubench.model.results.scan import (
     ROUNDS,
@@ -92,7 +92,7 @@ class Schedule(Struct, frozen=True):
             self.fabric.leaves[node] is None for node in nodes
         ):
             return [NodePair(one, other) for one, other in _circle_round(number, self._shuffled("circle", nodes))]
-        even = self._without_one(number, nodes)
+        even = self._make_even(number, nodes)
         return self._inside(number, even) if inside else self._across(number, even)
 
     def _inside(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
@@ -141,7 +141,7 @@ class Schedule(Struct, frozen=True):
     def _is_poor(self, pair: NodePair, before: Set[frozenset[int]]) -> bool:
         return self.fabric.inside(*pair) or (bool(before) and frozenset(pair) in before)
 
-    def _without_one(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
+    def _make_even(self, number: int, nodes: Sequence[int]) -> Sequence[int]:
         """Return an even number of nodes: of an odd number, a different one sits out each round."""
         if len(nodes) % 2 == 0:
             return nodes
@@ -301,7 +301,7 @@ class ScanCourse(Struct):
         if not any(each.failure for each in found):
             return found
         retired = self.retired()
-        return [_with_culprit(each, retired) if each.failure else each for each in found]
+        return [_name_culprit(each, retired) if each.failure else each for each in found]
 
     @property
     def has_confirmed(self) -> bool:
@@ -375,7 +375,7 @@ class ScanCourse(Struct):
         return {cell: failures[cell] for cell in blamed(failures)}
 
 
-def _with_culprit(sample: PairSample, retired: Collection[NodeRail]) -> PairSample:
+def _name_culprit(sample: PairSample, retired: Collection[NodeRail]) -> PairSample:
     blamed = [node for node in (sample.first, sample.second) if NodeRail(node, sample.rail) in retired]
     return sample._replace(culprit=blamed[0]) if sample.culprit is None and len(blamed) == 1 else sample
 
@@ -438,11 +438,11 @@ def _screen(course: ScanCourse) -> None:
         if sure.keys() == known:
             break
         known = set(sure)
-        yardstick = with_slow_leaves(yardstick, sure.values())
-        yardstick = judging.screening_yardstick(fabric, without_slow_leaves(yardstick, fabric, samples))
+        yardstick = adjust_to_slow_leaves(yardstick, sure.values())
+        yardstick = judging.screening_yardstick(fabric, correct_slow_leaves(yardstick, fabric, samples))
     course.suspect_leaves = [each for each in levels if each.is_sure]
     course.doubtful_leaves = [each for each in levels if not each.is_sure]
-    course.yardstick = with_slow_leaves(yardstick, course.suspect_leaves)
+    course.yardstick = adjust_to_slow_leaves(yardstick, course.suspect_leaves)
     course.screened = course.judged = judging.scores(fabric, course.yardstick, samples)
     course.suspects = set(judging.falls_behind(ScanPhase.SCREENING, yardstick.deviation, course.screened))
 
@@ -482,15 +482,15 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     """Judge the suspects by the measurements of this phase alone."""
     fabric, samples = course.fabric, course.samples(phase)
     yardstick = course.yardstick
-    as_healthy = without_slow_leaves(yardstick, fabric, samples)
+    as_healthy = correct_slow_leaves(yardstick, fabric, samples)
     yardstick = judging.round_yardstick(fabric, as_healthy, good, yardstick)
     leaves = [level for level in course.suspect_leaves if _is_slow_again(fabric, yardstick, samples, good, level)]
     kept = {(each.leaf, each.rail) for each in leaves}
     course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
-    found = judging.scores(fabric, with_slow_leaves(yardstick, leaves), samples, good)
+    found = judging.scores(fabric, adjust_to_slow_leaves(yardstick, leaves), samples, good)
     behind = set(judging.falls_behind(phase, yardstick.deviation, found))
     if phase is ScanPhase.CONFIRMATION:
-        behind -= _as_their_leaf(fabric, yardstick.deviation, found, leaves)
+        behind -= _cells_like_leaf(fabric, yardstick.deviation, found, leaves)
     looked_at = {cell: each for cell, each in found.items() if cell in course.suspects}
     course.judged = {**course.judged, **looked_at}
     course.suspect_leaves = leaves
@@ -517,7 +517,7 @@ def _is_slow_again(
     return False not in level.slow or len(shares) < LEAST_NODES or median(shares) <= (1 + level.share) / 2
 
 
-def _as_their_leaf(
+def _cells_like_leaf(
     fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, judging.CellScore], leaves: Sequence[LeafLevel]
 ) -> set[NodeRail]:
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, deviation)

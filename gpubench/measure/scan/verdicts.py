@@ -35,11 +35,11 @@ def rail_rates(nodes: Sequence[Topology], rails: int) -> tuple[float | None, ...
     nearest NIC share its rate, because all are measured at once. The PCIe slots of GPU and NIC may lower the rate.
     """
     by_node = [_rates_of_node(node, rails) for node in nodes]
-    found = ([own[rail] for own in by_node] if not _in_one_domain(nodes, rail) else [] for rail in range(rails))
+    found = ([own[rail] for own in by_node] if not _is_one_domain(nodes, rail) else [] for rail in range(rails))
     return tuple(None if None in own or not own else median_low(filter(None, own)) for own in found)
 
 
-def _in_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
+def _is_one_domain(nodes: Sequence[Topology], rail: int) -> bool:
     gpus = [node.gpus[rail] for node in nodes if rail < len(node.gpus)]
     domains = [gpu.fabric.domain for gpu in gpus if gpu.fabric is not None and gpu.fabric.domain is not None]
     return len(set(domains)) < len(domains)
@@ -297,7 +297,7 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
         by_severity.setdefault(level.severity, {})[rail] = level
     for severity, levels in by_severity.items():
         if severity is Verdict.ERROR:
-            yield _above_rate(course, levels)
+            yield _find_above_rate(course, levels)
             continue
         rail, worst = min(levels.items(), key=lambda each: each[1].share)
         carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
@@ -316,7 +316,7 @@ def rate_findings(course: ScanCourse, without: Set[int]) -> Iterator[Finding]:
         )
 
 
-def _above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
+def _find_above_rate(course: ScanCourse, levels: Mapping[int, RailLevel]) -> Finding:
     rail, most = max(levels.items(), key=lambda each: each[1].best)
     carried = BOTH_WAYS * (course.fabric.rates[rail] or 0.0)
     return Finding(
@@ -390,7 +390,10 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     left.parts += leaf_parts(course.fabric, named)
     _cells_of_leaves(course, left)
     # Of two leaves only the figures inside are compared, so cells of the slow one may seem slow across.
-    for cell in (*doubtful_cells(course), *_as_slow_as(course, [each for each in named if False not in each.slow])):
+    for cell in (
+        *doubtful_cells(course),
+        *_cells_like_leaf(course, [each for each in named if False not in each.slow]),
+    ):
         left.scores.pop(cell, None)
     _whole_nodes(course, left)
     _inside(left)
@@ -460,10 +463,10 @@ def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
     """Return slow cells that may be slow because of their leaf: the loss is too small to tell."""
-    return _as_slow_as(course, (*course.unjudged_leaves(), *course.doubtful_leaves))
+    return _cells_like_leaf(course, (*course.unjudged_leaves(), *course.doubtful_leaves))
 
 
-def _as_slow_as(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
+def _cells_like_leaf(course: ScanCourse, levels: Iterable[LeafLevel]) -> Mapping[NodeRail, LeafLevel]:
     """Return confirmed cells that are no slower than their leaf, with the level of the leaf."""
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, course.yardstick.deviation)
     by_place = {(each.leaf, each.rail): each for each in levels}
@@ -601,7 +604,7 @@ _BETWEEN_SHARE = 0.9
 """The share of the bandwidth inside leaves, or between the fastest two, below which traffic between leaves is slow."""
 
 
-def between_leaves(course: ScanCourse) -> Iterator[Finding]:
+def find_slow_uplinks(course: ScanCourse) -> Iterator[Finding]:
     """Yield the finding that all leaves have less bandwidth between them than inside."""
     centres = course.yardstick.centres
     shares = [
@@ -628,7 +631,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
     shows it.
     """
     named = {part.leaf for part in parts if part.leaf is not None and part.kind not in OF_ONE_NODE}
-    levels = dict(_between_pairs_of_leaves(course))
+    levels = dict(_leaf_pair_bandwidths(course))
     if len(levels) < 2:
         return
     best, most = max(levels.items(), key=lambda each: each[1][0])
@@ -652,7 +655,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
         )
 
 
-def _between_pairs_of_leaves(course: ScanCourse) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
+def _leaf_pair_bandwidths(course: ScanCourse) -> Iterator[tuple[tuple[str, str], tuple[float, int]]]:
     leaves = course.fabric.leaves
     found: dict[tuple[str, str], list[float]] = {}
     for outcome in course.outcomes:

@@ -87,7 +87,7 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
 
 def _others(group: tuple[int, ...], gpus: Sequence[GpuRates]) -> dict[str, str]:
     return {
-        gpu.bus_id: _as_well(process, gpu)
+        gpu.bus_id: _also_uses(process, gpu)
         for gpu in gpus
         if len(gpu.processes or ()) > 1
         for process in _users(gpu)
@@ -107,11 +107,11 @@ def _partners_over_nvlink(group: tuple[int, ...], gpus: Sequence[GpuRates], rate
     for gpu in gpus:
         for process in _users(gpu):
             if process.pid not in group and len(used[owner.get(process.pid, ())]) > 1:
-                return _as_well(process, gpu)
+                return _also_uses(process, gpu)
     return ""
 
 
-def _as_well(process: GpuProcess, gpu: GpuRates) -> str:
+def _also_uses(process: GpuProcess, gpu: GpuRates) -> str:
     return f"{process.label} uses {gpu.device} as well"
 
 

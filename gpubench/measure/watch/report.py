@@ -411,7 +411,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     verdict = overall((*judged, *(each.severity for each in findings)))
     if verdict is Verdict.PASS and any(each.main.way is Way.NOT_TOLD for each in course.jobs.values()):
         verdict = Verdict.SKIP
-    sections = Table.by_section({JobRow: jobs})
+    sections = Table.group_by_section({JobRow: jobs})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JobRow.section)
 
 

@@ -129,7 +129,7 @@ def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signal
     others = _may_be_of_others(job, nvlinks)
     if nvlinks is Nvlinks.BUSY and pcie is Pcie.BOTH and not _may_be_between(job):
         pcie = Pcie.BESIDE
-    if nvlinks is Nvlinks.BUSY and pcie in (Pcie.BOTH, Pcie.BESIDE) and _by_nics(job, nics, network):
+    if nvlinks is Nvlinks.BUSY and pcie in (Pcie.BOTH, Pcie.BESIDE) and _is_network_traffic(job, nics, network):
         pcie = Pcie.NICS
     return Signals(
         nvlinks=nvlinks,
@@ -187,7 +187,7 @@ def _pcie(job: RunningJob, sent: float | None, received: float | None) -> Pcie:
     # GPUs only if some GPUs only send and others only receive.
     one_way = out.isdisjoint(into) or job.by_nccl or not job.one_process
     alike = _match(sum(map(_data_sent, job.gpus)), received)
-    return Pcie.ACROSS if one_way and alike and not _by_copy_engines(job) else Pcie.BOTH
+    return Pcie.ACROSS if one_way and alike and not _uses_copy_engines(job) else Pcie.BOTH
 
 
 def _senders(job: RunningJob) -> set[str]:
@@ -219,7 +219,7 @@ def _may_be_of_others(job: RunningJob, nvlinks: Nvlinks) -> str:
     own = replace(job, gpus=tuple(gpu for gpu in job.gpus if gpu.bus_id not in job.others))
     sent, received = sum(map(_data_sent, own.gpus)), sum(gpu.pcie_received or 0.0 for gpu in own.gpus)
     exchanged = job.by_nccl and min(sent, received) >= BUSY_GB_S and _match(sent, received)
-    shown = (exchanged and not _by_copy_engines(own)) or _pcie(own, sent, received) is Pcie.ACROSS
+    shown = (exchanged and not _uses_copy_engines(own)) or _pcie(own, sent, received) is Pcie.ACROSS
     return "" if shown else next(iter(job.others.values()))
 
 
@@ -227,7 +227,7 @@ def _data_sent(gpu: GpuRates) -> float:
     return max((gpu.pcie_sent or 0.0) - REQUESTS_SHARE * (gpu.pcie_received or 0.0), 0.0)
 
 
-def _by_copy_engines(job: RunningJob) -> bool:
+def _uses_copy_engines(job: RunningJob) -> bool:
     """True if an NCCL job's kernels ran too briefly to have sent the PCIe traffic of its GPUs."""
     if not job.by_nccl:
         return False
@@ -277,7 +277,7 @@ def _may_be_between(job: RunningJob) -> bool:
     return any(one != other for one in out for other in into)
 
 
-def _by_nics(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
+def _is_network_traffic(job: RunningJob, nics: Sequence[NicRates], network: NetworkUse) -> bool:
     """True if NICs carry as much as PCIe in both directions, and every GPU carries an equal share or almost
     nothing.
 

@@ -45,7 +45,7 @@ class LaunchedBy(Struct, frozen=True):
     size: int
 
     @property
-    def without_it(self) -> str:
+    def advice_without_launcher(self) -> str:
         """What to do in the place of a command that is for one process."""
         shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
@@ -67,10 +67,10 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
         if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
             continue
         return LaunchedBy(launcher, rank, size)
-    return _by_torchrun(environment) if all(environment.get(name) for name in OF_TORCHRUN) else None
+    return _read_torchrun(environment) if all(environment.get(name) for name in OF_TORCHRUN) else None
 
 
-def _by_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
+def _read_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
     found = {name: _number(environment, name) for name in OF_TORCHRUN if name != "MASTER_ADDR"}
     for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
         raise UsageError(
@@ -87,7 +87,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def as_if_alone(environment: Mapping[str, str]) -> dict[str, str]:
+def strip_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without a launcher's or an allocation's variables, for a child that starts ranks here."""
     return {
         name: value

@@ -243,7 +243,7 @@ HIDDEN = "CUDA_VISIBLE_DEVICES hides it"  # Of a GPU of the driver's, or a pair 
 HIDDEN_GPUS = "hidden_gpus"  # Metadata: how many GPUs were hidden from the run, and so not judged
 
 
-def without_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
+def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     """The node without its hidden GPUs, which count as those of others; hidden is what none of `processes` names."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {each.visible_devices for each in processes}

@@ -263,11 +263,11 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
     found: dict[str, float | None] = {}
     for name in ("nvlink_sent", "nvlink_received"):
         counts = [None if each is None else getattr(each, f"{name}_bytes") for each in (before, after)]
-        found[name] = _of_driver(name, after, _NVLINK_MOST_GB_S, unknown)
+        found[name] = _driver_rate(name, after, _NVLINK_MOST_GB_S, unknown)
         if found[name] is None and name not in unknown:
             found[name] = _rate(name, counts[0], counts[1], seconds, _NVLINK_MOST_GB_S, None, unknown)
     for name in ("pcie_sent", "pcie_received"):
-        found[name] = _of_driver(name, after, _PCIE_MOST_GB_S, unknown)
+        found[name] = _driver_rate(name, after, _PCIE_MOST_GB_S, unknown)
         if found[name] is None:
             unknown.setdefault(name, _NOT_BEFORE)
     return GpuRates(
@@ -285,7 +285,7 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
     )
 
 
-def _of_driver(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
+def _driver_rate(name: str, reading: GpuReading, most_gb_s: float, unknown: dict[str, str]) -> float | None:
     rate: float | None = getattr(reading, f"{name}_gb_s")
     if rate is None or reading.lost is not None:
         return None

@@ -45,18 +45,18 @@ class ChannelSet:
         self.receives = any(each.received for each in self.logged)
         self.plus: dict[int, ChannelSet] = {}
 
-    def with_channel(self, code: int) -> "ChannelSet":
+    def add_channel(self, code: int) -> "ChannelSet":
         """The set with one channel more."""
         if code not in self.plus:
             kind, channel = divmod(code, MOST_CHANNELS)
-            self.plus[code] = self._with_bits(kind, 1 << channel)
+            self.plus[code] = self._add_bits(kind, 1 << channel)
         return self.plus[code]
 
-    def with_all(self, other: "ChannelSet") -> "ChannelSet":
+    def union_channels(self, other: "ChannelSet") -> "ChannelSet":
         """The union of two sets."""
         union = self
         for kind, bits in other.bits_by_kind:
-            union = union._with_bits(kind, bits)
+            union = union._add_bits(kind, bits)
         return union
 
     def has(self, code: int) -> bool:
@@ -64,7 +64,7 @@ class ChannelSet:
         kind, channel = divmod(code, MOST_CHANNELS)
         return any(bits >> channel & 1 and not (other - kind) % _KINDS_A_TRANSPORT for other, bits in self.bits_by_kind)
 
-    def _with_bits(self, kind: int, bits: int) -> "ChannelSet":
+    def _add_bits(self, kind: int, bits: int) -> "ChannelSet":
         merged = dict(self.bits_by_kind)
         merged[kind] = merged.get(kind, 0) | bits
         return self._sets.channel_set(tuple(sorted(merged.items())))
@@ -117,12 +117,12 @@ class RankConnections(dict[int, ChannelSet]):
 
     def add(self, peer: int, code: int) -> None:
         """Add a channel by its code."""
-        self[peer] = self.of(peer).with_channel(code)
+        self[peer] = self.of(peer).add_channel(code)
 
     def add_all(self, other: Mapping[int, ChannelSet]) -> None:
         """Add the connections of another log of the same rank."""
         for peer, channels in other.items():
-            self[peer] = self[peer].with_all(channels) if peer in self else channels
+            self[peer] = self[peer].union_channels(channels) if peer in self else channels
 
 
 class PairRoutes(Struct, frozen=True, eq=False):
@@ -141,7 +141,7 @@ class Connections(Struct, frozen=True):
         """True if any rank is connected with another one; a switch that reduces is none."""
         return any(peer != rank for rank, peers in self.by_rank.items() for peer in peers)
 
-    def by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
+    def routes_by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
         """Every source with its destinations, both in order, and the routes to each."""
         joined = cache(_routes)
         receivers: dict[int, dict[int, ChannelSet]] = {}

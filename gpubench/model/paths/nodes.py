@@ -117,7 +117,7 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
         by_models.setdefault(models[members[0]], []).append(members)
     groups = [kind for same_models in by_models.values() for kind in _kinds_of(same_models, traits_of)]
     groups.sort(key=_size_and_place)
-    groups = sorted(_without_strays(groups, models, traits_of), key=_size_and_place)
+    groups = sorted(_merge_strays(groups, models, traits_of), key=_size_and_place)
     kinds: dict[Models, MachineKind] = {}
     named = []
     for number, (alike, odd) in enumerate(groups):
@@ -141,7 +141,7 @@ def _size_and_place(group: _Group) -> tuple[int, int]:
     return -len(group[0]) - len(group[1]), group[0][0]
 
 
-def _without_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
+def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
     """The groups, but for few nodes with other GPU models, or none, than the largest: those are odd ones of it."""
     if not groups:
         return []
@@ -304,7 +304,7 @@ def _letter(number: int) -> str:
     return (_letter(head - 1) if head else "") + chr(ord("A") + last)
 
 
-def with_own_names(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+def rename_duplicates(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Nodes that share a host name told apart: `gpu`, `gpu~2`."""
     seen: Counter[str] = Counter()
     named = []

@@ -269,10 +269,10 @@ def measured(flow: Flow) -> Evidence:
     """Counters first; where these say nothing, bandwidth."""
     if not flow.has_nvlinks:
         return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
-    return _of_others(flow) or _counted(flow.ends) or _timed(flow)
+    return _foreign_traffic_evidence(flow) or _counted(flow.ends) or _timed(flow)
 
 
-def _of_others(flow: Flow) -> Evidence | None:
+def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
     """No evidence, where counters moved by what was not ours; None where nothing says so. Times were contended too."""
     counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
     ends = zip(counted, flow.most_shares, strict=False)

@@ -281,7 +281,7 @@ def _badness(transport: Transport) -> tuple[int, str]:
     return (2 + kinds.index(transport.kind) if transport.kind in kinds else 5), transport.name
 
 
-def without_idle(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
+def drop_idle_pairs(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
     """The pairs of a ring that carry data: nothing enters the root of a broadcast or leaves that of a reduction."""
     only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
     return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
@@ -302,7 +302,7 @@ class Selection:
         self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
-    def of_algorithm(self, algorithm: str | None) -> Used:
+    def connections_of_algorithm(self, algorithm: str | None) -> Used:
         """The connections of a collective by its algorithm, by neighbours for rings and trees; None: all.
 
         A log that names more ranks is of another communicator too, whose connections are left out.
@@ -310,12 +310,12 @@ class Selection:
         size = len(self._nodes)
         paths = [path for path in self._paths if not path.peer_to_peer and max(path.src, path.dst) < size]
         if algorithm in _WITHOUT_CONNECTIONS:
-            return self._without_connections(algorithm, paths)
+            return self._unconnected(algorithm, paths)
         logged = {RING: self._ring, TREE: self._tree}.get(algorithm or "", frozenset[Pair]())
         neighbours = {pair for pair in logged if max(pair) < size}
         if neighbours:
-            return Used(_by_pair(paths, neighbours))
-        pairs = _by_pair(paths, {(path.src, path.dst) for path in paths})
+            return Used(_transports_by_pair(paths, neighbours))
+        pairs = _transports_by_pair(paths, {(path.src, path.dst) for path in paths})
         connected = {source for source, _ in pairs}
         ranks = range(size) if size > 1 else ()
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
@@ -323,20 +323,20 @@ class Selection:
     def of_sends(self, pairs: Iterable[Pair]) -> Used:
         """The connections of sends and receives between these ranks. Lines of SHM do not say which they are of."""
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
-        return Used(_by_pair(paths, pairs))
+        return Used(_transports_by_pair(paths, pairs))
 
-    def _without_connections(self, algorithm: str, paths: Sequence[Path]) -> Used:
+    def _unconnected(self, algorithm: str, paths: Sequence[Path]) -> Used:
         through = Transport(_WITHOUT_CONNECTIONS[algorithm], TransportKind.P2P)
         ranks = range(len(self._nodes))
         inside = {(one, other) for one in ranks for other in ranks if one != other and self._together(one, other)}
         across = {(path.src, path.dst) for path in paths if not self._together(path.src, path.dst)}
-        return Used(dict.fromkeys(sorted(inside), (through,)) | _by_pair(paths, across))
+        return Used(dict.fromkeys(sorted(inside), (through,)) | _transports_by_pair(paths, across))
 
     def _together(self, one: int, other: int) -> bool:
         return self._nodes[one] == self._nodes[other]
 
 
-def _by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pair, tuple[Transport, ...]]:
+def _transports_by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pair, tuple[Transport, ...]]:
     found: dict[Pair, dict[Transport, None]] = {pair: {} for pair in sorted(pairs)}
     for path in paths:
         if (path.src, path.dst) in found:

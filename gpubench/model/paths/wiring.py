@@ -58,7 +58,7 @@ class Wiring(Struct, frozen=True, dict=True):
         """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
         return self._domains[gpu]
 
-    def in_one_domain(self, pair: Pair) -> bool:
+    def share_domain(self, pair: Pair) -> bool:
         """True where NVLinks join two GPUs, of one node or of several."""
         return self.domain(pair[0]) is not None and self.domain(pair[0]) == self.domain(pair[1])
 
@@ -83,13 +83,13 @@ class Wiring(Struct, frozen=True, dict=True):
     def path(self, pair: Pair) -> str:
         """The path class; between nodes P2P/MNNVL in one NVLink domain, else NET."""
         if not self.together(pair):
-            return MNNVL if self.in_one_domain(pair) else NETWORK
+            return MNNVL if self.share_domain(pair) else NETWORK
         facts = self._facts(pair)
         return topology.UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> topology.Limit:
         """The ceiling of a pair, in GB/s per direction; between nodes that of the NICs nearest to its GPUs."""
-        if not self.together(pair) and self.in_one_domain(pair):
+        if not self.together(pair) and self.share_domain(pair):
             return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if not self.together(pair):
             return min((self.to_network(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
@@ -101,7 +101,7 @@ class Wiring(Struct, frozen=True, dict=True):
     def has_nvlinks(self, pair: Pair) -> bool:
         """True where NVLinks join a pair."""
         if not self.together(pair):
-            return self.in_one_domain(pair)
+            return self.share_domain(pair)
         facts = self._facts(pair)
         if self.one_gpu(pair):
             return False
@@ -113,7 +113,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     def to_host(self, gpu: int) -> topology.Limit:
         """The ceiling between a GPU and host memory, in GB/s per direction."""
-        return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._to_host(gpu))
+        return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._find_host_limit(gpu))
 
     def through_host_gb_s(self, pair: Pair) -> float | None:
         """GB/s of a pair through host memory at most: of the narrower of both GPUs' ways to it, if they are known."""
@@ -134,11 +134,13 @@ class Wiring(Struct, frozen=True, dict=True):
 
     def capability(self, pair: Pair) -> Evidence:
         """The evidence that the path of a pair could be direct, or could not."""
-        if not self.together(pair) and self.in_one_domain(pair):
+        if not self.together(pair) and self.share_domain(pair):
             return Evidence(State.PRESENT, "both are in one NVLink domain")
         if not self.together(pair):
             nodes = self.gpus[pair[0]].node, self.gpus[pair[1]].node
-            return self._between_nodes.get(nodes) or self._between_nodes.setdefault(nodes, self._of_nodes(pair))
+            return self._node_pair_evidence.get(nodes) or self._node_pair_evidence.setdefault(
+                nodes, self._evidence_between_nodes(pair)
+            )
         access = self.peer_access(pair)
         if access.possible is None:
             return Evidence(seen=access.reason)
@@ -166,7 +168,7 @@ class Wiring(Struct, frozen=True, dict=True):
     def by_design(self, pair: Pair) -> str:
         """The reason why NCCL takes a pair through host memory, where that is no fault; else empty."""
         if not self.together(pair):
-            bare = [] if self.in_one_domain(pair) else self._nodes_without_rdma(pair)
+            bare = [] if self.share_domain(pair) else self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
         if self.peer_access(pair).possible is False:
             return self.refused_by_design(pair)
@@ -222,7 +224,7 @@ class Wiring(Struct, frozen=True, dict=True):
         }
 
     @cached_property
-    def _between_nodes(self) -> dict[tuple[int, int], Evidence]:
+    def _node_pair_evidence(self) -> dict[tuple[int, int], Evidence]:
         """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
         return {}
 
@@ -245,13 +247,13 @@ class Wiring(Struct, frozen=True, dict=True):
         """Ceilings to host memory by GPU, kept once found out: every pair asks for those of its ends."""
         return {}
 
-    def _to_host(self, gpu: int) -> topology.Limit:
+    def _find_host_limit(self, gpu: int) -> topology.Limit:
         facts = self._found[gpu]
         return (
             topology.Limit(None, _NOT_DESCRIBED) if facts is None else self.nodes[self.gpus[gpu].node].pcie_total(facts)
         )
 
-    def _of_nodes(self, pair: Pair) -> Evidence:
+    def _evidence_between_nodes(self, pair: Pair) -> Evidence:
         bare = self._nodes_without_rdma(pair)
         if bare:
             return Evidence(State.CONTRADICTING, f"no RDMA NIC is active on {', '.join(bare)}")
@@ -421,7 +423,7 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
     return min(sum(rates), most), min(rate)
 
 
-def to_other_nodes(node: topology.Topology) -> tuple[list[topology.Limit], float | None]:
+def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float | None]:
     """The ceiling of each GPU of a node over its nearest NICs, and GB/s that leave the node over all of them."""
     places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
     wiring = Wiring(places, {0: node})

@@ -107,7 +107,7 @@ class CopyJudge(Struct, frozen=True):
                 found[number] = self._row(rows[number], siblings, written)
         return [self._staged(row) for row in found.values()]
 
-    def without_busy(self, rows: Iterable[PairRow]) -> list[PairRow]:
+    def unjudge_busy(self, rows: Iterable[PairRow]) -> list[PairRow]:
         """The rows, in which copies of GPUs that somebody else uses are not judged."""
         busy = {(host, gpu.bus_id) for host, node in self.nodes.items() for gpu in node.gpus if is_busy(gpu)}
         return [replace(row, verdict=Verdict.SKIP) if _is_judged(row) and busy & _gpus(row) else row for row in rows]
@@ -164,7 +164,7 @@ class CopyJudge(Struct, frozen=True):
         bounds = [*self._expected(row, shares), *among]
         if not bounds and (known := self.past(row)) is not None:
             bounds.append(Bound(*known))
-        return [*bounds, *_by_writes(row, written, bounds), *_by_limit(row, bounds)]
+        return [*bounds, *_bounds_from_writes(row, written, bounds), *_bounds_from_limit(row, bounds)]
 
     def _expected(self, row: PairRow, shares: tuple[float, float]) -> list[Bound]:
         quantity, profile = _quantity(row), self.profile
@@ -193,7 +193,7 @@ class CopyJudge(Struct, frozen=True):
         return min(1.0, best / profile.gpu.pcie_gb_s) if best and profile.gpu.pcie_gb_s else 1.0
 
     def _host_bounds(self, row: PairRow, usual_gb_s: float | None) -> list[Bound]:
-        if HostMemory.of_note(row.note) is not HostMemory.PINNED:
+        if HostMemory.parse_note(row.note) is not HostMemory.PINNED:
             return [] if usual_gb_s is None else [Bound(usual_gb_s, OTHER_GPUS, PAGEABLE_SHARES)]
         among = [] if usual_gb_s is None else [Bound(usual_gb_s, OTHER_GPUS, HOST_SHARES)]
         bounds = [*self._expected(row, HOST_PROFILE_SHARES), *among]
@@ -207,7 +207,7 @@ class CopyJudge(Struct, frozen=True):
         if row.engine != Engine.CE or any(each.source != SIBLINGS for each in bounds) or not large_gb_s:
             return bounds
         latency_us = _LONGEST_DIRECT_US[is_over_nvlink(row)]
-        gb_s = _with_latency(_moved(row), latency_us, large_gb_s)
+        gb_s = _small_copy_gb_s(_moved(row), latency_us, large_gb_s)
         return [*bounds, Bound(gb_s, "the slowest known direct copies", _DIRECT_SHARES, _LATE_US, is_floor=True)]
 
     def _modelled(self, row: PairRow) -> list[Bound]:
@@ -220,7 +220,7 @@ class CopyJudge(Struct, frozen=True):
         if gb_s is None or latency_us is None:
             return []
         source = f"profile {profile.name}, latency and bandwidth"
-        return [Bound(_with_latency(_moved(row), latency_us, gb_s), source, LATE_SHARES, _LATE_US)]
+        return [Bound(_small_copy_gb_s(_moved(row), latency_us, gb_s), source, LATE_SHARES, _LATE_US)]
 
 
 def _doubt(row: PairRow, expected: Bound) -> str:
@@ -248,7 +248,7 @@ def judged_pattern(row: PatternRow) -> PatternRow:
     return replace(row, verdict=verdict)
 
 
-def _with_latency(moved_bytes: int, latency_us: float, gb_s: float) -> float:
+def _small_copy_gb_s(moved_bytes: int, latency_us: float, gb_s: float) -> float:
     """GB/s of a small copy."""
     return moved_bytes / BYTES_PER_GB / (latency_us / MICROSECONDS_PER_SECOND + moved_bytes / (gb_s * BYTES_PER_GB))
 
@@ -267,7 +267,7 @@ def compared(row: PairRow, bound: Bound) -> PairRow:
 def kind_of(row: PairRow) -> tuple[object, ...]:
     """What copies have in common that are compared with each other; one process measures its own node alone."""
     node = row.source_node if row.scope in (None, "process") else ""
-    memory = HostMemory.of_note(row.note) if is_with_host(row) else None
+    memory = HostMemory.parse_note(row.note) if is_with_host(row) else None
     return node, row.scope, row.engine, row.direction, row.peer, row.size_bytes, memory, row.source_bus_id is None
 
 
@@ -315,7 +315,7 @@ def _is_by_design(row: PairRow) -> bool:
 
 
 def _must_be_judged(row: PairRow) -> bool:
-    return _is_large(row) and HostMemory.of_note(row.note) is not HostMemory.PAGEABLE
+    return _is_large(row) and HostMemory.parse_note(row.note) is not HostMemory.PAGEABLE
 
 
 def _is_judged(row: PairRow) -> bool:
@@ -368,7 +368,9 @@ def _quantity(row: PairRow) -> str | None:
     return _QUANTITIES.get(way)
 
 
-def _by_writes(row: PairRow, written: Mapping[tuple[object, ...], float], bounds: Sequence[Bound]) -> list[Bound]:
+def _bounds_from_writes(
+    row: PairRow, written: Mapping[tuple[object, ...], float], bounds: Sequence[Bound]
+) -> list[Bound]:
     """Reads, kernels and both directions at once against the writes of the same pair, if no profile knows them."""
     known = any(each.source not in (SIBLINGS,) for each in bounds)
     rule, write_gb_s = _FROM_WRITES.get((row.engine, row.direction)), written.get(_ends(row))
@@ -382,7 +384,7 @@ def _by_writes(row: PairRow, written: Mapping[tuple[object, ...], float], bounds
     return [Bound(times * write_gb_s, "the writes between these GPUs", shares)]
 
 
-def _by_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
+def _bounds_from_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
     """A share of the limit that every healthy machine reaches; none is known for host memory, nor for both ways."""
     both = row.direction == Direction.BOTH
     if row.limit_gb_s is None or row.peer == "off" or (both and not is_over_nvlink(row)):

@@ -135,7 +135,7 @@ FAULT_PARTS = {
 """The parts of a simulated machine as --fault names them, with I and J for numbers from 0."""
 
 
-def _of_scan(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
+def _scan_fault(subject: Subject, key: str, effect: str, kind: ValueKind = ValueKind.FACTOR) -> FaultKey:
     return FaultKey(subject, key, effect, kind, command="scan")
 
 
@@ -212,7 +212,7 @@ FAULT_KEYS = (
     ),
     FaultKey(Subject.NIC, "errors", "its port has counted N symbol errors", ValueKind.COUNT),
     FaultKey(Subject.NIC, "missing", "it is missing", words=("yes",), changes=_BETWEEN_NODES),
-    _of_scan(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
+    _scan_fault(Subject.NIC, "bandwidth", "it reaches this share of its bandwidth (0 to 1), and no fact shows it"),
     FaultKey(
         Subject.LINK,
         "nvlink",
@@ -274,14 +274,14 @@ FAULT_KEYS = (
     FaultKey(
         Subject.NODE, "traffic", "watch sees this kind of job (default: training)", words=TRAFFIC, command="watch"
     ),
-    _of_scan(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
-    _of_scan(Subject.NODE, "dips", "this share of its measurements (0 to 1) is 5 to 40 % too low"),
-    _of_scan(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
-    _of_scan(Subject.NODE, "hangs", "its workers hang from this round on", ValueKind.ROUND),
-    _of_scan(Subject.LEAF, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1)"),
-    _of_scan(Subject.LEAF, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1)"),
-    _of_scan(Subject.RAIL, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1) on this rail"),
-    _of_scan(
+    _scan_fault(Subject.NODE, "bandwidth", "all its NICs reach this share of their bandwidth (0 to 1)"),
+    _scan_fault(Subject.NODE, "dips", "this share of its measurements (0 to 1) is 5 to 40 % too low"),
+    _scan_fault(Subject.NODE, "dies", "it stops answering in this round", ValueKind.ROUND),
+    _scan_fault(Subject.NODE, "hangs", "its workers hang from this round on", ValueKind.ROUND),
+    _scan_fault(Subject.LEAF, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1)"),
+    _scan_fault(Subject.LEAF, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1)"),
+    _scan_fault(Subject.RAIL, "bandwidth", "its nodes reach this share of their bandwidth (0 to 1) on this rail"),
+    _scan_fault(
         Subject.RAIL, "uplink", "traffic to other leaves reaches this share of its bandwidth (0 to 1) on this rail"
     ),
 )

@@ -131,12 +131,12 @@ def samples_of(result: "ResultFile") -> list[LearningSample]:
     several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
     gpus = len({end for row in result.pairs for end in (row.source_bus_id, row.destination_bus_id) if end})
     return [
-        *(sample for row in result.rows for sample in _of_row(row, nccl, result.name)),
-        *(sample for row in result.pairs for sample in _of_pair(row, gpus, result.name, by_path=several)),
+        *(sample for row in result.rows for sample in _samples_of_row(row, nccl, result.name)),
+        *(sample for row in result.pairs for sample in _samples_of_pair(row, gpus, result.name, by_path=several)),
     ]
 
 
-def _of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSample]:
+def _samples_of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSample]:
     if row.placement != "out_of_place" or row.backend != "nccl" or row.ranks % row.nodes or row.ranks < 2:
         return []
     large = row.size_bytes >= LARGE_BYTES
@@ -151,7 +151,7 @@ def _of_row(row: CollectiveRow, nccl: str | None, file: str) -> list[LearningSam
     return [LearningSample(key, row.reached_gb_s if large else row.time_us, f"{row.ranks} ranks", file)]
 
 
-def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[LearningSample]:
+def _samples_of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[LearningSample]:
     quantity = _quantity(row)
     value = row.latency_us if quantity and quantity.endswith("latency_us") else row.bandwidth_gb_s
     if quantity is None or value is None:
@@ -163,7 +163,7 @@ def _of_pair(row: PairRow, gpus: int, file: str, *, by_path: bool) -> list[Learn
 def _quantity(row: PairRow) -> str | None:
     size_bytes = row.size_bytes or 0
     if not _is_between_gpus(row):
-        large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.of_note(row.note) is HostMemory.PINNED
+        large = size_bytes >= JUDGED_FROM_BYTES and HostMemory.parse_note(row.note) is HostMemory.PINNED
         to_gpu = row.source_bus_id is None
         return ("host_to_device_gb_s" if to_gpu else "device_to_host_gb_s") if large else None
     if row.scope != "process" or row.engine not in ("ce", "sm"):

@@ -333,14 +333,14 @@ class Profile(Struct, frozen=True, kw_only=True):
             curve=tuple(replace(each, gpus=each.gpus or self.match.visible) for each in self.curve),
         )
 
-    def in_domains(self, nodes: int) -> "Profile":
+    def split_into_domains(self, nodes: int) -> "Profile":
         """The same for so many nodes in as few NVLink domains of equal size as can be."""
         if self.domain is None:
             return self
         alike = next(size for size in range(min(nodes, self.domain.nodes), 0, -1) if nodes % size == 0)
-        return self.with_domains_of(alike) if 1 < alike < nodes else self
+        return self.resize_domains(alike) if 1 < alike < nodes else self
 
-    def with_domains_of(self, nodes: int) -> "Profile":
+    def resize_domains(self, nodes: int) -> "Profile":
         """The same with so many nodes in an NVLink domain. Expected values stay those of as many as reached them."""
         return self if self.domain is None else replace(self, domain=replace(self.domain, nodes=nodes))
 

@@ -535,7 +535,7 @@ _NO_WINDOW = (
 )
 
 
-def without_effect(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
+def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
     """A finding for each request of a sweep that had no effect; none where NCCL's log was not heard."""
     own = [row for row in rows if row.setting is None]
     usual = [row for row in rows if row.setting in (None, settings.AGAIN)]

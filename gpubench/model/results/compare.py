@@ -265,7 +265,7 @@ def pair_key(row: report.PairRow) -> RowKey:
 def pair_keys(rows: Iterable[report.PairRow], nodes: Mapping[str, int] | None = None) -> Iterator[RowKey]:
     """The keys of pairs. `nodes` are the places of a side's hosts where the other side has others: these count then."""
     hosts = None if nodes is None else {name: f"node {place}" for name, place in nodes.items()}
-    kinds = {note: HostMemory.of_note(note) for note in {note for (note,) in report.cells_of(rows, "note")}}
+    kinds = {note: HostMemory.parse_note(note) for note in {note for (note,) in report.cells_of(rows, "note")}}
     settings = {note: memory.full_name if memory else None for note, memory in kinds.items()}
     for source, to, source_bus, to_bus, source_node, to_node, *kind, size, note in report.cells_of(rows, *_OF_PAIR):
         if hosts is None:

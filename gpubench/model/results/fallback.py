@@ -203,10 +203,10 @@ def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, of which those that say the same of other paths are one: lines differ by limits, too."""
     alike = grouped(found, lambda each: replace(each, subject="", subjects=(), places=()))
-    return tuple(each[0] if len(each) == 1 else _of_all(each) for each in alike.values())
+    return tuple(each[0] if len(each) == 1 else _merge_equal(each) for each in alike.values())
 
 
-def _of_all(same: Sequence[Finding]) -> Finding:
+def _merge_equal(same: Sequence[Finding]) -> Finding:
     pairs = tuple(chain.from_iterable(each.subjects for each in same))
     places = tuple(dict.fromkeys(chain.from_iterable(each.places for each in same)))
     return replace(same[0], subject=_lead(pairs) + some_of(pairs), subjects=pairs, places=places)

@@ -221,7 +221,7 @@ def _belongs(figure: SpeedFigure, finding: Finding) -> bool:
 def is_pinned(row: PairRow) -> bool:
     """True of a large copy that was measured between a GPU and pinned host memory."""
     large = (row.size_bytes or 0) >= JUDGED_FROM_BYTES
-    return row.bandwidth_gb_s is not None and large and HostMemory.of_note(row.note) is HostMemory.PINNED
+    return row.bandwidth_gb_s is not None and large and HostMemory.parse_note(row.note) is HostMemory.PINNED
 
 
 class Need(StrEnum):
@@ -321,7 +321,7 @@ def host_rows(measured: Measurements, node: Topology, *, to_gpu: bool) -> list[t
     return found
 
 
-def of_host_memory(host: str, size_bytes: int, seconds: float) -> PairRow:
+def host_copy_row(host: str, size_bytes: int, seconds: float) -> PairRow:
     """A copy of so many bytes from host memory to host memory of a node, which took so long."""
     return PairRow(
         source=HOST,

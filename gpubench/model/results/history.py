@@ -145,7 +145,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
 
     def differences_from(self, other: "ResultHead") -> Iterator[str]:
         """In what this is another kind than a result of the same command: 'another machine: node8, not node7'."""
-        yield from self._of_machines(other)
+        yield from self._machine_differences(other)
         changed = [name for name in {**self.options, **other.options} if _option(self, name) != _option(other, name)]
         if changed:
             yield "other options: " + "; ".join(_changed(name, self, other) for name in changed)
@@ -156,7 +156,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         Which rows there are may differ. So may the topology where the GPUs are the same: a lost link is what the past
         is to show.
         """
-        yield from self._of_machines(other)
+        yield from self._machine_differences(other)
         if self.places != other.places:
             yield f"other ranks or GPUs: {_place_beside(self, other)}, not {_place_beside(other, self)}"
         if not self.places and self.is_wired_otherwise(other):
@@ -166,7 +166,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
                 yield f"another {name}: {_against(name, self.libraries, other.libraries)}"
         for what, own, others in (
             ("settings", self.settings, other.settings),
-            ("options", _beside_rows(self.options), _beside_rows(other.options)),
+            ("options", _options_beside_rows(self.options), _options_beside_rows(other.options)),
         ):
             changed = [name for name in {**own, **others} if own.get(name) != others.get(name)]
             if changed:
@@ -176,7 +176,7 @@ class ResultHead(Struct, frozen=True, kw_only=True):
         """True where both tell of a topology, and it is not the same."""
         return None not in (self.topology, other.topology) and self.topology != other.topology
 
-    def _of_machines(self, other: "ResultHead") -> Iterator[str]:
+    def _machine_differences(self, other: "ResultHead") -> Iterator[str]:
         if self.origin != other.origin:
             yield f"another origin: {self.origin}, not {other.origin}"
         if self.hosts != other.hosts:
@@ -192,7 +192,7 @@ def _bearing_on_speed(environment: Mapping[str, str]) -> dict[str, str]:
     return {str(name): str(value) for name, value in environment.items() if name not in silent}
 
 
-def _beside_rows(options: Mapping[str, str]) -> dict[str, str]:
+def _options_beside_rows(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name not in _TOLD_BY_ROWS}
 
 
@@ -374,10 +374,10 @@ class _Measured(Struct, frozen=True):
 def _figures(oldest_first: Sequence[PastResult], folder: str) -> dict[RowKey, PastFigure]:
     measured: dict[RowKey, list[_Measured]] = {}
     for result in oldest_first:
-        for key, figure in _of_result(result).items():
+        for key, figure in _measured_rows(result).items():
             measured.setdefault(key, []).append(figure)
     known = {key: runs for key, runs in measured.items() if len(runs) >= LEAST_RESULTS}
-    noise = _with_neighbours({key: _between_runs(runs) for key, runs in known.items()})
+    noise = _widen_by_neighbours({key: _run_noise(runs) for key, runs in known.items()})
     return {key: _figure(runs, noise[key], folder) for key, runs in known.items()}
 
 
@@ -389,7 +389,7 @@ def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
     return PastFigure(level.time_us, level.gb_s, noise, len(runs), source)
 
 
-def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
+def _measured_rows(result: PastResult) -> dict[RowKey, _Measured]:
     found = [
         (collective_key(row), _Measured(row.time_us, row.busbw_gb_s))
         for row in result.rows
@@ -405,7 +405,7 @@ def _of_result(result: PastResult) -> dict[RowKey, _Measured]:
     return {key: rows[len(rows) // 2] for key, rows in ordered.items()}
 
 
-def _between_runs(runs: Sequence[_Measured]) -> Noise:
+def _run_noise(runs: Sequence[_Measured]) -> Noise:
     """The noise from one run to the next, which a slow decline does not widen: by robust steps of the logarithm.
 
     `measure.compare.noise` takes the distances of all runs of a side: these have no order in time.
@@ -415,7 +415,7 @@ def _between_runs(runs: Sequence[_Measured]) -> Noise:
     return Noise(found.deviation / math.sqrt(2), found.freedom) if found is not None else Noise(0.0, math.inf)
 
 
-def _with_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
+def _widen_by_neighbours(noise: Mapping[RowKey, Noise]) -> dict[RowKey, Noise]:
     """The noise of every row, no less than that of most rows beside it, and known as well as all of these tell it.
 
     A few steps may be alike by chance. Rows of one run have a part of their noise in common, so that only half of what
@@ -487,7 +487,7 @@ def _slowest(rows: Sequence[PairRow]) -> dict[str, float]:
 
 def _way(row: PairRow) -> str | None:
     if HOST in (row.source, row.destination):
-        if HostMemory.of_note(row.note) is not HostMemory.PINNED:
+        if HostMemory.parse_note(row.note) is not HostMemory.PINNED:
             return None
         return "host memory to GPU: slowest" if row.source == HOST else "GPU to host memory: slowest"
     one_way = row.direction in ("write", "read") and row.engine in ("ce", "nccl") and row.peer != "off"

@@ -105,7 +105,7 @@ def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
         if len({row.size_bytes for row in members}) < _FEWEST_SIZES:
             continue
         own = {row.size_bytes: row for row in members if row.ctas is None}
-        lines = list(_over_own_choice([row for row in members if row.ctas is not None], own))
+        lines = list(_slowdown_curves([row for row in members if row.ctas is not None], own))
         for start in range(0, len(lines), _MOST_LINES):
             some = tuple(lines[start : start + _MOST_LINES])
             yield Chart(f"Step beside {partner}, over that with NCCL's own CTAs", "×", some, logarithmic=True)
@@ -117,7 +117,7 @@ def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
             yield Chart(f"Slow-down beside {partner}, NCCL's own CTAs", "×", slowdowns, logarithmic=True)
 
 
-def _over_own_choice(rows: Sequence[OverlapRow], own: Mapping[int, OverlapRow]) -> Iterator[CurveLine]:
+def _slowdown_curves(rows: Sequence[OverlapRow], own: Mapping[int, OverlapRow]) -> Iterator[CurveLine]:
     both = [row for row in rows if row.size_bytes in own]
     for ctas, members in grouped(both, lambda row: row.ctas).items():
         yield _line(cap_name(ctas), members, lambda row: row.step_us / own[row.size_bytes].step_us)

@@ -108,14 +108,14 @@ def made_of(kind: type[Made], *sources: object, **values: Any) -> Made:
     """A dataclass or named tuple of these values, and in its other fields of what the first source has so named."""
     made: Any = kind
     for source, (names, values_of) in zip(
-        sources, _in_common(made, tuple(map(type, sources)), (*values,)), strict=True
+        sources, _common_fields(made, tuple(map(type, sources)), (*values,)), strict=True
     ):
         values |= zip(names, values_of(source), strict=True)
     return kind(**values)
 
 
 @cache
-def _in_common(
+def _common_fields(
     kind: type, sources: tuple[type, ...], left_out: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]], ...]:
     """The fields that each source has before the others, but for those that are given, and what reads them."""
@@ -219,7 +219,7 @@ class Table(Struct, frozen=True):
         return cls(columns, lambda: chain.from_iterable(parts()), parts)
 
     @classmethod
-    def by_section(
+    def group_by_section(
         cls, tables: Mapping[type[Record], Iterable[Row] | Callable[[], Iterable[Row]]]
     ) -> "dict[str, Section]":
         """Sections by name, of rows by their type, or of what makes them."""

@@ -239,7 +239,7 @@ class _WrittenNode(Struct):
 def alike_rows(name: str, section: Table) -> AlikeRows | None:
     """A section with what is alike written once; None where it is short, or has rows that are of no single node."""
     hosts = HOST_FIELDS.get(name)
-    parts = None if hosts is None else _by_node(section, hosts)
+    parts = None if hosts is None else _split_by_node(section, hosts)
     if hosts is None or parts is None or sum(len(part.rows) for part in parts) < LEAST_ROWS:
         return None
     known: list[_WrittenNode] = []
@@ -261,7 +261,7 @@ def alike_rows(name: str, section: Table) -> AlikeRows | None:
     return AlikeRows(written, nodes)
 
 
-def _by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
+def _split_by_node(section: Table, hosts: Sequence[str]) -> list[RowsOfNode] | None:
     if section.parts is not None:
         parts = [part for part in section.parts() if part.rows]
     else:

@@ -462,7 +462,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
     nodes = len(metadata.hosts)
     if bad:
         doubtful = {cell.node for cell in report.rows(ScanCellRow) if cell.verdict not in _JUDGED}
-        yield from _of_bad(bad, nodes, doubtful, hosts_in_trouble(report.findings, metadata.hosts))
+        yield from _bad_parts(bad, nodes, doubtful, hosts_in_trouble(report.findings, metadata.hosts))
         return
     suspects = {node for row in rows for node in row.nodes if row.part_kind in OF_ONE_NODE}
     if rows:
@@ -472,7 +472,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
         yield part(f"all {nodes:,} nodes are healthy{_sure(metadata.options)}")
 
 
-def _of_bad(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
+def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], failing: Set[str]) -> Iterator[LinePart]:
     """Yield the faulty parts first, then the number of other nodes.
 
     `doubtful` nodes have a rail that is a suspect, too noisy or not measured. `failing` nodes have failing facts, or a

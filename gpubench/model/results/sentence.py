@@ -86,7 +86,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     elif root is None:
         yield ending.part(_reached(metadata, figures.slowest))
     else:
-        yield from _of_finding(metadata, report, root, figures)
+        yield from _finding_parts(metadata, report, root, figures)
         others = sum(each.severity is root.severity for each in report.findings) - 1
         yield ending.part(f"and {counted(others, 'more finding')}" if others else "")
 
@@ -114,7 +114,9 @@ def worst(findings: Sequence[Finding]) -> Finding | None:
     return min((each for each in findings if each.severity not in _GOOD), key=place, default=None)
 
 
-def _of_finding(metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures) -> Iterator[ending.LinePart]:
+def _finding_parts(
+    metadata: Metadata, report: Report, root: Finding, figures: SpeedFigures
+) -> Iterator[ending.LinePart]:
     is_figure, slow = root.id in FIGURES, figures.slowest_of(root)
     if metadata.subject == "compare" and root.id in _SLOWER:
         yield ending.part(_slower_words(report.by_column(ComparisonRow)) or root.subject)
@@ -145,7 +147,7 @@ def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterato
     said = _reached(metadata, slow, with_place=False)
     said = f"data go through host memory, {said}" if staged_pairs else said
     for named in (root.subject, some_of(root.subjects, 1), _shared_gpus(root.subjects)):
-        yield f"{_with_place(metadata, named)}: {said}" if named else ""
+        yield f"{_add_place(metadata, named)}: {said}" if named else ""
 
 
 def _because(root: Finding) -> ending.LinePart:
@@ -170,8 +172,8 @@ def _beginning(text: str, most: int) -> str:
 
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
     """Where and what was seen; what is seen beside it is said where there is room."""
-    where = _with_place(metadata, root.subject)
-    short = _with_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
+    where = _add_place(metadata, root.subject)
+    short = _add_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
     # What was seen may name a part of a machine, which says more than the ranks of the job.
@@ -190,7 +192,7 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
         brief = min(*(first.partition(end)[0] for end in (": ", " (", ", and ", _IN_ENVIRONMENT)), key=len)
         shortest = [f"{short}: {each}" for each in (first, least, brief)]
         if shared := _shared_gpus(root.subjects):
-            shortest.append(f"{_with_place(metadata, shared)}: {brief}")
+            shortest.append(f"{_add_place(metadata, shared)}: {brief}")
         yield ending.part(*(f"{where}: {each}" for each in (first, *shorter)), *shortest)
     yield ending.part(beside, importance=ending.LATER)
 
@@ -247,7 +249,7 @@ def _staged_words(report: Report) -> Iterator[str]:
     yield from (f"{said} ({over})", said)
 
 
-def _with_place(metadata: Metadata, subject: str) -> str:
+def _add_place(metadata: Metadata, subject: str) -> str:
     hosts, subject = list(dict.fromkeys(metadata.hosts)), _WITH_BUS_ID.sub("", subject)
     named = not subject or len(hosts) != 1 or hosts[0] in subject or hosts[0] == "unknown"
     return subject if named else f"{hosts[0]} {subject}" if subject.startswith("GPU") else f"{subject} on {hosts[0]}"
@@ -442,13 +444,13 @@ def cases(metadata: Metadata, rows: Iterable[Row], report: Report) -> Iterator[J
     are skipped and say so. If the run does not fail, no case does. The run itself fails, or could not be measured, if
     it was cut short or no other case says so.
     """
-    found = [*_of_rows(metadata.rows_section, (row.to_record() for row in rows)), *_of_report(report)]
+    found = [*_row_findings(metadata.rows_section, (row.to_record() for row in rows)), *_report_cases(report)]
     if report.verdict is not Verdict.FAIL:
         found = [replace(case, verdict=Verdict.WARN) if case.verdict is Verdict.FAIL else case for case in found]
     known = {case.verdict for case in found if case.group == FINDINGS_SECTION} & {Verdict.FAIL, Verdict.ERROR}
     found = [_counted_once(case) if case.verdict in known else case for case in found]
     found.sort(key=lambda case: (min(gravity(case.verdict), gravity(Verdict.PASS)), case.group != FINDINGS_SECTION))
-    yield from _with_own_names(found)
+    yield from _name_cases(found)
     yield _run(metadata, report, found)
 
 
@@ -464,16 +466,16 @@ def worst_first(found: Iterable[JudgedCase]) -> list[JudgedCase]:
     return sorted(wrong, key=lambda each: gravity(each.verdict))
 
 
-def _of_report(report: Report) -> Iterator[JudgedCase]:
+def _report_cases(report: Report) -> Iterator[JudgedCase]:
     for name, section in report.sections.items():
         if isinstance(section, Table) and "verdict" in section.columns and name not in _CONDENSED_ELSEWHERE:
-            yield from _of_rows(name, (row.to_record() for row in section.rows()))
+            yield from _row_findings(name, (row.to_record() for row in section.rows()))
     for finding in report.findings:
         lines = list(finding.lines)
         yield JudgedCase(FINDINGS_SECTION, f"{finding.id}: {finding.subject}", finding.severity, lines)
 
 
-def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
+def _row_findings(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCase]:
     records = list(rows)
     some_judged = any(record.get("verdict") for record in records)
     for record in records:
@@ -490,20 +492,20 @@ def _of_rows(group: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[JudgedCa
 
 def _name(record: Mapping[str, Any]) -> str:
     naming: Sequence[Callable[[], str]] = (
-        lambda: _of_what(record),
+        lambda: _case_words(record),
         lambda: _ends(record),
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
         lambda: f"beside {record['partner']}, {cap_name(record['ctas'])}" if record.get("partner") else "",
         lambda: str(record["engine"]) if record.get("engine") else "",
         lambda: f"peer access {record['peer']}" if record.get("peer") else "",
-        lambda: str(record["note"]) if HostMemory.of_note(record.get("note")) else "",
+        lambda: str(record["note"]) if HostMemory.parse_note(record.get("note")) else "",
         lambda: ", ".join(map(str, record["pairs"][:4])) if isinstance(record.get("pairs"), (list, tuple)) else "",
     )
     return ", ".join(filter(None, (name() for name in naming)))
 
 
-def _of_what(record: Mapping[str, Any]) -> str:
+def _case_words(record: Mapping[str, Any]) -> str:
     words = [str(record[name]) for name in ("node", "check", "id", "subject", "job", "way") if record.get(name)]
     return " ".join(words[1:] if len(words) > 1 and words[1].split(" ")[0] == words[0] else words)
 
@@ -533,7 +535,7 @@ def _seen(record: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (*words, *remarks)))
 
 
-def _with_own_names(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
+def _name_cases(found: Iterable[JudgedCase]) -> Iterator[JudgedCase]:
     seen: Counter[tuple[str, str]] = Counter()
     for case in found:
         seen[case.group, case.name] += 1

@@ -32,7 +32,7 @@ from gpubench.model.paths.topology import (
     pcie_text,
     rounded,
 )
-from gpubench.model.paths.wiring import to_other_nodes
+from gpubench.model.paths.wiring import network_limits
 from gpubench.model.results import report
 from gpubench.model.terms.verdict import Origin
 
@@ -376,7 +376,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
 
 def device_sections(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> dict[str, report.Section]:
     """The sections of nodes and of their devices, for a report that is about more than those."""
-    return report.Table.by_section(
+    return report.Table.group_by_section(
         {
             NodeRow: lambda: node_rows(nodes, kinds),
             GpuRow: lambda: gpu_rows_of(nodes),
@@ -459,7 +459,7 @@ def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
     like, rows = None, list[report.PairRow]()
     for node in nodes:
         if node.like is not like:
-            like, what = node.like, _without_identity(node.snapshot)
+            like, what = node.like, _drop_identity(node.snapshot)
             same = next((rows for other, rows in known if other == what), None)
             rows = list(pair_rows(node)) if same is None else same
             if same is None:
@@ -467,7 +467,7 @@ def pair_rows_of(nodes: Sequence[Topology]) -> Iterator[report.RowsOfNode]:
         yield report.RowsOfNode(rows, ("source_node", "destination_node"), node.snapshot.host)
 
 
-def _without_identity(snapshot: Snapshot) -> Snapshot:
+def _drop_identity(snapshot: Snapshot) -> Snapshot:
     gpus = tuple(
         replace(gpu, uuid=None, memory_used_bytes=None, processes=None, pcie_replays=None) for gpu in snapshot.gpus
     )
@@ -493,7 +493,7 @@ def peer_access(node: Topology) -> dict[str, dict[str, Any]]:
 
 def limits(node: Topology) -> dict[str, dict[str, float | None]]:
     """GB/s per direction from every GPU to every other device, all its NVLinks, its PCIe, its nearest NICs."""
-    network, _ = to_other_nodes(node)
+    network, _ = network_limits(node)
     return {
         gpu.device: {
             **{each.device: rounded(node.limit(gpu, each).gb_s) for each in node.devices if each is not gpu},
@@ -519,7 +519,7 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             matrix=node.matrix,
             peer_access=peer_access(node),
             limits=limits(node),
-            network_gb_s=rounded(to_other_nodes(node)[1]),
+            network_gb_s=rounded(network_limits(node)[1]),
         )
 
 

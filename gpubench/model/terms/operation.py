@@ -284,7 +284,7 @@ class HostMemory(StrEnum):
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of_note(cls, note: str | None) -> "HostMemory | None":
+    def parse_note(cls, note: str | None) -> "HostMemory | None":
         """The kind of host memory that the row with this `note` is about; None where it is about none."""
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
 

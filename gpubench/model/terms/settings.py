@@ -79,7 +79,7 @@ class NcclSetting(Struct, frozen=True):
         """'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
         plain = taken_name(self.algorithm, self.protocol)
         known = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
-        in_order = (*self.of_communicator.values, *self.of_process.values)
+        in_order = (*self.communicator_part.values, *self.process_part.values)
         others = [f"{name}={value}" for name, value in in_order if not known.get(name)]
         return " ".join(filter(None, (plain, *others))) or OWN_CHOICE
 
@@ -106,12 +106,12 @@ class NcclSetting(Struct, frozen=True):
         return Protocol(value) if value in tuple(Protocol) else None
 
     @property
-    def of_communicator(self) -> "NcclSetting":
+    def communicator_part(self) -> "NcclSetting":
         """Those of its variables that a communicator can be made under in a process that has others."""
         return NcclSetting(tuple(each for each in self.values if each[0] in _OF_COMMUNICATOR))
 
     @property
-    def of_process(self) -> "NcclSetting":
+    def process_part(self) -> "NcclSetting":
         """Those of its variables that need a process of their own."""
         return NcclSetting(tuple(each for each in self.values if each[0] not in _OF_COMMUNICATOR))
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, to_builtins
 
-from gpubench.machine.children import module_command, with_package
+from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.host import leave_core, mps_serves, process_state
-from gpubench.model.facts.environment import as_if_alone
+from gpubench.model.facts.environment import strip_launcher
 from gpubench.model.results.scan import LocalFigure, LocalQuantity
 from gpubench.ranks.scan import messages
 
@@ -172,7 +172,7 @@ class WorkerProcess:
             pass_fds=(its.fileno(), self.listener.fileno()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=with_package(as_if_alone(os.environ)),
+            env=package_environment(strip_launcher(os.environ)),
             start_new_session=True,
         )
         its.close()
@@ -260,7 +260,7 @@ class Supervisor:
             case messages.FailedOrder():
                 return self._failed()
             case messages.RingOrder():
-                return self._in_rings(order, cards, own_host)
+                return self._run_in_rings(order, cards, own_host)
             case messages.RoundOrder():
                 return self.round(order.number, dict(self._tasks(order, cards, own_host)), order.deadline_s)
             case _:
@@ -286,7 +286,7 @@ class Supervisor:
                 places = () if order.listens else partner.places(rail, own_host)
                 yield rail, messages.WorkerTask(order.number, rail, order.partner, self._rank, order.deadline_s, places)
 
-    def _in_rings(self, order: messages.RingOrder, cards: Sequence[RankCard], own_host: str) -> messages.RoundReply:
+    def _run_in_rings(self, order: messages.RingOrder, cards: Sequence[RankCard], own_host: str) -> messages.RoundReply:
         tasks = {
             seat.rail: messages.WorkerTask(
                 order.number,

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import asdict
 
-from gpubench.machine.children import module_command, with_package
+from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.host import process_state
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.units import printable_line
@@ -40,7 +40,7 @@ class Nvtx(NamedTuple):
     pop: Callable[[], object]
 
 
-def with_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
+def wrap_in_ranges(enter: Enter, nvtx: Nvtx | None) -> Enter:
     """Wrap `enter` so that each phase is an NVTX range. Return `enter` itself without NVTX."""
     if nvtx is None:
         return enter
@@ -147,7 +147,7 @@ class WatchdogKeeper:
             command = module_command("gpubench.ranks.watchdog.main", json.dumps(setup), *sys.argv[1:])
             self._process = subprocess.Popen(
                 command,
-                env=with_package(os.environ),
+                env=package_environment(os.environ),
                 pass_fds=(*descriptors.values(), *local, *listeners),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -226,7 +226,7 @@ class RankProgress:
     """Report the progress of this rank to its watchdog."""
 
     def __init__(self, block: ProgressBlock, own: WatchdogAddress, watchdog: WatchdogKeeper) -> None:
-        self.enter = with_ranges(block.enter, find_nvtx())
+        self.enter = wrap_in_ranges(block.enter, find_nvtx())
         self.completed = block.completed
         self._block = block
         self._own = own

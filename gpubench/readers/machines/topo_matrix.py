@@ -198,7 +198,7 @@ def read(text: str, name: str) -> snapshot.Snapshot:
     Raises UsageError with the line if there is no matrix, or one that is cut off or contradicts itself.
     """
     lines = [_DECORATION.sub(" ", line) if len(line) <= limits.LONGEST_LINE else "" for line in text.split("\n")]
-    fields = _by_field(_matrices(lines, name))
+    fields = _matrices_by_field(_matrices(lines, name))
     if not fields:
         raise _no_matrix(lines, text, name)
     nic_names = {found[1]: found[2] for line in lines if (found := _LEGEND.search(line))}
@@ -410,7 +410,7 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
     return (device, behind) if cut_off or (behind and (_is_cell(behind[0]) or _begins_with_cells(behind[0]))) else None
 
 
-def _by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
+def _matrices_by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
     fields: dict[str, _Matrix] = {}
     named = [(matrix, _named_fields(matrix)) for matrix in matrices]
     taken = {each for _, names in named for each in names}
@@ -461,10 +461,10 @@ def _gpus(fields: Mapping[str, _Matrix], known: Mapping[int, snapshot.GpuFacts])
             if re.fullmatch(r"\d{1,4}", node, re.ASCII):
                 facts = replace(facts, place=snapshot.PciPlace(numa_node=int(node)))
             gpus[index] = facts
-    return tuple(_with_reasons(gpus[index]) for index in sorted(gpus))
+    return tuple(_add_reasons(gpus[index]) for index in sorted(gpus))
 
 
-def _with_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
+def _add_reasons(gpu: snapshot.GpuFacts) -> snapshot.GpuFacts:
     missing = {"nvlinks": "output of nvidia-smi nvlink -s", "bus_id": "table of nvidia-smi"}
     unknown = {name: f"the text has no {what}" for name, what in missing.items() if getattr(gpu, name) is None}
     return replace(gpu, unknown=unknown)

@@ -288,7 +288,7 @@ class Attribution:
             self._end_beyond(len(process.threads), limits.MOST_THREADS_OF_A_PROCESS, "threads of a process")
         return process.threads[source.tid]
 
-    def of_pid(self, pid: int) -> Sequence[Process]:
+    def find_by_pid(self, pid: int) -> Sequence[Process]:
         """Return the processes with this pid, or none if too many share it."""
         found = self._by_pid.get(pid, ())
         return found if len(found) <= _MOST_NAMESAKES else ()
@@ -305,9 +305,9 @@ class Attribution:
         if count > most:
             self.reached.end(f"more than {most} {what}", f"{most} {what}")
 
-    def without_text(self, source: lines.LineSource) -> lines.LineSource:
+    def strip_text(self, source: lines.LineSource) -> lines.LineSource:
         """Return the known process if other text without a line end precedes the host name."""
-        known = {each.host for each in self.of_pid(source.pid) if source.host.endswith(each.host)}
+        known = {each.host for each in self.find_by_pid(source.pid) if source.host.endswith(each.host)}
         return source._replace(host=min(known, key=len)) if len(known) == 1 else source
 
     def add_connection(self, thread: Thread, place: tuple[int, int], text: bytes, *, cut: bool) -> bool:

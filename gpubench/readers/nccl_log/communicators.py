@@ -205,11 +205,11 @@ def communicators(
     processes, sets = tuple(attribution.processes.values()), attribution.sets
     attribution.cut_heads = 0
     for process in processes:
-        namesake = None if process.comms else _namesake(process, attribution.of_pid(process.pid))
+        namesake = None if process.comms else _namesake(process, attribution.find_by_pid(process.pid))
         attribution.cut_heads += namesake is not None and len(process.host) < len(namesake.host)
         for thread in process.threads.values():
             thread.assign_early(process.comms if namesake is None else namesake.comms)
-    builders = [*_with_id(processes, sets), *_without_id(processes, attribution)]
+    builders = [*_group_by_id(processes, sets), *_group_without_id(processes, attribution)]
     builders = _within_limits(builders, attribution.reached)
     builder_of = {comm: builder for builder in builders for comm in builder.comms.values()}
     ambiguous: dict[tuple[str, ...], _Builder] = {}
@@ -222,7 +222,7 @@ def communicators(
         roots = roots or list(dict.fromkeys(builder_of[comm] for comm in process.comms if comm in builder_of))
         if process.tunings and not any(peers for root in roots for peers in root.by_rank.values()):
             _ambiguous(ambiguous, roots, sets).tunings |= process.tunings
-    found = [*builders, *ambiguous.values(), *_without_init(processes, attribution, builders)]
+    found = [*builders, *ambiguous.values(), *_assign_without_init(processes, attribution, builders)]
     for builder in builders:
         _add_multicast(builder)
     if len(found) == 1:
@@ -270,7 +270,7 @@ def _namesake(process: Process, of_its_pid: Sequence[Process]) -> Process | None
     return found[0] if len(found) == 1 else None
 
 
-def _with_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Builder]:
+def _group_by_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Builder]:
     builders: dict[tuple[str, int], _Builder] = {}
     for process in processes:
         for comm in process.comms:
@@ -280,7 +280,7 @@ def _with_id(processes: Sequence[Process], sets: ChannelSets) -> Iterable[_Build
     return builders.values()
 
 
-def _without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
+def _group_without_id(processes: Sequence[Process], attribution: Attribution) -> list[_Builder]:
     """Group ranks without a commId. Try the nth of a size in its process first in the nth communicator of that size."""
     builders: list[_Builder] = []
     by_size: dict[int, list[_Builder]] = {}
@@ -352,7 +352,7 @@ def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Bui
     return found[ids]
 
 
-def _without_init(
+def _assign_without_init(
     processes: Sequence[Process], attribution: Attribution, builders: Sequence[_Builder]
 ) -> list[_Builder]:
     """Assign connections of processes without init lines to the only communicator, if their ranks fit. Otherwise
@@ -410,7 +410,7 @@ def _communicator(builder: _Builder, host_ids: Mapping[str, str], addresses: Map
     )
 
 
-def with_listed_ranks(
+def add_listed_ranks(
     found: tuple[Communicator, ...], listed: Mapping[int, Set[tuple[str, int]]]
 ) -> tuple[Communicator, ...]:
     """Add the silent ranks that nccl-tests lists, if the text has one run and no init lines.

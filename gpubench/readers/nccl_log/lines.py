@@ -86,15 +86,15 @@ def cleaned(block: bytes) -> bytes:
         block = _STAMP.sub(b"", block)
     is_stripped = any(b"\n" + each in block or block.startswith(each) for each in _OF_STRIPPED)
     if is_stripped or block.count(b"Channel ") > block.count(b"NCCL INFO Channel "):
-        block = _STRIPPED.sub(_with_level, block)
+        block = _STRIPPED.sub(_add_level, block)
     return _BARE.sub(b" ", block) if block.startswith(b"NCCL ") or b"\nNCCL " in block else block
 
 
-def _with_level(found: re.Match[bytes]) -> bytes:
+def _add_level(found: re.Match[bytes]) -> bytes:
     return (b"[" + found[1] + b"]" if found[1] else b"") + b" NCCL INFO "
 
 
-def without_colors(line: bytes) -> bytes:
+def strip_colors(line: bytes) -> bytes:
     """Remove colors from a line, including those without their escape character."""
     return _LOST_COLOR.sub(b"", _COLOR.sub(b"", line))
 

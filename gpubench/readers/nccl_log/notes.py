@@ -259,7 +259,7 @@ _OF_TOPOLOGY = (b"GPU/", b"+ ", b"  ", b"Pattern ")
 _BEGINNINGS = (b"NCCL_", b"Using ", b"CPU/", b"NET/", b"NCCL version ", *_OF_TOPOLOGY)
 
 
-def _without_the_middle(line: bytes) -> bytes:
+def _shorten_line(line: bytes) -> bytes:
     """Shorten a long line to its start and end: the exit code follows a command with all its arguments."""
     if len(line) <= _LONGEST_OF_OTHERS:
         return line
@@ -388,7 +388,7 @@ class Notes:
             self._complain(failed, "")
         if not endings.says_something(line) or pasted.is_told_by_person(line.decode("utf-8", "replace")):
             return
-        self._add_told(_without_the_middle(line))
+        self._add_told(_shorten_line(line))
 
     def _add_told(self, line: bytes) -> None:
         """Keep the content of a line with a word of other programs."""

@@ -12,7 +12,7 @@ from gpubench.model.paths.nccl_log import LogFacts, channel_code
 from gpubench.readers import limits
 from gpubench.readers.hangs import WatchdogLines
 from gpubench.readers.nccl_log.attribution import ARROW, Attribution, Thread
-from gpubench.readers.nccl_log.communicators import communicators, with_listed_ranks
+from gpubench.readers.nccl_log.communicators import add_listed_ranks, communicators
 from gpubench.readers.nccl_log.endings import WORDS_OF_OTHERS
 from gpubench.readers.nccl_log.lines import (
     INFO,
@@ -21,7 +21,7 @@ from gpubench.readers.nccl_log.lines import (
     cleaned,
     parse_channel,
     parse_head,
-    without_colors,
+    strip_colors,
 )
 from gpubench.readers.nccl_log.notes import Notes, OwnGpu, may_be_noted, parse_failed_call
 from gpubench.readers.nccl_log.parts import PastedParts
@@ -183,7 +183,7 @@ class NcclLogReader:
     def read_cut_line(self, line: bytes) -> None:
         """Read the last line of a stream, which may be truncated."""
         self.lines += 1
-        self._read_messages(without_colors(line), cut=True)
+        self._read_messages(strip_colors(line), cut=True)
 
     def _count_block(self, size_bytes: int) -> None:
         self._bytes += size_bytes
@@ -204,7 +204,7 @@ class NcclLogReader:
         """Return everything read so far. `cut_files` are truncated."""
         attribution, notes = self._attribution, self._notes
         found = communicators(attribution, notes.host_ids, notes.addresses())
-        found = with_listed_ranks(found, notes.listed_ranks)
+        found = add_listed_ranks(found, notes.listed_ranks)
         return LogFacts(
             versions=tuple(notes.versions),
             settings=notes.settings(),
@@ -233,7 +233,7 @@ class NcclLogReader:
 
     def read_lines(self, block: bytes) -> None:
         """Read complete lines. Most are connections whose parts all occurred before, in other combinations."""
-        block = self._with_what_was_left_out(block)
+        block = self._restore_omitted(block)
         if not any(word in block for word in _WORDS):
             # Three times as fast as bytes.count if every byte ends a line.
             count = len(block) - len(block.translate(None, b"\n"))
@@ -275,7 +275,7 @@ class NcclLogReader:
                 known += 1
         self._repeats = known * 2 > len(lines)
 
-    def _with_what_was_left_out(self, block: bytes) -> bytes:
+    def _restore_omitted(self, block: bytes) -> bytes:
         """Count the lines that Ray omitted, and read its remarks."""
         if b"x across cluster]" in block:
             self._left_out += sum(int(found[1]) for found in _REPEATED.finditer(block))
@@ -312,7 +312,7 @@ class NcclLogReader:
             return
         self._notes.end_warning()
         if b"[0m" in line:
-            line = without_colors(line)
+            line = strip_colors(line)
         if line.endswith(b" NCCL WARN"):
             line += b" "
         head, found, message = line.partition(INFO)
@@ -367,7 +367,7 @@ class NcclLogReader:
         if thread is None and (source := parse_head(head)):
             if len(self._threads) >= _MOST_THREADS:
                 self._threads.clear()
-            source = self._attribution.without_text(source) if behind_text else source
+            source = self._attribution.strip_text(source) if behind_text else source
             thread = self._threads[head] = self._attribution.thread(source)
         return thread
 

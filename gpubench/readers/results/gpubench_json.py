@@ -233,7 +233,7 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
         if kind in ("metadata", "report"):
             check_version(record.get("schema_version"), f"{name}, line {number}")
         if kind == "metadata":
-            document["metadata"] = _of_one_run(document.get("metadata"), record, f"{name}, line {number}")
+            document["metadata"] = _check_one_run(document.get("metadata"), record, f"{name}, line {number}")
         elif kind == "report":
             document |= {key: record[key] for key in _OF_REPORT if key in record}
             ordered = record.get("sections", ())
@@ -243,7 +243,7 @@ def _document_of_lines(text: str, name: str, sections: Container[str] | None) ->
     return document | found
 
 
-def _of_one_run(before: dict[str, Any] | None, record: dict[str, Any], where: str) -> dict[str, Any]:
+def _check_one_run(before: dict[str, Any] | None, record: dict[str, Any], where: str) -> dict[str, Any]:
     """The metadata of a run; UsageError if lines before are of another run, whose rows and verdict would be lost."""
     if before is not None and before.get("run_id") != record.get("run_id"):
         raise UsageError(

@@ -16,7 +16,7 @@ from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.terms import operation
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape
+from gpubench.readers.documents import lines_of, pieces, prefix_shape, strip_prefix
 
 
 class _Program(Struct, frozen=True):
@@ -159,7 +159,7 @@ class _OsuText(Struct):
             self._ranks = int(ranks["ranks"]) if ranks else None
             self._ends = (_MEMORY[ends["send"]], _MEMORY[ends["receive"]]) if ends else None
         elif run.columns and tag == run.tag:
-            self._values(behind_prefix(text, run.prefix) or [], number)
+            self._values(strip_prefix(text, run.prefix) or [], number)
 
     def _begin(self, found: re.Match[str]) -> None:
         backend = _BACKENDS[found["library"]]

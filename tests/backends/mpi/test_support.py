@@ -11,7 +11,7 @@ import pytest
 from gpubench.backends.mpi.backends import TrialCommand, read_support
 from gpubench.backends.mpi.trial import SIZES_BYTES
 from gpubench.conditions.process import mpi_findings
-from gpubench.jobs.collective.metadata import nothing_measured, with_mpi_support
+from gpubench.jobs.collective.metadata import add_mpi_support, nothing_measured
 from gpubench.model.facts.process import MpiSupport, TrialOutcome
 from gpubench.model.results.backends import MpiTrialRow
 from gpubench.model.terms.verdict import Verdict
@@ -112,7 +112,7 @@ def test_an_mpi_that_takes_nothing_fails_and_one_that_takes_what_was_asked_warns
 
 def test_a_run_without_a_row_is_no_success(command: TrialCommand) -> None:
     support = read_support(["crash"], command, 9.0)
-    report = with_mpi_support(nothing_measured(), support)
+    report = add_mpi_support(nothing_measured(), support)
     assert (report.verdict, report.complete) == (Verdict.FAIL, True)
     assert [each.id for each in report.findings] == ["mpi-not-cuda-aware", "not-measured"]
     rows = report.rows(MpiTrialRow)
@@ -120,7 +120,7 @@ def test_a_run_without_a_row_is_no_success(command: TrialCommand) -> None:
         ("crash", SMALL, "crashed"),
         ("crash", LARGE, "not tried"),
     ]
-    assert with_mpi_support(report, None) is report
+    assert add_mpi_support(report, None) is report
     assert json.dumps([row.to_record() for row in rows])
 
 

@@ -64,7 +64,7 @@ def test_the_time_is_the_gpus_from_the_opening_of_the_gate(monkeypatch: pytest.M
     issued = bench.backend.issue_seconds(launch, 20)
     assert issued is not None
     assert 0 < issued < 1e-3
-    batches: Any = bench.backend.in_batches(bench.launches(30), 10)
+    batches: Any = bench.backend.batch_launches(bench.launches(30), 10)
     assert bench.backend.together(batches) == pytest.approx(30 * OPERATION_US / 1e6)
     assert batches.batch_seconds() == [pytest.approx(10 * OPERATION_US / 1e6)] * 2
     assert bench.progress.state().done == 50

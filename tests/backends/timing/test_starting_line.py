@@ -38,5 +38,5 @@ def test_the_clock_is_read_between_the_barrier_and_the_first_call() -> None:
         calls.clear()
         table()
         assert [name for name, _ in calls] == ["barrier", "call", "call"]
-        assert calls[0][1] <= line.passed_at <= calls[1][1]
+        assert calls[0][1] <= line.barrier_passed_s <= calls[1][1]
     assert kept is not kept_too

@@ -226,8 +226,8 @@ def test_what_runs_to_learn_how_long_it_takes_cannot_pass_for_what_was_timed(
     class Lazy(faults.FaultyBackend):
         """It times nothing: what it is asked to time in batches or alone does not run."""
 
-        def in_batches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
-            return super().in_batches([NcclLaunch(())] * len(launches), operations)
+        def batch_launches(self, launches: Sequence[Launch], operations: int) -> BatchedLaunch:
+            return super().batch_launches([NcclLaunch(())] * len(launches), operations)
 
         def bind(self, launches: Sequence[Launch], graph_replays: int) -> Launch:
             alone = sampling.mode is Mode.LATENCY and len(launches) == 1

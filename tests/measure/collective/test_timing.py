@@ -47,7 +47,7 @@ class Clocked:
     def bind(self, launches: Sequence[Launch], _replays: int) -> Batched:
         return Batched(launches, 1, self.next_seconds)
 
-    def in_batches(self, launches: Sequence[Launch], operations: int) -> Batched:
+    def batch_launches(self, launches: Sequence[Launch], operations: int) -> Batched:
         self.batches.append(operations)
         return Batched(launches, operations, self.next_seconds)
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpubench.jobs.rounds import fact_findings, of_whole_node
+from gpubench.jobs.rounds import fact_findings, whole_node_environment
 from gpubench.measure.scan.verdicts import nic_names, rail_rates
 from gpubench.model.facts.snapshot import PcieLink, Snapshot
 from gpubench.model.paths.nodes import topologies
@@ -89,4 +89,4 @@ def test_what_a_rail_carries_is_not_known_where_one_of_its_facts_is_not() -> Non
 
 
 def test_a_rank_that_is_shown_one_gpu_reads_the_facts_of_its_whole_node() -> None:
-    assert of_whole_node({"CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO"}) == {"NCCL_DEBUG": "INFO"}
+    assert whole_node_environment({"CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO"}) == {"NCCL_DEBUG": "INFO"}

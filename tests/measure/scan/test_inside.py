@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpubench.measure.scan.judging import (
-    below_profile,
     expected_inside,
+    find_nodes_below_profile,
     local_parts,
     not_measured_inside,
     slow_figures,
@@ -164,11 +164,11 @@ def test_nodes_below_their_profile_are_one_finding_though_all_are_alike() -> Non
     assert expected[LocalQuantity.PAIR].value == pytest.approx(2 * 268_435_456 / 884.8e-6 / 1e9, rel=0.01)
     assert expected[LocalQuantity.ALL_REDUCE].value == pytest.approx(268_435_456 / 898.1e-6 / 1e9, rel=0.01)
     figures = [LocalFigure(node, 0, LocalQuantity.PAIR, 60.0, 1) for node in range(3)]
-    (finding,) = below_profile(of(3), (figures, figures), profiles, [])
+    (finding,) = find_nodes_below_profile(of(3), (figures, figures), profiles, [])
     assert (finding.severity, finding.subject) == (Verdict.FAIL, "node0-2")
-    assert list(below_profile(of(3), (figures, figures), profiles, figures)) == []
+    assert list(find_nodes_below_profile(of(3), (figures, figures), profiles, figures)) == []
     well = [each._replace(gb_s=600.0) for each in figures]
-    assert list(below_profile(of(3), (figures, well), profiles, [])) == []
+    assert list(find_nodes_below_profile(of(3), (figures, well), profiles, [])) == []
     mesh = expected_inside(find("hgx-a100-4", {}), 4)
     assert 2 * 60 < mesh[LocalQuantity.PAIR].value < 2 * 90, "four of twelve NVLinks, though a collective has all"
     assert expected_inside(None, 2) == {}

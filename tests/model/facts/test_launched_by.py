@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.environment import LaunchedBy, as_if_alone, launched_by
+from gpubench.model.facts.environment import LaunchedBy, launched_by, strip_launcher
 
 
 def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
@@ -13,7 +13,7 @@ def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
     assert launched_by(pod) is None, "an operator's pod: nobody has started ranks yet"
     of_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert launched_by({**elastic, **of_mpi}) == LaunchedBy("Open MPI's mpirun", 1, 2)
-    assert as_if_alone({**elastic, "HOME": "/root"}) == {"HOME": "/root"}
+    assert strip_launcher({**elastic, "HOME": "/root"}) == {"HOME": "/root"}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def consistent(edges: list[Edge]) -> list[Edge]:
 def test_a_million_pairs_are_kept_as_a_list_of_edges_would_be(edges: list[Edge]) -> None:
     found = [
         Path(route.sent, route.received, route.channels, route.peer_to_peer, src, dst)
-        for src, by_destination in connected(edges).by_source()
+        for src, by_destination in connected(edges).routes_by_source()
         for dst, pair in by_destination.items()
         for route in pair.routes
     ]
@@ -81,17 +81,17 @@ def test_equal_channel_sets_are_one_object() -> None:
     sets = ChannelSets()
     sent, received = sets.line_code(P2P, received=False), sets.line_code(P2P, received=True)
     one, other = sent + channel_code(0, 0), sent + channel_code(3, 1)
-    both = sets.empty.with_channel(one).with_channel(other)
-    assert both is sets.empty.with_channel(other).with_channel(one)
-    assert both is sets.empty.with_channel(one).with_all(sets.empty.with_channel(other))
+    both = sets.empty.add_channel(one).add_channel(other)
+    assert both is sets.empty.add_channel(other).add_channel(one)
+    assert both is sets.empty.add_channel(one).union_channels(sets.empty.add_channel(other))
     assert both.logged == (LoggedChannels(P2P, 0b1), LoggedChannels(P2P, 0b1000, peer_to_peer=True))
     assert not both.receives
-    assert both.with_channel(received).receives
+    assert both.add_channel(received).receives
 
 
 def test_a_channel_is_known_at_its_end_of_its_connection_with_whatever_transport() -> None:
     sets = ChannelSets()
-    known = sets.empty.with_channel(sets.line_code(DIRECT, received=True) + channel_code(2, 1))
+    known = sets.empty.add_channel(sets.line_code(DIRECT, received=True) + channel_code(2, 1))
     assert known.has(sets.line_code(STAGED, received=True) + channel_code(2, 1))
     assert not known.has(sets.line_code(DIRECT, received=True) + channel_code(1, 1))
     assert not known.has(sets.line_code(DIRECT, received=True) + channel_code(2, 0))
@@ -102,7 +102,7 @@ def test_transports_without_end_become_one_unknown() -> None:
     sets = ChannelSets()
     codes = {sets.line_code(Transport(f"X/{number}", TransportKind.UNKNOWN), received=False) for number in range(5000)}
     assert len(codes) == 4097
-    assert sets.empty.with_channel(max(codes)).logged[0].transport.host_staged is None
+    assert sets.empty.add_channel(max(codes)).logged[0].transport.host_staged is None
 
 
 def test_a_route_is_named_after_both_ends_where_they_differ() -> None:

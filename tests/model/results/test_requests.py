@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpubench.model.results.backends import without_effect
+from gpubench.model.results.backends import find_ignored_requests
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.settings import AGAIN
 from tests.formats.sample import ROW
@@ -57,7 +57,7 @@ def test_a_request_without_effect_is_a_warning_with_the_reason(
     collective: str, setting: str, took: str, registered: str | None, said: str
 ) -> None:
     measured = [*rows(None, "RING", collective), *rows(setting, took, collective, registered), *rows(AGAIN, "RING")]
-    (found,) = without_effect(measured)
+    (found,) = find_ignored_requests(measured)
     assert (found.id, found.severity) == ("request-without-effect", "WARN")
     assert said in found.cause
     assert found.seen.startswith(f"{setting}: NCCL took {took.lower()}/simple, by its own choice ring/simple")
@@ -82,7 +82,7 @@ def test_of_one_that_had_an_effect_nothing_is_said(
     collective: str, setting: str, took: str, registered: str | None
 ) -> None:
     measured = [*rows(None, "RING", collective), *rows(setting, took, collective, registered), *rows(AGAIN, "RING")]
-    assert without_effect(measured) == ()
+    assert find_ignored_requests(measured) == ()
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.51, 0), (0.97, 1)])
@@ -90,22 +90,22 @@ def test_sends_between_windows_that_are_faster_had_an_effect(share: float, found
     """Figures of an alltoall of 16 MiB between two ranks that shared an H100."""
     own, again = rows(None, None, "alltoall"), rows(AGAIN, None, "alltoall")
     way = [replace(row, time_us=share * row.time_us) for row in rows(SYMMETRIC, None, "alltoall", "symmetric")]
-    assert len(without_effect([*own, *way, *again])) == found
+    assert len(find_ignored_requests([*own, *way, *again])) == found
 
 
 def test_both_requests_of_a_setting_are_judged() -> None:
-    found = without_effect([*rows(None, "RING", "allgather"), *rows(ZERO, "RING", "allgather")])
+    found = find_ignored_requests([*rows(None, "RING", "allgather"), *rows(ZERO, "RING", "allgather")])
     assert [each.subject for each in found] == ["--register symmetric in allgather", "--cta-policy zero in allgather"]
     assert all("NCCL gave no window" in each.cause for each in found)
 
 
 def test_where_the_log_was_not_heard_nothing_is_claimed() -> None:
     silent = {"algorithm": None, "channels": None, "transport": None}
-    assert without_effect([*rows(None, **silent), *rows(SYMMETRIC, **silent)]) == ()  # type: ignore[arg-type]
+    assert find_ignored_requests([*rows(None, **silent), *rows(SYMMETRIC, **silent)]) == ()  # type: ignore[arg-type]
     # A collective of sends and receives has no algorithm, and its paths were heard.
-    assert len(without_effect([*rows(None, None, "alltoall"), *rows("cta-policy=zero", None, "alltoall")])) == 1
+    assert len(find_ignored_requests([*rows(None, None, "alltoall"), *rows("cta-policy=zero", None, "alltoall")])) == 1
 
 
 def test_both_jobs_of_a_setting_are_one_way() -> None:
     twice = [*rows("max-ctas=32 NCCL_NET=IB", "RING"), *rows("max-ctas=32 NCCL_NET=IB again", "RING")]
-    assert len(without_effect([*rows(None, "RING"), *twice])) == 1
+    assert len(find_ignored_requests([*rows(None, "RING"), *twice])) == 1

@@ -35,8 +35,8 @@ def test_a_row_says_by_its_setting_what_was_asked_for(setting: NcclSetting) -> N
     assert NcclSetting.of(setting.name).variables == setting.variables
     assert not setting.differs(setting.algorithm, setting.protocol)
     assert not setting.differs(None, None)
-    assert {*setting.of_communicator.values, *setting.of_process.values} == {*setting.values}
-    assert set(setting.of_communicator.variables) <= {"NCCL_ALGO", "NCCL_PROTO"}
+    assert {*setting.communicator_part.values, *setting.process_part.values} == {*setting.values}
+    assert set(setting.communicator_part.variables) <= {"NCCL_ALGO", "NCCL_PROTO"}
 
 
 @pytest.mark.parametrize("name", [None, AGAIN, HIERARCHICAL, "own choice", "torch:nccl"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.machine.children import module_command, with_package
+from gpubench.machine.children import module_command, package_environment
 from gpubench.machine.probe import probe
 
 CHECKOUT = str(Path(__file__).parents[3])
@@ -28,10 +28,10 @@ def test_ranks_do_not_either(tmp_path: Path) -> None:
 def test_a_package_found_in_the_current_directory_is_named(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     monkeypatch.chdir(CHECKOUT)
     monkeypatch.setattr(sys, "path", [where, "/elsewhere"])
-    assert with_package({"A": "1"}) == {"A": "1", "PYTHONPATH": CHECKOUT}
-    assert with_package({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{CHECKOUT}:/mine"}
+    assert package_environment({"A": "1"}) == {"A": "1", "PYTHONPATH": CHECKOUT}
+    assert package_environment({"PYTHONPATH": "/mine"}) == {"PYTHONPATH": f"{CHECKOUT}:/mine"}
 
 
 def test_an_installed_package_is_found_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/usr/local/bin", CHECKOUT])
-    assert with_package({"A": "1"}) == {"A": "1"}
+    assert package_environment({"A": "1"}) == {"A": "1"}

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gpubench.model.terms.ranks import Phase
-from gpubench.ranks.watchdog.rank import Nvtx, find_nvtx, with_ranges
+from gpubench.ranks.watchdog.rank import Nvtx, find_nvtx, wrap_in_ranges
 from tests.fakes.progress import FakeProgress
 
 
 def test_a_range_lasts_until_the_next_phase() -> None:
     said: list[str] = []
     progress = FakeProgress()
-    enter = with_ranges(progress.enter, Nvtx(said.append, lambda: said.append("end")))
+    enter = wrap_in_ranges(progress.enter, Nvtx(said.append, lambda: said.append("end")))
     enter(Phase.SET_UP)
     enter(Phase.OPERATION, "1K in place", 20)
     enter(Phase.VERIFICATION, "1K in place")
@@ -26,7 +26,7 @@ def test_a_range_lasts_until_the_next_phase() -> None:
 def test_without_nvtx_nothing_is_put_before_the_progress() -> None:
     progress = FakeProgress()
     enter = progress.enter
-    assert with_ranges(enter, None) is enter
+    assert wrap_in_ranges(enter, None) is enter
 
 
 def test_the_package_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

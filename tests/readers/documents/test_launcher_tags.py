@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.readers.documents import behind_prefix, pieces, prefix_shape
+from gpubench.readers.documents import pieces, prefix_shape, strip_prefix
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_pieces(line: str, expected: list[tuple[str, str]]) -> None:
     ],
 )
 def test_words_behind_a_prefix(first: str, line: str, words: list[str] | None) -> None:
-    assert behind_prefix(line, prefix_shape(first)) == words
+    assert strip_prefix(line, prefix_shape(first)) == words

@@ -26,7 +26,7 @@ def read(names: Sequence[object], stdin: bytes = b"") -> tuple[NcclLogReader, tu
 
 
 def pairs(reader: NcclLogReader) -> int:
-    return sum(len(found) for each in reader.facts().communicators for _, found in each.connections.by_source())
+    return sum(len(found) for each in reader.facts().communicators for _, found in each.connections.routes_by_source())
 
 
 @pytest.fixture

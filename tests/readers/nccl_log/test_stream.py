@@ -29,7 +29,7 @@ def read(*contents: str | bytes) -> LogFacts:
 def paths(communicator: Communicator) -> Found:
     return {
         (source, destination): [(route.name, route.channels, route.host_staged) for route in pair.routes]
-        for source, by_destination in communicator.connections.by_source()
+        for source, by_destination in communicator.connections.routes_by_source()
         for destination, pair in by_destination.items()
     }
 

@@ -17,7 +17,7 @@ from gpubench.model.facts.snapshot import bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
-from gpubench.readers.documents import behind_prefix, lines_of, pieces, prefix_shape, unquoted
+from gpubench.readers.documents import lines_of, pieces, prefix_shape, strip_prefix, unquoted
 from gpubench.readers.results.nccl_tests import table
 from gpubench.readers.results.nccl_tests.cut import CutColumns
 from gpubench.readers.results.nccl_tests.run import NcclTestsRun, result_file
@@ -106,7 +106,7 @@ class TableRow:
 
     def goes_on(self, text: str) -> bool:
         """True if a line continues this row: after the same prefix it has only values."""
-        values = behind_prefix(_TIMESTAMP.sub("", text), self._prefix)
+        values = strip_prefix(_TIMESTAMP.sub("", text), self._prefix)
         if not values or not all(map(_VALUE.fullmatch, values)):
             return False
         self._take(values)
@@ -213,14 +213,14 @@ _NCCL_LINE = re.compile(
 _CELL = re.compile(rf"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A|{'|'.join((*table.REDUCTIONS, *table.ELEMENT_TYPES))}")
 
 
-def without_nccl(text: str, hosts: Collection[str]) -> str:
+def strip_nccl(text: str, hosts: Collection[str]) -> str:
     """Remove the line that NCCL wrote into a text. `hosts` separates a row's last digits from a host name's."""
     if " NCCL " not in text:
         return text  # most lines contain nothing of NCCL
-    return _NCCL_LINE.sub(lambda found: _of_row(found["glued"], text[: found.start()], hosts), text)
+    return _NCCL_LINE.sub(lambda found: _row_prefix(found["glued"], text[: found.start()], hosts), text)
 
 
-def _of_row(glued: str, before: str, hosts: Collection[str]) -> str:
+def _row_prefix(glued: str, before: str, hosts: Collection[str]) -> str:
     """Return the start of a word that is a cell of a row. The rest is a host name that NCCL printed directly after
     it.
     """
@@ -307,7 +307,7 @@ class _Parser:
         for tag, piece in said:
             if " via " in piece and (via := _VIA.search(piece)):
                 self.runs[-1].transports.add(via["via"])
-            plain = without_nccl(piece, self._hosts)
+            plain = strip_nccl(piece, self._hosts)
             # Ranks write at the same time, so a row may continue after lines of other ranks.
             if self._row is None or tag == self._tag or "#" in plain or ROW.search(plain):
                 self._take(plain, tag)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.result_file import UserFacts
-from gpubench.readers.results.nccl_tests.text import TORN, read, without_nccl
+from gpubench.readers.results.nccl_tests.text import TORN, read, strip_nccl
 from tests.fakes.old_nccl_tests import old_output
 
 SAID = "NCCL INFO Channel 00/0 : 3[3] -> 0[0] via P2P/CUMEM"
@@ -36,7 +36,7 @@ def without_paths(rows: Sequence[CollectiveRow]) -> tuple[CollectiveRow, ...]:
     ],
 )
 def test_lines_of_nccl(text: str, row: str) -> None:
-    assert without_nccl(text, {"38ab0", "n1"}) == row
+    assert strip_nccl(text, {"38ab0", "n1"}) == row
 
 
 def test_tags_in_the_middle_of_rows_change_nothing() -> None:
