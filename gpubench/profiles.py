@@ -374,10 +374,10 @@ def profiles_for(
     own = own_profiles(environment)
     traits = [_traits(node) for node in nodes]
     known = {
-        each: match_any(each.models, each.gpus, switched=each.switched, joined=each.joined, own=own)
-        for each in dict.fromkeys(traits)
+        fromkey: match_any(fromkey.models, fromkey.gpus, switched=fromkey.switched, joined=fromkey.joined, own=own)
+        for fromkey in dict.fromkeys(traits)
     }
-    return [known[each] for each in traits]
+    return [known[trait] for trait in traits]
 
 
 def matched_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:

@@ -66,7 +66,7 @@ class LazyCommands(HelpfulGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {each.name: TyperCommand(each.name, short_help=each.summary) for each in COMMANDS}
+        self.commands = {command.name: TyperCommand(command.name, short_help=command.summary) for command in COMMANDS}
         self.commands[BARE.name] = TyperCommand(BARE.name, hidden=True)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -75,7 +75,7 @@ class LazyCommands(HelpfulGroup):
             args = [*args[1:], "--help"]
         if args[:1] and args[0] in _COMPLETION and args[1:] in [[shell] for shell in _SHELLS]:
             _COMPLETION[args[0]](ctx, None, args[1])
-        own = {name for each in self.get_params(ctx) for name in each.opts} - {HELP_ALL}
+        own = {name for param in self.get_params(ctx) for name in param.opts} - {HELP_ALL}
         named = bool(args) and (not args[0].startswith("-") or args[0] in own)
         return super().parse_args(ctx, args if named or ctx.resilient_parsing else [BARE.name, *args])
 
@@ -182,7 +182,7 @@ def _command_of(error: typer.TyperException) -> str:
 def _style_by_default() -> "ExitStyle | None":
     from gpubench.cli.defaults import asked_by_default
 
-    named = next((each for each in COMMANDS if each.name in sys.argv[1:2] and each.writes_reports), None)
+    named = next((command for command in COMMANDS if command.name in sys.argv[1:2] and command.writes_reports), None)
     text = None if named is None else asked_by_default("exit-style", named.name)
     if text is None:
         return None

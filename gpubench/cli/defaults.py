@@ -24,7 +24,9 @@ from gpubench.readers.documents import opened
 
 def _options_of(parameters: Iterable[Any]) -> dict[str, Any]:
     """Return typer's option parameters by name (`expect-gpus`), without --help."""
-    named = ((next((name for name in each.opts if name.startswith("--")), ""), each) for each in parameters)
+    named = (
+        (next((name for name in parameter.opts if name.startswith("--")), ""), parameter) for parameter in parameters
+    )
     return {name.removeprefix("--"): each for name, each in named if name and each.expose_value}
 
 
@@ -155,7 +157,7 @@ def _value_of_toml(option: Any, value: Any, source: str) -> Value:
 
 def _names_value(seen: str, value: Value) -> bool:
     texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
-    return any(repr(each) in seen or (len(each) >= _SHORTEST_VALUE_TO_FIND and _has_word(seen, each)) for each in texts)
+    return any(repr(text) in seen or (len(text) >= _SHORTEST_VALUE_TO_FIND and _has_word(seen, text)) for text in texts)
 
 
 def _has_word(text: str, value: str) -> bool:
@@ -235,9 +237,9 @@ def _content(path: Path, name: str) -> str | None:
 @cache
 def options_of_all_commands() -> Sequence[str]:
     """Return the names of all options. This imports every command."""
-    apps = (import_module(f"gpubench.cli.commands.{each.module}").app(each) for each in COMMANDS)
+    apps = (import_module(f"gpubench.cli.commands.{command.module}").app(command) for command in COMMANDS)
     commands = (typer.main.get_command(app) for app in apps)
-    return sorted({key for each in commands for key in _options_of(each.params)})
+    return sorted({key for command in commands for key in _options_of(command.params)})
 
 
 def _check(key: str, known: Iterable[str], seen: str, expected: str) -> None:

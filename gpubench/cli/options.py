@@ -258,31 +258,31 @@ class Declared(NamedTuple):
 
 def grouped_options(kind: Any) -> Iterator[Declared]:
     """Yield the options of a plan, including those of nested groups."""
-    for each in fields(kind):
-        own, group = option_of(each), group_of(each)
+    for field in fields(kind):
+        own, group = option_of(field), group_of(field)
         if own is not None:
-            yield Declared(each, own, getattr(kind, "help_group", None))
+            yield Declared(field, own, getattr(kind, "help_group", None))
         elif group is not None:
             yield from grouped_options(group)
 
 
 def given_options(options: Any) -> Iterator[str]:
     """Yield the names of options whose value differs from the default."""
-    for each in fields(options):
-        value: Any = getattr(options, each.name)
-        own = option_of(each)
-        if own is not None and not own.is_argument and value != each.default:
-            yield _name_of(each, own, value)
+    for field in fields(options):
+        value: Any = getattr(options, field.name)
+        own = option_of(field)
+        if own is not None and not own.is_argument and value != field.default:
+            yield _name_of(field, own, value)
         elif own is None and hasattr(value, "help_group"):
             yield from given_options(value)
 
 
 def given_arguments(plan: Any) -> Iterator[str]:
     """Yield command-line words for the options whose value differs from the default."""
-    for each in fields(plan):
-        value: Any = getattr(plan, each.name)
-        if (own := option_of(each)) is not None and value != each.default:
-            yield _name_of(each, own, value)
+    for field in fields(plan):
+        value: Any = getattr(plan, field.name)
+        if (own := option_of(field)) is not None and value != field.default:
+            yield _name_of(field, own, value)
             yield from () if isinstance(value, bool) else [str(value)]
         elif own is None and hasattr(value, "help_group"):
             yield from given_arguments(value)
@@ -301,11 +301,11 @@ def _names_of(declared: "Field[Any]", own: Option) -> list[str]:
 
 def check_outputs(paths: list[str] | None, reductions: Container[str]) -> None:
     """Raise UsageError for `-o sum`: in nccl-tests -o is the reduction, here a file."""
-    for each in paths or ():
-        if each in reductions or each == "all":
+    for path in paths or ():
+        if path in reductions or path == "all":
             raise UsageError(
-                f"-o {each}",
+                f"-o {path}",
                 expected="-o FILE",
                 reason="in nccl-tests -o is the reduction, in gpubench a file",
-                next_step=f"--op {each if each != 'all' else ','.join(('sum', 'prod', 'max', 'min', 'avg'))}",
+                next_step=f"--op {path if path != 'all' else ','.join(('sum', 'prod', 'max', 'min', 'avg'))}",
             )

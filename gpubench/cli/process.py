@@ -149,7 +149,9 @@ def _own_launch() -> LaunchedBy | None:
         return launch
     from gpubench.model.terms.commands import UnderTorchrun
 
-    under = next((each.under_torchrun for each in COMMANDS if each.name in sys.argv[1:2]), UnderTorchrun.REFUSED)
+    under = next(
+        (command.under_torchrun for command in COMMANDS if command.name in sys.argv[1:2]), UnderTorchrun.REFUSED
+    )
     if under is UnderTorchrun.ALONE:
         for name in OF_TORCHRUN:
             del os.environ[name]

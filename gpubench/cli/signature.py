@@ -63,8 +63,8 @@ class HelpfulCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """'[OPTIONS]' and the arguments, optional ones in brackets."""
-        arguments = (each for each in self.params if each.param_type_name == "argument")
-        return ["[OPTIONS]", *(_usage_of(each) for each in arguments)]
+        arguments = (param for param in self.params if param.param_type_name == "argument")
+        return ["[OPTIONS]", *(_usage_of(argument) for argument in arguments)]
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """'Usage: gpubench topo [OPTIONS]'; the command without a name has no word in it."""
@@ -94,7 +94,7 @@ class HelpfulCommand(TyperCommand):
         """Write the arguments and the options (common or all) under the headings of their groups."""
         from gpubench.jobs.options import ARGUMENTS, GROUPS, OUTPUT
 
-        visible = [each for each in self.params if not getattr(each, "hidden", False)]
+        visible = [param for param in self.params if not getattr(param, "hidden", False)]
         shown = [each for each in visible if ctx.meta.get(HELP_ALL) or self._is_common(each)]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
         for each in shown:
@@ -196,10 +196,10 @@ class CommandOfAPlan(HelpfulCommand):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        for each in self.params:
-            if each.name in self.declared:
+        for param in self.params:
+            if param.name in self.declared:
                 # typer's own would load pydantic, which takes 50 ms.
-                setattr(each, "process_value", partial(_read, each, self.declared[each.name], each.process_value))  # noqa: B010 - a method
+                setattr(param, "process_value", partial(_read, param, self.declared[param.name], param.process_value))  # noqa: B010 - a method
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options, with defaults from the environment and a file."""
@@ -221,9 +221,9 @@ class CommandOfAPlan(HelpfulCommand):
 
 def switched_off(parameters: list[Any]) -> list[Any]:
     """Give typer's own flags the default False: typer would load pydantic to read None."""
-    for each in parameters:
-        if each.default is None and not each.expose_value:
-            each.default = False
+    for parameter in parameters:
+        if parameter.default is None and not parameter.expose_value:
+            parameter.default = False
     return parameters
 
 

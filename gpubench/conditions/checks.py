@@ -218,7 +218,7 @@ class Looked(Struct, frozen=True):
 
 def look(check: Check, facts: Facts) -> Looked:
     """Return the findings of a check: first those of the measurements, then those of its conditions."""
-    findings = [each for each in facts.measurements.findings if _check_of(each) == check.name]
+    findings = [finding for finding in facts.measurements.findings if _check_of(finding) == check.name]
     unread: list[Unread] = []
     for condition in _OF_CHECK[check.name]:
         found = tuple(condition.look(facts.circumstances))
@@ -281,7 +281,7 @@ def _check_of(finding: Finding) -> str:
         return "measured"
     if finding.id == WRONG_DATA:
         return "data_correct"
-    effects = next((each.effects for each in CAUSES if each.id == finding.id), ())
+    effects = next((cause.effects for cause in CAUSES if cause.id == finding.id), ())
     return "collective_bandwidth" if effects == (Effect.SLOW,) else "paths"
 
 

@@ -133,13 +133,15 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     def named(self, node: int, *devices: Device) -> str:
         """Return the name of devices in findings, with bus ids. The host is added if there are several nodes."""
-        names = " → ".join(f"{each.device} ({each.bus_id})" if each.bus_id else each.device for each in devices)
+        names = " → ".join(
+            f"{device.device} ({device.bus_id})" if device.bus_id else device.device for device in devices
+        )
         return " ".join(filter(None, (self.host(node) if devices else self.nodes[node].snapshot.host, names)))
 
     def places(self, node: int, *devices: Device) -> tuple[DevicePlace, ...]:
         """Return the places of a node's devices; without devices, the place of the node."""
         host = self.nodes[node].snapshot.host
-        return tuple(DevicePlace(host, each.device, each.bus_id) for each in devices) or (DevicePlace(host),)
+        return tuple(DevicePlace(host, device.device, device.bus_id) for device in devices) or (DevicePlace(host),)
 
     def places_of_gpus(self, gpus: Iterable[int]) -> tuple[DevicePlace, ...]:
         """Return the places of GPUs by position."""
@@ -159,7 +161,8 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
     def pci_devices(self) -> Mapping[int, Mapping[str, PciDevice]]:
         """PCI devices of each node, by bus id."""
         return {
-            number: {each.bus_id: each for each in node.snapshot.pci_devices} for number, node in self.nodes.items()
+            number: {device.bus_id: device for device in node.snapshot.pci_devices}
+            for number, node in self.nodes.items()
         }
 
     @cached_property
@@ -187,7 +190,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     def places_of_ranks(self, ranks: Iterable[RankFacts]) -> tuple[DevicePlace, ...]:
         """Return the GPUs of ranks that have one each, else the nodes of the ranks."""
-        found = (self.wiring.place(each.rank) if self._has_own_gpu(each) else self._node_of(each) for each in ranks)
+        found = (self.wiring.place(rank.rank) if self._has_own_gpu(rank) else self._node_of(rank) for rank in ranks)
         return tuple(dict.fromkeys(found))
 
     def _node_of(self, facts: RankFacts) -> DevicePlace:
@@ -241,7 +244,7 @@ class Circumstances(Struct, frozen=True, kw_only=True, dict=True):
 
     def ranks_of(self, node: int) -> list[RankFacts]:
         """Return the processes of a node."""
-        return [each for each in self.facts if each.node == node]
+        return [fact for fact in self.facts if fact.node == node]
 
 
 class Facts(Struct, frozen=True, dict=True):
@@ -277,7 +280,7 @@ class Facts(Struct, frozen=True, dict=True):
 
 def setting_places(names: Collection[str], facts: Sequence[RankFacts]) -> list[str]:
     """Return where NCCL variables are set: the environment, or files."""
-    known = [each.nccl_settings for each in facts]
+    known = [fact.nccl_settings for fact in facts]
     found = {settings[name].place: None for settings in known for name in names if name in settings}
     return list(found) or [ENVIRONMENT]
 
@@ -317,8 +320,8 @@ def verified_run(names: Collection[str]) -> str:
 def user_settings(facts: Sequence[RankFacts], said: Sequence[Mapping[str, str]] = ()) -> dict[str, tuple[str, ...]]:
     """Return the distinct values of the user's variables, from the environment and NCCL's files of all ranks."""
     found: dict[str, dict[str, None]] = {}
-    known = ({name: setting.value for name, setting in each.nccl_settings.items()} for each in facts)
-    others = ({name: value for name, value in each.environment.items() if name[:5] != "NCCL_"} for each in facts)
+    known = ({name: setting.value for name, setting in fact.nccl_settings.items()} for fact in facts)
+    others = ({name: value for name, value in fact.environment.items() if name[:5] != "NCCL_"} for fact in facts)
     for variables in (*known, *others, *said):
         for name, value in variables.items():
             found.setdefault(name, {})[value] = None

@@ -147,20 +147,20 @@ class Condition(Struct, frozen=True, kw_only=True):
             )
 
     def _as_findings(self, sightings: Iterable[Sighting]) -> Iterator[Finding]:
-        for each in sightings:
-            severity = each.severity or self.severity
-            if severity is not None and not each.quiet:
+        for sighting in sightings:
+            severity = sighting.severity or self.severity
+            if severity is not None and not sighting.quiet:
                 yield Finding(
                     id=self.id,
                     severity=severity,
-                    subject=each.heading or joined(each.names) or each.subject,
-                    seen=each.seen,
-                    expected=each.expected or self.expected,
-                    cause=each.likely or self.likely or self.title,
-                    cure=each.cure or self.cure,
-                    subjects=each.names or (each.subject,),
-                    expected_percent=each.expected_percent,
-                    places=each.places,
+                    subject=sighting.heading or joined(sighting.names) or sighting.subject,
+                    seen=sighting.seen,
+                    expected=sighting.expected or self.expected,
+                    cause=sighting.likely or self.likely or self.title,
+                    cure=sighting.cure or self.cure,
+                    subjects=sighting.names or (sighting.subject,),
+                    expected_percent=sighting.expected_percent,
+                    places=sighting.places,
                 )
 
 
@@ -180,7 +180,7 @@ class Family(Struct, frozen=True):
         link: str = "",
     ) -> "Family":
         """Create a family; `link` applies to conditions that have none."""
-        return cls(name, title, tuple(replace(each, link=each.link or link) for each in conditions))
+        return cls(name, title, tuple(replace(condition, link=condition.link or link) for condition in conditions))
 
 
 _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
@@ -189,9 +189,9 @@ _PLACEHOLDER = re.compile(r"(?<=-i )GPU\b|(?<=-d )DEVICE\b|(?<=-s )BUS_ID\b")
 def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
     """Fill the placeholders of a cure's commands, and say where its ids apply if there are several nodes."""
     filled = Cure(
-        tuple(fill_placeholders(each, places) for each in cure.commands), fill_placeholders(cure.comment, places)
+        tuple(fill_placeholders(command, places) for command in cure.commands), fill_placeholders(cure.comment, places)
     )
-    hosts = list(dict.fromkeys(each.node for each in places if each.device))
+    hosts = list(dict.fromkeys(place.node for place in places if place.device))
     if filled == cure or len(hosts) == 1:
         return filled
     return filled.then(f"Run this on {hosts[0]}, and with their own device ids on {joined(hosts[1:])}.")
@@ -199,10 +199,10 @@ def fill_ids(cure: Cure, places: Sequence[DevicePlace]) -> Cure:
 
 def fill_placeholders(text: str, places: Sequence[DevicePlace]) -> str:
     """Fill the placeholders of a command with ids: all GPUs of the first node, or its first device."""
-    devices = [each for each in places if each.device]
+    devices = [place for place in places if place.device]
     if not devices or not _PLACEHOLDER.search(text):
         return text
-    here = [each for each in devices if each.node == devices[0].node]
+    here = [device for device in devices if device.node == devices[0].node]
     gpus = dict.fromkeys(each.bus_id or str(each.device).removeprefix("GPU") for each in here)
     ids = {"GPU": ",".join(gpus), "DEVICE": here[0].device, "BUS_ID": here[0].bus_id}
     return _PLACEHOLDER.sub(lambda found: ids[found[0]] or found[0], text)
@@ -325,14 +325,14 @@ def rank_sighting(
     **more: Any,
 ) -> Sighting:
     """Return a sighting on ranks of one node."""
-    gpus = frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each))
+    gpus = frozenset(gpu for rank in ranks for gpu in run.gpus_of_rank(rank))
     more = {"gpus": gpus, "places": run.places_of_ranks(ranks), **more}
     return Sighting(subject=run.on(ranks[0].node, rank_names(ranks)), seen=seen, confidence=confidence, **more)
 
 
 def rank_names(ranks: Sequence[RankFacts]) -> str:
     """Return 'rank 3' or 'ranks 0, 1'."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(each.rank) for each in ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {joined(str(rank.rank) for rank in ranks)}"
 
 
 def unread(subject: str, known: Mapping[str, str], name: str) -> Iterator[Unread]:
@@ -393,7 +393,7 @@ class Complained(Struct, frozen=True):
 
     def __call__(self, facts: LogFacts) -> Iterator[Sighting]:
         """Yield one sighting if a job's log has matching complaints or calls."""
-        found = [each for each in facts.complaints if self._is_one(each)]
+        found = [complaint for complaint in facts.complaints if self._is_one(complaint)]
         calls = self._calls(facts)
         if not found and not calls:
             return
@@ -417,15 +417,17 @@ class Complained(Struct, frozen=True):
 
     def _calls(self, facts: LogFacts) -> list[FailedCall]:
         """Return calls with these codes, unless NCCL handled them itself."""
-        calls = [each for each in facts.failed_calls if each.code in self.codes]
-        by_ras = any(_RAS.search(each.place) for each in calls)
-        if all(_TAKEN_CARE_OF.search(each.place) for each in calls) and (by_ras or REMOTE not in self.codes):
+        calls = [call for call in facts.failed_calls if call.code in self.codes]
+        by_ras = any(_RAS.search(call.place) for call in calls)
+        if all(_TAKEN_CARE_OF.search(call.place) for call in calls) and (by_ras or REMOTE not in self.codes):
             return []
         return calls
 
     def without(self, facts: LogFacts) -> LogFacts:
         """Return the log without the complaints that match."""
-        return replace(facts, complaints=tuple(each for each in facts.complaints if not self._is_one(each)))
+        return replace(
+            facts, complaints=tuple(complaint for complaint in facts.complaints if not self._is_one(complaint))
+        )
 
     def _is_one(self, complaint: Complaint) -> bool:
         is_of_nccl = bool(complaint.processes)

@@ -55,15 +55,15 @@ _LINK_LAYER = re.compile(r":\d+/(IB|RoCE)\b")
 
 
 def _devices(facts: LogFacts) -> dict[str, list[str]]:
-    lists = [each for each in facts.remarks if each.note.text.startswith("NET/IB") and each.note.about[:1]]
+    lists = [remark for remark in facts.remarks if remark.note.text.startswith("NET/IB") and remark.note.about[:1]]
     return {
         each.note.about[0].strip(): list(each.processes) for each in lists if each.note.kind is RemarkKind.RDMA_DEVICES
     }
 
 
 def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
-    mixed = [each for each in facts.remarks if each.note.kind is RemarkKind.NICS_MIXED]
-    warned = [each for each in facts.complaints if each.processes and _MIXED in each.text]
+    mixed = [remark for remark in facts.remarks if remark.note.kind is RemarkKind.NICS_MIXED]
+    warned = [complaint for complaint in facts.complaints if complaint.processes and _MIXED in complaint.text]
     if mixed or warned:
         said = [(each.processes, each.note.text) for each in mixed] + [(each.processes, each.text) for each in warned]
         yield Sighting(subject=joined(said[0][0]), seen=said[0][1])
@@ -83,8 +83,8 @@ def _nics_differ(facts: LogFacts) -> Iterator[Sighting]:
 
 def _not_opened(facts: LogFacts) -> Iterator[Sighting]:
     """Find RDMA devices that NCCL could not open, in jobs with several nodes."""
-    found = [each for each in facts.remarks if each.note.kind is RemarkKind.RDMA_UNOPENED]
-    if found and any(each.nodes != 1 for each in facts.communicators):
+    found = [remark for remark in facts.remarks if remark.note.kind is RemarkKind.RDMA_UNOPENED]
+    if found and any(communicator.nodes != 1 for communicator in facts.communicators):
         names = joined(each.note.about[0] for each in found)
         yield Sighting(
             subject=joined(name for each in found for name in each.processes), seen=f"could not open {names}"
@@ -105,10 +105,10 @@ def _add_mixed_fabrics(sighting: Sighting, facts: LogFacts) -> Sighting:
 def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
     """Add the ranks that timed out, and the answer of RAS."""
     sighting = replace(sighting, seen=re.sub(r"^ProcessGroupNCCL\.cpp:\d+\] ", "", sighting.seen))
-    ranks = [f"rank {each.rank}" for each in facts.watchdogs]
+    ranks = [f"rank {watchdog.rank}" for watchdog in facts.watchdogs]
     if ranks:
         sighting = replace(sighting, subject=joined(ranks), names=tuple(ranks))
-    if not facts.ras or any(each.group in {answer.id for answer in facts.ras} for each in facts.hangs):
+    if not facts.ras or any(hang.group in {answer.id for answer in facts.ras} for hang in facts.hangs):
         return sighting
     return replace(
         sighting,
@@ -119,9 +119,9 @@ def _timed_out(sighting: Sighting, facts: LogFacts) -> Sighting:
 
 def _drop_peer_access(sighting: Sighting, facts: LogFacts) -> Sighting:
     """Drop peer access as a likely reason if it is off, or if no node has two ranks of a communicator."""
-    several = [each for each in facts.communicators if (each.size or 0) > 1]
+    several = [communicator for communicator in facts.communicators if (communicator.size or 0) > 1]
     nodes = [[member.node for member in each.members] for each in several]
-    is_off = any(each.name == "NCCL_P2P_DISABLE" and each.value != "0" for each in facts.settings)
+    is_off = any(setting.name == "NCCL_P2P_DISABLE" and setting.value != "0" for setting in facts.settings)
     if not is_off and (not several or any(len(set(names)) < len(names) for names in nodes)):
         return sighting
     return replace(
@@ -374,7 +374,9 @@ _HARMLESS = re.compile("^(?:" + "|".join(form for form, _ in HARMLESS) + ")", re
 
 
 def _unknown_warnings(facts: LogFacts) -> Iterator[Sighting]:
-    found = [each for each in facts.complaints if each.processes and not _HARMLESS.search(each.text)]
+    found = [
+        complaint for complaint in facts.complaints if complaint.processes and not _HARMLESS.search(complaint.text)
+    ]
     found = [each for each in found if not each.text.startswith(_DIAGNOSTICS)]
     if found:
         more = f"; and {len(found) - 1} more warnings" if len(found) > 1 else ""

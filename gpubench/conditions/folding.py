@@ -74,7 +74,7 @@ class _NamedPlaces:
 
     @cached_property
     def gpus(self) -> frozenset[str]:
-        return frozenset(name for each in self.subjects for name in each.gpus)
+        return frozenset(name for subject in self.subjects for name in subject.gpus)
 
     def _subject(self, text: str) -> _NamedDevices:
         text = self._ends.get(text, text)
@@ -136,8 +136,11 @@ _CHANGED_IN_QUOTES = re.compile(r'["$`\\!]')
 def add_ssh(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Prefix commands with ssh to their node, since bus ids are the same on every node."""
     return tuple(
-        replace(each, cure=replace(each.cure, commands=tuple(_ssh_command(line, each) for line in each.commands)))
-        for each in findings
+        replace(
+            finding,
+            cure=replace(finding.cure, commands=tuple(_ssh_command(line, finding) for line in finding.commands)),
+        )
+        for finding in findings
     )
 
 
@@ -195,8 +198,8 @@ def folded(
     A root cause is as grave as its gravest consequence, and its share is the smallest. `perhaps` are findings that
     are reported only if they explain one of the others.
     """
-    known = {each.id for each in findings}
-    more = [each for each in perhaps if each.id not in known]
+    known = {finding.id for finding in findings}
+    more = [perhap for perhap in perhaps if perhap.id not in known]
     every = [_NamedPlaces(each, hosts, ends) for each in (*more, *findings)]
     places = [_NamedPlaces(each, hosts, ends) for each in _split(every, nvlinked=nvlinked)]
     roots = [_root(place, places, nvlinked=nvlinked) for place in places]
@@ -214,7 +217,7 @@ def folded(
 
 def cause_of(effect: Finding, causes: Sequence[Finding], hosts: Sequence[str], *, nvlinked: bool) -> int | None:
     """Return the index of the strongest cause of a slow row, or None. A cause may be a finding on that row."""
-    place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(each, hosts) for each in causes]
+    place, places = _NamedPlaces(effect, hosts), [_NamedPlaces(cause, hosts) for cause in causes]
     able = [
         number
         for number, each in enumerate(places)

@@ -42,7 +42,7 @@ def _lost(run: Circumstances) -> Found:
             yield gpu_sighting(run, position, gpu.lost)
     for number, node in run.nodes.items():
         snapshot = node.snapshot
-        on_bus = [each.bus_id for each in snapshot.pci_devices if each.kind is PciKind.GPU]
+        on_bus = [device.bus_id for device in snapshot.pci_devices if device.kind is PciKind.GPU]
         listed = len(snapshot.gpus) + snapshot.gpus_of_others
         if snapshot.gpus and len(on_bus) > listed:
             missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
@@ -333,12 +333,12 @@ def _foreign_nvlink(run: Circumstances) -> Found:
 def _cure(users: Sequence[GpuProcess]) -> Cure:
     if not users:
         return NO_CURE
-    pids = ",".join(str(each.pid) for each in users)
+    pids = ",".join(str(user.pid) for user in users)
     return Cure.of(f"ps -o pid,user,args -p {pids}", comment=f"End {_named(users)}, or measure after it has ended.")
 
 
 def _named(users: Sequence[GpuProcess]) -> str:
-    held = ((each, each.memory_bytes) for each in users)
+    held = ((user, user.memory_bytes) for user in users)
     return ", ".join(each.label + (f", {size / 2**30:.1f} GiB" if size else "") for each, size in held)
 
 
@@ -350,10 +350,12 @@ def _find_used_gpus(run: Circumstances) -> Found:
             yield from _used_while_idle(run, position, idle)
         else:
             node = run.wiring.gpus[position].node
-            own = {each.pid for each in run.facts if each.node == node}
-            others = [each for each in gpu.processes or () if each.pid not in own and not each.is_mps_server]
+            own = {fact.pid for fact in run.facts if fact.node == node}
+            others = [
+                process for process in gpu.processes or () if process.pid not in own and not process.is_mps_server
+            ]
             if others and is_busy(gpu):
-                yield gpu_sighting(run, position, f"in use by {', '.join(each.label for each in others)}")
+                yield gpu_sighting(run, position, f"in use by {', '.join(other.label for other in others)}")
 
 
 def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:

@@ -53,7 +53,7 @@ def _switched_off(run: Circumstances) -> Found:
     off = {_LEVEL: levels} if levels and facts else {}
     able = {
         _READ: bool(facts),
-        _DMABUF: any(not (each.peermem or each.efa_peermem) for each in facts),
+        _DMABUF: any(not (fact.peermem or fact.efa_peermem) for fact in facts),
         _C2C: any(_is_coherent(gpu) for _, node, _ in _nodes(run) for gpu in node.gpus),
     }
     off |= {name: ["0"] for name, matters in able.items() if matters and "0" in run.values(name)}
@@ -95,7 +95,9 @@ def _too_far(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
         types = [each for each in map(nccl_type, paths) if each is not None]
-        taken = any(is_within(each) for each in types) or any(allows(value, path) for value in levels for path in paths)
+        taken = any(is_within(type_) for type_ in types) or any(
+            allows(value, path) for value in levels for path in paths
+        )
         if types and len(types) == len(paths) and not taken and position in ends:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))
             if nearest != "SYS" and _is_coherent(gpu):

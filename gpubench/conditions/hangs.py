@@ -13,18 +13,18 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
     """Return a detector for collectives that did not end for one of these reasons."""
 
     def find(facts: LogFacts) -> Iterator[Sighting]:
-        for each in facts.hangs:
-            if each.reason in reasons:
-                theirs = "".join(f"{mark}{said}" for mark, said in ((": ", each.theirs), ("; ", each.now)) if said)
-                operation = f"; {counted(each.waiting, 'rank')} in {each.operation}" if each.operation else ""
-                place = f" at {each.place}" if each.place else ""
-                since = f" since {each.since} UTC" if each.since else ""
+        for hang in facts.hangs:
+            if hang.reason in reasons:
+                theirs = "".join(f"{mark}{said}" for mark, said in ((": ", hang.theirs), ("; ", hang.now)) if said)
+                operation = f"; {counted(hang.waiting, 'rank')} in {hang.operation}" if hang.operation else ""
+                place = f" at {hang.place}" if hang.place else ""
+                since = f" since {hang.since} UTC" if hang.since else ""
                 yield Sighting(
-                    subject=joined(each.ranks),
-                    names=each.ranks,
-                    seen=f"{each.reason.value}{theirs}{operation}{place}{since}",
-                    severity=None if each.is_sure else Verdict.WARN,
-                    cure=_where_it_is(each) if each.reason is HangReason.ABSENT else NO_CURE,
+                    subject=joined(hang.ranks),
+                    names=hang.ranks,
+                    seen=f"{hang.reason.value}{theirs}{operation}{place}{since}",
+                    severity=None if hang.is_sure else Verdict.WARN,
+                    cure=_where_it_is(hang) if hang.reason is HangReason.ABSENT else NO_CURE,
                 )
 
     return find

@@ -78,7 +78,7 @@ def _slow_copies(run: Circumstances) -> Found:
             slow_ends |= {frozenset(_ends(row)) for row in own if is_slow_copy(row)}
         for each in _slow_among(run, own):
             found.setdefault(each.names, []).append(each)
-    for slow in (*found.values(), *([each] for each in _slow_patterns(run))):
+    for slow in (*found.values(), *([pattern] for pattern in _slow_patterns(run))):
         yield Sighting(
             subject=joined(slow[0].names),
             names=slow[0].names,
@@ -221,7 +221,7 @@ def _asymmetric(run: Circumstances) -> Found:
             share = row.bandwidth_gb_s / back.bandwidth_gb_s
             if share < SLOW_SHARE and frozenset(_ends(row)) not in slow:
                 ends = node.gpus[source], node.gpus[destination]
-                one, other = (each.index for each in ends)
+                one, other = (end.index for end in ends)
                 yield Sighting(
                     subject=run.named(number, *ends),
                     places=run.places(number, *ends),
@@ -346,7 +346,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
     for path, pairs in grouped(copies, lambda row: row.path_class).items():
         most = max(pairs, key=lambda row: times_limit(row) or 0.0)
         ends = [(row.source_node if len(hosts) > 1 else "", row.source, "→", row.destination) for row in pairs]
-        names = tuple(dict.fromkeys(" ".join(filter(None, each)) for each in ends))
+        names = tuple(dict.fromkeys(" ".join(filter(None, end)) for end in ends))
         link = f"the path {path}" if path is not None else "the GPU's PCIe link"
         yield Sighting(
             subject=joined(names),

@@ -194,12 +194,12 @@ def _unused_in_log(facts: LogFacts) -> Iterator[Sighting]:
         for source, peers in communicator.connections.routes_by_source():
             for destination, pair in peers.items():
                 ends = [members[rank] for rank in (source, destination) if rank in members]
-                of_both = {each.host for each in ends}
-                if len(of_both) < 2 or len({domain_of[each.process] for each in ends}) > 1:
+                of_both = {end.host for end in ends}
+                if len(of_both) < 2 or len({domain_of[end.process] for end in ends}) > 1:
                     continue
                 hosts.update(dict.fromkeys(sorted(of_both)))
                 transports.update(dict.fromkeys(route.transport.name for route in pair.routes))
-        if hosts and all(each.startswith("NET") for each in transports):
+        if hosts and all(transport.startswith("NET") for transport in transports):
             yield Sighting(
                 subject=joined(sorted(hosts)),
                 names=tuple(sorted(hosts)),

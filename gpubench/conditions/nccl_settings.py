@@ -92,7 +92,7 @@ def blame(
     pairs: frozenset[Pair] | None,
 ) -> Sighting:
     """Return a sighting of variables: values, place, nodes or ranks, and the command that removes them."""
-    having = [each for each in run.facts if any(_value(each, name) in set(blamed[name]) for name in blamed)]
+    having = [fact for fact in run.facts if any(_value(fact, name) in set(blamed[name]) for name in blamed)]
     places = setting_places(blamed, having)
     shown = " ".join(f"{name}={','.join(values)}" for name, values in blamed.items())
     seen = f"{shown} in {' and '.join(places)}"
@@ -148,7 +148,7 @@ def _blamed(run: Circumstances, *first: str) -> Found:
 
 def _values_on(run: Circumstances, node: int, name: str) -> tuple[str, ...]:
     """Return a variable's values on a node. A value that no rank has comes from a log and counts everywhere."""
-    by_rank = [(each.node, _value(each, name)) for each in run.facts]
+    by_rank = [(fact.node, _value(fact, name)) for fact in run.facts]
     elsewhere = {value for on, value in by_rank if on != node} - {value for on, value in by_rank if on == node}
     return tuple(value for value in run.values(name) if value not in elsewhere)
 
@@ -190,7 +190,7 @@ def _hostid(run: Circumstances) -> Found:
     values = run.values(HOSTID)
     if not run.asked_of_nccl or not any(values):
         return
-    by_rank = {each.rank: _value(each, HOSTID) for each in run.facts}
+    by_rank = {fact.rank: _value(fact, HOSTID) for fact in run.facts}
     ids = set(by_rank.values())
     if len(ids) < 2 and (run.staged is None or any(ids)):
         return
@@ -206,7 +206,7 @@ def _hostid(run: Circumstances) -> Found:
 
 def split_by_design(run: Circumstances, ranks: Pair) -> str:
     """Explain why ranks of one GPU use a network: NCCL_HOSTID splits them. Return an empty text if it does not."""
-    if not run.wiring.one_gpu(ranks) or len({_value(each, HOSTID) for each in run.facts if each.rank in ranks}) < 2:
+    if not run.wiring.one_gpu(ranks) or len({_value(fact, HOSTID) for fact in run.facts if fact.rank in ranks}) < 2:
         return ""
     return f"{HOSTID} makes ranks of one GPU ranks of different hosts"
 
@@ -577,7 +577,7 @@ def _plugin(run: Circumstances) -> Found:
 
 def _loaded_plugins(run: Circumstances) -> Iterator[Sighting]:
     for name, does in _LOADED.items():
-        for node in sorted({each.node for each in run.facts}):
+        for node in sorted({fact.node for fact in run.facts}):
             having = [each for each in run.ranks_of(node) if _library(each.libraries, name)]
             if having:
                 file = _library(having[0].libraries, name)

@@ -100,7 +100,7 @@ def _not_loadable(
 
 def _no_verbs(run: Circumstances) -> Found:
     for number, _, ranks in nodes_with_rdma(run):
-        without = [each for each in ranks if _VERBS in each.loadable and each.loadable[_VERBS] is None]
+        without = [rank for rank in ranks if _VERBS in rank.loadable and rank.loadable[_VERBS] is None]
         yield from _not_loadable(run, number, ranks, without, f"the loader finds no {_VERBS}")
 
 
@@ -155,11 +155,11 @@ def _efa(run: Circumstances) -> Found:
         if not any(nic.kind is NicKind.EFA for nic in node.nics):
             continue
         without = [
-            each
-            for each in ranks
-            if _PLUGIN in each.loadable
-            and not any(name.startswith("libnccl-net") and path for name, path in each.loadable.items())
-            and not any(name.startswith("libnccl-net") for name in each.libraries)
+            rank
+            for rank in ranks
+            if _PLUGIN in rank.loadable
+            and not any(name.startswith("libnccl-net") and path for name, path in rank.loadable.items())
+            and not any(name.startswith("libnccl-net") for name in rank.libraries)
         ]
         yield from _not_loadable(run, number, ranks, without, f"EFA, but the loader finds no {_PLUGIN}")
 

@@ -172,8 +172,8 @@ def _uplink(run: Circumstances) -> Found:
     """Find links above GPUs and their NICs that are trained low. Either end of a link may show it."""
     for number, node in run.nodes.items():
         uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
-        ports = (each for each in node.snapshot.pci_devices if each.kind is PciKind.UPSTREAM_PORT)
-        uplinks |= {each.bus_id: each.link for each in ports}
+        ports = (device for device in node.snapshot.pci_devices if device.kind is PciKind.UPSTREAM_PORT)
+        uplinks |= {port.bus_id: port.link for port in ports}
         above = {switch for gpu in node.gpus for switch in gpu.place.switches}
         known = {each for each, link in uplinks.items() if link.width and link.max_width}
         unread = sorted((above | uplinks.keys()) - known)
@@ -241,7 +241,7 @@ def _below(run: Circumstances, number: int, switch: str) -> frozenset[int]:
 def _errors(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         gpus = {gpu.device: gpu for gpu in node.gpus}
-        kinds = {each.bus_id: each.kind.replace("_", " ") for each in node.snapshot.pci_devices}
+        kinds = {device.bus_id: device.kind.replace("_", " ") for device in node.snapshot.pci_devices}
         for errors in pcie_errors(node.snapshot):
             gpu = gpus.get(errors.device)
             if gpu is not None:
@@ -401,7 +401,7 @@ def _above(devices: Mapping[str, PciDevice], bus_id: str | None) -> list[PciDevi
 
 def _between(devices: Mapping[str, PciDevice], one: str | None, other: str | None) -> list[PciDevice]:
     mine, theirs = _above(devices, one), _above(devices, other)
-    shared = {each.bus_id for each in mine} & {each.bus_id for each in theirs}
+    shared = {each.bus_id for each in mine} & {their.bus_id for their in theirs}
     if not any(each.bus_id in shared and each.kind is not PciKind.ROOT_PORT for each in mine):
         return []
     return [each for each in (*mine, *theirs) if each.bus_id not in shared]
@@ -426,7 +426,7 @@ def _redirected(run: Circumstances, number: int, couples: Iterable[tuple[Device,
             each.bus_id: each.unknown.get("access_control", _UNREAD) for each in bridges if not each.access_control
         }
         ends = (devices.get(each.bus_id or "") for each in (one, other))
-        groups = {str(each.iommu_group) for each in ends if each is not None and each.iommu_group is not None}
+        groups = {str(end.iommu_group) for end in ends if end is not None and end.iommu_group is not None}
         couple = run.on(number, f"{one.device} – {other.device}"), gpus
         if not bridges:
             unseen.append(couple[0])
@@ -475,7 +475,7 @@ def _redirects(devices: Mapping[str, PciDevice], bridge: PciDevice, one: Device,
     control = bridge.access_control
     if control is None or _is_translated(devices, bridge, one.bus_id, other.bus_id):
         return []
-    return [each for each in _REDIRECTS if each in control.enabled]
+    return [redirect for redirect in _REDIRECTS if redirect in control.enabled]
 
 
 @single_node

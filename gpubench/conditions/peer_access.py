@@ -382,8 +382,8 @@ def _any_refusal(run: Circumstances) -> Found:
 
 
 def _touched(sightings: Sequence[Sighting]) -> tuple[frozenset[Pair], frozenset[int]]:
-    pairs = frozenset(pair for each in sightings for pair in each.pairs or ())
-    return pairs, frozenset(gpu for each in sightings if each.pairs is None for gpu in each.gpus or ())
+    pairs = frozenset(pair for sighting in sightings for pair in sighting.pairs or ())
+    return pairs, frozenset(gpu for sighting in sightings if sighting.pairs is None for gpu in sighting.gpus or ())
 
 
 def _log_refused(staged: Staged) -> LoggedReason | None:
@@ -401,7 +401,10 @@ def _log_refused(staged: Staged) -> LoggedReason | None:
     return None
 
 
-_OF_REFUSALS = (*PEER_ACCESS.conditions, *(each for each in NVLINK.conditions if each.id == "fabric-not-ready"))
+_OF_REFUSALS = (
+    *PEER_ACCESS.conditions,
+    *(condition for condition in NVLINK.conditions if condition.id == "fabric-not-ready"),
+)
 
 DISPUTED_ACCESS = Family.of(
     "disputed_access",

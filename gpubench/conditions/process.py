@@ -38,19 +38,19 @@ _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def _groups(ranks: list[RankFacts], key: Callable[[RankFacts], Any]) -> dict[Any, list[RankFacts]]:
     found: dict[Any, list[RankFacts]] = {}
-    for each in ranks:
-        if key(each) is not None:
-            found.setdefault(key(each), []).append(each)
+    for rank in ranks:
+        if key(rank) is not None:
+            found.setdefault(key(rank), []).append(rank)
     return found
 
 
 def _nodes(run: Circumstances) -> Iterator[tuple[int, list[RankFacts]]]:
-    for number in dict.fromkeys(each.node for each in run.facts):
+    for number in dict.fromkeys(fact.node for fact in run.facts):
         yield number, run.ranks_of(number)
 
 
 def _apart(run: Circumstances, groups: dict[Any, list[RankFacts]]) -> frozenset[Pair]:
-    sides = [frozenset(gpu for each in ranks for gpu in run.gpus_of_rank(each)) for ranks in groups.values()]
+    sides = [frozenset(gpu for rank in ranks for gpu in run.gpus_of_rank(rank)) for ranks in groups.values()]
     return frozenset(
         (one, other)
         for mine in sides
@@ -91,7 +91,7 @@ def _log_shm_not_shared(staged: Staged) -> LoggedReason | None:
 
 def _shm_small(run: Circumstances) -> Found:
     for _, ranks in _nodes(run):
-        small = [each for each in ranks if each.shm_bytes is not None and each.shm_bytes <= _SMALLEST_SHM_BYTES]
+        small = [rank for rank in ranks if rank.shm_bytes is not None and rank.shm_bytes <= _SMALLEST_SHM_BYTES]
         if small:
             size = (small[0].shm_bytes or 0) // 2**20
             yield rank_sighting(run, small, f"/dev/shm has only {size} MiB", Confidence.WEAK)
@@ -99,7 +99,7 @@ def _shm_small(run: Circumstances) -> Found:
 
 def _differ_with_ucx(run: Circumstances, what: str, key: Callable[[RankFacts], Any], confidence: Confidence) -> Found:
     for _, ranks in _nodes(run):
-        with_ucx = [each for each in ranks if "libucp" in each.libraries]
+        with_ucx = [rank for rank in ranks if "libucp" in rank.libraries]
         groups = _groups(with_ucx, key)
         if len(groups) > 1:
             seen = f"UCX is loaded, and ranks of one host have {len(groups)} different {what}"
@@ -116,7 +116,7 @@ def _ptrace(run: Circumstances) -> Found:
     """Find ranks that may not pass file descriptors, which PyTorch's expandable segments need to share GPU memory."""
     for _, ranks in _nodes(run):
         asking = [
-            each for each in ranks if any(_EXPANDABLE in each.environment.get(name, "").lower() for name in _ALLOCATORS)
+            rank for rank in ranks if any(_EXPANDABLE in rank.environment.get(name, "").lower() for name in _ALLOCATORS)
         ]
         refused = [each for each in asking if each.pidfd_getfd is False or _is_kept_from_ptrace(each)]
         if refused:
@@ -167,11 +167,11 @@ def _memlock(run: Circumstances) -> Found:
         if node is None or not any(nic.rdma for nic in node.nics):
             continue
         low = [
-            each
-            for each in ranks
-            if each.memlock_bytes not in (None, _UNLIMITED)
-            and (each.memlock_bytes or 0) < _SMALLEST_MEMLOCK_BYTES
-            and "IPC_LOCK" not in (each.capabilities or ())
+            rank
+            for rank in ranks
+            if rank.memlock_bytes not in (None, _UNLIMITED)
+            and (rank.memlock_bytes or 0) < _SMALLEST_MEMLOCK_BYTES
+            and "IPC_LOCK" not in (rank.capabilities or ())
         ]
         if low:
             seen = f"only {(low[0].memlock_bytes or 0) // 1024:,} KiB of memory may be locked (ulimit -l)"
@@ -290,7 +290,7 @@ _CPUS_A_RANK = 2  # One for the launching thread, one for the threads of NCCL an
 
 def _shared(run: Circumstances) -> Found:
     """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
-    for node in sorted({each.node for each in run.facts}):
+    for node in sorted({fact.node for fact in run.facts}):
         for ranks, cpus in _crowded(run.ranks_of(node)):
             shown = ranges_of(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
@@ -305,7 +305,7 @@ def _shared(run: Circumstances) -> Found:
 
 def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[int]]]:
     """Yield groups of ranks with fewer CPUs than ranks: equal bindings first, then overlapping ones."""
-    known = [(each, frozenset(cpus)) for each in ranks if (cpus := cpus_in(each.affinity or ""))]
+    known = [(rank, frozenset(cpus)) for rank in ranks if (cpus := cpus_in(rank.affinity or ""))]
     for common in dict.fromkeys(mask for _, mask in known):
         alike = [each for each, mask in known if mask == common]
         if len(alike) > len(common):
@@ -324,12 +324,12 @@ def _crowded(ranks: Sequence[RankFacts]) -> Iterator[tuple[list[RankFacts], set[
 def _quota(run: Circumstances) -> Found:
     """Find less than one CPU for each rank of a control group. Separate containers have separate groups."""
     groups: dict[tuple[int, int | None, str], list[RankFacts]] = {}
-    for each in run.facts:
-        if each.cpu_quota is not None:
-            key = each.node, each.namespaces.get("cgroup"), each.cpu_quota.by
-            groups.setdefault(key, []).append(each)
+    for fact in run.facts:
+        if fact.cpu_quota is not None:
+            key = fact.node, fact.namespaces.get("cgroup"), fact.cpu_quota.by
+            groups.setdefault(key, []).append(fact)
     for (_, _, by), ranks in groups.items():
-        cpus = min(each.cpu_quota.cpus for each in ranks if each.cpu_quota is not None)
+        cpus = min(rank.cpu_quota.cpus for rank in ranks if rank.cpu_quota is not None)
         if cpus < len(ranks):
             count, enough = len(ranks), _CPUS_A_RANK * len(ranks)
             cure = Cure(
@@ -341,7 +341,7 @@ def _quota(run: Circumstances) -> Found:
 
 
 def _oversubscribed(run: Circumstances) -> Found:
-    for node in sorted({each.node for each in run.facts}):
+    for node in sorted({fact.node for fact in run.facts}):
         waited = {each.rank: run.waited.get(each.rank, 0.0) for each in run.ranks_of(node)}
         late = [each for each in run.ranks_of(node) if waited[each.rank] >= _WAITED_SHARE]
         if late:
@@ -494,7 +494,7 @@ def _ucx_tls(run: Circumstances) -> Found:
     for facts in run.facts:
         listed = facts.environment.get(_UCX_TLS, "")
         names = [each.strip() for each in listed.split(",") if each.strip()]
-        allowed = listed.startswith("^") or any(each == "all" or each.startswith("cuda") for each in names)
+        allowed = listed.startswith("^") or any(name == "all" or name.startswith("cuda") for name in names)
         if names and not allowed:
             yield rank_sighting(
                 run, [facts], f"{_UCX_TLS}={listed} includes neither cuda_copy nor cuda_ipc", Confidence.LIKELY

@@ -219,7 +219,7 @@ def _slot_severity(node: Topology, gpu: GpuFacts, reaches: float) -> dict[str, A
     if is_soldered(gpu):
         return {}
     siblings = (pcie_gb_s(each.pcie.max_generation, each.pcie.max_width) for each in node.gpus if each.name == gpu.name)
-    if any(each is not None and each > reaches for each in siblings) and not is_desktop(node):
+    if any(sibling is not None and sibling > reaches for sibling in siblings) and not is_desktop(node):
         return {}
     return {"severity": Verdict.SKIP, "likely": OF_THE_BOARD, "cure": _NOTHING}
 

@@ -66,12 +66,12 @@ class Named(Struct, frozen=True):
     @property
     def confidence(self) -> Confidence:
         """Highest confidence of its sightings."""
-        return min((each.confidence for each in self.sightings), key=_SUREST_FIRST.index)
+        return min((sighting.confidence for sighting in self.sightings), key=_SUREST_FIRST.index)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
         """Effects in these places, in the order of the catalogue."""
-        found = {effect for each in self.sightings for effect in each.effects or self.cause.effects}
+        found = {effect for sighting in self.sightings for effect in sighting.effects or self.cause.effects}
         return tuple(effect for effect in self.cause.effects if effect in found)
 
     @property
@@ -79,39 +79,45 @@ class Named(Struct, frozen=True):
         """Severity of its sightings, else severity by its effects on paths."""
         if self.cause.by_design:
             return Verdict.SKIP
-        said = [each.severity or self.cause.severity for each in self.sightings]
+        said = [sighting.severity or self.cause.severity for sighting in self.sightings]
         by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
         return overall(each or by_effects for each in said)
 
     @property
     def expected_percent(self) -> float | None:
         """Smallest known share of the expected speed that is left."""
-        return min((each.expected_percent for each in self.sightings if each.expected_percent), default=None)
+        return min(
+            (sighting.expected_percent for sighting in self.sightings if sighting.expected_percent), default=None
+        )
 
     @property
     def seen(self) -> str:
         """Evidence for the cause."""
-        return join_seen([each.seen for each in self.sightings])
+        return join_seen([sighting.seen for sighting in self.sightings])
 
     @property
     def subject(self) -> str:
         """First few subjects, and how many more there are."""
-        return joined([each.subject for each in self.sightings])
+        return joined([sighting.subject for sighting in self.sightings])
 
     @property
     def cure(self) -> Cure:
         """Cure with the ids of the affected devices."""
-        own = dict.fromkeys(each.cure for each in self.sightings if each.cure)
+        own = dict.fromkeys(sighting.cure for sighting in self.sightings if sighting.cure)
         return fill_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
     @property
     def names(self) -> list[str]:
         """All distinct subjects."""
-        return list(dict.fromkeys(name for each in self.sightings for name in each.names or (each.subject,)))
+        return list(
+            dict.fromkeys(name for sighting in self.sightings for name in sighting.names or (sighting.subject,))
+        )
 
     def findings(self) -> Iterator[Finding]:
         """Convert its sightings to findings, even if they are quiet or the cause has no check."""
-        sightings = (replace(each, severity=each.severity or self.gravity, quiet=False) for each in self.sightings)
+        sightings = (
+            replace(sighting, severity=sighting.severity or self.gravity, quiet=False) for sighting in self.sightings
+        )
         return self.cause.findings_of(sightings)
 
     @property
@@ -122,7 +128,7 @@ class Named(Struct, frozen=True):
     @property
     def places(self) -> tuple[DevicePlace, ...]:
         """Nodes and devices where it was seen."""
-        return tuple(dict.fromkeys(place for each in self.sightings for place in each.places))
+        return tuple(dict.fromkeys(place for sighting in self.sightings for place in sighting.places))
 
     @property
     def explanation(self) -> Explanation:
@@ -132,7 +138,7 @@ class Named(Struct, frozen=True):
     def touching(self, pairs: Iterable[Pair]) -> "Named | None":
         """Restrict the cause to sightings that affect any of these pairs; None if there are none."""
         wanted = tuple(pairs)
-        touching = tuple(each for each in self.sightings if any(map(each.touches, wanted)))
+        touching = tuple(sighting for sighting in self.sightings if any(map(sighting.touches, wanted)))
         implied = tuple(each for each in (below.touching(wanted) for below in self.implied) if each is not None)
         return replace(self, sightings=touching, implied=implied) if touching else None
 
@@ -195,7 +201,9 @@ class Diagnosis(Struct, frozen=True):
 
 
 def _explained(named: Named, paths: Mapping[Pair, PathKind]) -> tuple[Named | None, list[Pair]]:
-    able = [each for each in named.sightings if not each.effects or not set(each.effects) <= set(BESIDE)]
+    able = [
+        sighting for sighting in named.sightings if not sighting.effects or not set(sighting.effects) <= set(BESIDE)
+    ]
     pairs = [
         pair
         for pair, kind in paths.items()
@@ -264,10 +272,10 @@ def relation(wiring: Wiring, pair: Pair) -> Relation:
 
 
 def _medium(transports: Sequence[Transport]) -> Medium:
-    networks = [each.network for each in transports if each.network is not None]
+    networks = [transport.network for transport in transports if transport.network is not None]
     if networks:
         return Medium.SOCKET if SOCKET in networks else Medium.RDMA
-    return Medium.SHM if any(each.kind is TransportKind.SHM for each in transports) else Medium.HOST_MEMORY
+    return Medium.SHM if any(transport.kind is TransportKind.SHM for transport in transports) else Medium.HOST_MEMORY
 
 
 def explain(causes: Iterable[Condition], staged: Staged) -> Explanation | None:

@@ -40,7 +40,7 @@ _MOST_ODD = 0.25  # Share of a node's GPUs: if more have fewer NICs than the res
 
 
 def _unless_it_came_back(sighting: Sighting, facts: LogFacts) -> Sighting:
-    is_back = any("port active" in each.text for each in facts.complaints)
+    is_back = any("port active" in complaint.text for complaint in facts.complaints)
     return replace(sighting, severity=Verdict.WARN if is_back else None)
 
 
@@ -185,7 +185,7 @@ def _nodes_differ(run: Circumstances) -> Found:
         for number, differs in kind.odd.items()
         if counts[number] < counts[kind.representative]
         and number not in kind.rivals
-        and _OTHER_MACHINE.isdisjoint(each.trait for each in differs)
+        and _OTHER_MACHINE.isdisjoint(differ.trait for differ in differs)
         and len(run.nodes[number].gpus) == len(run.nodes[kind.representative].gpus)  # Else ports of absent GPUs
         and not any(nic.state in NOT_ACTIVE for nic in roles[number].failing)
         and not _gpus_with_fewer_nics(run.nodes[number], roles[number])

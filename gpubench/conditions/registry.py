@@ -58,7 +58,7 @@ FALLBACK_EXPECTED = "fallback-expected"
 def current_ids(old: str) -> tuple[str, ...]:
     """Return the current ids of an earlier id. Earlier versions had one id for all causes of host-staged paths."""
     return tuple(
-        each.id
-        for each in CONDITIONS
-        if old in each.aliases or (old == FALLBACK_EXPECTED and each.effects and not each.check)
+        condition.id
+        for condition in CONDITIONS
+        if old in condition.aliases or (old == FALLBACK_EXPECTED and condition.effects and not condition.check)
     )

@@ -255,7 +255,7 @@ def measurements(facts: Facts) -> str:
 
 def a_profile(facts: Facts) -> str:
     """Check for a matching profile."""
-    return _unless((each for each in facts.profiles if each is not None), "no profile matches")
+    return _unless((profile for profile in facts.profiles if profile is not None), "no profile matches")
 
 
 def a_profile_asked_for(facts: Facts) -> str:

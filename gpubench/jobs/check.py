@@ -355,7 +355,7 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
     has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
     matches = profiles_for(machines.nodes, os.environ, asked)
-    is_host = any(each is not None and each.profile.match.generic is Generic.HOST for each in matches)
+    is_host = any(match is not None and match.profile.match.generic is Generic.HOST for match in matches)
     check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu, _WITHOUT_GPU)
     if not has_gpus and not is_host:
         raise errors.no_gpu(machines.why_no_gpu, NAME, _WITHOUT_GPU)

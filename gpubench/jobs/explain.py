@@ -42,7 +42,7 @@ def run(plan: ExplainPlan, arguments: Sequence[str]) -> int:
         files = read_logs(plan.logs, reader, sys.stdin.buffer, _telling(presenter))
         facts = reader.facts(tuple(file.name for file in files if file.is_damaged))
         others = [] if reader.nccl_lines else [other_text(each.beginning, _name(each.name)) for each in files]
-        if others and all(each is not None and each.what == PROSE for each in others):
+        if others and all(other is not None and other.what == PROSE for other in others):
             facts = drop_prose(facts)
         metadata = _metadata(plan, arguments, facts, files)
         presenter.begin(metadata, ())
@@ -64,7 +64,7 @@ def _telling(presenter: "Presenter") -> ReadSoFar:
 
 
 def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, files: Sequence[LogFile]) -> Metadata:
-    hosts = dict.fromkeys(member.host for each in facts.communicators for member in each.members)
+    hosts = dict.fromkeys(member.host for communicator in facts.communicators for member in communicator.members)
     values: dict[str, dict[str, None]] = {}
     for setting in facts.settings:
         values.setdefault(setting.name, {})[setting.value] = None
@@ -85,7 +85,7 @@ def _metadata(plan: ExplainPlan, arguments: Sequence[str], facts: LogFacts, file
             "nccl_lines": facts.nccl_lines,
             "dumps": len(facts.records),
             "ras": len({each.id for each in facts.ras}),
-            "warnings": {each.text: each.count for each in facts.complaints if each.processes},
+            "warnings": {complaint.text: complaint.count for complaint in facts.complaints if complaint.processes},
         },
         source=", ".join(_names(plan.logs)),
     )

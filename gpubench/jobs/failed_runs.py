@@ -34,12 +34,14 @@ def failures_in(text: str, *, has_rows: bool = True) -> tuple[Finding, ...]:
 
 def drop_prose(facts: LogFacts) -> LogFacts:
     """Return the facts of a text without what people wrote about jobs in general."""
-    return replace(facts, complaints=tuple(each for each in facts.complaints if not may_be_of_any_job(each.text)))
+    return replace(
+        facts, complaints=tuple(complaint for complaint in facts.complaints if not may_be_of_any_job(complaint.text))
+    )
 
 
 def failures_without_rows(text: str, failures: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the failures that the rows do not show, and nccl-tests' own FAILED."""
-    return (*_find_missed_minimum(text), *(each for each in failures if each.id not in _TOLD_BY_ROWS))
+    return (*_find_missed_minimum(text), *(failure for failure in failures if failure.id not in _TOLD_BY_ROWS))
 
 
 def _find_missed_minimum(text: str) -> Iterator[Finding]:
@@ -59,7 +61,7 @@ def _find_missed_minimum(text: str) -> Iterator[Finding]:
 
 def add_findings(report: Report, findings: Sequence[Finding]) -> Report:
     """Put findings first in the report, and raise its verdict accordingly."""
-    verdict = overall([report.verdict, *(each.severity for each in findings)])
+    verdict = overall([report.verdict, *(finding.severity for finding in findings)])
     return replace(report, verdict=verdict, findings=(*findings, *report.findings))
 
 

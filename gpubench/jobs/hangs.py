@@ -145,7 +145,9 @@ def _no_ras() -> NobodyListensError:
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "Metadata":
     simulation = plan.source.simulation if isinstance(plan.source, Simulated) else None
-    hosts = dict.fromkeys(rank.host for each in course.communicators for rank in each.ranks if rank.host)
+    hosts = dict.fromkeys(
+        rank.host for communicator in course.communicators for rank in communicator.ranks if rank.host
+    )
     return metadata_of(
         arguments,
         NAME,
@@ -158,7 +160,7 @@ def _metadata(plan: WatchPlan, arguments: Sequence[str], course: RasCourse) -> "
             "seconds": None if plan.seconds is None else float(plan.seconds),
             "answers": course.asked,
             "communicators": len(course.communicators),
-            "ranks": max((each.size or 0 for each in course.communicators), default=0),
+            "ranks": max((communicator.size or 0 for communicator in course.communicators), default=0),
         },
         source=f"NCCL's RAS on {address_of()}" if simulation is None else simulation.source,
     )

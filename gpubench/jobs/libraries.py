@@ -51,7 +51,7 @@ def _measure(place: Place, read: tuple[Machines | None, Sequence[LibrariesFacts]
         place.arguments,
         NAME,
         machines=machines,
-        options={"strict": plan.strict, "timeout_s": plan.timeout_s, "python": [each.python for each in facts]},
+        options={"strict": plan.strict, "timeout_s": plan.timeout_s, "python": [fact.python for fact in facts]},
     )
     place.presenter.begin(metadata, ())
     return report_on_libraries(_host_libraries(machines, facts), machines.origin)
@@ -69,10 +69,10 @@ def _read(plan: LibrariesPlan) -> tuple[Machines, Sequence[LibrariesFacts]]:
 
 
 def _host_libraries(machines: Machines, facts: Sequence[LibrariesFacts]) -> list[HostLibraries]:
-    direct = {each.host: each.gpudirect for each in machines.snapshots}
+    direct = {snapshot.host: snapshot.gpudirect for snapshot in machines.snapshots}
     found = []
-    for each in facts:
-        known = direct.get(each.host)
+    for fact in facts:
+        known = direct.get(fact.host)
         dma_buf = None if known is None else known.dma_buf
-        found.append(HostLibraries(each, dma_buf, "" if dma_buf is not None else "CUDA did not say"))
+        found.append(HostLibraries(fact, dma_buf, "" if dma_buf is not None else "CUDA did not say"))
     return found

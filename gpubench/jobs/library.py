@@ -185,7 +185,9 @@ class RunResult(Struct, frozen=True):
 
     def __repr__(self) -> str:
         """`<allreduce: FAIL, 12 rows, 1 finding: host-staged ranks 0 → 6 (simulated)>`."""
-        first = "".join(f": {each.id} {each.subject}" for each in self.findings[:1]) + ", …" * (len(self.findings) > 1)
+        first = "".join(f": {finding.id} {finding.subject}" for finding in self.findings[:1]) + ", …" * (
+            len(self.findings) > 1
+        )
         rows = len(self._streamed() or self.rows or self.pairs)
         counts = [counted(rows, "row")] * bool(rows) + [counted(len(self.findings), "finding")] * bool(self.findings)
         source = "" if self.metadata.origin == Origin.MEASURED else f" ({self.metadata.origin})"

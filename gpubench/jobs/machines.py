@@ -24,7 +24,7 @@ def check_drivers(nodes: Sequence[Snapshot], for_what: str, source: str) -> None
             error = no_gpu(f"{node.host}: {node.driver.absent}", for_what=for_what)
             error.next_step = LOAD_DRIVER if node.gpus else error.next_step
             raise error
-        silent = next((each for each in node.failures if each.stage in _NEEDED), None)
+        silent = next((failure for failure in node.failures if failure.stage in _NEEDED), None)
         if silent is not None:
             raise CouldNotMeasureError(
                 f"the driver of {node.host} does not answer: {silent.stage}, {silent.error}",
@@ -76,7 +76,7 @@ class Machines(Struct, frozen=True):
     def visible(self) -> "Machines":
         """Return the machines without GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""
         snapshots = [
-            drop_hidden(node, [each for each in self.processes if each.node == number])
+            drop_hidden(node, [process for process in self.processes if process.node == number])
             for number, node in enumerate(self.snapshots)
         ]
         changed = any(new is not old for new, old in zip(snapshots, self.snapshots, strict=True))

@@ -220,7 +220,7 @@ class CopySetup(Struct, frozen=True, kw_only=True):
             libraries=self.libraries,
             options={
                 "pairs": [[machine.label(gpu) for gpu in pair] for pair in request.pairs],
-                "sizes": sorted({each.size_bytes for each in request.series}),
+                "sizes": sorted({one_series.size_bytes for one_series in request.series}),
                 "warmup": request.method.warmup,
                 "samples": request.method.samples,
                 "repeats": request.method.repeats,
@@ -451,7 +451,7 @@ def _simulated(plan: P2pPlan, source: Simulated) -> CopySetup:
 
 def _check_first_node(simulation: Simulation, node: Topology) -> None:
     """Raise UsageError for a fault on a node that is not measured, CouldNotMeasureError if the driver is silent."""
-    elsewhere = next((each for each in simulation.faults if each.node_number > 0 and each.breaks_hardware), None)
+    elsewhere = next((fault for fault in simulation.faults if fault.node_number > 0 and fault.breaks_hardware), None)
     if elsewhere is not None:
         raise UsageError(
             f"--fault {elsewhere} is on a node that p2p does not measure",

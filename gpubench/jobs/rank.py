@@ -127,7 +127,7 @@ def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) 
     for first, *others in by_device(identities):
         if not others:
             continue
-        ranks = sum(each.node == first.node for each in identities)
+        ranks = sum(identity.node == first.node for identity in identities)
         if ranks > gpus_on_host:
             raise no_gpu_of_its_own(ranks, gpus_on_host, first.host)
         raise _same_gpu(first, others[0])
@@ -173,30 +173,30 @@ def check_nccl_of_ranks(
 def check_versions(ranks: Sequence[RankNccl]) -> None:
     """Raise UsageError if ranks loaded different NCCL versions."""
     found: dict[str, list[int]] = {}
-    for each in ranks:
-        found.setdefault(f"{each.version} from {each.path}", []).append(each.rank.rank)
-    if len({each.code for each in ranks}) > 1:
+    for rank in ranks:
+        found.setdefault(f"{rank.version} from {rank.path}", []).append(rank.rank.rank)
+    if len({rank.code for rank in ranks}) > 1:
         raise different_nccl([f"rank {spans(numbers)} {text}" for text, numbers in found.items()])
 
 
 def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
     """Raise UsageError if ranks share a GPU, but NCCL refuses that or their kernels may not fit."""
-    for sharing in by_device([each.rank for each in ranks]):
+    for sharing in by_device([rank.rank for rank in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
         if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
             raise shared_gpu_without_percentage(_who(sharing), total, len(sharing), kernels_at_once)
-        theirs = [each for each in ranks if each.rank in sharing]
+        theirs = [rank for rank in ranks if rank.rank in sharing]
         for host in dict.fromkeys(each.nccl_host for each in sharing):
-            alike = [each for each in theirs if each.rank.nccl_host == host]
+            alike = [their for their in theirs if their.rank.nccl_host == host]
             if len(alike) > 1:
-                on_node = sum(each.rank.node == sharing[0].node for each in ranks)
+                on_node = sum(rank.rank.node == sharing[0].node for rank in ranks)
                 _check_sharing(alike, driver, is_needed=on_node > driver.gpus)
 
 
 def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool) -> None:
     """Raise UsageError if NCCL refuses ranks of one host on one GPU. `is_needed`: the host has too few GPUs."""
-    nccl, members = ranks[0], [each.rank for each in ranks]
-    enabled = all(each.shares_gpus for each in ranks)
+    nccl, members = ranks[0], [rank.rank for rank in ranks]
+    enabled = all(rank.shares_gpus for rank in ranks)
     if not enabled and not is_needed:
         first, second = members[:2]
         raise _same_gpu(first, second)
@@ -207,7 +207,7 @@ def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool
 
 
 def _who(ranks: Sequence[RankIdentity]) -> str:
-    numbers = spans([each.rank for each in ranks])
+    numbers = spans([rank.rank for rank in ranks])
     return f"rank {numbers} on {ranks[0].host} share GPU {ranks[0].gpu_bus_id}"
 
 

@@ -207,7 +207,7 @@ class KeptScan(Struct, frozen=True):
 
 def each_once(findings: Iterable[Finding]) -> list[Finding]:
     """Return the last finding for each id and subject."""
-    return list({(each.id, each.subject): each for each in findings}.values())
+    return list({(finding.id, finding.subject): finding for finding in findings}.values())
 
 
 class RoundsFolder:
@@ -350,8 +350,8 @@ def _without(kept: KeptScan, absent: scan.StoredAbsent) -> KeptScan:
 
 
 def _check_order(outcomes: Sequence[scan.RoundOutcome], path: Path) -> None:
-    numbers = [each.number for each in outcomes]
-    phases = [each.phase for each in outcomes]
+    numbers = [outcome.number for outcome in outcomes]
+    phases = [outcome.phase for outcome in outcomes]
     if numbers != list(range(1, len(numbers) + 1)) or phases != list(_PHASES[: len(phases)]):
         raise UsageError(
             f"{path} has rounds {', '.join(map(str, numbers[:12]))}",
@@ -397,12 +397,12 @@ class RenumberedRounds:
         retired = frozenset(scan.NodeRail(now[node], rail) for node, rail in planned.retired if node in now)
         outcome = self._measurer.measure(replace(planned, pairs=pairs, retired=retired))
         samples = (
-            each._replace(
-                first=self._then[each.first],
-                second=self._then[each.second],
-                culprit=None if each.culprit is None else self._then[each.culprit],
+            sample._replace(
+                first=self._then[sample.first],
+                second=self._then[sample.second],
+                culprit=None if sample.culprit is None else self._then[sample.culprit],
             )
-            for each in outcome.samples
+            for sample in outcome.samples
         )
         gone = {self._then[node]: seen for node, seen in outcome.gone.items()}
         return replace(outcome, samples=tuple(samples), gone=gone)
@@ -461,7 +461,7 @@ def deliver(
             **_gpu_sharing(plan.ranks_per_gpu),
             "leaves": len(set(filter(None, fabric.leaves))),
             "rounds": len(course.outcomes),
-            "seconds": round(sum(each.seconds for each in course.outcomes), 3),
+            "seconds": round(sum(outcome.seconds for outcome in course.outcomes), 3),
             "noise_percent": 100 * course.yardstick.deviation,
             "sure_loss_percent": result.sure_loss_percent,
             "rates_known": all_rates_known(course),

@@ -79,7 +79,7 @@ class Simulation(Struct, frozen=True):
                 reason="what NCCL's variables do to a scan is not modelled; it would pass as healthy",
                 next_step=f"gpubench check --simulate {shlex.quote(self.text)} --fault {shlex.quote(asked)}",
             )
-        hardware = tuple(each for each in self.faults if not each.variables)
+        hardware = tuple(fault for fault in self.faults if not fault.variables)
         return replace(self, faults=hardware, environment={}, ignored={**self.environment, **self.ignored})
 
     def note_effects(self, measured: str, unused: str = "", by: str = "") -> None:
@@ -164,7 +164,7 @@ class SimulationOptions:
         simulation = simulation_of(self.simulate, faults, self.seed, recorded_settings(os.environ))
         if command == "scan":
             simulation = simulation.drop_variables()
-        unfit = next((each for each in simulation.faults if each.command not in ("", command)), None)
+        unfit = next((fault for fault in simulation.faults if fault.command not in ("", command)), None)
         if unfit is not None:
             raise UsageError(
                 f"--fault {unfit} has an effect on gpubench {unfit.command} only",

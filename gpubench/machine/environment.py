@@ -38,7 +38,7 @@ def wanted_libraries(settings: Mapping[str, str]) -> tuple[str, ...]:
     if not named:
         return (*_LIBRARIES, _NET_PLUGIN)
     plugins = [each.strip() for each in named.split(",")]
-    is_file = [each.startswith("/") or _SHARED_OBJECT.fullmatch(each) for each in plugins]
+    is_file = [plugin.startswith("/") or _SHARED_OBJECT.fullmatch(plugin) for plugin in plugins]
     files = [each if file else f"libnccl-net-{each}.so" for each, file in zip(plugins, is_file, strict=True)]
     return (*_LIBRARIES, *(printable(file) for file in files if file != "libnccl-net-none.so"))
 

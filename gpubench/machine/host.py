@@ -333,7 +333,7 @@ def container_around(root: Path) -> str | None:
 
     A control group proves it. A file proves it only if the process has its own namespaces.
     """
-    hints = [each for each in container_hints(root) if each in RUNTIMES]
+    hints = [hint for hint in container_hints(root) if hint in RUNTIMES]
     groups = text_of(root / "proc/self/cgroup") or ""
     namespaces = {}
     for kind in _FIRST_NAMESPACES:

@@ -165,7 +165,7 @@ def read_nics(root: Path) -> tuple[NicFacts, ...]:
 def nic_devices(root: Path) -> tuple[Path, ...]:
     """Return the sysfs paths of the NICs' devices."""
     rdma, net = root / "sys/class/infiniband", root / "sys/class/net"
-    return (*(rdma / name for name in names_in(rdma)), *(each.folder / "device" for each in _interfaces(net)))
+    return (*(rdma / name for name in names_in(rdma)), *(interface.folder / "device" for interface in _interfaces(net)))
 
 
 def _interfaces(folder: Path) -> list[_Interface]:
@@ -181,7 +181,9 @@ def _interfaces(folder: Path) -> list[_Interface]:
 
 def _rdma_ports(device: Path, interfaces: Sequence[_Interface]) -> Iterator[NicFacts]:
     hardware = _hardware(device / "device", hca_type=text_of(device / "hca_type"), name=device.name)
-    own = [each for each in interfaces if each.address is not None and each.address == hardware.bus_id]
+    own = [
+        interface for interface in interfaces if interface.address is not None and interface.address == hardware.bus_id
+    ]
     ports = _port_folders(device)
     for name, port in ports.items():
         # InfiniBand numbers ports from 1, the network from 0.
@@ -207,7 +209,7 @@ def _rdma_port(device: Path, port: Path, hardware: NicFacts, interfaces: Sequenc
         kind=kind,
         state=state,
         rate_gbit_s=float(rate[1]) if rate else None,
-        interfaces=tuple(each.name for each in interfaces),
+        interfaces=tuple(interface.name for interface in interfaces),
         firmware=unknown.text("firmware", device / "fw_ver"),
         mtu=number_of(interfaces[0].folder / "mtu") if interfaces else None,
         port=None if is_infiniband else _physical_port(device, interfaces),
@@ -298,7 +300,7 @@ class NicCounters:
         seldom = self._count % _SELDOM == 0
         self._count += 1
         ports = [self._port(name, folder, seldom=seldom) for name, folder in self._ports.items()]
-        return (*ports, *(each.read() for each in self._interfaces))
+        return (*ports, *(interface.read() for interface in self._interfaces))
 
     def _port(self, name: str, folder: Path, *, seldom: bool) -> NicReading:
         unknown: dict[str, str] = {}

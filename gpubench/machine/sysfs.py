@@ -92,7 +92,8 @@ def _values_of_processors(field: str, text: str) -> list[str]:
 def _numa_nodes(folder: Path) -> tuple[snapshot.NumaNode, ...]:
     numbers = sorted(int(match[1]) for name in host.names_in(folder) if (match := _NUMA_NODE.fullmatch(name)))
     return tuple(
-        snapshot.NumaNode(number=each, cpus=host.text_of(folder / f"node{each}/cpulist") or "") for each in numbers
+        snapshot.NumaNode(number=number, cpus=host.text_of(folder / f"node{number}/cpulist") or "")
+        for number in numbers
     )
 
 
@@ -125,7 +126,7 @@ def read_kernel_settings(root: Path, devices: Iterable[snapshot.PciDevice]) -> s
         options=_options(unknown.text("options", root / "proc/cmdline")),
         wsl=_wsl(root, unknown),
         imex=_imex(unknown.text("imex", root / "proc/devices")),
-        iommu=_iommu(root, {each.iommu_group for each in devices if each.iommu_group is not None}),
+        iommu=_iommu(root, {device.iommu_group for device in devices if device.iommu_group is not None}),
         unknown=unknown.reasons,
     )
 
@@ -387,7 +388,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         pci_devices=pci_devices,
         rdma_ports=read_rdma_ports(root),
         kernel=read_kernel_settings(root, pci_devices),
-        nvswitches=tuple(snapshot.bus_id(each.name) for each in devices.nvswitches),
+        nvswitches=tuple(snapshot.bus_id(nvswitch.name) for nvswitch in devices.nvswitches),
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
         device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in host.names_in(root / "dev")),
     )

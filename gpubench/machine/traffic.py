@@ -81,8 +81,8 @@ def others(processes: Sequence[GpuProcess], own: int) -> tuple[GpuProcess, ...]:
     Inside a container NVML may report the host's pids. Then one of them is this process, but which one is unknown. A
     single one is this process.
     """
-    if any(each.pid == own for each in processes):
-        return tuple(each for each in processes if each.pid != own)
+    if any(process.pid == own for process in processes):
+        return tuple(process for process in processes if process.pid != own)
     return tuple(processes) if len(processes) > 1 else ()
 
 
@@ -159,10 +159,10 @@ class NvmlUse:
     def _others(
         self, processes: Sequence[GpuProcess], own_pids: Collection[int], before: Collection[int]
     ) -> tuple[GpuProcess, ...]:
-        if sees_all_pids(self._root) or any(each.pid in own_pids for each in processes):
-            named = (self._named(each) for each in processes if each.pid not in own_pids)
+        if sees_all_pids(self._root) or any(process.pid in own_pids for process in processes):
+            named = (self._named(process) for process in processes if process.pid not in own_pids)
             return tuple(each for each in named if not each.is_mps_server)
-        return tuple(each for each in processes if each.pid in before and not each.is_mps_server)
+        return tuple(process for process in processes if process.pid in before and not process.is_mps_server)
 
     def _named(self, process: GpuProcess) -> GpuProcess:
         name = process_name(process.pid, self._root) or process.name

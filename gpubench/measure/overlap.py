@@ -72,7 +72,8 @@ class PhaseOfRanks(Struct, frozen=True):
     def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
         """Combine one sample per rank."""
         return cls(
-            overlap.StepsOfRanks([each.steps for each in samples]), load_of_ranks([each.load for each in samples])
+            overlap.StepsOfRanks([sample.steps for sample in samples]),
+            load_of_ranks([sample.load for sample in samples]),
         )
 
 

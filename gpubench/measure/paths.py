@@ -214,11 +214,11 @@ class Explained:
 
     def add_causes(self, paths: Sequence[KnownPath], pair_of: Callable[[KnownPath], Pair]) -> list[KnownPath]:
         """Add the most likely cause to host-staged paths, unless there are very many."""
-        staged = {pair_of(each): each.transports for each in paths if each.judgement.conclusion is Conclusion.STAGED}
+        staged = {pair_of(path): path.transports for path in paths if path.judgement.conclusion is Conclusion.STAGED}
         if len(staged) > _MOST_ASKED:
             return list(paths)
         causes = self.diagnosis.by_cause(path_kinds(self.circumstances.wiring, staged))
-        return [replace(each, cause=causes.get(pair_of(each), "")) for each in paths]
+        return [replace(path, cause=causes.get(pair_of(path), "")) for path in paths]
 
     def first(self, staged: Mapping[Pair, Sequence[Transport]]) -> Explanation:
         """Return the most likely cause, or an unknown one without evidence."""
@@ -298,7 +298,7 @@ class Explained:
             id=cause.id,
             evidence=named.seen,
             **cure_columns(named.cure),
-            paths=sum(any(each.touches(pair) for each in named.sightings) for pair in staged),
+            paths=sum(any(sighting.touches(pair) for sighting in named.sightings) for pair in staged),
             verdict=named.gravity,
             hosts=self._hosts(named),
             title=cause.title,

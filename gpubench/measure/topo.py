@@ -60,7 +60,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
     """Return the causes of the expected paths. Of equal nodes, only the GPUs of the first ones are examined."""
     looked_at = dict.fromkeys(kind.representative for kind in kinds)
     looked_at |= dict.fromkeys([node for kind in kinds for node in kind.odd][:_MOST_SURVEYED])
-    looked_at |= dict.fromkeys([each.node for each in ranks if each.local_rank][:_MOST_SURVEYED])
+    looked_at |= dict.fromkeys([rank.node for rank in ranks if rank.local_rank][:_MOST_SURVEYED])
     looked_at |= dict.fromkeys(_nodes_with_other_settings(ranks)[:_MOST_SURVEYED])
     looked_at |= dict.fromkeys(range(min(len(nodes), 2)))
     places = [
@@ -75,7 +75,7 @@ def survey(nodes: Sequence[Topology], kinds: Sequence[MachineKind], ranks: Seque
 
 def _nodes_with_other_settings(ranks: Sequence[RankFacts]) -> list[int]:
     """Return the nodes whose NCCL variables differ from those of rank 0, because NCCL may use other paths there."""
-    return [each.node for each in ranks if each.nccl_settings != ranks[0].nccl_settings]
+    return [rank.node for rank in ranks if rank.nccl_settings != ranks[0].nccl_settings]
 
 
 def prospects(
@@ -108,7 +108,7 @@ def prospect_findings(
 
     On a node that communicates with no other, ignore the network: containers for one node have no RDMA.
     """
-    known = {each.id for each in others}
+    known = {other.id for other in others}
     for row in rows:
         cause = _BY_ID.get(row.cause or "")
         if cause is not None and row.verdict == Verdict.FAIL and known.isdisjoint((cause.id, *cause.implies)):
@@ -194,7 +194,7 @@ def _pairs(devices: dict[int, GpuFacts]) -> Iterator[tuple[Pair, tuple[str, str]
 
 def _row(prospect: _Prospect, pairs: Sequence[_FallbackPairs], origin: str, explained: Explained) -> report.FallbackRow:
     cause = None if prospect.cause is None else explained.diagnosis.fill_ids(prospect.cause)
-    paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(each[1:3] for each in pairs), strict=True))
+    paths, access = (", ".join(dict.fromkeys(seen)) for seen in zip(*(pair[1:3] for pair in pairs), strict=True))
     return report.FallbackRow(
         conclusion=prospect.conclusion,
         verdict=prospect.verdict,

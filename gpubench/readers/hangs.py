@@ -83,7 +83,7 @@ def _record(rank: int, dump: Mapping[str, Any]) -> RankRecord:
         if listed:
             groups[str(key)] = tuple(int(each) for each in listed)
     entries = list(dump.get("entries", ()))
-    unfinished = sum(1 for each in entries if each.get("is_p2p") and not _is_done(each))
+    unfinished = sum(1 for entry in entries if entry.get("is_p2p") and not _is_done(entry))
     return RankRecord(rank, tuple(_calls(entries)), groups, unfinished)
 
 
@@ -92,19 +92,19 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 
 
 def _calls(entries: list[Any]) -> Iterator[RecordedCall]:
-    for each in entries:
-        if each.get("is_p2p"):
+    for entry in entries:
+        if entry.get("is_p2p"):
             continue
-        group, _ = each["process_group"]
+        group, _ = entry["process_group"]
         yield RecordedCall(
             group=str(group),
-            sequence=int(each["collective_seq_id"]),
-            operation=_PREFIX.sub("", str(each["profiling_name"])),
-            sizes=tuple(tuple(int(side) for side in size) for size in each.get("input_sizes", ())),
-            types=tuple(str(kind) for kind in each.get("input_dtypes", ())),
-            done=_is_done(each),
-            called_ns=int(each.get("time_created_ns") or 0),
-            place=_place(each.get("frames", ())),
+            sequence=int(entry["collective_seq_id"]),
+            operation=_PREFIX.sub("", str(entry["profiling_name"])),
+            sizes=tuple(tuple(int(side) for side in size) for size in entry.get("input_sizes", ())),
+            types=tuple(str(kind) for kind in entry.get("input_dtypes", ())),
+            done=_is_done(entry),
+            called_ns=int(entry.get("time_created_ns") or 0),
+            place=_place(entry.get("frames", ())),
         )
 
 
@@ -391,7 +391,7 @@ class RasText:
 
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
-        explained = {each.partition("-")[0] for each in self._paragraphs}
+        explained = {paragraph.partition("-")[0] for paragraph in self._paragraphs}
         cut = [
             RasCommunicator(
                 f"group {group}", size, (), remarks=(f"{problem} in the table, without the lines about it",)

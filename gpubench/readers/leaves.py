@@ -154,8 +154,8 @@ def expand_hostlist(text: str, where: str) -> list[str]:
             raise UsageError(f"{where}: {part[:60]!r} is no list of nodes", expected="node[0-31], or names with commas")
         choices = [_numbers(piece, where) if place % 2 else [piece] for place, piece in enumerate(pieces)]
         count = 1
-        for each in choices:
-            count *= len(each)
+        for choice in choices:
+            count *= len(choice)
         if count + len(hosts) > MOST_HOSTS:
             raise UsageError(f"{where}: more than {MOST_HOSTS} nodes", expected="the nodes of one cluster")
         hosts += ["".join(each) for each in product(*choices)]

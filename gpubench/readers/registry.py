@@ -66,7 +66,7 @@ READERS: tuple[FileKind[Snapshot], ...] = (
 )
 
 _WANTED = Wanted(
-    kinds=", or ".join(each.summary for each in READERS),
+    kinds=", or ".join(reader.summary for reader in READERS),
     how_to_make_one="nvidia-smi topo -m > topo.txt, or NCCL_TOPO_DUMP_FILE=topo.xml set for any NCCL program",
     most_bytes=limits.MOST_MACHINE_BYTES,
     example="topo.txt",
@@ -94,7 +94,7 @@ RESULT_READERS: tuple[FileKind[ResultFile], ...] = (
 
 _LOOKED_AT_CHARACTERS = 2**18  # Characters searched for the kind of a file: a table is near its start
 WANTED = Wanted(
-    kinds=", or ".join(each.summary for each in RESULT_READERS),
+    kinds=", or ".join(reader.summary for reader in RESULT_READERS),
     how_to_make_one="gpubench allreduce --output base.json, or all_reduce_perf -b 8 -e 4G -f 2 -g 8 > base.txt",
     most_bytes=limits.MOST_RESULT_BYTES,
     example="results.txt",

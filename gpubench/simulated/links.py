@@ -339,7 +339,7 @@ class SimulatedCopies:
         """Return a random source per kind of sample, so that a fault of one pair leaves the noise of others
         unchanged.
         """
-        ends = [(each.by, _place(each.source), _place(each.destination), each) for each in streams]
+        ends = [(stream.by, _place(stream.source), _place(stream.destination), stream) for stream in streams]
         kind = tuple((*map(self._index, places), each.engine, each.size_bytes) for *places, each in ends)
         if kind not in self._noise:
             self._noise[kind] = random.Random(f"{self._seed}/{kind}")
@@ -555,7 +555,7 @@ class SimulatedTraffic:
         ways = [tuple(self._noisy(each) for each in way) for way in self._rates_by_gpu()]
         gpus = tuple(self._gpu(position, way, seconds) for position, way in enumerate(ways))
         nics = self._nics(seconds, sum(way[2] for way in ways))
-        silent = next((each.error for each in self._node.failures if each.stage == "nvml"), None)
+        silent = next((failure.error for failure in self._node.failures if failure.stage == "nvml"), None)
         return NodeReading(
             host=self._node.host,
             seconds=now,

@@ -280,20 +280,20 @@ def apply_surrounding_faults(node: snapshot.Snapshot, faults: Iterable[Fault]) -
     """Apply faults of PCI devices, settings and services to a node that has them."""
     for fault in faults:
         if fault.subject is Subject.NODE and fault.get("acs"):
-            if not any(each.access_control for each in node.pci_devices):
+            if not any(device.access_control for device in node.pci_devices):
                 seen = f"--fault {str(fault)!r}: this virtual machine shows no PCIe bridge"
                 raise UsageError(seen, expected="a machine that does: --simulate hgx-h100-8")
             devices = (
-                replace(each, access_control=_REDIRECTS) if each.access_control is not None else each
-                for each in node.pci_devices
+                replace(device, access_control=_REDIRECTS) if device.access_control is not None else device
+                for device in node.pci_devices
             )
             node = replace(node, pci_devices=tuple(devices))
         if fault.subject is Subject.NODE and fault.get("iommu"):
-            grouped = tuple(replace(each, iommu_group=1) for each in node.pci_devices)
+            grouped = tuple(replace(device, iommu_group=1) for device in node.pci_devices)
             node = replace(node, kernel=replace(node.kernel, iommu=_TRANSLATING), pci_devices=grouped)
         if fault.subject is Subject.NIC and (errors := fault.get("errors")) and fault.index is not None:
             node = replace(
-                node, rdma_ports=tuple(_counted(each, node.nics, fault.index, int(errors)) for each in node.rdma_ports)
+                node, rdma_ports=tuple(_counted(port, node.nics, fault.index, int(errors)) for port in node.rdma_ports)
             )
     return node
 

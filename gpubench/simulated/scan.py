@@ -142,9 +142,7 @@ def simulated_scan_fabric(
     usual = tuple(f"leaf{node // NODES_PER_LEAF}" for node in range(machine.nodes))
     named = tuple(f"nic{_nic_of(profile, rail)}" for rail in range(gpus))
     of_nics = [fault for fault in faults if fault.subject is Subject.NIC]
-    by_node = [
-        [each for each in of_nics if each.node_number == node] for node in {each.node_number for each in of_nics}
-    ]
+    by_node = [[nic for nic in of_nics if nic.node_number == node] for node in {nic.node_number for nic in of_nics}]
     by_node += [[]] * (machine.nodes - len(by_node))
     carried = (median_low(_carried(profile, own, rail) for own in by_node) for rail in range(gpus))
     rates = tuple(gb_s and min(gb_s, profile.gpu.host_gb_s) for gb_s in carried)
@@ -153,7 +151,7 @@ def simulated_scan_fabric(
 
 def _carried(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
     number = _nic_of(profile, rail)
-    own = [each for each in faults if each.index == number]
+    own = [fault for fault in faults if fault.index == number]
     gone = any(each.get("missing") or each.get("state") for each in own)
     return 0.0 if gone else nic_gb_s(profile.nic[number], own) or 0.0
 
@@ -194,7 +192,7 @@ def simulated_local_figures(
     all-reduce.
     """
     usual = list(_inside(machine.profile, ()))
-    of_nodes = [each for each in faults if each.subject not in _OF_LEAVES]
+    of_nodes = [fault for fault in faults if fault.subject not in _OF_LEAVES]
     faulty = {
         node: list(_inside(machine.profile, [each for each in of_nodes if each.node_number == node]))
         for node in {each.node_number for each in of_nodes}
@@ -215,7 +213,7 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFig
     if not copies:
         return
     through_host = staged[0].value if staged else profile.gpu.host_gb_s
-    corrupted = {frozenset((each.index, each.second)) for each in faults if each.get("corrupts")}
+    corrupted = {frozenset((fault.index, fault.second)) for fault in faults if fault.get("corrupts")}
     for one, other in combinations(range(len(gpus)), 2):
         gb_s = copies[0].value * links.share(one, other)
         first, second = gpus[one].index, gpus[other].index
@@ -225,7 +223,7 @@ def _inside(profile: Profile, faults: Sequence[Fault]) -> Iterator[scan.LocalFig
             0, first, scan.LocalQuantity.PAIR, 0.0 if wrong else scan.BOTH_WAYS * gb_s, second, wrong
         )
     with suppress(UsageError):
-        times = CollectiveTimes(SimulatedMachine(profile), [replace(each, node=0) for each in faults], noise=0.0)
+        times = CollectiveTimes(SimulatedMachine(profile), [replace(fault, node=0) for fault in faults], noise=0.0)
         seconds = max(times.seconds("allreduce", scan.EXCHANGED_BYTES, row=0))
         busbw = scan.EXCHANGED_BYTES * collective_named("allreduce").busbw_factor(len(gpus)) / seconds / BYTES_PER_GB
         yield scan.LocalFigure(0, 0, scan.LocalQuantity.ALL_REDUCE, busbw)
@@ -250,7 +248,7 @@ def _shares(profile: Profile, faults: Sequence[Fault]) -> list[float]:
 
 def _nic_share(profile: Profile, faults: Sequence[Fault], rail: int) -> float:
     number = _nic_of(profile, rail)
-    own = [each for each in faults if each.subject is Subject.NIC and each.index == number]
+    own = [fault for fault in faults if fault.subject is Subject.NIC and fault.index == number]
     if any(each.get("missing") or each.get("state") for each in own):
         return 0.0
     usual = nic_gb_s(profile.nic[number], ())

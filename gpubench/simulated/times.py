@@ -104,10 +104,12 @@ class CollectiveTimes:
         self._whole_nodes = whole_nodes
         self._given = machine
         variables = distinct_variables(faults)
-        self._choice = {name: value for each in variables for name, value in each.items() if name in PER_COMMUNICATOR}
-        self._nvls = all(each.get(NVLS) != "0" and leaves_nvls(each) for each in variables)
+        self._choice = {
+            name: value for variable in variables for name, value in variable.items() if name in PER_COMMUNICATOR
+        }
+        self._nvls = all(variable.get(NVLS) != "0" and leaves_nvls(variable) for variable in variables)
         self._channels = min(filter(None, map(channel_cap, variables)), default=None)
-        forbidden = any(pairs_without_peers(machine.profile, each) for each in variables)
+        forbidden = any(pairs_without_peers(machine.profile, variable) for variable in variables)
         machine, faults = merge_domains(machine, faults, joined=not forbidden)
         self._joined = self._given.nodes // machine.nodes
         self._machine = machine
@@ -303,7 +305,7 @@ class _Model:
         links = self._healthy
         if not links.nics_gb_s:
             # If only faults set rates, the fastest NICs among them are the healthy ones.
-            links = replace(links, nics_gb_s=max((each.nics_gb_s for each in self._kinds), key=sum))
+            links = replace(links, nics_gb_s=max((kind.nics_gb_s for kind in self._kinds), key=sum))
         healthy = self._latency_overhead(links, size_bytes)
         times = {number: self._latency_overhead(links, size_bytes) for number, links in self._faulty.items()}
         worst = max(times, key=times.__getitem__, default=None)

@@ -271,7 +271,7 @@ def _overlap_rows(path: Path) -> tuple[list[OverlapRow], list[str]]:
                     reason="edited by hand",
                     next_step="the same command again, with --output",
                 )
-    return rows, [each.gpu for each in stored.metadata.ranks if each.gpu]
+    return rows, [rank.gpu for rank in stored.metadata.ranks if rank.gpu]
 
 
 def _contention(row: OverlapRow) -> MeasuredContention | None:

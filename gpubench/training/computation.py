@@ -86,8 +86,8 @@ def _step_of(torch: Any, model: TransformerModel, blocks: int, wrap: Callable[[A
     parameters = list(stack.parameters())
 
     def step() -> list[Any]:
-        for each in parameters:
-            each.grad = None
+        for parameter in parameters:
+            parameter.grad = None
         data.grad = None
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         marks[0].record()
@@ -129,7 +129,7 @@ def _block_module(torch: Any, model: TransformerModel) -> Any:
         def attention(self, data: Any) -> Any:
             batch, sequence, _ = data.shape
             parts = self.into(data).split([inner, keys, keys], dim=-1)
-            query, key, value = (each.view(batch, sequence, -1, inner // model.heads).transpose(1, 2) for each in parts)
+            query, key, value = (part.view(batch, sequence, -1, inner // model.heads).transpose(1, 2) for part in parts)
             found = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=keys != inner)
             return self.out(found.transpose(1, 2).reshape(batch, sequence, -1))
 

@@ -81,7 +81,7 @@ def _seconds_under_faults(faults: Sequence[Fault], machine: PlannedMachine, gpus
     @cache
     def both(group: CommunicatorRanks) -> tuple[Callable[[str, int], float], Callable[[str, int], float]]:
         local = min(group.on_a_node, gpus)
-        reached = [found for each in faults if (found := _within(each, group.nodes, local)) is not None]
+        reached = [found for fault in faults if (found := _within(fault, group.nodes, local)) is not None]
         return machine.collectives(group), machine.collectives(group, reached)
 
     @cache
@@ -161,8 +161,8 @@ def _check_reachable(fault: Fault, machine: PlannedMachine, seconds: FaultSecond
     groups = [CommunicatorRanks(machine.gpus_per_node)] if machine.gpus_per_node > 1 else []
     groups += [CommunicatorRanks(machine.gpus, machine.nodes)] if machine.nodes > 1 else []
     try:
-        for each in groups:
-            seconds("allreduce", each, 2**26, 0.0)
+        for group in groups:
+            seconds("allreduce", group, 2**26, 0.0)
     except UsageError:
         raise
     except GpubenchError as error:

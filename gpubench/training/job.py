@@ -33,7 +33,7 @@ def measured_compute(model: workload.TransformerModel, copy_gb_s: float | None) 
     from gpubench.training.computation import spread_of, time_blocks
 
     blocks = time_blocks(model)
-    layers = model.layers + model.head_flops() / sum(each.flops for each in model.operations(0))
+    layers = model.layers + model.head_flops() / sum(operation.flops for operation in model.operations(0))
     return program.ComputeTimes(
         forward_seconds=mean(blocks.forward) * layers,
         backward_seconds=mean(blocks.backward) * layers,
@@ -217,7 +217,7 @@ def _ranked(
     ways = [workload.ParallelLayout(data=job.layout.gpus, sharding=each) for each in workload.Sharding]
     jobs = [
         replace(job, layout=each, settings=replace(job.settings, microbatches=microbatches_of(plan, job.model, each)))
-        for each in asked or {str(each): each for each in ways}.values()
+        for each in asked or {str(way): way for way in ways}.values()
     ]
     memory = machine.memory_bytes
     ranked: list[StepPrediction] = []
@@ -276,7 +276,7 @@ _FILLED = 0.8
 def _predict_as_expected(machine: PlannedMachine, outcome: report.PlanOutcome) -> report.FaultCost | None:
     """Return the step with the profile's expected collectives. None if it already uses them, or they are unknown."""
     if machine.profile is None or all(
-        each.origin == program.EXPECTED for each in outcome.best.job.times.curves.values()
+        curve.origin == program.EXPECTED for curve in outcome.best.job.times.curves.values()
     ):
         return None
     expected = program.CollectiveTimesFound(CurveFinder(machine).curve)
@@ -304,7 +304,7 @@ def _notes(machine: PlannedMachine, found: FoundResults, outcome: report.PlanOut
             "--overlap overlap.json"
         )
     origins = dict.fromkeys(f"{curve.origin}: {curve.source}" for curve in best.job.times.curves.values())
-    notes += [f"collectives {each}" for each in origins]
+    notes += [f"collectives {origin}" for origin in origins]
     notes.append("times between measured sizes are interpolated by the logarithms of both")
     notes += [f"beyond the sizes that are known: {each}" for each in best.job.times.beyond()]
     if found.unusable:

@@ -155,7 +155,11 @@ def times_of_sheet(model: workload.TransformerModel, gpu: str) -> ComputeTimes |
     copy_gb_s = sheet.memory_gb_s * COPY_SHARE
     tflops = sheet.tflops_fp8 if model.fp8 else sheet.tflops
     # The backward pass has twice the products and attention, and half of the scores again.
-    attention = model.batch * model.layers * sum(each.flops for each in model.operations(0) if each.needs_attention)
+    attention = (
+        model.batch
+        * model.layers
+        * sum(operation.flops for operation in model.operations(0) if operation.needs_attention)
+    )
     top = model.head_flops() * model.batch
     products = 3 * ((model.forward_flops() - attention - top) / tflops + top / sheet.tflops)
     between = model.layers * (1 + BACKWARD_OVER_FORWARD) * _elementwise_seconds(model, copy_gb_s)
@@ -203,8 +207,8 @@ of the weights. Weights are cast once per step, and left out.
 
 def _cast_seconds(model: workload.TransformerModel, copy_gb_s: float) -> float:
     """Return the seconds to cast a block's inputs of products forward, and the gradients of their outputs backward."""
-    products = [each for each in model.operations(0) if each.inputs]
-    elements = sum(each.flops * (1 / each.inputs + 1 / each.outputs) / 2 for each in products) * model.batch
+    products = [operation for operation in model.operations(0) if operation.inputs]
+    elements = sum(product.flops * (1 / product.inputs + 1 / product.outputs) / 2 for product in products) * model.batch
     return _CAST_BYTES * elements / (copy_gb_s * 1e9)
 
 
@@ -230,7 +234,7 @@ class CollectiveCurve(Struct, frozen=True):
         """Return the seconds of one operation of this size, 0 for no bytes."""
         if size_bytes <= 0:
             return 0.0
-        sizes = [each.size_bytes for each in self.points]
+        sizes = [point.size_bytes for point in self.points]
         after = bisect_left(sizes, size_bytes)
         if after == 0:
             return self.points[0].seconds
@@ -250,15 +254,15 @@ class CollectiveCurve(Struct, frozen=True):
 def curve_of(points: Sequence[CurvePoint], origin: str = MEASURED, source: str = "") -> CollectiveCurve:
     """Return a curve through these points. For several points of a size, use their median and the spread of all."""
     by_size: dict[int, list[CurvePoint]] = {}
-    for each in points:
-        by_size.setdefault(each.size_bytes, []).append(each)
+    for point in points:
+        by_size.setdefault(point.size_bytes, []).append(point)
     return CollectiveCurve(tuple(_merged(by_size[size]) for size in sorted(by_size)), origin, source)
 
 
 def _merged(points: Sequence[CurvePoint]) -> CurvePoint:
-    times = [each.seconds for each in points]
+    times = [point.seconds for point in points]
     apart = (max(times) - min(times)) / 2 / median(times)
-    return CurvePoint(points[0].size_bytes, median(times), max([apart, *(each.spread for each in points)]))
+    return CurvePoint(points[0].size_bytes, median(times), max([apart, *(point.spread for point in points)]))
 
 
 class CommunicatorRanks(Struct, frozen=True):
@@ -392,12 +396,12 @@ class StepJob(Struct, frozen=True, kw_only=True):
     def operations(self) -> list[workload.Operation]:
         """All operations of the stage in forward order."""
         first, last = self.ends
-        blocks = [each for block in range(self.blocks) for each in self.model.operations(block)]
+        blocks = [operation for block in range(self.blocks) for operation in self.model.operations(block)]
         return [*first, *blocks, *last]
 
     def bytes_of(self, operations: Sequence[workload.Operation]) -> int:
         """Return the bytes of a GPU's share of these operations' parameters."""
-        return sum(self.tensor_bytes(tensor) for each in operations for tensor in each.tensors)
+        return sum(self.tensor_bytes(tensor) for operation in operations for tensor in operation.tensors)
 
     def tensor_bytes(self, tensor: workload.ParameterTensor) -> int:
         """Return the bytes of a GPU's share of a parameter."""
@@ -594,16 +598,16 @@ class BlockWriter:
 
     def _compute_whole(self, block: int, *, backward: bool) -> None:
         """Add a block without communication as one task with all its kernels."""
-        operations = [each for each in self._program.job.model.operations(block) if each.flops]
-        seconds = sum(self._seconds(each, backward=backward) for each in operations)
+        operations = [operation for operation in self._program.job.model.operations(block) if operation.flops]
+        seconds = sum(self._seconds(operation, backward=backward) for operation in operations)
         self._program.compute(seconds, kernels=len(operations) * (2 if backward else 1))
 
     def ends(self, operations: Sequence[workload.Operation], *, backward: bool, ready: Ready | None = None) -> None:
         """Add embedding or head, if the model has them."""
-        for each in operations:
-            self._compute(each, backward=backward)
+        for operation in operations:
+            self._compute(operation, backward=backward)
             if ready is not None:
-                ready(each)
+                ready(operation)
 
     def _compute(self, operation: workload.Operation, *, backward: bool) -> None:
         seconds = self._seconds(operation, backward=backward)

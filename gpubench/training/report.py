@@ -83,7 +83,7 @@ def plan_report(outcome: PlanOutcome, origin: str) -> Report:
                     _layout_row(place, each, outcome.gpu_memory_bytes) for place, each in enumerate(outcome.ranked, 1)
                 ],
                 ExposedRow: lambda: exposed_rows(best),
-                FaultCostRow: lambda: [_fault_row(*each, best) for each in others],
+                FaultCostRow: lambda: [_fault_row(*other, best) for other in others],
             }
         ),
         main=LayoutRow.section,

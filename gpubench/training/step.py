@@ -83,15 +83,15 @@ class GradientReducer(Struct):
         if job.gradient_group(experts=self.experts).ranks == 1:
             return
         tensors = [each for operation in reversed(job.operations) for each in self._own(operation)]
-        sizes = [job.tensor_bytes(each) * job.gradient_share for each in tensors]
+        sizes = [job.tensor_bytes(tensor) * job.gradient_share for tensor in tensors]
         for numbers in fill_buckets(sizes, job.bucket_bytes):
-            bucket = _Bucket(sum(sizes[each] for each in numbers), len(numbers), len(numbers))
+            bucket = _Bucket(sum(sizes[number] for number in numbers), len(numbers), len(numbers))
             self.buckets.append(bucket)
-            self._of_tensor |= {tensors[each].name: bucket for each in numbers}
+            self._of_tensor |= {tensors[number].name: bucket for number in numbers}
 
     def _own(self, operation: Operation) -> list[ParameterTensor]:
         """Return an operation's own parameters in backward order."""
-        return [each for each in reversed(operation.tensors) if each.expert == self.experts]
+        return [tensor for tensor in reversed(operation.tensors) if tensor.expert == self.experts]
 
     def ready(self, operation: Operation) -> None:
         """Copy an operation's gradients, and reduce the buckets that are full."""
@@ -116,7 +116,7 @@ class GradientReducer(Struct):
             return
         self.program.compute(0.0, [task for bucket in self.buckets for task in bucket.task])
         parameters = [bucket.size_bytes / job.gradient_share for bucket in self.buckets]
-        gathered = [self._communicate("allgather", each, _GATHER_SOURCE) for each in parameters]
+        gathered = [self._communicate("allgather", parameter, _GATHER_SOURCE) for parameter in parameters]
         self.program.compute(0.0, [task for each in gathered for task in each])
 
     def _communicate(self, collective: str, size_bytes: float, source: str) -> tuple[int, ...]:
@@ -202,8 +202,8 @@ def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
     reducers = [each for experts in (False, True) if (each := GradientReducer(program, experts)).buckets]
 
     def reduce(operation: Operation) -> None:
-        for each in reducers:
-            each.ready(operation)
+        for reducer in reducers:
+            reducer.ready(operation)
 
     for microbatch in range(microbatches):
         writer.ends(first, backward=False)
@@ -215,8 +215,8 @@ def _write_replicated_step(program: StepProgram, microbatches: int) -> None:
         for block in reversed(range(job.blocks)):
             writer.backward(block, ready)
         writer.ends(first, backward=True, ready=ready)
-    for each in reducers:
-        each.finish()
+    for reducer in reducers:
+        reducer.finish()
 
 
 def step_tasks(job: StepJob, microbatches: int) -> list[StreamTask]:
@@ -268,7 +268,7 @@ class StepPrediction(Struct, frozen=True, kw_only=True):
     @property
     def communication_seconds(self) -> float:
         """Seconds of all communication of the step on this GPU, each alone."""
-        return sum(each.seconds for each in self.communications.values())
+        return sum(communication.seconds for communication in self.communications.values())
 
 
 def predict(job: StepJob, *, with_range: bool = True) -> StepPrediction:

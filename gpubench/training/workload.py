@@ -151,17 +151,19 @@ class TransformerModel(Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """Elements of all parameters."""
         ends = sum(tensor.elements for end in self.ends() for each in end for tensor in each.tensors)
-        return ends + self.layers * sum(tensor.elements for each in self.operations(0) for tensor in each.tensors)
+        return ends + self.layers * sum(
+            tensor.elements for operation in self.operations(0) for tensor in operation.tensors
+        )
 
     @property
     def expert_parameters(self) -> int:
         """Elements of the experts, which expert parallelism splits."""
-        tensors = (tensor for each in self.operations(0) for tensor in each.tensors)
+        tensors = (tensor for operation in self.operations(0) for tensor in operation.tensors)
         return self.layers * sum(each.elements for each in tensors if each.expert)
 
     def forward_flops(self) -> float:
         """FLOPs of the forward pass per microbatch."""
-        blocks = self.layers * sum(each.flops for each in self.operations(0))
+        blocks = self.layers * sum(operation.flops for operation in self.operations(0))
         return self.batch * (blocks + self.head_flops())
 
     def _mlp(self, at: str) -> Iterator[Operation]:

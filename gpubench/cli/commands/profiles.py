@@ -80,7 +80,7 @@ def list_profiles() -> None:
     from gpubench.profiles import all_profiles, own_folder, own_profiles
 
     own = own_profiles(os.environ)
-    rows = [*(("yours: ", each) for each in own), *(("", each) for each in all_profiles())]
+    rows = [*(("yours: ", each) for each in own), *(("", profile) for profile in all_profiles())]
     columns = [
         Column("name", lambda row: row[1].name),
         Column("GPUs", lambda row: _gpus(row[1])),
@@ -187,7 +187,7 @@ def _gpus(profile: "Profile") -> str:
 
 def _kinds(profile: "Profile") -> str:
     values = profile.all_expected
-    measured = sum(each.kind.value == "measured" for each in values)
+    measured = sum(value.kind.value == "measured" for value in values)
     return f"{len(values)} ({measured} measured)" if measured else str(len(values) or "none")
 
 
@@ -206,10 +206,10 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
     for (kind, source), values in grouped(profile.all_expected, lambda each: (each.kind, each.source)).items():
         yield ""
         yield f"{kind}, {source}: {profile.sources[source]}"
-        for each in values:
-            yield f"  {each.quantity:<26} {each.value:>7g}  {_where(each)}".rstrip()
-            if verbose and each.note:
-                yield f"      {each.note}"
+        for value in values:
+            yield f"  {value.quantity:<26} {value.value:>7g}  {_where(value)}".rstrip()
+            if verbose and value.note:
+                yield f"      {value.note}"
 
 
 def _where(expected: "Expected") -> str:

@@ -160,9 +160,9 @@ def overlap_metadata(
     options = {
         COLLECTIVE_OPTION: collective.name,
         **own.options,
-        "partners": [each.value for each in asked.partners],
+        "partners": [partner.value for partner in asked.partners],
         "partner_operations": {
-            each.value: operation_words(each, asked, found.asked.dtypes[0]) for each in asked.partners
+            partner.value: operation_words(partner, asked, found.asked.dtypes[0]) for partner in asked.partners
         },
         "partner_count": asked.partner_count,
         "ctas": list(asked.ctas),
@@ -200,7 +200,7 @@ def speed_judge_of(
             from gpubench.conditions.node import cpus_in
             from gpubench.model.facts.health import split_by_mig
 
-            known = known or [(each.node, cpus_in(each.affinity or "") or ()) for each in circumstances.facts]
+            known = known or [(fact.node, cpus_in(fact.affinity or "") or ()) for fact in circumstances.facts]
             unlike = unlike or split_by_mig(gpu for _, _, gpu in circumstances.gpus())
 
             joined = circumstances.wiring.networks

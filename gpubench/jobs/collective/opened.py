@@ -119,7 +119,7 @@ def _check_mpi(kind: BackendKind, group: Group) -> None:
 
 def answer_for_all(progress: RankProgress, backends: Sequence[MultiGroupBackend]) -> None:
     """Let the watchdog query and abort the communicators of all backends, and not only of the last one."""
-    abortable = [each for each in backends if isinstance(each, AbortableBackend)]
+    abortable = [backend for backend in backends if isinstance(backend, AbortableBackend)]
     if len(abortable) < 2:
         return
 
@@ -162,10 +162,10 @@ def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: Co
 
     asked = plan.profile is not None
     matches = profiles_for(nodes, os.environ, plan.profile)
-    profiles = [None if each is None else each.profile for each in matches]
+    profiles = [None if match is None else match.profile for match in matches]
     facts = Facts(nodes, group(nodes), profiles=profiles, asked=asked)
     found = machine_findings(facts)
-    known = {(each.id, each.subjects) for each in report.findings}
+    known = {(finding.id, finding.subjects) for finding in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
     verdict = overall([report.verdict, *(each.severity for each in more)])
     findings = fold((*report.findings, *more), nodes, fact_findings(facts), ends=_ends(report, nodes))

@@ -121,7 +121,7 @@ def mpi_support(rank: Rank, plan: CollectivePlan) -> MpiSupport:
 
     rank.progress.enter(Phase.SET_UP, "trying MPI on GPU memory", len(SUMMARIES))
     asked = plan.collective.name
-    operations = [asked, *(each for each in SUMMARIES if each != asked)]
+    operations = [asked, *(summary for summary in SUMMARIES if summary != asked)]
 
     def tried() -> MpiSupport | None:
         if rank.group.rank:
@@ -274,7 +274,9 @@ class PathWatch:
 
     def _refusal(self, texts: Iterable[str]) -> GpubenchError | None:
         remarks = (parse_remark(text.encode()) for text in texts)
-        found = next((each for each in remarks if each is not None and each.kind is RemarkKind.NO_TRANSPORT), None)
+        found = next(
+            (remark for remark in remarks if remark is not None and remark.kind is RemarkKind.NO_TRANSPORT), None
+        )
         if found is None or not all(found.about):
             return None
         pair = int(found.about[0]), int(found.about[1])

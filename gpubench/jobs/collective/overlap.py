@@ -50,8 +50,8 @@ _BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
 
 def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection[str] = ()) -> None:
     """Raise UsageError for caps where other variables than gpubench's `own` set the number of CTAs."""
-    caps = [each for each in asked.ctas if each is not None]
-    name = next((each for each in _CAPPING_VARIABLES if each in settings), None)
+    caps = [cta for cta in asked.ctas if cta is not None]
+    name = next((variable for variable in _CAPPING_VARIABLES if variable in settings), None)
     if caps and name is not None:
         raise UsageError(
             f"--ctas {','.join(map(str, caps))} with {name}={settings[name]} set already",
@@ -78,7 +78,7 @@ def check_ranks(ranks: int) -> None:
 
 def check_memory(asked: OverlapAsked, free_bytes: int) -> None:
     """Raise CouldNotMeasureError where the partners need more memory than a GPU has left."""
-    needed = sum(partner_bytes(each, asked) for each in asked.partners)
+    needed = sum(partner_bytes(partner, asked) for partner in asked.partners)
     if needed > free_bytes:
         raise CouldNotMeasureError(
             f"{' and '.join(asked.partners)} beside the collective need {format_memory(needed)} of GPU memory",
@@ -118,8 +118,8 @@ class OverlapRankJob(CollectiveRankJob):
         agree(self._group, lambda: check_memory(self._asked, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
         self._steps = steps = GpuSteps(opened.device, backend)
-        for each in self._asked.partners:
-            prepare = partial(steps.prepare, each, self._asked.gemm_side, self._plan.dtypes[0])
+        for partner in self._asked.partners:
+            prepare = partial(steps.prepare, partner, self._asked.gemm_side, self._plan.dtypes[0])
             agree(self._group, prepare, place=str(self.identity))
         self._load = NvmlLoad(str(self.identity.gpu_bus_id))
 
@@ -137,7 +137,7 @@ class OverlapRankJob(CollectiveRankJob):
         if self._steps is None or self._load is None or self._nccl is None:
             raise ValueError("partners come before sizes")
         caps = [Cap(None, variants[0])]
-        caps += [_cap(each, request, self._group, *self._nccl) for each in self._asked.ctas if each is not None]
+        caps += [_cap(cta, request, self._group, *self._nccl) for cta in self._asked.ctas if cta is not None]
         means = OverlapMeans(self._steps, self._load.read)
         shown: Listener[OverlapRow] = listener  # type: ignore[assignment]
         try:

@@ -58,7 +58,7 @@ def _unjudged(row: CollectiveRow, collective: Collective) -> CollectiveRow:
         verdict=Verdict.FAIL if row.wrong else is_right,
     )
     figures = (row.algbw_gb_s, row.busbw_gb_s / factor if row.busbw_gb_s and factor else None)
-    times = [row.time_us, *(row.size_bytes / each / 1e3 for each in figures if each)]
+    times = [row.time_us, *(row.size_bytes / figure / 1e3 for figure in figures if figure)]
     if max(times) < _MOST_OFF * min(times):
         return bare
     algbw = algbw_gb_s(row.size_bytes, max(times) / MICROSECONDS_PER_SECOND)

@@ -152,7 +152,7 @@ def simulated_settings(
     plan: CollectivePlan, simulation: Simulation, request: SweepRequest, per_node: int
 ) -> SimulatedSettings:
     """Return the times of a plan's settings. Raises UsageError if the effect of a setting is unknown."""
-    plan.check_unset({name: value for each in simulation.faults for name, value in each.variables.items()})
+    plan.check_unset({name: value for fault in simulation.faults for name, value in fault.variables.items()})
     times, refused, machine = dict[str, CollectiveTimes](), list[RefusedRow](), simulation.machine
     for name in plan.names_of_settings(SIMULATED_BACKEND):
         faults = (*simulation.faults, *job_variables(_known_variables(name, plan, simulation), machine.nodes))
@@ -518,7 +518,7 @@ def _circumstances(found: RecordedCollective, machines: Machines, source: str) -
     by_host = {node.snapshot.host: node for node in machines.nodes}
     facts = machines.processes
     missing = [f"samples of {host}, which no node of the recording is" for host in found.hosts if host not in by_host]
-    if found.model is None and [each.rank for each in facts] != [each.rank for each in found.ranks]:
+    if found.model is None and [fact.rank for fact in facts] != [rank.rank for rank in found.ranks]:
         missing.append(f"samples of {len(found.ranks)} ranks, and processes of {len(facts)}")
     if missing:
         raise UsageError(

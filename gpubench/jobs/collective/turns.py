@@ -147,7 +147,7 @@ class TurnListener:
     def end(self, report: Report) -> None:
         """Keep the report of NCCL's own choice, and from other jobs only wrong data."""
         self.report = report
-        self._sweep.wrong += [each for each in report.findings if each.id == WRONG_DATA and not self._is_first]
+        self._sweep.wrong += [finding for finding in report.findings if finding.id == WRONG_DATA and not self._is_first]
         for line in report.rows(RefusedRow):
             setting = self._turn.name(line.setting)
             self._sweep.refused += [] if setting is None or self._turn.is_second else [replace(line, setting=setting)]

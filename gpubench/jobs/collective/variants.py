@@ -74,7 +74,7 @@ class VariantMaker(Struct, frozen=True):
         """
         variants = [SweepVariant(setting=None, backend=backend), *self._kernels(backend)]
         if library is not None:
-            variants += [self._setting(each, backend, library) for each in settings]
+            variants += [self._setting(setting, backend, library) for setting in settings]
         levels = self._levels() if hierarchical else None
         if levels is not None:
             variants.append(self._hierarchical(backend, levels, library))

@@ -41,9 +41,9 @@ R = TypeVar("R", bound=report.Record)
 
 _OF_FACTS = {each.name for each in CHECKS if each.needs is Need.FACTS}
 JUDGED_BY_CHECKS = frozenset(
-    each.id
-    for each in CONDITIONS
-    if each.check and each.id != WRONG_DATA and (each.check in _OF_FACTS or not each.effects)
+    condition.id
+    for condition in CONDITIONS
+    if condition.check and condition.id != WRONG_DATA and (condition.check in _OF_FACTS or not condition.effects)
 )
 """Findings of other commands that checks derive again from rows and facts."""
 
@@ -83,11 +83,11 @@ def of_node(measured: Measurements, host: str) -> Measurements:
         patterns=tuple(replace(row, node=host) for row in measured.patterns),
         findings=tuple(
             replace(
-                each,
-                subject=f"{host} {each.subject}",
-                subjects=tuple(f"{host} {subject}" for subject in each.subjects),
+                finding,
+                subject=f"{host} {finding.subject}",
+                subjects=tuple(f"{host} {subject}" for subject in finding.subjects),
             )
-            for each in measured.findings
+            for finding in measured.findings
         ),
     )
 
@@ -111,8 +111,8 @@ def mark_missing(measured: Measurements) -> Measurements:
     """Mark everything that has neither rows nor a reason as "could not be measured"."""
     ends = [{row.source, row.destination} for row in measured.pairs]
     there = {
-        Need.PEER_COPIES: any(HOST not in each for each in ends) and bool(measured.evidence),
-        Need.HOST_COPIES: any(HOST in each and len(each) > 1 for each in ends),
+        Need.PEER_COPIES: any(HOST not in end for end in ends) and bool(measured.evidence),
+        Need.HOST_COPIES: any(HOST in end and len(end) > 1 for end in ends),
         Need.ALL_REDUCE: bool(measured.collectives),
     }
     excused = {*measured.left_out, *measured.failed}
@@ -144,17 +144,17 @@ def of_nodes(parts: Mapping[str, Measurements]) -> Measurements:
 
 def findings_beside_speed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings that no check derives from rows."""
-    return tuple(each for each in findings if each.id not in JUDGED_BY_CHECKS)
+    return tuple(finding for finding in findings if finding.id not in JUDGED_BY_CHECKS)
 
 
 def drop_wrong_data(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Drop findings on wrong data, which the rows already show."""
-    return tuple(each for each in findings if each.id != WRONG_DATA)
+    return tuple(finding for finding in findings if finding.id != WRONG_DATA)
 
 
 def without_paths(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Drop findings on paths from a simulated collective, because its copies show them too."""
-    return tuple(each for each in findings if each.id not in _OF_PATHS)
+    return tuple(finding for finding in findings if finding.id not in _OF_PATHS)
 
 
 def findings_of_copies(
@@ -166,8 +166,11 @@ def findings_of_copies(
     ends = {f"{row.source} → {row.destination}": row for row in evidence}
     others = (each for each in findings_beside_speed(findings) if each.id not in _OF_PATHS)
     of_paths = (
-        replace(each, places=tuple(dict.fromkeys(place for pair in each.subjects for place in _places(ends.get(pair)))))
-        for each in path_findings(fallback)
+        replace(
+            finding,
+            places=tuple(dict.fromkeys(place for pair in finding.subjects for place in _places(ends.get(pair)))),
+        )
+        for finding in path_findings(fallback)
     )
     return (*others, *of_paths)
 
@@ -189,7 +192,7 @@ def _rows(document: Mapping[str, Any], kind: type[R]) -> tuple[R, ...]:
     return tuple(from_plain(kind, row) for row in document.get(kind.section) or ())
 
 
-_DRIVER_IDS = {each.id for each in CONDITIONS if each.check == "driver"}
+_DRIVER_IDS = {condition.id for condition in CONDITIONS if condition.check == "driver"}
 _OF_SILENCE = ("driver", "measured")  # Checks that report who did not answer
 SECTIONS = ("checks", "verdicts", "pairs", "rows", "tree", report.FINDINGS_SECTION)
 

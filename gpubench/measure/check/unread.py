@@ -104,9 +104,9 @@ REFUSED_FACTS: tuple[RefusedFact, ...] = (
 def _refused_fact(scope: str, reason: str) -> RefusedFact:
     """Return the description of a GPU, pair or NIC fact that could not be read for this reason."""
     return next(
-        each
-        for each in REFUSED_FACTS
-        if each.scope in (None, scope) and any(words.lower() in reason.lower() for words in each.words)
+        fact
+        for fact in REFUSED_FACTS
+        if fact.scope in (None, scope) and any(words.lower() in reason.lower() for words in fact.words)
     )
 
 
@@ -137,7 +137,7 @@ def _refusals(wanted: Mapping[str, Sequence[str]], run: Circumstances) -> Iterat
     for number, node in run.nodes.items():
         if node.snapshot.kernel.wsl:
             continue  # Windows hides these facts, so skip the checks that need them
-        errors = {each.error for each in node.snapshot.failures}
+        errors = {failure.error for failure in node.snapshot.failures}
         for scope, names in wanted.items():
             subjects = list(_subjects(scope, run, number, node))
             yield from _gaps(scope, names, subjects, node)
@@ -201,7 +201,7 @@ def _kind(subject: _Subject) -> tuple[object, ...]:
 
 
 def _tells_any(facts: object, names: Sequence[str]) -> bool:
-    return any(_tells(facts, each) for each in names)
+    return any(_tells(facts, name) for name in names)
 
 
 FACT_NAMES = {
@@ -282,8 +282,8 @@ def _said(scope: str, name: str, subject: _Subject) -> str:
 
 def _facts_by_scope(check: Check) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for each in check.reads:
-        scope, _, name = each.partition(".")
+    for read in check.reads:
+        scope, _, name = read.partition(".")
         found.setdefault(scope, []).append(name)
     return found
 
@@ -299,14 +299,14 @@ def _subjects(scope: str, run: Circumstances, number: int, node: Topology) -> It
             nics = [nic for nic in node.nics if nic.rdma]
             return [_Subject(run.named(number, nic), nic, nic.unknown, run.places(number, nic)) for nic in nics]
         case "port":
-            ports = {each.nic: each for each in node.snapshot.rdma_ports}
+            ports = {port.nic: port for port in node.snapshot.rdma_ports}
             nics = [nic for nic in node.nics if nic.rdma]
             return [_Subject(run.named(number, nic), ports.get(nic.name), nic.unknown) for nic in nics]
         case "node":
             return [_Subject(run.named(number), node.snapshot, {})]
         case _:
             ranks = run.ranks_of(number)
-            named = [_Subject(f"rank {each.rank}", each, each.unknown) for each in ranks]
+            named = [_Subject(f"rank {rank.rank}", rank, rank.unknown) for rank in ranks]
             return named or [_Subject(node.snapshot.host, None, {})]
 
 
@@ -320,7 +320,7 @@ def _pairs(run: Circumstances, number: int, node: Topology, gpus: Sequence[GpuFa
 
 def _tells(facts: Any, name: str) -> bool:
     if isinstance(facts, tuple):
-        return not facts or any(_tells(each, name) for each in facts)
+        return not facts or any(_tells(fact, name) for fact in facts)
     first, _, rest = name.partition(".")
     value = getattr(facts, first)
     if value is None or (isinstance(value, Mapping) and not value):
@@ -386,7 +386,7 @@ def _is_not_there(name: str, reason: str, subject: _Subject, node: Topology) -> 
         return True
     model = subject.facts.name
     siblings = (each for each in node.gpus if each.name == model and each.lost is None)
-    return all(name in each.unknown for each in siblings)
+    return all(name in sibling.unknown for sibling in siblings)
 
 
 def _findings(scope: str, subject: _Subject, reasons: Mapping[str, str]) -> Iterator[Finding]:

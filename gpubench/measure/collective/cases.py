@@ -404,7 +404,7 @@ class RankTimings:
             entries = [each for _, each in parts if each is not None]
             if len(entries) == len(self._identities):
                 known.append((entries, row.time_us / MICROSECONDS_PER_SECOND))
-        found = straggler(known, [each.node for each in self._identities])
+        found = straggler(known, [identity.node for identity in self._identities])
         return () if found is None else (self._finding(found),)
 
     def _lines(self) -> Iterator[RankTimeRow]:

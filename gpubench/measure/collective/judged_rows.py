@@ -111,7 +111,7 @@ def judge_rows(
     found = (
         list(speed.findings(staged, None))
         if staged
-        else [_advised(each, speed, ranks) for each in speed.findings((), None)]
+        else [_advised(finding, speed, ranks) for finding in speed.findings((), None)]
     )
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
     found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]

@@ -386,7 +386,8 @@ class _Paths:
                 measurement=self._measurement(pair),
                 correctness=self._correctness(pair),
                 by_design=self._observed.by_design or _by_design(pair, transports, self._observed.circumstances),
-                in_doubt=self._wiring.is_refused_in_doubt(pair) and not any(each.network for each in transports),
+                in_doubt=self._wiring.is_refused_in_doubt(pair)
+                and not any(transport.network for transport in transports),
             ),
             transports=transports,
             path_class=self._wiring.path(pair),

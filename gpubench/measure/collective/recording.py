@@ -80,9 +80,10 @@ class RecordedLoggedChoices(Struct, frozen=True):
 
     def restored(self) -> paths.LoggedChoices:
         """Convert them back."""
-        uses = [_used(each) for each in self.uses]
+        uses = [_used(use) for use in self.uses]
         choices = {
-            (each.dtype, each.op, each.size_bytes): paths.Choice(uses[each.use], each.tuning) for each in self.choices
+            (choice.dtype, choice.op, choice.size_bytes): paths.Choice(uses[choice.use], choice.tuning)
+            for choice in self.choices
         }
         return paths.LoggedChoices(choices, self.silence, self.no_tuning)
 
@@ -93,7 +94,7 @@ class RecordedLoggedChoices(Struct, frozen=True):
         return (
             all(0 <= rank < ranks for rank in named)
             and all(len(pair) == 2 for pair in pairs)
-            and all(0 <= each.use < len(self.uses) for each in self.choices)
+            and all(0 <= choice.use < len(self.uses) for choice in self.choices)
         )
 
 
@@ -106,7 +107,9 @@ def _recorded(used: Used) -> RecordedUse:
 
 def _used(recorded: RecordedUse) -> Used:
     pairs = {
-        (source, destination): each.transports for each in recorded.connections for source, destination in each.pairs
+        (source, destination): connection.transports
+        for connection in recorded.connections
+        for source, destination in connection.pairs
     }
     return Used({pair: pairs[pair] for pair in sorted(pairs)}, recorded.unheard)
 
@@ -285,7 +288,7 @@ def check_row(row: RecordedRow, found: RecordedCollective, by_group: CasesByGrou
     ranks = len(found.ranks_of(part))
     if len(row.sample.answers) != ranks:
         raise UsageError(f"{where}: answers of {len(row.sample.answers)} ranks", expected=f"{ranks} ranks")
-    for entries in (each.entries for each in row.sample.answers if each.entries is not None):
+    for entries in (answer.entries for answer in row.sample.answers if answer.entries is not None):
         if entries.last > entries.operations:
             raise UsageError(
                 f"{where}: a rank that was last in {entries.last} of {entries.operations}", expected="a part"
@@ -304,7 +307,7 @@ def _check_values(value: object, where: str, but: Collection[str] = ()) -> None:
 
 def _check_ranks(found: RecordedCollective, where: str) -> None:
     count = len(found.ranks)
-    if not count or [each.rank for each in found.ranks] != list(range(count)):
+    if not count or [rank.rank for rank in found.ranks] != list(range(count)):
         raise UsageError(f"{where}: ranks that are not counted from 0", expected="every rank of the job, in order")
     check_hosts(found.ranks, found.hosts, where)
     if found.parts and not _are_all(found.parts, count):

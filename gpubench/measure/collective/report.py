@@ -220,7 +220,8 @@ def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[
     from gpubench.conditions.condition import NONE_EXPECTED
 
     first, *others = merged(
-        replace(each, expected=slow.expected) if each.expected == NONE_EXPECTED else each for each in cause.findings()
+        replace(finding, expected=slow.expected) if finding.expected == NONE_EXPECTED else finding
+        for finding in cause.findings()
     )
     severity = overall((slow.severity, first.severity))
     return (replace(first, severity=severity, consequences=(str(slowness),)), *others)

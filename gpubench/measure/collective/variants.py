@@ -443,11 +443,11 @@ def named(row: CollectiveRow, part: RankGroup) -> CollectiveRow:
 
 def together(parts: Sequence[PartReport]) -> Report:
     """Merge the reports of all groups."""
-    rank_times = [line for each in parts for line in each.rank_times]
+    rank_times = [line for part in parts for line in part.rank_times]
     return Report(
-        verdict=overall(each.verdict for each in parts),
+        verdict=overall(part.verdict for part in parts),
         complete=True,
-        findings=tuple(finding for each in parts for finding in each.findings),
+        findings=tuple(finding for part in parts for finding in part.findings),
         sections=Table.group_by_section({RankTimeRow: rank_times}),
     )
 

@@ -52,7 +52,7 @@ def hangs_of(records: Sequence[RankRecord], ras: Sequence[RasCommunicator]) -> t
 
 def hangs_in(facts: LogFacts) -> tuple[Hang, ...]:
     """Return the hangs in dumps and RAS answers. Without dumps, also use what PyTorch's watchdog printed."""
-    sizes = [each.size for each in facts.communicators if each.size]
+    sizes = [communicator.size for communicator in facts.communicators if communicator.size]
     printed = () if facts.records else _printed(facts.watchdogs, max(sizes, default=None))
     missed = [
         Hang(
@@ -76,10 +76,10 @@ def _now(hang: Hang, stacks: Sequence[ProcessStack]) -> str:
     """Return the innermost frame of the first suspect that py-spy inspected."""
     process = None if hang.process is None else hang.process[1]
     ranks = [name.partition(" (")[0] for name in hang.ranks]
-    for each in stacks:
-        if each.pid == process or (process is None and each.rank is not None and f"rank {each.rank}" in ranks):
+    for stack in stacks:
+        if stack.pid == process or (process is None and stack.rank is not None and f"rank {stack.rank}" in ranks):
             who = "" if len(ranks) == 1 else f"{next(iter(ranks))} "
-            return f"{who}is at {', called from '.join(each.places)}" if each.places else ""
+            return f"{who}is at {', called from '.join(stack.places)}" if stack.places else ""
     return ""
 
 
@@ -110,14 +110,14 @@ _WAITED_SHARE, _WAITED_US = 0.2, 20.0
 def _always_last(operations: Sequence[InspectedOperation]) -> Iterator[Hang]:
     """Find the rank that the others keep waiting for. Its kernels are the shortest, because it arrives last."""
     by_communicator: dict[str, list[InspectedOperation]] = {}
-    for each in operations:
-        if each.collective in _SYMMETRIC and len(each.times) == each.ranks > 1:
-            by_communicator.setdefault(each.communicator, []).append(each)
+    for operation in operations:
+        if operation.collective in _SYMMETRIC and len(operation.times) == operation.ranks > 1:
+            by_communicator.setdefault(operation.communicator, []).append(operation)
     for name, own in by_communicator.items():
         waits = [each for each in own if median(each.times.values()) - min(each.times.values()) >= _WAITED_US]
-        last = Counter(_last(each) for each in waits).most_common(1)
+        last = Counter(_last(wait) for wait in waits).most_common(1)
         slow, times = last[0] if last else (0, 0)
-        waited = [median(each.times.values()) - each.times[slow] for each in waits if _last(each) == slow]
+        waited = [median(wait.times.values()) - wait.times[slow] for wait in waits if _last(wait) == slow]
         share, lost = times / max(len(waits), 1), sum(waited) / sum(median(each.times.values()) for each in own)
         by_chance = _TIMES_THEIR_TURN / own[0].ranks
         if times >= _FEWEST_OPERATIONS and share >= min(max(_LAST_SHARE, by_chance), 0.9) and lost >= _WAITED_SHARE:
@@ -330,7 +330,7 @@ def _slowest(group: str, calls: Calls) -> Hang | None:
     late: dict[int, list[float]] = {}
     for rank, own in calls.items():
         offsets = [(own[at].called_ns - punctual[at]) / _NS for at in common]
-        late[rank] = [each - min(offsets) for each in offsets]
+        late[rank] = [offset - min(offsets) for offset in offsets]
     last = range(-min(len(common), _LAST_CALLS), 0)
     slowest = max(late, key=lambda rank: median(late[rank][at] for at in last))
     others = [late[rank][at] for rank in late if rank != slowest for at in last]
@@ -357,14 +357,14 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
     behind or has left certain.
     """
     communicator = answers[-1]
-    before = {each.rank: each for each in answers[-2].ranks} if len(answers) > 1 else None
-    still = [each for each in communicator.ranks if before is None or _is_same(each, before.get(each.rank))]
+    before = {rank.rank: rank for rank in answers[-2].ranks} if len(answers) > 1 else None
+    still = [rank for rank in communicator.ranks if before is None or _is_same(rank, before.get(rank.rank))]
     size = communicator.size or len(communicator.ranks) + 1
 
     def found(reason: HangReason, ranks: Sequence[RasRank]) -> Iterator[Hang]:
         if 0 < len(ranks) < size:
             is_sure = before is not None or reason not in (HangReason.LEFT, HangReason.STARTING)
-            theirs = "; ".join(dict.fromkeys(each.error for each in ranks if each.error))
+            theirs = "; ".join(dict.fromkeys(rank.error for rank in ranks if rank.error))
             yield _ras_hang(communicator, reason, ranks, theirs=theirs, is_sure=is_sure)
 
     gone = [
@@ -377,7 +377,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
         *found(HangReason.LEFT, [each for each in still if each.left]),
     ]
     starting = [each for each in still if each.status == "INIT"]
-    others = "; ".join(each for each in communicator.remarks if " have status " in each)
+    others = "; ".join(remark for remark in communicator.remarks if " have status " in remark)
     behind = gone or left or [*_behind(communicator, {each.rank for each in still}, is_sure=before is not None)]
     yield from (
         behind
@@ -389,7 +389,7 @@ def _find_in_ras(answers: Sequence[RasCommunicator]) -> Iterator[Hang]:
 def _not_named(communicator: RasCommunicator) -> Iterator[Hang]:
     """Report the problems in the summary of an answer if its lines about ranks are missing or name only other ranks."""
     if communicator.remarks:
-        others = [f"{_named(each)} has status {each.status}" for each in communicator.ranks if each.status]
+        others = [f"{_named(rank)} has status {rank.status}" for rank in communicator.ranks if rank.status]
         theirs = "; ".join((*communicator.remarks, *others))
         hang = _ras_hang(communicator, HangReason.NOT_NAMED, (), theirs=theirs, is_sure=False)
         yield replace(hang, ranks=(f"ranks of {communicator.id}" if communicator.size else "ranks of the job",))
@@ -437,19 +437,19 @@ class RasCourse:
     @property
     def communicators(self) -> tuple[RasCommunicator, ...]:
         """The latest state of each communicator."""
-        return tuple(each[-1] for each in self._answers.values())
+        return tuple(answer[-1] for answer in self._answers.values())
 
     @property
     def is_judged(self) -> bool:
         """True if at least one job launched operations."""
-        return any(each.moved for each in self._jobs)
+        return any(job.moved for job in self._jobs)
 
     def hangs(self) -> tuple[Hang, ...]:
         """Return ranks that keep others waiting in at least two answers, then jobs that launch nothing."""
-        last_two = [each for answers in self._answers.values() if len(answers) > 1 for each in answers]
+        last_two = [answer for answers in self._answers.values() if len(answers) > 1 for answer in answers]
         found = [self._dated(each) for each in hangs_of((), last_two) if each.is_sure]
         hanging = {each.group for each in found}
-        idle = [each for each in self._jobs if each.since < each.until and hanging.isdisjoint(each.counts)]
+        idle = [job for job in self._jobs if job.since < job.until and hanging.isdisjoint(job.counts)]
         found += [self._idle(each) for each in idle]
         if self._silent > 1:
             found.append(
@@ -470,7 +470,7 @@ class RasCourse:
 
     def _idle(self, job: "_Job") -> Hang:
         largest = max((self._answers[name][-1] for name in job.counts), key=lambda each: len(each.ranks))
-        counts = {name: count for each in largest.ranks for name, count in each.counts.items() if count}
+        counts = {name: count for rank in largest.ranks for name, count in rank.counts.items() if count}
         last = ", ".join(f"{name} number {count}" for name, count in counts.items())
         return Hang(
             group=largest.id,
@@ -546,7 +546,7 @@ def _behind(communicator: RasCommunicator, still: set[int], *, is_sure: bool) ->
 def _blamed(
     communicator: RasCommunicator, reason: HangReason, ranks: set[int], operation: str, theirs: str, *, is_sure: bool
 ) -> Iterator[Hang]:
-    found = [each for each in communicator.ranks if each.rank in ranks]
+    found = [rank for rank in communicator.ranks if rank.rank in ranks]
     if found:
         yield _ras_hang(communicator, reason, found, operation, theirs, is_sure=is_sure)
 

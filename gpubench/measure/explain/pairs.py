@@ -79,7 +79,9 @@ class PairJudge:
         self._has_rdma = not kinds.isdisjoint(nccl_log.SIGNS_OF_RDMA)
         self._has_plugin = nccl_log.RemarkKind.NETWORK_PLUGIN in kinds
         self._interfaces = _interfaces(facts.remarks)
-        ranks = {(member.host, member.process) for each in facts.communicators for member in each.members}
+        ranks = {
+            (member.host, member.process) for communicator in facts.communicators for member in communicator.members
+        }
         self._one_per_host = len(ranks) == len({host for host, _ in ranks})
         self._gpus: dict[str, set[str]] = {}
         for host, source, _ in facts.paths:
@@ -322,7 +324,7 @@ def _near_ranks(members: Sequence[nccl_log.Member]) -> dict[int, tuple[Set[int],
 def _tellers(facts: nccl_log.LogFacts) -> Mapping[str, ProcessLog]:
     settings: dict[str, list[tuple[str, str]]] = {}
     notes: dict[str, list[nccl_log.Note]] = {}
-    everybody = [member.process for each in facts.communicators for member in each.members]
+    everybody = [member.process for communicator in facts.communicators for member in communicator.members]
     # A process's own log line comes last, so that it overrides the command line.
     for setting in sorted(facts.settings, key=lambda each: not each.by_command):
         for process in everybody if setting.by_command else setting.processes:
@@ -460,8 +462,8 @@ class _PairCounts:
         if key not in self._counts:
             self._counts[key] = self._counts_of(*key)
         examples, staged = self._counts[key]
-        for each in examples:
-            each.add(src, group.destinations)
+        for example in examples:
+            example.add(src, group.destinations)
         for paths in staged:
             paths.paths += len(group.destinations)
             paths.hosts |= {self._hosts[rank]: None for rank in (src, *group.destinations) if rank in self._hosts}
@@ -469,15 +471,15 @@ class _PairCounts:
     def _counts_of(self, scope: Scope, judged: JudgedPair) -> tuple[list[Examples], list[StagedPaths]]:
         examples: dict[Examples, None] = {}
         staged: list[StagedPaths] = []
-        for each in judged.routes:
-            examples[self._transport_examples(scope, each)] = None
-            if each.verdict is Verdict.ERROR:
-                examples[self._unknown.setdefault(each.family, Examples())] = None
-            if _is_one_ended(each.route) and scope is not Scope.UNKNOWN:
+        for route in judged.routes:
+            examples[self._transport_examples(scope, route)] = None
+            if route.verdict is Verdict.ERROR:
+                examples[self._unknown.setdefault(route.family, Examples())] = None
+            if _is_one_ended(route.route) and scope is not Scope.UNKNOWN:
                 examples[self._one_ended] = None
-            if each.explanation is not None:
-                paths = self._staging_evidence.setdefault(each.explanation, StagedPaths(each.verdict))
-                paths.transports[each.family] = None
+            if route.explanation is not None:
+                paths = self._staging_evidence.setdefault(route.explanation, StagedPaths(route.verdict))
+                paths.transports[route.family] = None
                 paths.scopes[scope] = None
                 examples[paths.pairs.setdefault(self._number, Examples())] = None
                 staged.append(paths)

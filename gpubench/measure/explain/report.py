@@ -44,7 +44,7 @@ def failures_of(facts: LogFacts) -> tuple[Finding, ...]:
     reasons, others = (special, general) if special else (general[:1], general[1:])
     if not reasons:
         return ()
-    lines = tuple(f"{each.id}: {each.seen}" for each in others)
+    lines = tuple(f"{other.id}: {other.seen}" for other in others)
     worst = min((each.severity for each in (*special, *general)), key=gravity)
     # A WARN becomes the reason for the failure if the job failed for no other known reason.
     return (replace(reasons[0], severity=worst, consequences=lines), *reasons[1:])
@@ -56,7 +56,7 @@ _ASKED_FOR = ("NCCL_IB_HCA",)
 
 
 def _said_without_connections(facts: LogFacts) -> Iterator[Finding]:
-    if facts.communicators and all(each.nodes == 1 for each in facts.communicators):
+    if facts.communicators and all(communicator.nodes == 1 for communicator in facts.communicators):
         return
     notes: dict[RemarkKind, list[Note]] = {}
     for remark in facts.remarks:
@@ -81,11 +81,11 @@ def _expects_rdma(facts: LogFacts, notes: Mapping[RemarkKind, Sequence[Note]]) -
     """Return the line that shows an RDMA device exists, or '' without one."""
     if devices := [note for kind in SIGNS_OF_RDMA for note in notes.get(kind, ())]:
         return devices[0].text
-    return next((f"{each.name}={each.value}" for each in facts.settings if each.name in _ASKED_FOR), "")
+    return next((f"{setting.name}={setting.value}" for setting in facts.settings if setting.name in _ASKED_FOR), "")
 
 
 def _finding(id_: str, severity: Verdict, subjects: Sequence[str], seen: str, expected: str) -> Finding:
-    condition = next(each for each in CAUSES if each.id == id_)
+    condition = next(cause for cause in CAUSES if cause.id == id_)
     return Finding(
         id=id_,
         severity=severity,
@@ -127,8 +127,8 @@ def findings_of(
     """
     failures = failures_of(facts)
     staged = tuple(_staged(summary, explanation, paths) for explanation, paths in summary.staged.items())
-    failed = tuple(each for each in failures if each.severity is Verdict.FAIL)
-    doubted = tuple(each for each in failures if each.severity is not Verdict.FAIL)
+    failed = tuple(failure for failure in failures if failure.severity is Verdict.FAIL)
+    doubted = tuple(failure for failure in failures if failure.severity is not Verdict.FAIL)
     unread = tuple(_unread_findings(facts, logs))
     return (*failed, *staged, *doubted, *(() if failed else _not_known(facts, summary, logs, others)), *unread)
 
@@ -151,7 +151,7 @@ def _staged(summary: JobSummary, explanation: fallback.Explanation, staged: Stag
         f"{_pairs(examples)} of {name_of(summary.parts[number].communicator)}"
         for number, examples in staged.pairs.items()
     ]
-    is_direct = all(each.endswith("/GDRDMA") for each in staged.transports)
+    is_direct = all(transport.endswith("/GDRDMA") for transport in staged.transports)
     way = "over the network inside a node" if is_direct and Scope.INSIDE in staged.scopes else "through host memory"
     return Finding(
         id=explanation.id if is_direct else HOST_STAGED,
@@ -168,10 +168,10 @@ def _staged(summary: JobSummary, explanation: fallback.Explanation, staged: Stag
 def _expected(explanation: fallback.Explanation, staged: StagedPaths) -> str:
     if staged.verdict is Verdict.SKIP:
         return "host memory, by design"
-    effects = next((each.effects for each in CAUSES if each.id == explanation.id), ())
+    effects = next((cause.effects for cause in CAUSES if cause.id == explanation.id), ())
     scopes = [Scope.INSIDE] if Effect.NETWORK_INSIDE in effects else list(staged.scopes)
     unless = ", unless this is by design" if staged.verdict is Verdict.WARN else ""
-    return some_of([_DIRECT_BY_SCOPE[each] for each in scopes]) + unless
+    return some_of([_DIRECT_BY_SCOPE[scope] for scope in scopes]) + unless
 
 
 def _not_known(
@@ -228,7 +228,7 @@ def _other_text_finding(facts: LogFacts, others: Sequence[OtherText]) -> Finding
     first = others[0]
     return _error(
         NO_CONNECTIONS,
-        _listed([each.name for each in others]),
+        _listed([other.name for other in others]),
         f"{first.what} in {counted(facts.lines, 'line')}, without NCCL lines",
         "NCCL's log, with lines of connections: ... via P2P/CUMEM",
         "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
@@ -242,7 +242,7 @@ def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     elif not facts.communicators:
         seen = f"{counted(facts.nccl_lines, 'NCCL line')}, none of a connection"
         cause = "NCCL_DEBUG is VERSION or WARN, NCCL_DEBUG_SUBSYS does not include INIT, or the job ended too early"
-    elif all(each.size == 1 for each in facts.communicators):
+    elif all(communicator.size == 1 for communicator in facts.communicators):
         return Finding(
             id=NOTHING_TO_CONNECT,
             severity=Verdict.SKIP,
@@ -311,7 +311,7 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
     unused = {
         name_of(part.communicator): "operations without a connection"
         for part in parts
-        if not part.pairs and any(each.algorithm in _WITH_CONNECTIONS for each in part.communicator.tunings)
+        if not part.pairs and any(tuning.algorithm in _WITH_CONNECTIONS for tuning in part.communicator.tunings)
     }
     yield from _merged_finding(NO_CONNECTIONS, unused, "connections", "truncated logs")
     unheard = {
@@ -328,13 +328,13 @@ def _missing_line_findings(facts: LogFacts, parts: Sequence[Part]) -> Iterator[F
     }
     yield from _merged_finding("ranks-silent", apart, "connections between nodes", "the log is truncated")
     yield from _ambiguous_findings(parts)
-    has_beginning = any(each.note.kind is RemarkKind.BOOTSTRAP for each in facts.remarks) and bool(facts.versions)
+    has_beginning = any(remark.note.kind is RemarkKind.BOOTSTRAP for remark in facts.remarks) and bool(facts.versions)
     yield from _nameless_findings(parts, has_beginning=has_beginning)
 
 
 def _connects_at_once(versions: Sequence[str]) -> bool:
     """True for NCCL before 2.22, which connects all ranks when it creates a communicator."""
-    numbers = [tuple(map(int, found.groups())) for each in versions if (found := _RELEASE.match(each))]
+    numbers = [tuple(map(int, found.groups())) for version in versions if (found := _RELEASE.match(version))]
     return bool(numbers) and max(numbers) < _LAZY_SINCE
 
 
@@ -394,17 +394,17 @@ def _error(id_: str, subject: str, seen: str, expected: str, cause: str, cure: C
 
 def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
     """Report dumps without a collective, and sends and receives that did not end, which are not judged."""
-    waiting = [f"rank {each.rank}" for each in facts.records if each.unfinished_sends]
+    waiting = [f"rank {record.rank}" for record in facts.records if record.unfinished_sends]
     if waiting:
         yield _doubt(
             "sends-unfinished",
             some_of(waiting, _MOST_SUBJECTS),
-            f"sends or receives that did not end: {sum(each.unfinished_sends for each in facts.records)}",
+            f"sends or receives that did not end: {sum(record.unfinished_sends for record in facts.records)}",
             "sends and receives that end",
             "a pipeline stage that waits for another one, or a dump of a running job; only collectives are judged here",
             Cure(comment="`py-spy dump` with the process ids of these ranks shows the lines where they are."),
         )
-    empty = [f"rank {each.rank}" for each in facts.records if not each.calls and not each.unfinished_sends]
+    empty = [f"rank {record.rank}" for record in facts.records if not record.calls and not record.unfinished_sends]
     if empty:
         yield _doubt(
             "dumps-empty",
@@ -477,7 +477,7 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     """The report on who hangs now; SKIP where nobody does and no progress was seen."""
     facts = LogFacts(hangs=tuple(hangs))
     findings = failures_of(facts)
-    verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(each.severity for each in findings)])
+    verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({fallback.HangRow: lambda: _hang_rows(facts)})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.HangRow.section)
 
@@ -571,8 +571,8 @@ def _communicator_rows(summary: JobSummary) -> Iterator[fallback.CommunicatorRow
 
 
 def _hang_rows(facts: LogFacts) -> Iterator[fallback.HangRow]:
-    for each in facts.hangs:
-        yield made_of(fallback.HangRow, each, reason=each.reason.value)
+    for hang in facts.hangs:
+        yield made_of(fallback.HangRow, hang, reason=hang.reason.value)
 
 
 def _member_rows(facts: LogFacts) -> Iterator[fallback.MemberRow]:

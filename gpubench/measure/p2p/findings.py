@@ -137,9 +137,9 @@ def _counted(cell: p2p.Cell) -> str:
 def _written_cells(matrices: Sequence[CopyMatrix], *, peer: bool) -> dict[int, CopyMatrix]:
     wanted = (Engine.CE, Direction.WRITE, peer)
     return {
-        each.series.size_bytes: each
-        for each in matrices
-        if (each.series.engine, each.series.direction, each.series.peer) == wanted
+        matrix.series.size_bytes: matrix
+        for matrix in matrices
+        if (matrix.series.engine, matrix.series.direction, matrix.series.peer) == wanted
     }
 
 
@@ -319,7 +319,7 @@ class _Observed:
             pinned = self._cells.get(ManagedCopy(ManagedWay.PINNED_KERNEL, copy.source, copy.destination))
             return None if pinned is None else pinned.typical_seconds
         pair = copy.source, copy.destination
-        kernels = (each.cells.get(pair) for each in self._matrices if each.series.engine is Engine.SM)
+        kernels = (matrix.cells.get(pair) for matrix in self._matrices if matrix.series.engine is Engine.SM)
         return next((cell.typical_seconds for cell in kernels if cell is not None and cell.seconds), None)
 
     def _gb_s(self, seconds: float) -> str:

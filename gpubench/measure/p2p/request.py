@@ -125,15 +125,15 @@ class P2pRequest(Struct, frozen=True, kw_only=True):
     @property
     def largest(self) -> int:
         """The bytes of the largest copy."""
-        sizes = (*(each.size_bytes for each in self.series), self.host_bytes, self.managed_bytes)
+        sizes = (*(one_series.size_bytes for one_series in self.series), self.host_bytes, self.managed_bytes)
         return max(filter(None, sizes), default=0)
 
     @property
     def pattern_copies(self) -> list[PatternCopy]:
         """Every pattern, written and read."""
         return [
-            PatternCopy(each, way)
-            for each in self.patterns
+            PatternCopy(pattern, way)
+            for pattern in self.patterns
             for way in (operation.Direction.WRITE, operation.Direction.READ)
         ]
 
@@ -246,8 +246,8 @@ class CopyMachine(Struct, frozen=True, dict=True):
     def facts(self, rows: Sequence[PairRow], patterns: Sequence[PatternRow] = ()) -> Facts:
         """The nodes without this run's own use of GPUs, for conditions."""
         own: dict[int, set[int]] = {}
-        for each in self.processes:
-            own.setdefault(each.node, set()).add(each.pid)
+        for process in self.processes:
+            own.setdefault(process.node, set()).add(process.pid)
         return Facts(
             [_without(own.get(number, set()), node) for number, node in self.wiring.nodes.items()],
             profiles=[None if self.matched is None else self.matched.profile] * len(self.nodes),
@@ -301,20 +301,20 @@ class CopyMachine(Struct, frozen=True, dict=True):
     @cached_property
     def _busy(self) -> dict[int, str]:
         """Return processes that used each GPU before this run. A mere context leaves a GPU idle."""
-        own = {(each.node, each.pid) for each in self.processes}
+        own = {(process.node, process.pid) for process in self.processes}
         busy = {}
         for position, place in enumerate(self.wiring.gpus):
             gpu = self.wiring.gpu(position)
             held = gpu.processes or () if gpu is not None and gpu.idle is not True else ()
             others = [each for each in held if (place.node, each.pid) not in own]
             if others:
-                busy[position] = ", ".join(each.label for each in others)
+                busy[position] = ", ".join(other.label for other in others)
         return busy
 
 
 def _without(pids: AbstractSet[int], node: Topology) -> Topology:
     gpus = tuple(
-        replace(gpu, processes=tuple(each for each in gpu.processes or () if each.pid not in pids))
+        replace(gpu, processes=tuple(process for process in gpu.processes or () if process.pid not in pids))
         for gpu in node.snapshot.gpus
     )
     return Topology(replace(node.snapshot, gpus=gpus)) if pids else node

@@ -66,7 +66,7 @@ def pattern_row(
     pairs = pairs_of(copy.pattern, len(machine.gpus))
     total = _total_gb_s(request, cell, len(pairs))
     wanted = Series(Engine.CE, copy.direction, peer=True, size_bytes=request.pattern_bytes)
-    alone = next((each.gb_s for each in matrices if each.series == wanted), {})
+    alone = next((matrix.gb_s for matrix in matrices if matrix.series == wanted), {})
     is_known = total is not None and all(pair in alone for pair in pairs)
     row = PatternRow(
         pattern=copy.pattern,
@@ -111,7 +111,7 @@ def _links(machine: CopyMachine, pair: Pair) -> Iterator[tuple[object, ...]]:
         yield "PCIe", gpu, way
         near = {"PIX": (), ACROSS_SOCKETS: ("PIX", "PXB", "PHB", "NODE")}.get(path, ("PIX",))
         others = range(len(machine.gpus))
-        yield "shared", frozenset((gpu, *(each for each in others if wiring.path((gpu, each)) in near))), way
+        yield "shared", frozenset((gpu, *(other for other in others if wiring.path((gpu, other)) in near))), way
 
 
 def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -> list[Together]:

@@ -107,7 +107,7 @@ class _PairObservations:
 
     def _nvlink_excess(self) -> dict[int, float]:
         found: dict[int, float] = {}
-        for (source, _), cell in ((pair, cell) for each in self._matrices for pair, cell in each.cells.items()):
+        for (source, _), cell in ((pair, cell) for matrix in self._matrices for pair, cell in matrix.cells.items()):
             share = cell.carried.nvlink_share or 0.0
             if share > max(p2p.MOST_SHARE, found.get(source, 0.0)):
                 found[source] = share
@@ -222,11 +222,11 @@ class _PairObservations:
 
     def _cells(self, pair: p2p.Pair, *, peer: bool | None) -> list[tuple[p2p.Series, p2p.Cell]]:
         return [
-            (each.series, each.cells[pair])
-            for each in self._matrices
-            if pair in each.cells
-            and each.series.direction is not Direction.BOTH
-            and (peer is None or each.series.peer is peer)
+            (matrix.series, matrix.cells[pair])
+            for matrix in self._matrices
+            if pair in matrix.cells
+            and matrix.series.direction is not Direction.BOTH
+            and (peer is None or matrix.series.peer is peer)
         ]
 
 
@@ -344,8 +344,8 @@ class P2pRun:
         return next((support[end].lacks for end in ends if support[end].lacks), "")
 
     def _measure_series(self, *, peer: bool) -> None:
-        for series in (each for each in self._request.series if each.peer is peer):
-            scoped = [each for each in self._request.pairs if (self._machine.scope(each) == NETWORK) == series.network]
+        for series in (one_series for one_series in self._request.series if one_series.peer is peer):
+            scoped = [pair for pair in self._request.pairs if (self._machine.scope(pair) == NETWORK) == series.network]
             if scoped:
                 self._measure_matrix(series, scoped)
 
@@ -411,7 +411,7 @@ class P2pRun:
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
         verdict = overall([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, report.Section] = {
-            "matrices": report.Matrix({_title(each.series): self._named(each.gb_s) for each in self._matrices}),
+            "matrices": report.Matrix({_title(matrix.series): self._named(matrix.gb_s) for matrix in self._matrices}),
             "ratios": report.Matrix(self._named(_ratios(self._matrices))),
             **report.Table.group_by_section({report.PatternRow: patterns}),
             **paths.sections,
@@ -460,11 +460,11 @@ def _title(series: p2p.Series) -> str:
 
 
 def _ratios(matrices: Sequence[CopyMatrix]) -> dict[p2p.Pair, float]:
-    off = {each.series.size_bytes: each.gb_s for each in matrices if not each.series.peer}
+    off = {matrix.series.size_bytes: matrix.gb_s for matrix in matrices if not matrix.series.peer}
     on = {
-        each.series.size_bytes: each.gb_s
-        for each in matrices
-        if each.series == p2p.Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=each.series.size_bytes)
+        matrix.series.size_bytes: matrix.gb_s
+        for matrix in matrices
+        if matrix.series == p2p.Series(Engine.CE, Direction.WRITE, peer=True, size_bytes=matrix.series.size_bytes)
     }
     size_bytes = max(set(on) & set(off), default=None)
     if size_bytes is None:

@@ -111,7 +111,7 @@ def _shares_by_cell(figures: Iterable[tuple[scan.PairSample, float]]) -> Shares:
 
 def screening_yardstick(fabric: scan.ScanFabric, samples: Sequence[scan.PairSample]) -> Yardstick:
     """Estimate the normal bandwidth and the noise from the screening, in which most cells are healthy."""
-    measured = [each for each in samples if not each.failure]
+    measured = [sample for sample in samples if not sample.failure]
     by_class = _shares_by_class(fabric, measured)
     plain = Yardstick({key: _level(_merged(by_class, key), 0.0) for key in by_class}, 0.0)
     found = []
@@ -153,7 +153,7 @@ def _caution(samples: Sequence[scan.PairSample]) -> float:
 
     It is 4 for four nodes of one rail and 1.04 for 64 nodes of four rails.
     """
-    nodes = len({node for each in samples for node in each[:2]})
+    nodes = len({node for sample in samples for node in sample[:2]})
     return (1 + _FEW_FIGURES / max(1, len(samples))) * (1 + _FEW_NODES / max(1, nodes) ** 2)
 
 
@@ -180,7 +180,7 @@ def _merged(by_class: Mapping[tuple[int, bool], Shares], key: tuple[int, bool]) 
 
 
 def _level(figures: Shares, deviation: float) -> float:
-    return median(upper_mean(each) / (1 + upper_excess(len(each)) * deviation) for each in figures.values())
+    return median(upper_mean(figure) / (1 + upper_excess(len(figure)) * deviation) for figure in figures.values())
 
 
 def _within(shares: Shares) -> float:
@@ -189,7 +189,7 @@ def _within(shares: Shares) -> float:
     Three nodes have only two measurements each. The two nearest of a rail then have no bad partner, or the same one.
     If more cells have two, the scan ended early.
     """
-    three = [sorted(each)[-2:] for each in shares.values() if len(each) >= 3]
+    three = [sorted(share)[-2:] for share in shares.values() if len(share) >= 3]
     gaps = [(high - low) / high for low, high in three if high > 0]
     if gaps:
         return median(gaps) / _GAP_OF_THREE
@@ -203,7 +203,7 @@ def _within(shares: Shares) -> float:
 
 
 def _between(yardstick: Yardstick, shares: Shares) -> float:
-    scores = sorted(yardstick.score(each) for each in shares.values() if len(each) == 3)
+    scores = sorted(yardstick.score(share) for share in shares.values() if len(share) == 3)
     if len(scores) < LEAST_CELLS:
         return 0.0
     upper, middle = scores[len(scores) * 3 // 4], scores[len(scores) // 2]
@@ -377,8 +377,8 @@ def local_parts(slow: SlowFigures, rails: int) -> Iterator[LocalPart]:
             continue
         for gpu, figures in sorted(gpus.items()):
             yield LocalPart(node, gpu, None, {each: own[each] for each in figures})
-        for each in pairs:
-            yield LocalPart(node, each.gpu, each.partner, {each: own[each]})
+        for pair in pairs:
+            yield LocalPart(node, pair.gpu, pair.partner, {pair: own[pair]})
 
 
 def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigure]], list[scan.LocalFigure]]:
@@ -389,14 +389,14 @@ def _blamed(own: SlowFigures, rails: int) -> tuple[dict[int, list[scan.LocalFigu
             gpus[each.gpu].append(each)
     pairs = [each for each in own if each.quantity is scan.LocalQuantity.PAIR]
     for gpu in [*gpus, *_most_in_pairs(pairs, rails)]:
-        gpus[gpu] += [each for each in pairs if gpu in (each.gpu, each.partner)]
-        pairs = [each for each in pairs if gpu not in (each.gpu, each.partner)]
+        gpus[gpu] += [pair for pair in pairs if gpu in (pair.gpu, pair.partner)]
+        pairs = [pair for pair in pairs if gpu not in (pair.gpu, pair.partner)]
     return gpus, pairs
 
 
 def _most_in_pairs(pairs: Sequence[scan.LocalFigure], rails: int) -> Iterator[int]:
     slow = _count(pairs)
-    failed = _count([each for each in pairs if each.failure])
+    failed = _count([pair for pair in pairs if pair.failure])
     enough = {gpu for gpu, count in slow.items() if count >= LEAST_PAIRS and 2 * count > rails - 1}
     enough |= {gpu for gpu, count in failed.items() if count >= LEAST_PAIRS}
     left = list(pairs)
@@ -407,7 +407,7 @@ def _most_in_pairs(pairs: Sequence[scan.LocalFigure], rails: int) -> Iterator[in
 
 
 def _count(pairs: Sequence[scan.LocalFigure]) -> Counter[int]:
-    return Counter(gpu for each in pairs for gpu in (each.gpu, each.partner) if gpu is not None)
+    return Counter(gpu for pair in pairs for gpu in (pair.gpu, pair.partner) if gpu is not None)
 
 
 _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
@@ -419,7 +419,7 @@ _COLLECTIVES: Mapping[scan.LocalQuantity, tuple[str, int]] = {
 
 def wrong_data_inside(fabric: scan.ScanFabric, figures: Sequence[scan.LocalFigure]) -> Iterator[Finding]:
     """Yield a finding for each pair of GPUs of a node with wrong data, however rare."""
-    found = {each.place: each for each in figures if each.failure.startswith(scan.WRONG_DATA_ARRIVED)}
+    found = {figure.place: figure for figure in figures if figure.failure.startswith(scan.WRONG_DATA_ARRIVED)}
     for each in found.values():
         host = fabric.hosts[each.node]
         gpus = () if each.partner is None else (f"GPU{each.gpu}", f"GPU{each.partner}")
@@ -446,7 +446,7 @@ def not_measured_inside(
     known = {each.place for each in named}
     last = {each.place for each in passes[-1] if each.failure}
     found: dict[tuple[scan.LocalQuantity, str, Verdict], dict[int, None]] = {}
-    for each in (each for figures in passes for each in figures if each.failure and each.place not in known):
+    for each in (figure for figures in passes for figure in figures if figure.failure and figure.place not in known):
         if not each.failure.startswith(scan.WRONG_DATA_ARRIVED):
             severity = Verdict.ERROR if each.place in last else Verdict.WARN
             found.setdefault((each.quantity, each.failure, severity), {})[each.node] = None
@@ -502,7 +502,9 @@ def find_nodes_below_profile(
     known = {each.place for each in named}
     expected = {node: expected_inside(profile, fabric.rails) for node, profile in profiles.items()}
     best: dict[tuple[int, scan.LocalQuantity], dict[tuple[int, int | None], float]] = {}
-    for each in (each for figures in passes for each in figures if not each.failure and each.place not in known):
+    for each in (
+        figure for figures in passes for figure in figures if not figure.failure and figure.place not in known
+    ):
         own = best.setdefault((each.node, each.quantity), {})
         own[each.gpu, each.partner] = max(each.gb_s, own.get((each.gpu, each.partner), 0.0))
     by_kind: dict[tuple[scan.LocalQuantity, str], list[tuple[float, int, Expectation]]] = {}

@@ -187,7 +187,7 @@ def _part_findings(course: ScanCourse, parts: Sequence[verdicts.FaultyPart]) -> 
             _part_seen(fabric, part),
             expected,
             likely,
-            Cure(tuple(each.format(host=host) for each in cure.commands), cure.comment.format(host=host)),
+            Cure(tuple(command.format(host=host) for command in cure.commands), cure.comment.format(host=host)),
             places=_part_places(fabric, part),
             subjects=tuple(fabric.hosts[node] for node in part.nodes) if part.leaf is not None else (),
             expected_percent=0.0 if part.kind in _SILENT else percent(part.share, 1.0),
@@ -234,7 +234,7 @@ def _doubt_findings(
 ) -> Iterator[Finding]:
     """Findings for unconfirmed suspects, leaves included, and for rails without any figure."""
     if suspects or leaves:
-        names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, each) for each in leaves)]
+        names = [*_names(course.fabric, suspects), *(_part_name(course.fabric, leaf) for leaf in leaves)]
         why = "too few healthy nodes were left for the confirmation"
         if not course.has_confirmed:
             why = "--quick ends after the screening" if course.is_quick else "the job ended before the confirmation"
@@ -378,10 +378,10 @@ def _collective_findings(fabric: scan.ScanFabric, groups: Sequence[CollectiveOfN
     if not groups or not groups[0].falls_short:
         return
     whole = groups[0]
-    reached = [f"{each.name} {_reached(each)}" for each in groups]
-    halves = [each for each in groups[1:] if each.falls_short]
+    reached = [f"{group.name} {_reached(group)}" for group in groups]
+    halves = [group for group in groups[1:] if group.falls_short]
     where = (
-        "in " + " and ".join(f"{each.name} ({_hosts(fabric, each)})" for each in halves)
+        "in " + " and ".join(f"{halve.name} ({_hosts(fabric, halve)})" for halve in halves)
         if halves
         else "only with all nodes together: their number, or a part that all of them share"
     )
@@ -516,7 +516,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     ]
     parts = [*(_part_row(result, part) for part in result.parts), *_suspect_rows(result, suspects)]
     cells = list(_cell_rows(result, set(suspects)))
-    verdict = overall([*(each.severity for each in findings), *(Verdict(each.verdict) for each in cells)])
+    verdict = overall([*(finding.severity for finding in findings), *(Verdict(cell.verdict) for cell in cells)])
     return Report(
         verdict=verdict,
         complete=True,
@@ -640,9 +640,9 @@ def _round_rows(result: ScanResult) -> Iterator[scan.ScanRoundRow]:
         yield scan.ScanRoundRow(
             number=outcome.number,
             phase=outcome.phase,
-            pairs=len({each[:2] for each in outcome.samples}),
-            figures=sum(not each.failure for each in outcome.samples),
-            failures=sum(bool(each.failure) for each in outcome.samples),
+            pairs=len({sample[:2] for sample in outcome.samples}),
+            figures=sum(not sample.failure for sample in outcome.samples),
+            failures=sum(bool(sample.failure) for sample in outcome.samples),
             gone=tuple(result.course.fabric.hosts[node] for node in outcome.gone),
             seconds=outcome.seconds,
             origin=result.origin,

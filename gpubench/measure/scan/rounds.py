@@ -100,9 +100,9 @@ class Schedule(Struct, frozen=True):
         members: dict[str | None, list[int]] = {}
         for node in self._shuffled(f"inside{number}", nodes):
             members.setdefault(self.fabric.leaves[node], []).append(node)
-        left = [each.pop() for each in members.values() if len(each) % 2]
+        left = [member.pop() for member in members.values() if len(member) % 2]
         groups = [*members.values(), left]
-        return [NodePair(each[i], each[i + 1]) for each in groups for i in range(0, len(each) - 1, 2)]
+        return [NodePair(group[i], group[i + 1]) for group in groups for i in range(0, len(group) - 1, 2)]
 
     def _across(self, number: int, nodes: Sequence[int]) -> list[NodePair]:
         """Pair nodes of different leaves at random. Among few nodes, avoid pairs of earlier rounds.
@@ -164,9 +164,9 @@ def blamed(failures: Mapping[NodeRail, Sequence[PairSample]]) -> list[NodeRail]:
     A healthy cell can meet two hanging ones in turn. So a cell that is the only explanation for a partner's failure
     comes first, which gives a smallest vertex cover if the failures form no cycle.
     """
-    own = [cell for cell, samples in failures.items() if any(each.culprit == cell.node for each in samples)]
+    own = [cell for cell, samples in failures.items() if any(sample.culprit == cell.node for sample in samples)]
     partners = {
-        cell: {NodeRail(each.partner(cell.node), cell.rail) for each in samples if each.culprit is None}
+        cell: {NodeRail(sample.partner(cell.node), cell.rail) for sample in samples if sample.culprit is None}
         for cell, samples in failures.items()
     }
     found = dict.fromkeys(own)
@@ -204,7 +204,7 @@ class InsideNodes:
         """Measure all nodes. Rails that are no longer tried keep their earlier failures."""
         if self._rails < 2:
             return []
-        found = [each for number in range(self._rails - 1 + self._rails % 2) for each in self._pairs(number)]
+        found = [pair for number in range(self._rails - 1 + self._rails % 2) for pair in self._pairs(number)]
         found += self._all_reduce()
         known = {each.place for each in found}
         return [*found, *(each for each in self._given_up() if each.place not in known)]
@@ -297,7 +297,7 @@ class ScanCourse(Struct):
 
     def samples(self, phase: ScanPhase) -> list[PairSample]:
         """Return the measurements of a phase, with the node that caused each failure if it is known."""
-        found = [sample for each in self.outcomes if each.phase is phase for sample in each.samples]
+        found = [sample for outcome in self.outcomes if outcome.phase is phase for sample in outcome.samples]
         if not any(each.failure for each in found):
             return found
         retired = self.retired()
@@ -306,7 +306,7 @@ class ScanCourse(Struct):
     @property
     def has_confirmed(self) -> bool:
         """True if at least one round of the confirmation took place."""
-        return any(each.phase is ScanPhase.CONFIRMATION for each in self.outcomes)
+        return any(outcome.phase is ScanPhase.CONFIRMATION for outcome in self.outcomes)
 
     def living(self) -> list[int]:
         """Return the nodes that still answer and have a rail that does not hang."""
@@ -434,14 +434,14 @@ def _screen(course: ScanCourse) -> None:
     yardstick, levels, known = judging.screening_yardstick(fabric, samples), list[LeafLevel](), set[tuple[str, int]]()
     for _ in range(_MOST_LOOKS_AT_LEAVES):
         levels = leaf_levels(fabric, yardstick, samples)
-        sure = {(each.leaf, each.rail): each for each in levels if each.is_sure}
+        sure = {(level.leaf, level.rail): level for level in levels if level.is_sure}
         if sure.keys() == known:
             break
         known = set(sure)
         yardstick = adjust_to_slow_leaves(yardstick, sure.values())
         yardstick = judging.screening_yardstick(fabric, correct_slow_leaves(yardstick, fabric, samples))
-    course.suspect_leaves = [each for each in levels if each.is_sure]
-    course.doubtful_leaves = [each for each in levels if not each.is_sure]
+    course.suspect_leaves = [level for level in levels if level.is_sure]
+    course.doubtful_leaves = [level for level in levels if not level.is_sure]
     course.yardstick = adjust_to_slow_leaves(yardstick, course.suspect_leaves)
     course.screened = course.judged = judging.scores(fabric, course.yardstick, samples)
     course.suspects = set(judging.falls_behind(ScanPhase.SCREENING, yardstick.deviation, course.screened))
@@ -461,7 +461,7 @@ def _against_good(course: ScanCourse, schedule: Schedule, steps: _Steps, phase: 
 
 
 def _partners(course: ScanCourse, suspects: Set[int], good: Set[int]) -> tuple[list[int], list[int], list[int]]:
-    slow = {each.leaf for each in course.suspect_leaves}
+    slow = {leaf.leaf for leaf in course.suspect_leaves}
     best = {node for node in good if course.fabric.leaves[node] not in slow}
     partners = best if len(best) >= len(suspects) else good
     return sorted(suspects), sorted(partners), sorted(good - partners)
@@ -485,8 +485,8 @@ def _judge(course: ScanCourse, phase: ScanPhase, good: frozenset[int]) -> None:
     as_healthy = correct_slow_leaves(yardstick, fabric, samples)
     yardstick = judging.round_yardstick(fabric, as_healthy, good, yardstick)
     leaves = [level for level in course.suspect_leaves if _is_slow_again(fabric, yardstick, samples, good, level)]
-    kept = {(each.leaf, each.rail) for each in leaves}
-    course.doubtful_leaves += [each for each in course.suspect_leaves if (each.leaf, each.rail) not in kept]
+    kept = {(leaf.leaf, leaf.rail) for leaf in leaves}
+    course.doubtful_leaves += [leaf for leaf in course.suspect_leaves if (leaf.leaf, leaf.rail) not in kept]
     found = judging.scores(fabric, adjust_to_slow_leaves(yardstick, leaves), samples, good)
     behind = set(judging.falls_behind(phase, yardstick.deviation, found))
     if phase is ScanPhase.CONFIRMATION:
@@ -521,7 +521,7 @@ def _cells_like_leaf(
     fabric: ScanFabric, deviation: float, found: Mapping[NodeRail, judging.CellScore], leaves: Sequence[LeafLevel]
 ) -> set[NodeRail]:
     least = 1 - judging.threshold(ScanPhase.CONFIRMATION, deviation)
-    errors = {(each.leaf, each.rail): DOUBTFUL_ERRORS * each.error for each in leaves}
+    errors = {(leaf.leaf, leaf.rail): DOUBTFUL_ERRORS * leaf.error for leaf in leaves}
     return {
         cell
         for cell, each in found.items()

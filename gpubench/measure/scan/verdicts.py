@@ -77,7 +77,7 @@ def _nearest_nics(node: Topology, rail: int) -> list[NicFacts]:
     if rail >= len(node.gpus) or not nics:
         return []
     places = {nic.name: node.path(node.gpus[rail], nic) for nic in nics}
-    nearest = next((each for each in PATH_CLASSES if each in places.values()), None)
+    nearest = next((class_ for class_ in PATH_CLASSES if class_ in places.values()), None)
     return [nic for nic in nics if places[nic.name] == nearest] if nearest is not None else []
 
 
@@ -172,7 +172,7 @@ def rails_without_level(course: ScanCourse, named: Set[int], *, explained: bool 
     """
     if not explained and faster_nodes(course):
         return frozenset(range(course.fabric.rails))
-    without = {each.rail for each in _unnamed_leaves(course)}
+    without = {leaf.rail for leaf in _unnamed_leaves(course)}
     faster = {} if named else faster_rails(course)
     slower = set(range(course.fabric.rails)) - faster.keys() if faster else set()
     return frozenset({cell.rail for cell in faster_cells(course)} | slower | without)
@@ -450,15 +450,15 @@ def _named_leaves(course: ScanCourse) -> list[LeafLevel]:
 
 def _rails_as_others(course: ScanCourse) -> frozenset[int]:
     centres = course.yardstick.centres
-    slow = {each.rail for each in course.slow_leaves}
+    slow = {leaf.rail for leaf in course.slow_leaves}
     others = [gb_s for (rail, inside), gb_s in centres.items() if inside and rail not in slow]
     least = RAIL_SHARE * median(others) if len(others) >= LEAST_OTHER_RAILS else math.inf
     return frozenset(rail for rail in slow if centres.get((rail, True), 0.0) >= least)
 
 
 def _unnamed_leaves(course: ScanCourse) -> list[LeafLevel]:
-    named = {(each.leaf, each.rail) for each in _named_leaves(course)}
-    return [each for each in course.slow_leaves if (each.leaf, each.rail) not in named]
+    named = {(leaf.leaf, leaf.rail) for leaf in _named_leaves(course)}
+    return [leaf for leaf in course.slow_leaves if (leaf.leaf, leaf.rail) not in named]
 
 
 def doubtful_cells(course: ScanCourse) -> Mapping[NodeRail, LeafLevel]:
@@ -587,7 +587,7 @@ def _rails(course: ScanCourse, left: _Cells) -> None:
 
 def unknown_between_leaves(course: ScanCourse) -> frozenset[int]:
     """Return the rails on which a leaf is slow inside, so that the normal bandwidth between leaves is unknown."""
-    return frozenset(each.rail for each in course.slow_leaves if False not in each.slow)
+    return frozenset(leaf.rail for leaf in course.slow_leaves if False not in leaf.slow)
 
 
 def _members(fabric: ScanFabric, leaf: str) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def running_jobs(rates: NodeRates) -> tuple[RunningJob, ...]:
     tasks = {task.pid: task for task in rates.tasks}
     hidden = [gpu for gpu in rates.gpus if gpu.processes is None]
     groups = groups_of(tasks.values())
-    on_gpu = {gpu.bus_id: {each.pid for each in gpu.processes or ()} for gpu in rates.gpus}
+    on_gpu = {gpu.bus_id: {process.pid for process in gpu.processes or ()} for gpu in rates.gpus}
     sizes = {group: sum(bool(pids & set(group)) for pids in on_gpu.values()) for group in groups}
     owned: dict[tuple[int, ...], list[GpuRates]] = {}
     for gpu in rates.gpus:
@@ -116,7 +116,7 @@ def _also_uses(process: GpuProcess, gpu: GpuRates) -> str:
 
 
 def _users(gpu: GpuRates) -> Iterator[GpuProcess]:
-    return (each for each in gpu.processes or () if not _is_service(each.name))
+    return (process for process in gpu.processes or () if not _is_service(process.name))
 
 
 def _is_service(name: str | None) -> bool:
@@ -209,7 +209,7 @@ class WatchedJobs(Struct, frozen=True):
             gpus=tuple(
                 gpu
                 for gpu in reading.gpus
-                if gpu.lost is not None or any(each.pid in chosen for each in gpu.processes or ())
+                if gpu.lost is not None or any(process.pid in chosen for process in gpu.processes or ())
             ),
         )
 
@@ -287,6 +287,6 @@ def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
 
 def _owner(job: RunningJob, position: int) -> TaskFacts | None:
     """Return the job's process on a GPU. Of several, return the one that uses most of its memory."""
-    on_gpu = {each.pid: each.memory_bytes or 0 for each in job.gpus[position].processes or ()}
+    on_gpu = {process.pid: process.memory_bytes or 0 for process in job.gpus[position].processes or ()}
     having = [task for task in job.tasks if task.pid in on_gpu]
     return max(having, key=lambda task: on_gpu[task.pid], default=None)

@@ -55,7 +55,9 @@ def observe(rates: NodeRates, joined: Joined) -> tuple[Observed, ...]:
 def needs_closer_look(observed: Sequence[Observed]) -> frozenset[int]:
     """Return the processes of jobs that may be host-staged and whose NCCL state is unknown."""
     suspects = (each for each in observed if each.seen.pcie in (Pcie.ACROSS, Pcie.BOTH) or each.seen.idle_gpus)
-    several = (each for each in suspects if each.seen.members is not Members.ONE or each.seen.network != "quiet")
+    several = (
+        suspect for suspect in suspects if suspect.seen.members is not Members.ONE or suspect.seen.network != "quiet"
+    )
     return frozenset(task.pid for each in several for task in each.job.tasks if task.communicators is not True)
 
 
@@ -116,15 +118,15 @@ class JobCourse(Struct):
         alarm = next((each for way in ALARMS if (each := self.stretches.get(way)) and each.is_steady), None)
         if alarm is not None:
             return alarm
-        calm = [each for each in self.stretches.values() if each.way not in (*_QUIET, *ALARMS)]
-        quiet = [each for each in self.stretches.values() if each.way in _QUIET]
+        calm = [stretch for stretch in self.stretches.values() if stretch.way not in (*_QUIET, *ALARMS)]
+        quiet = [stretch for stretch in self.stretches.values() if stretch.way in _QUIET]
         passing = list(self.stretches.values())
         longest = max(calm or quiet or passing, key=lambda each: each.seconds)
         if longest.way is not Way.DIRECT:
             return longest
         doubts = [each for each in passing if each.way in (Way.UNKNOWN, Way.NOT_TOLD, *ALARMS)]
-        lasting = sum(each.intervals for each in doubts) > 1
-        if lasting and sum(each.seconds for each in doubts) > MOST_DOUBT * longest.seconds:
+        lasting = sum(doubt.intervals for doubt in doubts) > 1
+        if lasting and sum(doubt.seconds for doubt in doubts) > MOST_DOUBT * longest.seconds:
             return max(doubts, key=lambda each: each.seconds)
         return longest
 
@@ -357,7 +359,7 @@ def traffic_rows(
             clock_mhz=gpu.clock_mhz,
             throttle_reasons=gpu.throttle_reasons,
             errors_grown=gpu.errors_grown,
-            users=None if gpu.processes is None else [_user(each, names) for each in gpu.processes],
+            users=None if gpu.processes is None else [_user(process, names) for process in gpu.processes],
             job=jobs.get(gpu.bus_id),
             note=_note(gpu.unknown),
         )
@@ -396,7 +398,7 @@ DRIVER_SILENT, JOB_NOT_FOUND = "driver-silent", "job-not-found"
 
 _CANNOT_COUNT = "the counters do not show it, or may not be read"
 _MOST_JOBS = 3
-_GPU_LOST = next(each for each in GPU.conditions if each.id == "gpu-lost")
+_GPU_LOST = next(condition for condition in GPU.conditions if condition.id == "gpu-lost")
 
 _LOOK_CLOSER = Cure.of(
     "gpubench topo --causes", comment="Or set NCCL_DEBUG=INFO in the job and run `gpubench explain` on its log."
@@ -405,11 +407,11 @@ _LOOK_CLOSER = Cure.of(
 
 def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     """Build the report without the rows of intervals. `missing` names the watched job if it was not found."""
-    jobs = [row for each in course.jobs.values() for row in _job_rows(each, origin)]
+    jobs = [row for job in course.jobs.values() for row in _job_rows(job, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
-    judged = [each.verdict for each in course.jobs.values()]
-    verdict = overall((*judged, *(each.severity for each in findings)))
-    if verdict is Verdict.PASS and any(each.main.way is Way.NOT_TOLD for each in course.jobs.values()):
+    judged = [job.verdict for job in course.jobs.values()]
+    verdict = overall((*judged, *(finding.severity for finding in findings)))
+    if verdict is Verdict.PASS and any(job.main.way is Way.NOT_TOLD for job in course.jobs.values()):
         verdict = Verdict.SKIP
     sections = Table.group_by_section({JobRow: jobs})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=JobRow.section)

@@ -223,18 +223,18 @@ class GpuLoad(Struct, frozen=True):
 
 def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
     """Several readings of one GPU as one: means, and every reason that was met."""
-    clocks = [each.clock_mhz for each in readings if each.clock_mhz is not None]
-    powers = [each.power_w for each in readings if each.power_w is not None]
+    clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
+    powers = [reading.power_w for reading in readings if reading.power_w is not None]
     return GpuLoad(
         clock_mhz=round(fmean(clocks)) if clocks else None,
         power_w=fmean(powers) if powers else None,
-        throttle_reasons=tuple(dict.fromkeys(reason for each in readings for reason in each.throttle_reasons)),
+        throttle_reasons=tuple(dict.fromkeys(reason for reading in readings for reason in reading.throttle_reasons)),
     )
 
 
 def load_of_ranks(loads: Sequence[GpuLoad]) -> GpuLoad:
     """The GPUs of a job as one: the clock of the slowest, the mean of powers, every reason that was met."""
-    clocks = [each.clock_mhz for each in loads if each.clock_mhz is not None]
+    clocks = [load.clock_mhz for load in loads if load.clock_mhz is not None]
     together = mean_load(loads)
     return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
 
@@ -246,9 +246,9 @@ HIDDEN_GPUS = "hidden_gpus"  # Metadata: how many GPUs were hidden from the run,
 def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     """The node without its hidden GPUs, which count as those of others; hidden is what none of `processes` names."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
-    settings = {each.visible_devices for each in processes}
+    settings = {process.visible_devices for process in processes}
     if len(settings) > 1:
-        hidden -= {device for each in settings for device in _named(node, each)}
+        hidden -= {device for setting in settings for device in _named(node, setting)}
     if not hidden:
         return node
     return replace(
@@ -261,7 +261,7 @@ def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
 
 def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
     """True if each process has a setting of which every entry names a GPU of the node: so many were asked for."""
-    settings = [each.visible_devices for each in processes]
+    settings = [process.visible_devices for process in processes]
     return bool(settings) and all(
         setting is not None
         and all(any(_is_named(gpu, entry.strip()) for gpu in node.gpus) for entry in setting.split(","))

@@ -218,28 +218,30 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
 
     def of(self, operation: str) -> Sequence[OperationTrial]:
         """The trials of an operation, by size."""
-        return [each for each in self.trials if each.operation == operation]
+        return [trial for trial in self.trials if trial.operation == operation]
 
     def works(self, operation: str) -> bool:
         """True if it was tried, and gave right data at all sizes."""
         trials = self.of(operation)
-        return bool(trials) and all(each.outcome is TrialOutcome.RIGHT for each in trials)
+        return bool(trials) and all(trial.outcome is TrialOutcome.RIGHT for trial in trials)
 
     @property
     def operations(self) -> Sequence[str]:
         """All operations, in the order in which they were tried."""
-        return list(dict.fromkeys(each.operation for each in self.trials))
+        return list(dict.fromkeys(trial.operation for trial in self.trials))
 
     @property
     def working(self) -> Sequence[str]:
         """Those that work."""
-        return [each for each in self.operations if self.works(each)]
+        return [operation for operation in self.operations if self.works(operation)]
 
     @property
     def failing(self) -> Sequence[str]:
         """Those that were tried and do not."""
-        bad = {each.operation for each in self.trials if each.outcome not in (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)}
-        return [each for each in self.operations if each in bad]
+        bad = {
+            trial.operation for trial in self.trials if trial.outcome not in (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)
+        }
+        return [operation for operation in self.operations if operation in bad]
 
     @property
     def said(self) -> str:
@@ -303,7 +305,7 @@ class _UsedGpu(Protocol):
 
 def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
     """Where CUDA's MPS is in use: 'in use on GPU0', by NVML's processes, and what the environment asks for; else ''."""
-    seen = [gpu.device for gpu in gpus if any(each.shows_mps for each in gpu.processes or ())]
+    seen = [gpu.device for gpu in gpus if any(process.shows_mps for process in gpu.processes or ())]
     asked = [f"{name}={value}" for name, value in environment.items() if name == _PIPES]
     found = [f"in use on {', '.join(dict.fromkeys(seen))}"] if seen else []
     return "; ".join([*found, *(f"asked for by {each}" for each in asked)])

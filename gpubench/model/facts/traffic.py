@@ -90,17 +90,17 @@ def is_foreign(gb_s: float | None) -> bool:
 
 def holders(use: GpuUse, words: Callable[[int], str]) -> str:
     """Who holds the memory of a GPU, in words; empty where nobody does. `words` are those for a number of bytes."""
-    if use.held_bytes is not None and any(each.memory_bytes is None for each in use.users):
-        return f"{', '.join(each.label for each in use.users)}: {words(use.held_bytes)}"
-    named = [f"{each.label}: {words(each.memory_bytes)}" for each in use.users if each.memory_bytes]
-    unseen = (use.held_bytes or 0) - sum(each.memory_bytes or 0 for each in use.users)
+    if use.held_bytes is not None and any(user.memory_bytes is None for user in use.users):
+        return f"{', '.join(user.label for user in use.users)}: {words(use.held_bytes)}"
+    named = [f"{user.label}: {words(user.memory_bytes)}" for user in use.users if user.memory_bytes]
+    unseen = (use.held_bytes or 0) - sum(user.memory_bytes or 0 for user in use.users)
     if use.held_bytes is not None and unseen > LEAST_HELD_BYTES:
         named.append(f"a process that is not visible here: {words(unseen)}")
     return ", ".join(named)
 
 
 def _greatest(values: Iterable[float | None]) -> float | None:
-    return max((each for each in values if each is not None), default=None)
+    return max((value for value in values if value is not None), default=None)
 
 
 LOOPBACK = "lo"  # Where NCCL finds no other way inside a node, it takes sockets over this interface
@@ -244,13 +244,13 @@ def rates(before: NodeReading, after: NodeReading) -> NodeRates:
     """The rates between two readings of one node. What only one of them has is unknown."""
     seconds = after.seconds - before.seconds
     gpus = {each.bus_id: each for each in before.gpus}
-    nics = {each.name: each for each in before.nics}
+    nics = {nic.name: nic for nic in before.nics}
     return NodeRates(
         host=after.host,
         begin=before.seconds,
         end=after.seconds,
         gpus=tuple(_gpu(gpus.get(each.bus_id), each, seconds) for each in after.gpus),
-        nics=tuple(_nic(nics.get(each.name), each, seconds) for each in after.nics),
+        nics=tuple(_nic(nics.get(nic.name), nic, seconds) for nic in after.nics),
         tasks=after.tasks,
         driver_silent=after.driver_silent,
     )
@@ -349,5 +349,5 @@ def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 def total(values: Sequence[float | None]) -> float | None:
     """The sum of rates; None where any of them is unknown, which might be the largest."""
-    known = [each for each in values if each is not None]
+    known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

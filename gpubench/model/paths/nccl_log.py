@@ -417,8 +417,8 @@ class InspectedSize(Struct, frozen=True):
 def by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
     """By collective, ranks, nodes and size."""
     found: dict[tuple[str, int, int, int], list[float]] = {}
-    for each in operations:
-        key = each.collective, each.ranks, each.nodes, each.size_bytes
-        found.setdefault(key, []).append(min(each.times.values()))
+    for operation in operations:
+        key = operation.collective, operation.ranks, operation.nodes, operation.size_bytes
+        found.setdefault(key, []).append(min(operation.times.values()))
     for (collective, ranks, nodes, size), times in sorted(found.items()):
         yield InspectedSize(collective, size, ranks, nodes, len(times), median(times))

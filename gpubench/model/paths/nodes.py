@@ -163,9 +163,10 @@ def _other_models(
 ) -> tuple[Difference, ...]:
     seen = Difference("GPU models", *(", ".join(models[each]) or "none" for each in (node, usual)))
     return seen, *(
-        each
-        for each in differences(traits_of[node], traits_of[usual])
-        if not each.trait.partition(" ")[0][-1].isdigit() and each.trait not in ("GPUs", "devices", *_EXPLAINED)
+        difference
+        for difference in differences(traits_of[node], traits_of[usual])
+        if not difference.trait.partition(" ")[0][-1].isdigit()
+        and difference.trait not in ("GPUs", "devices", *_EXPLAINED)
     )
 
 

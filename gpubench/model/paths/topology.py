@@ -332,7 +332,7 @@ class Topology:
     @property
     def _why_silent(self) -> str:
         stages = ("nvml", "cuda")
-        failed = [f"{each.stage}: {each.error}" for each in self.snapshot.failures if each.stage in stages]
+        failed = [f"{failure.stage}: {failure.error}" for failure in self.snapshot.failures if failure.stage in stages]
         return "; ".join(failed) or self.snapshot.driver.absent or "nvidia-smi topo -p2p r decides"
 
     @_asked_once
@@ -401,7 +401,7 @@ class Topology:
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
         """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""
         paths = {gpu.index: self.pcie_path(gpu, nic) for gpu in self.gpus}
-        nearest = next((each for each in PATH_CLASSES if each in paths.values()), None)
+        nearest = next((class_ for class_ in PATH_CLASSES if class_ in paths.values()), None)
         return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:

@@ -200,9 +200,9 @@ def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
 
 def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Iterator[Route]:
     ends = [each for each in logged if each.peer_to_peer is peer_to_peer]
-    received = [each for each in ends if each.received]
+    received = [end for end in ends if end.received]
     both_ends = 0
-    for sent in (each for each in ends if not each.received):
+    for sent in (end for end in ends if not end.received):
         left = sent.channel_bits
         for other in received:
             if both := left & other.channel_bits:
@@ -270,7 +270,7 @@ class Used(Struct, frozen=True):
 
 def names(transports: Iterable[Transport]) -> str | None:
     """Distinct transports by name, worst first, joined by '+'; None where there are none."""
-    return "+".join(dict.fromkeys(each.name for each in sorted(transports, key=_badness))) or None
+    return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_badness))) or None
 
 
 def _badness(transport: Transport) -> tuple[int, str]:

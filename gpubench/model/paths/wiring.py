@@ -198,7 +198,7 @@ class Wiring(Struct, frozen=True, dict=True):
         node = self.nodes[number]
         nics = self._nics[number] or [nic for nic in node.nics if nic.state == _ACTIVE and nic.rate_gbit_s]
         paths = {nic.name: node.pcie_path(facts, nic) for nic in nics}
-        nearest = next((each for each in topology.PATH_CLASSES if each in paths.values()), None)
+        nearest = next((class_ for class_ in topology.PATH_CLASSES if class_ in paths.values()), None)
         return [nic for nic in nics if paths[nic.name] == nearest]
 
     def to_network(self, gpu: int) -> topology.Limit:
@@ -262,9 +262,9 @@ class Wiring(Struct, frozen=True, dict=True):
         ]
         if not all(answers):
             return Evidence(seen="nothing described the NICs of both nodes")
-        for each in answers:
-            if not any(possible for (possible, _), _ in each):
-                (possible, reason), name = each[0]
+        for answer in answers:
+            if not any(possible for (possible, _), _ in answer):
+                (possible, reason), name = answer[0]
                 state = State.CONTRADICTING if possible is False else State.ABSENT
                 return Evidence(state, f"GPUDirect RDMA by {name}: {reason}")
         return Evidence(State.PRESENT, "GPUDirect RDMA is possible on both nodes")

@@ -189,7 +189,7 @@ class CopyJudge(Struct, frozen=True):
         if node is None or profile is None or is_over_nvlink(row) or profile.gpu.c2c_gb_s:
             return 1.0
         links = [pcie_ceiling_gb_s(loaded_link(gpu)) for gpu in node.gpus]
-        best = max((each for each in links if each is not None), default=0.0)
+        best = max((link for link in links if link is not None), default=0.0)
         return min(1.0, best / profile.gpu.pcie_gb_s) if best and profile.gpu.pcie_gb_s else 1.0
 
     def _host_bounds(self, row: PairRow, usual_gb_s: float | None) -> list[Bound]:
@@ -204,7 +204,7 @@ class CopyJudge(Struct, frozen=True):
     def _small_bounds(self, row: PairRow, among: list[Bound]) -> list[Bound]:
         bounds = [*self._modelled(row), *among]
         large_gb_s = p2p.LIMIT_WARN_SHARE * (row.limit_gb_s or 0.0)
-        if row.engine != Engine.CE or any(each.source != SIBLINGS for each in bounds) or not large_gb_s:
+        if row.engine != Engine.CE or any(bound.source != SIBLINGS for bound in bounds) or not large_gb_s:
             return bounds
         latency_us = _LONGEST_DIRECT_US[is_over_nvlink(row)]
         gb_s = _small_copy_gb_s(_moved(row), latency_us, large_gb_s)
@@ -372,7 +372,7 @@ def _bounds_from_writes(
     row: PairRow, written: Mapping[tuple[object, ...], float], bounds: Sequence[Bound]
 ) -> list[Bound]:
     """Reads, kernels and both directions at once against the writes of the same pair, if no profile knows them."""
-    known = any(each.source not in (SIBLINGS,) for each in bounds)
+    known = any(bound.source not in (SIBLINGS,) for bound in bounds)
     rule, write_gb_s = _FROM_WRITES.get((row.engine, row.direction)), written.get(_ends(row))
     if rule is None or not write_gb_s or row.peer != "on" or (known and is_over_nvlink(row)):
         return []
@@ -389,7 +389,7 @@ def _bounds_from_limit(row: PairRow, bounds: Sequence[Bound]) -> list[Bound]:
     both = row.direction == Direction.BOTH
     if row.limit_gb_s is None or row.peer == "off" or (both and not is_over_nvlink(row)):
         return []
-    if any(each.source != SIBLINGS for each in bounds):
+    if any(bound.source != SIBLINGS for bound in bounds):
         return []
     if row.path_class == ACROSS_SOCKETS:
         share, shares = _SOCKETS_SHARES

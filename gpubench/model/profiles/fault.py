@@ -382,8 +382,8 @@ def fault_words(incomplete: str) -> list[str]:
     kinds = {"whole": Subject.NODE, "rail": Subject.RAIL, "leaf": Subject.LEAF, "first": Subject.LINK}
     subject = next((kind for name, kind in kinds.items() if match[name] is not None), None) or Subject(match["kind"])
     before = part + colon + "".join(settings.rpartition(",")[:2])
-    keys = [each for each in FAULT_KEYS if each.subject is subject]
-    return [f"{before}{each.key}={value}" for each in keys for value in each.words or (each.example,)]
+    keys = [key for key in FAULT_KEYS if key.subject is subject]
+    return [f"{before}{key.key}={value}" for key in keys for value in key.words or (key.example,)]
 
 
 def _parse_settings(text: str, subject: Subject, settings: str) -> tuple[tuple[str, str], ...]:

@@ -65,7 +65,7 @@ class MpiTrialRow(Record, frozen=True, kw_only=True):
 
 def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
     """The rows of all trials."""
-    return [made_of(MpiTrialRow, each) for each in support.trials]
+    return [made_of(MpiTrialRow, trial) for trial in support.trials]
 
 
 def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:

@@ -64,14 +64,14 @@ def gated(metadata: Metadata, report: Report, figures: "SpeedFigures", *, exit_s
     """The report as it is told: a gate passes nothing whose speed nobody judged, no part of a log, and no machine whose
     paths were not seen: SKIP. So is a speed far above what is expected, in every command.
     """
-    doubts = [each for each in report.findings if each.severity not in (Verdict.PASS, Verdict.SKIP)]
-    is_noise = report.verdict is Verdict.INCONCLUSIVE and all(each.id == TOO_NOISY for each in doubts)
-    is_unseen = report.verdict in _DOUBTS and any(each.id == PATH_UNKNOWN for each in doubts)
+    doubts = [finding for finding in report.findings if finding.severity not in (Verdict.PASS, Verdict.SKIP)]
+    is_noise = report.verdict is Verdict.INCONCLUSIVE and all(doubt.id == TOO_NOISY for doubt in doubts)
+    is_unseen = report.verdict in _DOUBTS and any(doubt.id == PATH_UNKNOWN for doubt in doubts)
     passes = report.verdict is Verdict.PASS or is_noise or (is_unseen and (exit_style or metadata.of_command.is_gate))
     if not report.complete or not passes:
         return report
     is_asked = exit_style or is_strict(metadata.options)
-    is_part = any(each.id == EXCERPT for each in report.findings)
+    is_part = any(finding.id == EXCERPT for finding in report.findings)
     unseen = is_unseen or any(row.conclusion == Conclusion.UNKNOWN for row in report.rows(FallbackRow))
     unjudged = (is_asked or metadata.of_command.is_gate) and (figures.is_unjudged or unseen)
     return replace(report, verdict=Verdict.SKIP) if figures.doubt or unjudged or (is_asked and is_part) else report
@@ -91,7 +91,7 @@ class LinePart(Struct, frozen=True):
 
 def part(*wordings: str, importance: int = ALWAYS) -> LinePart:
     """A part with these wordings; those that are empty count for nothing."""
-    clean = (" ".join(each.replace("; ", ", ").split()).rstrip(".,:; ") for each in wordings)
+    clean = (" ".join(wording.replace("; ", ", ").split()).rstrip(".,:; ") for wording in wordings)
     return LinePart(tuple(filter(None, clean)), importance)
 
 

@@ -97,7 +97,7 @@ class SpeedFigures(Struct):
     def doubt(self) -> str:
         """Why the speed that the report is about is not judged, if it is far faster than expected."""
         figures = (*self.all(), *self._largest.values())
-        return next((each.doubt for each in figures if each.doubt and not each.is_judged), "")
+        return next((figure.doubt for figure in figures if figure.doubt and not figure.is_judged), "")
 
     def all(self) -> Iterator[SpeedFigure]:
         """Copies between GPUs, with host memory if no GPU reaches another directly; then collectives, as they came."""
@@ -213,8 +213,8 @@ def _belongs(figure: SpeedFigure, finding: Finding) -> bool:
     if figure.what != PEER_COPIES:
         told = " ".join((finding.subject, *finding.consequences))
         return not finding.consequences or _OWN_NAMES.get(figure.what, figure.what) in told
-    places = {_key(each) for each in finding.places if each.device}
-    named = [_key(each) in places for each in figure.ends]
+    places = {_key(place) for place in finding.places if place.device}
+    named = [_key(end) in places for end in figure.ends]
     return not places or (all(named) if _PAIR in finding.subject else any(named))
 
 

@@ -170,7 +170,7 @@ class RowsByColumn(Collection[R], Generic[R]):
         names_, defaults = self._kind.__struct_fields__, self._kind.__struct_defaults__
         missing = dict(zip(names_[len(names_) - len(defaults) :], defaults, strict=True))
         return chain.from_iterable(
-            zip(*(columns.get(each) or repeat(missing.get(each), count) for each in names), strict=False)
+            zip(*(columns.get(name) or repeat(missing.get(name), count) for name in names), strict=False)
             for count, columns in self._pieces
             if count
         )

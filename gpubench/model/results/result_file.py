@@ -288,14 +288,14 @@ class UnfoldedRows:
             by_host.setdefault(row.get(hosts[0]), []).append(row)
         self.pieces: list[tuple[str, Sequence[Mapping[str, Any]], Mapping[str, Sequence[Any]]]] = []
         self._count = 0
-        for each in nodes:
-            names, values = each["nodes"], each.get("values", {})
+        for node in nodes:
+            names, values = node["nodes"], node.get("values", {})
             if not all(isinstance(name, str) for name in names):
                 raise ValueError("a node without a name")
             for name in names:
-                rows = by_host.get(each.get("as", name))
+                rows = by_host.get(node.get("as", name))
                 if not rows or any(len(column) != len(rows) or key not in rows[0] for key, column in values.items()):
-                    raise ValueError(f"{name} does not fit the rows of {each.get('as', name)}")
+                    raise ValueError(f"{name} does not fit the rows of {node.get('as', name)}")
                 self.pieces.append((name, rows, values))
                 self._count += len(rows)
 

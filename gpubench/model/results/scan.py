@@ -231,11 +231,11 @@ class StoredLocal(Struct, frozen=True):
         """Convert for storing."""
         return cls(
             tuple(
-                (each.node, each.gpu) if each.partner is None else (each.node, each.gpu, each.partner)
-                for each in figures
+                (figure.node, figure.gpu) if figure.partner is None else (figure.node, figure.gpu, figure.partner)
+                for figure in figures
             ),
-            tuple(each.quantity for each in figures),
-            tuple(each.gb_s for each in figures),
+            tuple(figure.quantity for figure in figures),
+            tuple(figure.gb_s for figure in figures),
             {str(n): each.failure for n, each in enumerate(figures) if each.failure},
             tuple(findings),
         )
@@ -271,8 +271,8 @@ class StoredRound(Struct, frozen=True):
             outcome.number,
             outcome.phase,
             outcome.seconds,
-            tuple(each[:3] for each in samples),
-            tuple(each.gb_s for each in samples),
+            tuple(sample[:3] for sample in samples),
+            tuple(sample.gb_s for sample in samples),
             {str(n): each.failure for n, each in enumerate(samples) if each.failure},
             {str(n): each.culprit for n, each in enumerate(samples) if each.culprit is not None},
             {str(node): seen for node, seen in outcome.gone.items()},

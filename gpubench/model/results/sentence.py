@@ -87,7 +87,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
         yield ending.part(_reached(metadata, figures.slowest))
     else:
         yield from _finding_parts(metadata, report, root, figures)
-        others = sum(each.severity is root.severity for each in report.findings) - 1
+        others = sum(finding.severity is root.severity for finding in report.findings) - 1
         yield ending.part(f"and {counted(others, 'more finding')}" if others else "")
 
 
@@ -134,7 +134,7 @@ def _finding_parts(
         figure = (
             ending.NEXT if _IN_ENVIRONMENT in root.seen else ending.SOON
         )  # Where a device is at fault, all of it comes first
-        yield ending.part(*(_reached(metadata, slow, with_place=each) for each in places), importance=figure)
+        yield ending.part(*(_reached(metadata, slow, with_place=place) for place in places), importance=figure)
 
 
 def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
 
 def _shared_gpus(subjects: Sequence[str]) -> str:
     """'node0 GPU1' of all pairs of this GPU; '' if the subjects share no GPU."""
-    words = [_WITH_BUS_ID.sub("", each).split() for each in subjects]
+    words = [_WITH_BUS_ID.sub("", subject).split() for subject in subjects]
     shared = [word for word in words[0] if all(word in each for each in words)] if len(words) > 1 else []
     gpus = " and ".join(word for word in shared if word.startswith("GPU"))
     return (
@@ -213,13 +213,13 @@ def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     Percent of bandwidth: 33 % slower is two thirds of it.
     """
     cells = enumerate(rows.cells("status", "change", "verdict"))
-    compared = [each for each in cells if each[1][0] == Status.COMPARED]
+    compared = [cell for cell in cells if cell[1][0] == Status.COMPARED]
     slower = rows.made(number for number, judged in compared if judged[1:] == (Change.SLOWER, Verdict.FAIL))
     if not slower:
         return ""
     worst = max(slower, key=lambda row: row.slower_percent or 0.0)
     kinds = list(dict.fromkeys(row.collective or "copies" for row in slower))
-    names = [COLLECTIVE_NAMES.get(each, each) for each in kinds]
+    names = [COLLECTIVE_NAMES.get(kind, kind) for kind in kinds]
     what = " and ".join(names) if len(names) < 3 else f"{len(names)} collectives"
     lost = bandwidth_lost(worst.slower_percent or 0.0)
     place = format_size(worst.size_bytes) if worst.collective and worst.size_bytes is not None else worst.name
@@ -318,11 +318,11 @@ def _model(name: str) -> str:
 
 def _job(report: Report) -> str:
     communicators = report.rows(CommunicatorRow)
-    found = {each.id for each in report.findings}
+    found = {finding.id for finding in report.findings}
     if ending.NOTHING_TO_CONNECT in found:
         return "nothing to connect: one rank"
     if communicators:
-        pairs = counted(sum(each.pairs for each in communicators), "pair")
+        pairs = counted(sum(communicator.pairs for communicator in communicators), "pair")
         if ending.EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
         return f"{pairs} of {counted(len(communicators), 'communicator')}"

@@ -277,7 +277,7 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             nvlink_errors=sum(counted) if counted else None,
             **_fabric(gpu.fabric),
             **_remapped(gpu.remapped_rows),
-            users=None if gpu.processes is None else [_user(each) for each in gpu.processes],
+            users=None if gpu.processes is None else [_user(process) for process in gpu.processes],
             unknown={**gpu.unknown, **_hidden_nvlinks(node, gpu)},
             driver=node.snapshot.driver.version,
             cuda=node.snapshot.driver.cuda,
@@ -496,7 +496,7 @@ def limits(node: Topology) -> dict[str, dict[str, float | None]]:
     network, _ = network_limits(node)
     return {
         gpu.device: {
-            **{each.device: rounded(node.limit(gpu, each).gb_s) for each in node.devices if each is not gpu},
+            **{device.device: rounded(node.limit(gpu, device).gb_s) for device in node.devices if device is not gpu},
             "nvlink": rounded(node.nvlink_total(gpu).gb_s),
             "pcie": rounded(node.pcie_total(gpu).gb_s),
             "network": rounded(towards_nodes.gb_s),

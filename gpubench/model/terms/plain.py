@@ -65,12 +65,12 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
     if issubclass(kind, Struct):
         return tuple(
-            (each.name, each.default if each.default_factory is NODEFAULT else each.default_factory())
-            for each in structs.fields(kind)
+            (field.name, field.default if field.default_factory is NODEFAULT else field.default_factory())
+            for field in structs.fields(kind)
         )
     return tuple(
-        (each.name, NODEFAULT if each.default is dataclasses.MISSING else each.default)
-        for each in dataclasses.fields(kind)
+        (field.name, NODEFAULT if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(kind)
     )
 
 
@@ -84,7 +84,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _is_bounded(hint: Any) -> bool:
-    return any(isinstance(each, Within) or _is_bounded(each) for each in get_args(hint))
+    return any(isinstance(arg, Within) or _is_bounded(arg) for arg in get_args(hint))
 
 
 @cache
@@ -106,7 +106,7 @@ def _read_other(kind: Any, plain: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if plain is None and type(None) in arguments:
             return None
-        return _read(next(each for each in arguments if each is not type(None)), plain, where)
+        return _read(next(argument for argument in arguments if argument is not type(None)), plain, where)
     if kind is Any:
         return plain
     if origin in (tuple, Sequence):

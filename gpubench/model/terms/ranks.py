@@ -63,9 +63,9 @@ class RankIdentity(Struct, frozen=True, kw_only=True):
 def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
     """The ranks of each GPU, in order of its first rank; ranks without one are left out."""
     found: dict[tuple[int, str], list[RankIdentity]] = {}
-    for each in ranks:
-        if each.device is not None:
-            found.setdefault(each.device, []).append(each)
+    for rank in ranks:
+        if rank.device is not None:
+            found.setdefault(rank.device, []).append(rank)
     return list(found.values())
 
 
@@ -76,14 +76,14 @@ def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
 
 def hosts_of_nccl(ranks: Sequence[RankIdentity]) -> int:
     """The number of hosts as NCCL counts them: by NCCL_HOSTID where that is set, else by node."""
-    return len({each.node if each.device is None else each.nccl_host or each.node for each in ranks})
+    return len({rank.node if rank.device is None else rank.nccl_host or rank.node for rank in ranks})
 
 
 def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
     """The reason why the speed of these ranks is compared with no machine's; '' where each has a GPU of its own."""
     if (ranks_per_gpu(ranks) or 1) > 1:
         return RANKS_SHARE_A_GPU
-    hosts = Counter(node for node, _ in {(each.node, each.nccl_host) for each in ranks if each.device is not None})
+    hosts = Counter(node for node, _ in {(rank.node, rank.nccl_host) for rank in ranks if rank.device is not None})
     return HOSTS_ARE_SPLIT if any(names > 1 for names in hosts.values()) else ""
 
 
@@ -290,7 +290,7 @@ class LostRank(Struct, frozen=True):
         if self.exited:
             return f"ended with exit code {self.status >> 8}"
         number = self.status & 0x7F
-        names = {each.value: each.name for each in Signals}
+        names = {signal.value: signal.name for signal in Signals}
         return f"was killed by {names.get(number, f'signal {number}')}" if number else "was killed or crashed"
 
 
@@ -375,7 +375,7 @@ def _groups(states: Iterable[RankState]) -> list[str]:
     lines = []
     for where, members in groups.items():
         named = len(members) <= _MOST_NAMED
-        who = ", ".join(each.place for each in members) if named else f"rank {spans([e.rank for e in members])}"
+        who = ", ".join(member.place for member in members) if named else f"rank {spans([e.rank for e in members])}"
         lines.append(f"{who}: in {where}")
     shown = lines[:_MOST_NAMED]
     return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} groups more"]

@@ -108,12 +108,12 @@ class NcclSetting(Struct, frozen=True):
     @property
     def communicator_part(self) -> "NcclSetting":
         """Those of its variables that a communicator can be made under in a process that has others."""
-        return NcclSetting(tuple(each for each in self.values if each[0] in _OF_COMMUNICATOR))
+        return NcclSetting(tuple(value for value in self.values if value[0] in _OF_COMMUNICATOR))
 
     @property
     def process_part(self) -> "NcclSetting":
         """Those of its variables that need a process of their own."""
-        return NcclSetting(tuple(each for each in self.values if each[0] not in _OF_COMMUNICATOR))
+        return NcclSetting(tuple(value for value in self.values if value[0] not in _OF_COMMUNICATOR))
 
     @classmethod
     def of(cls, name: str | None) -> "NcclSetting":

@@ -265,11 +265,11 @@ class BatchTimes(Struct, frozen=True):
         Ranks wait for each other, so their batches are alike and not independent. The deviation of a mean over ranks is
         at most the mean of the ranks' deviations, whatever their correlation: the interval errs on the wide side.
         """
-        mean = sum(each.mean for each in spreads) or math.inf
-        interval = sum(each.half_width for each in spreads) / mean
+        mean = sum(spread.mean for spread in spreads) or math.inf
+        interval = sum(spread.half_width for spread in spreads) / mean
         return cls(
-            median_seconds=sum(each.median for each in spreads) / (len(spreads) * operations),
-            variation=sum(each.deviation for each in spreads) / mean,
+            median_seconds=sum(spread.median for spread in spreads) / (len(spreads) * operations),
+            variation=sum(spread.deviation for spread in spreads) / mean,
             interval=interval if math.isfinite(interval) else None,
         )
 
@@ -380,7 +380,7 @@ def _late_group(
     for entries, seconds in rows:
         usual = median(each.late_seconds for rank, each in enumerate(entries) if rank not in ranks)
         own = min(entries[rank].late_seconds for rank in ranks) - usual
-        clocks = median(each.uncertainty for each in entries)
+        clocks = median(entry.uncertainty for entry in entries)
         doubt = max(clocks, *(entries[rank].uncertainty for rank in ranks))
         late.append(own if own > doubt else 0.0)
         costs.append(seconds)

@@ -90,7 +90,7 @@ class Cure(Struct, frozen=True):
     @property
     def details(self) -> "tuple[Detail, ...]":
         """The commands and the comment, one per line."""
-        commands = (Detail("try", each, is_command=True) for each in self.commands)
+        commands = (Detail("try", command, is_command=True) for command in self.commands)
         return (*commands, *(Detail("try", each) for each in (self.comment,) if each))
 
     @property
@@ -117,8 +117,8 @@ NO_CURE = Cure()
 def joined_cures(cures: Iterable[Cure]) -> Cure:
     """All different commands and comments as one cure."""
     cures = tuple(cures)
-    commands = dict.fromkeys(command for each in cures for command in each.commands)
-    comments = dict.fromkeys(each.comment for each in cures if each.comment)
+    commands = dict.fromkeys(command for cure in cures for command in cure.commands)
+    comments = dict.fromkeys(cure.comment for cure in cures if cure.comment)
     return Cure(tuple(commands), " ".join(comments))
 
 
@@ -166,13 +166,13 @@ class Finding(Struct, frozen=True):
     @property
     def node(self) -> str | None:
         """Host name of the node; null if the finding is about several nodes or about none."""
-        nodes = {each.node for each in self.places}
+        nodes = {place.node for place in self.places}
         return nodes.pop() if len(nodes) == 1 else None
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Names of the devices, such as GPU5; two of a pair; `places` has their bus ids."""
-        return tuple(dict.fromkeys(each.device for each in self.places if each.device))
+        return tuple(dict.fromkeys(place.device for place in self.places if place.device))
 
     @property
     def details(self) -> tuple[Detail, ...]:
@@ -187,7 +187,7 @@ class Finding(Struct, frozen=True):
     @property
     def lines(self) -> list[str]:
         """All parts below its first line, as text."""
-        told = [f"{each.label}: {each.text}" for each in self.details if each.label not in ("try", "explains")]
+        told = [f"{detail.label}: {detail.text}" for detail in self.details if detail.label not in ("try", "explains")]
         return [*told, *self.cure.told, *(f"explains: {line}" for line in self.consequences)]
 
     def to_record(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ FINDING_COLUMNS = (
 
 def hosts_in_trouble(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
     """The hosts that a FAIL or an ERROR names."""
-    return {place.node for each in findings if each.severity in _GRAVE for place in each.places} & {*hosts}
+    return {place.node for finding in findings if finding.severity in _GRAVE for place in finding.places} & {*hosts}
 
 
 def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -195,10 +195,10 @@ class Coordinator:
         """Measure a ring of these nodes per rail. Return the GB/s through a node, summed over rails."""
         rails = sorted({rail for own in self._nodes.rails_by_rank for rail in own})
         outcomes = self.rings([[scan.NodeRail(node, rail) for node in nodes] for rail in rails])
-        failures = [failure for each in outcomes for failure in each.failures.values()]
+        failures = [failure for outcome in outcomes for failure in outcome.failures.values()]
         if failures:
             return next((each for each in failures if each.is_own), failures[0])
-        return sum(each.gb_s for each in outcomes)
+        return sum(outcome.gb_s for outcome in outcomes)
 
     def close(self) -> None:
         """End the scan on all supervisors. They learn whether every rank is left to end MPI together."""

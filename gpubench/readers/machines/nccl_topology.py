@@ -56,7 +56,7 @@ class Element(Struct):
 
     def named(self, *tags: str) -> list["Element"]:
         """Return the child elements with one of these tags."""
-        return [each for each in self.children if each.tag in tags]
+        return [child for child in self.children if child.tag in tags]
 
     def text(self, attribute: str) -> str | None:
         """Return the text of an attribute, or None if it is missing or empty."""

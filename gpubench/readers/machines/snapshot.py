@@ -208,7 +208,7 @@ def _rendered(value: Any, *, indent: int) -> str:
 
 def _one_a_line(values: list[Any], *, indent: int) -> str:
     inner = " " * (indent + 2)
-    return "[\n" + ",\n".join(inner + _rendered(each, indent=indent + 2) for each in values) + f"\n{' ' * indent}]"
+    return "[\n" + ",\n".join(inner + _rendered(value, indent=indent + 2) for value in values) + f"\n{' ' * indent}]"
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:

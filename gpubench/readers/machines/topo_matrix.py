@@ -413,7 +413,7 @@ def _row(words: Sequence[str], columns: Sequence[str]) -> tuple[str, Sequence[st
 def _matrices_by_field(matrices: Sequence[_Matrix]) -> dict[str, _Matrix]:
     fields: dict[str, _Matrix] = {}
     named = [(matrix, _named_fields(matrix)) for matrix in matrices]
-    taken = {each for _, names in named for each in names}
+    taken = {name for _, names in named for name in names}
     free = [each for each in _P2P_FIELDS if each not in taken]
     for matrix, names in named:
         if names:

@@ -342,11 +342,11 @@ def _others_are_connected(comm: Comm, builder: _Builder) -> bool:
 
 def _ambiguous(found: dict[tuple[str, ...], _Builder], candidates: Sequence[_Builder], sets: ChannelSets) -> _Builder:
     """Return the communicator of channels that may belong to any candidate. It has the ranks on which all agree."""
-    ids = tuple(sorted({str(each.id) for each in candidates}))
+    ids = tuple(sorted({str(candidate.id) for candidate in candidates}))
     if ids not in found:
         builder = found[ids] = _Builder(sets, candidates=ids)
         for rank, comm in candidates[0].comms.items() if candidates else ():
-            processes = {each.comms[rank].process if rank in each.comms else None for each in candidates}
+            processes = {candidate.comms[rank].process if rank in candidate.comms else None for candidate in candidates}
             if processes == {comm.process}:
                 builder.comms[rank] = comm
     return found[ids]

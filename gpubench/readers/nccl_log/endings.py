@@ -262,7 +262,7 @@ class FailedCollectives:
         if self._open is None:
             return None
         if frame := _TORCH_FRAME.search(line):
-            self._open.append(" ".join(each.decode("utf-8", "replace") for each in frame.groups()))
+            self._open.append(" ".join(group.decode("utf-8", "replace") for group in frame.groups()))
             return None
         return self.end()
 
@@ -272,7 +272,7 @@ class FailedCollectives:
         if frames is None:
             return None
         operation = frames[0].partition(" ")[0] if frames else ""
-        own = next((each for each in frames if not _OF_LIBRARY.search(each)), "")
+        own = next((frame for frame in frames if not _OF_LIBRARY.search(frame)), "")
         function, _, place = own.partition(" ")
         return f"{self._head} {operation}".rstrip() + (f", called at {place} ({function})" if own else "")
 

@@ -189,7 +189,7 @@ def _opened_files(name: str) -> list[str]:
             return [name]
         with os.scandir(name) as found:
             entries = sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
-        files = [each.path for each in entries if each.is_file()]
+        files = [entry.path for entry in entries if entry.is_file()]
     except (OSError, ValueError) as error:
         raise unreadable(name, error, _EXPECTED) from None
     if not files:

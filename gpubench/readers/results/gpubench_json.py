@@ -97,7 +97,7 @@ _TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Co
 
 def _value(text: str, declared: Any, column: str, where: str) -> Any:
     optional = isinstance(declared, UnionType)
-    kind = next(each for each in get_args(declared) if each is not type(None)) if optional else declared
+    kind = next(arg for arg in get_args(declared) if arg is not type(None)) if optional else declared
     if text == "":
         return None if optional else _unfit(where, column, text, "a value: this column has no unknown ones")
     if kind is str:
@@ -292,9 +292,9 @@ def _check_verdict(verdict: Verdict, sentence: str, findings: Sequence[Finding],
 
     Raises UsageError.
     """
-    worst = min((each.severity for each in findings), key=gravity, default=verdict)
+    worst = min((finding.severity for finding in findings), key=gravity, default=verdict)
     if worst not in (Verdict.PASS, Verdict.SKIP) and gravity(verdict) > gravity(worst):
-        ids = ", ".join(dict.fromkeys(each.id for each in findings if each.severity is worst))
+        ids = ", ".join(dict.fromkeys(finding.id for finding in findings if finding.severity is worst))
         raise UsageError(f"{name}: verdict is {verdict}, and {ids} is {worst}", expected=EXPECTED, reason=EDITED)
     if sentence and not sentence.startswith((f"{verdict}:", f"{verdict} (simulated):")):
         raise UsageError(
@@ -376,8 +376,8 @@ def _columns(
     """
     names = records[0].keys() if records and isinstance(records[0], dict) else ()
     known, required = field_names(kind)
-    if required <= {*names} <= known and all(isinstance(each, dict) and each.keys() == names for each in records):
-        columns = {name: [each[name] for each in records] for name in names}
+    if required <= {*names} <= known and all(isinstance(record, dict) and record.keys() == names for record in records):
+        columns = {name: [record[name] for record in records] for name in names}
         if all(_are_possible(kind, name, cells) for name, cells in columns.items()):
             return columns
     made = [make(kind, each, f"{where}[{number}]") for number, each in enumerate(records, first)]

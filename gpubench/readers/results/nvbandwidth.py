@@ -96,7 +96,7 @@ def read(text: str, name: str) -> ResultFile:
         kind="nvbandwidth JSON" if json else "nvbandwidth text",
         circumstances=FileCircumstances(
             tool=" ".join(filter(None, ("nvbandwidth", parser.version))),
-            hosts=tuple(dict.fromkeys(filter(None, (each.host for each in parser.devices.values())))),
+            hosts=tuple(dict.fromkeys(filter(None, (device.host for device in parser.devices.values())))),
             gpus=tuple(each.name for _, each in sorted(parser.devices.items())),
             libraries={"driver": parser.driver} if parser.driver else {},
         ),
@@ -184,7 +184,7 @@ class _MatrixParser(Struct):
             # Without the line above a matrix, the arrow shows whether its copies are reads or writes.
             self._test = f"device_to_device_memcpy_{_BY_ARROW[title['arrow']]}_{title['engine'].lower()}"
         if self._announced or not self.runs:
-            hosts = tuple(dict.fromkeys(each.host for each in self.devices.values()))
+            hosts = tuple(dict.fromkeys(device.host for device in self.devices.values()))
             names = tuple(each.name for _, each in sorted(self.devices.items()))
             self.runs.append(RunPlace(self._announced or number, (self._test, self.size_bytes, 1), (hosts, names)))
         self._announced = 0

@@ -156,7 +156,7 @@ def _placed(result: Mapping[str, Any], samples: int) -> Iterator[table.Placed]:
 def _per_iteration(plain: Mapping[str, Any], samples: int) -> table.PerIteration:
     skipped = int(plain.get("skipped_iterations", 0))
     processes: Sequence[Sequence[float]] = plain.get("per_process_max_times_us", ())
-    kept = [[float(each) for each in times[skipped:]] for times in processes]
+    kept = [[float(time_) for time_ in times[skipped:]] for times in processes]
     return table.PerIteration(
         p50_us=float(plain["p50_us"]),
         p95_us=float(plain["p95_us"]),

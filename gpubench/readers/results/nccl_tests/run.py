@@ -354,7 +354,7 @@ def result_file(
     more += ["its rows have one half, taken for out of place"] if any(run.is_halved for run in runs) else []
     more += ["devices were left out: taken to be like the others"] if any(run.is_elided for run in measured) else []
     places = tuple(_place(run, rows[0]) for run, rows in zip(measured, by_run, strict=True) if rows)
-    more += [f"{len(places)} runs, from {some_of([f'line {each.line}' for each in places])}"] if places[1:] else []
+    more += [f"{len(places)} runs, from {some_of([f'line {place.line}' for place in places])}"] if places[1:] else []
     return ResultFile(
         name=name,
         kind=f"{measured[0].program} {kind}",
