@@ -57,7 +57,7 @@ def test_other_collectives_are_right_beside_it(collective: str) -> None:
 @between_gpus("ranks of one are connected directly whatever is switched off")
 def test_a_staged_fabric_is_a_finding_and_makes_steps_longer() -> None:
     words = ("--sizes", "64M", "--ctas", "own")
-    staged, direct = measured(*words, NCCL_P2P_DISABLE="1"), measured(*words)
+    staged, direct = measured(*words, "--exit-zero", NCCL_P2P_DISABLE="1"), measured(*words)
     assert "host-staged" in {each["id"] for each in staged["findings"]}
     assert staged["overlap"][0]["communication_alone_us"] > 3 * direct["overlap"][0]["communication_alone_us"]
 
