@@ -342,6 +342,30 @@ RESTART_FABRIC = (
     "`systemctl restart nvidia-fabricmanager` ends all jobs that use the GPUs: run it while there are none."
 )
 _DSTACK = "https://github.com/Dstack-TEE/dstack/pull/1167"
+
+
+@single_node
+def _in_other_domain(run: Circumstances) -> Found:
+    """Find GPUs outside the NVLink domain of most GPUs of their node. Groups of equal size are intended partitions."""
+    for number, node in run.nodes.items():
+        groups: dict[tuple[str, int], list[int]] = {}
+        for position in sorted(run.gpus_of(number)):
+            known = run.wiring.gpu(position)
+            fabric = None if known is None else known.fabric
+            if fabric is None or fabric.state != "completed" or fabric.cluster_uuid is None or fabric.clique is None:
+                continue
+            groups.setdefault((fabric.cluster_uuid, fabric.clique), []).append(position)
+        sizes = [len(group) for group in groups.values()]
+        most = max(sizes, default=0)
+        if len(groups) < 2 or (most > 1 and len(set(sizes)) == 1):
+            continue
+        usual = next(domain for domain, group in groups.items() if len(group) == most)
+        expected = f"clique {usual[1]} of cluster {usual[0]}, like {most} of {len(node.gpus)} GPUs"
+        for (cluster, clique), group in groups.items():
+            for position in group if (cluster, clique) != usual else ():
+                yield gpu_sighting(run, position, f"clique {clique} of cluster {cluster}", expected=expected)
+
+
 _AZURE = "https://github.com/Azure/azhpc-images/pull/506"
 _FOLLOWS = (_NOT_READY, "cuda-nvml-disagree", "bar1-small", _REFUSED)
 
@@ -400,6 +424,21 @@ NVLINK = Family.of(
         look=_not_ready,
         in_log=_log_nvlink_refused,
         in_job=doubted(r"P2P is disabled between NVLINK connected GPUs"),
+        implies=_FOLLOWS[1:],
+    ),
+    Condition(
+        id="fabric-differs",
+        title="A GPU is in another NVLink domain (clique, cluster_uuid) than the other GPUs of its node",
+        settles="nvidia-smi -q | grep -A 12 Fabric",
+        check="fabric",
+        likely="a fabric manager partition that leaves this GPU out, or a GPU that joined the fabric later",
+        cure=Cure.of(
+            "fmpm -l",
+            comment="It lists the fabric's partitions; if none is intended, restart nvidia-fabricmanager "
+            "while the GPUs are idle.",
+        ),
+        link=_AZURE,
+        look=_in_other_domain,
         implies=_FOLLOWS[1:],
     ),
     Condition(

@@ -99,7 +99,7 @@ _ROWS: tuple[tuple[Explains, str], ...] = (
     (_POLICY, "wsl gpu-without-pcie-p2p nvlink-mesh nccl-default-level"),
     (_NO_PEERS, "p2p-registry-key p2p-virtual-machine p2p-chipset p2p-across-sockets"),
     (_NO_PEERS, "mixed-gpu-models bar1-small cuda-nvml-disagree staged-despite-grant peer-access-refused"),
-    (_NO_PEERS, "fabric-manager-stopped fabric-manager-version fabric-not-ready"),
+    (_NO_PEERS, "fabric-manager-stopped fabric-manager-version fabric-not-ready fabric-differs"),
     (_NO_PEERS, "nccl-p2p-disabled confidential-computing gpus-not-visible device-file-denied"),
     (_NO_PEERS.slowing(Slowed.NVLINK), "nvlink-disabled nvlinks-all-down nvlink-down"),
     (_NO_IPC, "mig-on cuda-ipc-refused"),
@@ -230,6 +230,7 @@ SEVERITIES: Mapping[str, Grade] = {
     "nvlink-doubtful": Grade(WARN, "one of the sources is wrong; figures say which"),
     "fabric-manager-stopped": _NO_MANAGER,
     "fabric-manager-version": _NO_MANAGER,
+    "fabric-differs": Grade(FAIL, "GPUs of one board in two NVLink domains have no peer access over NVLink"),
     "fabric-not-ready": Grade(FAIL, "CUDA error 802; the driver refuses peer access over NVLink"),
     "fabric-unhealthy": Grade(
         FAIL,

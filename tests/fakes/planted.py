@@ -266,6 +266,13 @@ def _fabric(node: Snapshot, **facts: Any) -> Snapshot:
     return _gpus(node, lambda gpu: replace(gpu, fabric=replace(gpu.fabric or Fabric(), **facts)))
 
 
+def _elsewhere(node: Snapshot) -> Fabric:
+    """The fabric of a GPU that is in another clique."""
+    fabric = node.gpus[0].fabric
+    assert fabric is not None
+    return replace(fabric, clique=7)
+
+
 def _with_second_port(node: Snapshot) -> Snapshot:
     """A second port on the first card, without a cable."""
     second = replace(node.nics[0], name="mlx5_9", bus_id=str(node.nics[0].bus_id).replace(".0", ".1"), state="down")
@@ -430,6 +437,7 @@ PLANTS: tuple[Plant, ...] = (
         "nvlinks-all-down",
         lambda: with_nodes(_two(), lambda node: _gpus(node, lambda gpu: replace(gpu, nvlinks=_all_down(gpu)))),
     ),
+    Plant("fabric-differs", lambda: with_nodes(_board(), lambda node: _gpu(node, fabric=_elsewhere(node)))),
     Plant("fabric-unhealthy", lambda: simulated("hgx-h200-4", "gpu0:health=route_unhealthy")),
     Plant(
         "nvlink-errors", lambda: with_nodes(_board(), lambda node: _growing(node, "GPU1", **{"recovery on link 3": 1}))

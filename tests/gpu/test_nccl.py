@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -205,5 +206,4 @@ def test_another_nccl_is_measured_and_named() -> None:
 def test_what_does_not_fit_the_gpu_is_dropped_by_name() -> None:
     result = gpubench("allreduce", "--sizes", "1M,512G", "--format", "csv", "--iters", "2")
     assert result.returncode == 0, result.stderr
-    assert "not measured: 512G: 2 buffers of that size do not fit; rank 0 on " in result.stderr
-    assert "GPU 0" in result.stderr
+    assert re.search(r"not measured: 512G: 2 buffers of that size do not fit; rank \d on \S+ \(GPU \d", result.stderr)

@@ -40,7 +40,7 @@ def test_stored_curves_make_a_step(model: str, tmp_path: Path) -> None:
         *("--output", str(page), "--output", str(document)),
     )
     assert result.returncode == 0, result.stderr
-    assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)\n" in result.stdout
+    assert "plan  gpt-0.8B on 2 GPUs (NVIDIA H200)  (RECORDED)\n" in result.stdout
     assert "806 M parameters: 16 layers" in result.stdout
     assert "contention between compute and communication was not measured: as on two H200s" in result.stdout
     assert re.match(

@@ -182,17 +182,15 @@ def _find_in_group(
     }
     if not waiting:
         return _slowest(group, calls)
-    ended = {
+    ended = {  # joined by every rank, because these operations need all
         at for own in calls.values() for at, call in own.items() if call.done and call.operation.startswith(_OF_ALL)
     }
-    # An operation that needs all ranks and ended on one rank was joined by every rank.
     first = _first_other(calls, min(set(waiting.values()) - ended or waiting.values()))
     there = {rank: calls[rank][first] for rank in members if first in calls.get(rank, {})}
     shown = _most(there)
     named = {rank: call for rank, call in there.items() if call.operation != _NOT_NAMED}
     odd = [rank for rank, call in named.items() if _difference(call, shown) is not None]
     absent = [rank for rank in members if rank not in there]
-    since = _since(there, waiting, first)
 
     def hang(reason: HangReason, ranks: Sequence[int], theirs: str) -> Hang:
         return Hang(
@@ -203,7 +201,7 @@ def _find_in_group(
             operation=_described(shown),
             place=shown.place,
             theirs=theirs,
-            since=since,
+            since=_since(there, waiting, first),
         )
 
     if odd:

@@ -447,6 +447,13 @@ class Report(Struct, frozen=True, kw_only=True):
     sentence: str = ""
     duration_s: float | None = None
 
+    def __repr__(self) -> str:
+        """Leave out the sections, which may have thousands of rows."""
+        return (
+            f"Report(verdict={self.verdict!r}, complete={self.complete}, findings={self.findings!r}, "
+            f"main={self.main!r}, sentence={self.sentence!r}, duration_s={self.duration_s})"
+        )
+
     def rows(self, kind: type[R], nodes: Container[str] | None = None, *, section: str = "") -> list[R]:
         """The rows of a type, in its own section or another; none where the report has no such table.
 

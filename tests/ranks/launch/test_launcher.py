@@ -226,12 +226,12 @@ def wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.mpi
-def test_a_rank_may_start_ranks_of_its_own_once_it_is_as_if_alone() -> None:
+def test_a_rank_may_start_ranks_of_its_own_without_the_launchers_variables() -> None:
     """With the setting that the user gave to the outer mpirun."""
     script = (
         "import os, subprocess, sys\n"
-        "from gpubench.model.facts.environment import as_if_alone, launched_by\n"
-        "inner = as_if_alone(os.environ)\n"
+        "from gpubench.model.facts.environment import launched_by, strip_launcher\n"
+        "inner = strip_launcher(os.environ)\n"
         "assert launched_by(os.environ) and not launched_by(inner), sorted(inner)\n"
         'show = \'import os; print(os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_MCA_coll"])\'\n'
         "sys.exit(subprocess.call([sys.argv[1], '-n', '2', sys.executable, '-c', show], env=inner))\n"
