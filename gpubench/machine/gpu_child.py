@@ -22,7 +22,7 @@ from gpubench.model.terms.units import BYTES_PER_GB
 if TYPE_CHECKING:
     from gpubench.model.facts.process import GpuProcess
 
-WINDOW_SECONDS = 0.02  # Between two readings of 32-bit counters. PCIe 6 x16 wraps them in 35 ms
+WINDOW_SECONDS = 0.02  # Between two readings of 32-bit counters. PCIe 6 x16 wraps them in 34 ms
 _COUNTS_TO = 2**32
 _MOST_WINDOW_SECONDS = _COUNTS_TO / BYTES_PER_GB / 128
 """A PCIe 6 x16 link may wrap its counters after 34 ms. A later reading would show too little traffic."""

@@ -13,8 +13,9 @@ PLAN_VARIABLE = "GPUBENCH_PLAN"  # Values of all options as JSON, for these rank
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
 NO_DEFAULTS_TO_READ = "off"  # No defaults from environment or file, for a command that another one runs
 SECONDS_FOR_THE_FIRST_RANK = 1.0
-"""Other ranks wait this long before they end with an error that the first one reports: launchers kill all ranks as soon
-as one has failed, also the one that is about to report it."""
+"""Other ranks wait this long before they end with an error that rank 0 reports, because launchers kill all ranks
+once one has failed, even the one that is about to report it.
+"""
 
 _PMI = "a PMI launcher (mpiexec or srun)"
 
@@ -33,12 +34,13 @@ _SETTINGS = ("PMIX_MCA_",)
 
 TORCHRUN = "torchrun"
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each of its processes. Kubernetes operators set some of them for a whole pod, but no
-LOCAL_RANK: there nobody has started ranks yet."""
+"""Variables that torchrun sets for each process. Kubernetes operators set some of them for a whole pod, but not
+LOCAL_RANK, because no ranks have started yet.
+"""
 
 
 class LaunchedBy(Struct, frozen=True):
-    """A launcher as the environment names it, with this process's rank and the number of processes."""
+    """A launcher found in the environment, with this process's rank and the number of processes."""
 
     launcher: str
     rank: int
@@ -46,13 +48,13 @@ class LaunchedBy(Struct, frozen=True):
 
     @property
     def advice_without_launcher(self) -> str:
-        """What to do in the place of a command that is for one process."""
+        """Return what to do instead, for a command that needs a single process."""
         shell = ", or env -u LOCAL_RANK gpubench ... in a shell that one of its ranks opened"
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
 def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
-    """The launcher of this process as a rank, None alone or in a shell of `srun --pty`. Raises UsageError."""
+    """Return the launcher if this process is a rank. None alone or in a shell of `srun --pty`. Raises UsageError."""
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         (_PMI, "PMI_RANK", "PMI_SIZE"),
@@ -88,7 +90,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def strip_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without a launcher's or an allocation's variables, for a child that starts ranks here."""
+    """Remove a launcher's or an allocation's variables, for a child that starts ranks here."""
     return {
         name: value
         for name, value in environment.items()
@@ -108,7 +110,7 @@ _HARMLESS = (
     *("UCX_LOG_LEVEL", "FI_LOG_LEVEL"),
 )
 _USUAL = {"CUDA_LAUNCH_BLOCKING": ("", "0"), "CUDA_DEVICE_MAX_CONNECTIONS": ("", "8")}
-"""The values that CUDA has when the variable is not set (CUDA C++ Programming Guide, environment variables)."""
+"""CUDA's values if the variable is not set (CUDA C++ Programming Guide, environment variables)."""
 
 _DEBUG = "NCCL_DEBUG"
 _SUBSYSTEMS = "NCCL_DEBUG_SUBSYS"
@@ -118,7 +120,7 @@ _LOGGED_UNASKED = frozenset(("INIT", "BOOTSTRAP", "ENV"))
 
 
 def logs_every_operation(level: str, subsystems: str) -> bool:
-    """True where NCCL_DEBUG and NCCL_DEBUG_SUBSYS have it log every operation, which costs time."""
+    """True if NCCL_DEBUG and NCCL_DEBUG_SUBSYS log every operation, which costs time."""
     level = level.upper()
     if level != "INFO":
         return level == "TRACE"
@@ -128,7 +130,7 @@ def logs_every_operation(level: str, subsystems: str) -> bool:
 
 
 def bearing_on_performance(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that can make transfers slower or faster, in their order; NCCL's log where it costs time."""
+    """Return the variables that can change the speed of transfers, in order, and NCCL's log if it costs time."""
     logged = logs_every_operation(environment.get(_DEBUG, ""), environment.get(_SUBSYSTEMS, ""))
     return {
         name: value

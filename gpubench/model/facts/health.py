@@ -1,7 +1,7 @@
-"""Health of a node's devices: counted errors, fabric registration, clocks under load, and GPUs hidden from the job.
+"""Judges the health of a node's devices: error counters, fabric registration, clocks under load, and hidden GPUs.
 
-A counter that was read once has no rate: its total is a doubt only if it is large. Growth during a run is a fault now.
-Few corrected errors are normal (PCIe allows one bit in 10^12).
+A counter that was read once has no rate, so only a large total raises doubt. Growth during a run is a current fault. A
+few corrected errors are normal (PCIe allows one bit in 10^12).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _SINCE_BOOT = "since boot, when is not known"
 
 
 class Errors(Struct, frozen=True):
-    """Errors of a device: `meanwhile` between two readings, `grave` if uncorrected, `usual` of siblings."""
+    """Errors of a device: `meanwhile` between two readings, `grave` if uncorrected, `usual` on siblings."""
 
     device: str
     counts: Mapping[str, int]
@@ -39,12 +39,12 @@ class Errors(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The total of all counters."""
         return sum(self.counts.values())
 
     @property
     def expected(self) -> str:
-        """The usual count, in words."""
+        """The usual count as text."""
         if self.usual is not None:
             return f"few; its siblings have {self.usual:g}"
         if not self.meanwhile and not self.grave:
@@ -53,13 +53,13 @@ class Errors(Struct, frozen=True):
 
     @property
     def seen(self) -> str:
-        """In words: '5,000 PCIe replays since boot, when is not known'."""
+        """The errors as text: '5,000 PCIe replays since boot, when is not known'."""
         counted = ", ".join(f"{count:,} {name}" for name, count in self.counts.items() if count)
         return f"{counted} {'during this run' if self.meanwhile else _SINCE_BOOT}"
 
 
 def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
-    """All that devices of a node have counted, as far as it could be read."""
+    """Return all readable error counters of a node's devices."""
     found: dict[str, dict[str, int]] = {}
     for gpu in snapshot.gpus:
         known = {REPLAYS: gpu.pcie_replays, MEMORY_ERRORS: gpu.memory_errors}
@@ -73,7 +73,7 @@ def error_counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
 
 
 def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]:
-    """The growth of counters that two readings have; of a counter that began anew, all that it shows."""
+    """Return the growth of counters that both readings have. A counter that restarted counts fully."""
     return {
         device: {
             name: count - earlier[name] if count >= earlier[name] else count
@@ -86,7 +86,7 @@ def growth(before: ErrorCounts, after: ErrorCounts) -> dict[str, dict[str, int]]
 
 
 def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Of GPUs that replay packets, and of devices on the way that had errors."""
+    """Yield errors of GPUs that replayed packets, and of other devices on their paths."""
     grown = snapshot.errors_grown
     for gpu in snapshot.gpus:
         if grown is None:
@@ -104,7 +104,7 @@ def pcie_errors(snapshot: Snapshot) -> Iterator[Errors]:
 
 
 def _counted_once(bus_id: str, errors: PcieErrors) -> Iterator[Errors]:
-    """Those of a device that were read once, without what searching the bus leaves behind."""
+    """Yield errors of a device that was read once, without those that bus enumeration causes."""
     harmless = errors.named.get(_ENUMERATION, 0)
     survived = max((errors.nonfatal or 0) - harmless, 0)
     if errors.fatal or survived > FEW_MEANWHILE or (errors.correctable or 0) >= MOST_ERRORS:
@@ -113,7 +113,7 @@ def _counted_once(bus_id: str, errors: PcieErrors) -> Iterator[Errors]:
 
 
 def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Of GPUs whose NVLinks replayed, recovered or saw damaged data."""
+    """Yield errors of GPUs whose NVLinks replayed, recovered or received damaged data."""
     grown = snapshot.errors_grown
     totals = {gpu.device: _link_errors(gpu) for gpu in snapshot.gpus}
     for device, counts in totals.items():
@@ -127,7 +127,7 @@ def nvlink_errors(snapshot: Snapshot) -> Iterator[Errors]:
 
 
 def port_errors(snapshot: Snapshot) -> Iterator[Errors]:
-    """Of RDMA ports."""
+    """Yield errors of RDMA ports."""
     grown = snapshot.errors_grown
     totals = {port.nic: _port_errors(port) for port in snapshot.rdma_ports}
     for nic, counts in totals.items():
@@ -186,9 +186,10 @@ _GOOD_WHEN_TRUE = ("partition_missing", "fabric_manager_disconnected")
 
 
 def decode_health(mask: int) -> dict[str, bool | None]:
-    """The bad conditions in a fabric's health mask: true, false, or None where driver or GPU do not tell.
+    """Decode a fabric's health mask into bad conditions: true, false, or None if not reported.
 
-    Fields of two bits: 1 true, 2 false; good ones change places here (`NVML_GPU_FABRIC_HEALTH_MASK_*` in nvml.h).
+    Fields have two bits: 1 true, 2 false. Good conditions are inverted here (`NVML_GPU_FABRIC_HEALTH_MASK_*` in
+    nvml.h).
     """
     conditions: dict[str, bool | None] = {}
     for name, shift in _CONDITION_SHIFTS.items():
@@ -200,7 +201,7 @@ def decode_health(mask: int) -> dict[str, bool | None]:
 
 
 def describe_health(mask: int) -> str:
-    """A health mask in words: 'healthy', 'not reported', or the bad conditions."""
+    """Describe a health mask: 'healthy', 'not reported', or the bad conditions."""
     conditions = decode_health(mask)
     configuration = _CONFIGURATIONS.get(mask >> _CONFIGURATION_SHIFT & 0xF)
     bad = [
@@ -214,7 +215,7 @@ def describe_health(mask: int) -> str:
 
 
 class GpuLoad(Struct, frozen=True):
-    """A reading of a GPU at work; None is what nobody tells."""
+    """A reading of a busy GPU. None is unknown."""
 
     clock_mhz: int | None = None
     power_w: float | None = None
@@ -222,7 +223,7 @@ class GpuLoad(Struct, frozen=True):
 
 
 def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
-    """Several readings of one GPU as one: means, and every reason that was met."""
+    """Combine readings of one GPU: means, and every throttle reason."""
     clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
     powers = [reading.power_w for reading in readings if reading.power_w is not None]
     return GpuLoad(
@@ -233,7 +234,7 @@ def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
 
 
 def load_of_ranks(loads: Sequence[GpuLoad]) -> GpuLoad:
-    """The GPUs of a job as one: the clock of the slowest, the mean of powers, every reason that was met."""
+    """Combine the GPUs of a job: the slowest clock, the mean power, and every throttle reason."""
     clocks = [load.clock_mhz for load in loads if load.clock_mhz is not None]
     together = mean_load(loads)
     return GpuLoad(min(clocks, default=None), together.power_w, together.throttle_reasons)
@@ -244,7 +245,7 @@ HIDDEN_GPUS = "hidden_gpus"  # Metadata: how many GPUs were hidden from the run,
 
 
 def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
-    """The node without its hidden GPUs, which count as those of others; hidden is what none of `processes` names."""
+    """Remove GPUs that no process names, and count them as other users' GPUs."""
     hidden = {gpu.device for gpu in node.gpus if gpu.unknown.get("cuda_index") == HIDDEN}
     settings = {process.visible_devices for process in processes}
     if len(settings) > 1:
@@ -260,7 +261,7 @@ def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
 
 
 def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
-    """True if each process has a setting of which every entry names a GPU of the node: so many were asked for."""
+    """True if every entry of each process's setting names a GPU of the node, so the number was intended."""
     settings = [process.visible_devices for process in processes]
     return bool(settings) and all(
         setting is not None
@@ -270,7 +271,7 @@ def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
 
 
 def _named(node: Snapshot, setting: str | None) -> Iterator[str]:
-    """The GPUs that a setting names, up to the first entry that CUDA does not know; all of them where that is open."""
+    """Yield the GPUs in a setting up to the first entry that CUDA does not know, or all without a setting."""
     everything = [gpu.device for gpu in node.gpus]
     if setting is None or "MIG-" in setting or ("GPU-" in setting and not all(gpu.uuid for gpu in node.gpus)):
         yield from everything
@@ -289,5 +290,5 @@ def _is_named(gpu: GpuFacts, entry: str) -> bool:
 
 
 def split_by_mig(gpus: Iterable[GpuFacts | None]) -> str:
-    """The reason why GPUs of which any is split by MIG are compared with no whole GPUs; else empty."""
+    """Return why GPUs are not compared with whole GPUs, if MIG splits any of them, or ''."""
     return GPUS_ARE_SPLIT if any(gpu is not None and gpu.mig for gpu in gpus) else ""

@@ -1,4 +1,4 @@
-"""Facts of one process: namespaces, limits, settings, the libraries it can load, and the backends of a collective."""
+"""Facts about one process: namespaces, limits, settings, loadable libraries, and the backends of a collective."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -12,18 +12,18 @@ ENVIRONMENT = "the environment"
 
 
 class PlacedValue(NamedTuple):
-    """A variable's value, and where it stands: the environment, or a file."""
+    """A variable's value and its source: the environment, or a file."""
 
     value: str
     place: str
 
 
 class MpiFacts(Struct, frozen=True, kw_only=True):
-    """The MPI library that is loaded and started. None is unknown, and `unknown` says why, by field.
+    """The loaded and initialized MPI library. None is unknown, and `unknown` has the reason by field.
 
-    `cuda_built` says whether it was built for memory of GPUs, `cuda_aware` whether it takes such memory in this run:
-    one that does not copies through the host, or crashes. `pml` and `accelerator` are the components that Open MPI
-    chose: `ucx`, `ob1` or `cm` carry the messages, and `null` means that no accelerator is supported.
+    `cuda_built` tells whether it was built for GPU memory, `cuda_aware` whether it accepts GPU memory in this run. One
+    that does not copies through the host, or crashes. `pml` and `accelerator` are Open MPI's components: `ucx`, `ob1`
+    or `cm` carry the messages, and `null` means that no accelerator is supported.
     """
 
     version: str | None = None
@@ -35,11 +35,11 @@ class MpiFacts(Struct, frozen=True, kw_only=True):
 
 
 class TopologyFile(Struct, frozen=True, kw_only=True):
-    """The file from which NCCL takes a machine's topology; `by` says who names it (NCCL_TOPO_FILE, or NCCL's default).
+    """The file with the topology that NCCL uses. `by` is its source (NCCL_TOPO_FILE, or NCCL's default).
 
-    `links` are the PCI devices in it with their links as they are written ('32.0 GT/s PCIe x16'), by bus id: a file of
-    another machine names devices that are not there. `numa_nodes` are its memory nodes, -1 for none. `unusable` says
-    why it could not be read, which NCCL itself only logs.
+    `links` are its PCI devices with their links as written ('32.0 GT/s PCIe x16'), by bus id. A file of another machine
+    names missing devices. `numa_nodes` are its memory nodes, -1 for none. `unusable` says why it could not be read,
+    which NCCL only logs.
     """
 
     path: str
@@ -50,7 +50,9 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
 
 
 class CpuQuota(Struct, frozen=True, kw_only=True):
-    """The time that a control group grants its processes together: `cpus` of so many CPUs, by the file that says it."""
+    """The CPU time that a control group grants its processes: `cpus` is the number of CPUs, with the file that sets
+    it.
+    """
 
     cpus: float
     by: str
@@ -114,7 +116,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def nccl_settings(self) -> dict[str, PlacedValue]:
-        """NCCL's variables by name, as NCCL sees them: those of the environment, then those of its files in order."""
+        """NCCL's variables as NCCL sees them: from the environment, then from its files in order."""
         found = {
             name: PlacedValue(value, ENVIRONMENT)
             for name, value in self.environment.items()
@@ -134,7 +136,7 @@ LOADER = "other programs"  # Who takes what the dynamic loader finds: nccl-tests
 
 
 class LibraryFile(Struct, frozen=True, kw_only=True):
-    """One library of a `package`; `version` is its own word, None with the reason in `unread`."""
+    """One library file of a `package`. `version` is what it reports itself. If None, `unread` has the reason."""
 
     library: str
     path: str
@@ -145,10 +147,10 @@ class LibraryFile(Struct, frozen=True, kw_only=True):
 
 
 class LibraryUser(Struct, frozen=True, kw_only=True):
-    """Somebody who would load libraries: a package, or what the loader alone serves.
+    """A program that loads libraries: a package, or any program that the loader serves.
 
-    `purpose` says what it would move data for; `loads` are files by library; `inside` are libraries that are part of
-    it, with their versions where it tells; `unread` is why it could not be asked.
+    `purpose` is what it moves data for, `loads` has its files by library, `inside` its built-in libraries with versions
+    if known. `unread` says why it could not be queried.
     """
 
     name: str
@@ -167,7 +169,7 @@ class LibraryUser(Struct, frozen=True, kw_only=True):
 
 
 class KernelModule(Struct, frozen=True, kw_only=True):
-    """A kernel module by which NICs or disks reach GPU memory; `version` where it tells."""
+    """A kernel module that lets NICs or disks reach GPU memory, with its version if known."""
 
     name: str
     loaded: bool
@@ -175,7 +177,7 @@ class KernelModule(Struct, frozen=True, kw_only=True):
 
 
 class LibrariesFacts(Struct, frozen=True, kw_only=True):
-    """One environment on one host. `python` is the interpreter; `failures` are parts that gave no answer, by name."""
+    """One Python environment on a host. `python` is the interpreter. `failures` has the reasons for missing parts."""
 
     host: str
     python: str
@@ -187,7 +189,7 @@ class LibrariesFacts(Struct, frozen=True, kw_only=True):
 
 
 class TrialOutcome(StrEnum):
-    """The end of an operation that was handed GPU memory."""
+    """The result of an operation on GPU memory."""
 
     RIGHT = "right"
     WRONG = "wrong data"
@@ -198,7 +200,7 @@ class TrialOutcome(StrEnum):
 
 
 class OperationTrial(Struct, frozen=True, kw_only=True):
-    """One operation at one size: how it ended, after how many seconds of its job, and in whose words."""
+    """One operation at one size: its result, the seconds of its job, and the message."""
 
     operation: str
     size_bytes: int
@@ -208,7 +210,7 @@ class OperationTrial(Struct, frozen=True, kw_only=True):
 
 
 class MpiSupport(Struct, frozen=True, kw_only=True):
-    """All trials of an MPI, and what it says of itself: `claims` by where that stands. `asked` is what matters most."""
+    """All trials of an MPI, and its own statements (`claims`, by source). `asked` are the most important operations."""
 
     library: str
     asked: str
@@ -217,27 +219,27 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
     def of(self, operation: str) -> Sequence[OperationTrial]:
-        """The trials of an operation, by size."""
+        """Return the trials of an operation by size."""
         return [trial for trial in self.trials if trial.operation == operation]
 
     def works(self, operation: str) -> bool:
-        """True if it was tried, and gave right data at all sizes."""
+        """True if it was tried and gave right data at all sizes."""
         trials = self.of(operation)
         return bool(trials) and all(trial.outcome is TrialOutcome.RIGHT for trial in trials)
 
     @property
     def operations(self) -> Sequence[str]:
-        """All operations, in the order in which they were tried."""
+        """All operations in the order of their trials."""
         return list(dict.fromkeys(trial.operation for trial in self.trials))
 
     @property
     def working(self) -> Sequence[str]:
-        """Those that work."""
+        """The operations that work."""
         return [operation for operation in self.operations if self.works(operation)]
 
     @property
     def failing(self) -> Sequence[str]:
-        """Those that were tried and do not."""
+        """The operations that were tried and failed."""
         bad = {
             trial.operation for trial in self.trials if trial.outcome not in (TrialOutcome.RIGHT, TrialOutcome.UNKNOWN)
         }
@@ -245,12 +247,12 @@ class MpiSupport(Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
+        """Describe MPI's statements: 'Open MPI v4.1.6: MPIX_Query_cuda_support no; built with CUDA no'."""
         claims = "; ".join(f"{name} {value}" for name, value in self.claims.items())
         return f"{self.library}: {claims}" if claims else self.library
 
     def why_not(self, operation: str) -> str:
-        """'allreduce of 1K crashed: signal 11 (Segmentation fault)'; empty where it works."""
+        """Describe a failure: 'allreduce of 1K crashed: signal 11 (Segmentation fault)', or '' if it works."""
         bad = next((each for each in self.of(operation) if each.outcome is not TrialOutcome.RIGHT), None)
         if bad is None:
             return "" if self.of(operation) else f"{operation} was not tried"
@@ -264,10 +266,9 @@ _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
-    """A process that has a context on a GPU. Inside a container its pid may be another's.
+    """A process with a context on a GPU. Inside a container its pid may belong to another process.
 
-    `container` is the short id of the container that it runs in, with its runtime's name; `mps` is whether NVML lists
-    it among those that an MPS server runs.
+    `container` is its container's runtime and short id. `mps` tells whether NVML lists it as a client of MPS.
     """
 
     pid: int
@@ -278,7 +279,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name in texts: 'process 8342 (python)', with its container where it has one."""
+        """Its name in messages: 'process 8342 (python)', with its container."""
         named = f"process {self.pid}" + (f" ({self.name})" if self.name else "")
         return " ".join(
             filter(None, (named, "under MPS" if self.mps else "", f"in {self.container}" if self.container else ""))
@@ -286,12 +287,12 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def is_mps_server(self) -> bool:
-        """True of an MPS server, which does no work of its own: its clients are listed beside it."""
+        """True for an MPS server, which does no work itself. Its clients are listed separately."""
         return (self.name or "").rpartition("/")[2] == _MPS_SERVER
 
     @property
     def shows_mps(self) -> bool:
-        """True of a process that an MPS server runs, and of the server."""
+        """True for an MPS server and its clients."""
         return self.mps or self.is_mps_server
 
 
@@ -304,7 +305,7 @@ class _UsedGpu(Protocol):
 
 
 def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
-    """Where CUDA's MPS is in use: 'in use on GPU0', by NVML's processes, and what the environment asks for; else ''."""
+    """Describe the use of CUDA's MPS: 'in use on GPU0', from NVML's processes and the environment, or ''."""
     seen = [gpu.device for gpu in gpus if any(process.shows_mps for process in gpu.processes or ())]
     asked = [f"{name}={value}" for name, value in environment.items() if name == _PIPES]
     found = [f"in use on {', '.join(dict.fromkeys(seen))}"] if seen else []
@@ -314,15 +315,15 @@ def mps_in_use(gpus: Iterable[_UsedGpu], environment: Mapping[str, str]) -> str:
 THROTTLE_REASONS = (
     *("sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"),
 )
-"""The reasons for which a GPU's clocks are held down, in the order of their bits in NVML, 0x04 to 0x80."""
+"""Reasons that lower a GPU's clocks, in the order of NVML's bits 0x04 to 0x80."""
 
 LEAST_CLOCK_SHARE = 0.9  # Of the highest clock: a GPU at work below that is worth naming
 
 
 class GpuCondition(Struct, frozen=True, kw_only=True):
-    """A GPU right after the operations of a row, as far as it can slow them down.
+    """A GPU's condition directly after a row, as far as it can slow the row down.
 
-    `clock_mhz` is None while it idles; `memory_errors` are uncorrectable ones; `unread` has reasons.
+    `clock_mhz` is None while idle. `memory_errors` are uncorrectable. `unread` has reasons for missing facts.
     """
 
     throttle_reasons: tuple[str, ...] = ()
@@ -333,7 +334,7 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def together(self, later: "GpuCondition") -> "GpuCondition":
-        """Two readings as one: the worse of each fact."""
+        """Combine two readings, keeping the worse of each fact."""
         clocks = [each for each in (self.clock_mhz, later.clock_mhz) if each is not None]
         return GpuCondition(
             throttle_reasons=tuple(dict.fromkeys((*self.throttle_reasons, *later.throttle_reasons))),
@@ -346,13 +347,13 @@ class GpuCondition(Struct, frozen=True, kw_only=True):
 
     @property
     def not_read(self) -> str:
-        """The facts that could not be read, with the reasons; empty where all are known."""
+        """Describe the facts that could not be read, with reasons, or ''."""
         if not self.unread:
             return ""
         return f"{', '.join(self.unread).replace('_', ' ')} ({'; '.join(dict.fromkeys(self.unread.values()))})"
 
     def remarks(self) -> Iterator[str]:
-        """Predicates for a GPU that say what is wrong with it: 'runs at 600 of 1980 MHz'; none where nothing is."""
+        """Yield what is wrong with the GPU as predicates: 'runs at 600 of 1980 MHz'."""
         clock = f"{self.clock_mhz} of {self.most_clock_mhz} MHz"
         slow = self.clock_mhz and self.most_clock_mhz and self.clock_mhz < LEAST_CLOCK_SHARE * self.most_clock_mhz
         if self.throttle_reasons:

@@ -1,7 +1,7 @@
-"""Facts of one node: GPUs, links, NICs, PCI tree and settings as they were read, before any arithmetic.
+"""Facts about one node: GPUs, links, NICs, PCI tree and settings as they were read.
 
-A snapshot is plain frozen data, whoever read it. What is unknown is None, and `unknown` says why, by field name. Bus
-ids are in lower case with four digits of domain (0000:1b:00.0) wherever they come from; `bus_id` makes them so.
+A snapshot is immutable data from any source. Unknown values are None, and `unknown` has the reason by field name. Bus
+ids are in lower case with four digits of domain (0000:1b:00.0). `bus_id` converts them.
 """
 
 import re
@@ -15,7 +15,7 @@ from gpubench.model.terms.verdict import Origin
 
 
 class GpuLimits(Struct, frozen=True, kw_only=True):
-    """The clock that programs are given (nvidia-smi -ac) and the power limit (-pl), beside the driver's defaults."""
+    """The application clock (nvidia-smi -ac) and the power limit (-pl), next to the driver's defaults."""
 
     clock_mhz: int | None = None
     default_clock_mhz: int | None = None
@@ -29,10 +29,9 @@ class GpuLimits(Struct, frozen=True, kw_only=True):
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """A program beside the driver. `running` is None where the host's processes are not visible from here; the host is
-    what boots this kernel, so a virtual machine that leaves its NVSwitches to what is below it runs none.
+    """A service of the driver. `running` is None if the host's processes are not visible.
 
-    `version` is the one that it last wrote of itself into its log.
+    A virtual machine that leaves its NVSwitches to its host runs none. `version` is the last one in its log.
     """
 
     running: bool | None = None
@@ -40,10 +39,10 @@ class Service(Struct, frozen=True, kw_only=True):
 
 
 class ConfidentialComputing(Struct, frozen=True, kw_only=True):
-    """Confidential computing as NVML tells it: with it on, transfers are encrypted, or staged in memory of the host.
+    """Confidential computing according to NVML. With it, transfers are encrypted or host-staged.
 
-    `environment` is unavailable, simulation or production; `multi_gpu` is none, protected_pcie or nvle, which say how
-    GPUs may reach each other.
+    `environment` is unavailable, simulation or production. `multi_gpu` is none, protected_pcie or nvle, which decides
+    how GPUs may reach each other.
     """
 
     enabled: bool | None = None
@@ -53,13 +52,13 @@ class ConfidentialComputing(Struct, frozen=True, kw_only=True):
 
 
 class DriverSettings(Struct, frozen=True, kw_only=True):
-    """The settings of the driver of a node. None is unknown, and `unknown` says why, by field.
+    """The driver settings of a node. None is unknown, and `unknown` has the reason by field.
 
-    `parameters` are those of the loaded module that bear on peer access, NVLink, BAR 1 and IMEX, by their names without
-    NVreg_; `registry_keys` such keys of RegistryDwords, those of one GPU as 'key@bus id'; `configured` what files of
-    modprobe will set when the module is loaded again (in a container, its own files). `services` are by the names of
-    their programs. `nvlink_bandwidth_mode` is full, off, min, half or 3quarter, for the whole node;
-    `nvlink_bandwidth_reduced` names the GPUs (GPU3) whose own mode is below the best.
+    `parameters` are those of the loaded module that affect peer access, NVLink, BAR 1 and IMEX, without the prefix
+    NVreg_. `registry_keys` are such keys of RegistryDwords, for one GPU as 'key@bus id'. `configured` is what
+    modprobe's files will set at the next load (in a container, its own files). `services` are by program name.
+    `nvlink_bandwidth_mode` is full, off, min, half or 3quarter for the whole node. `nvlink_bandwidth_reduced` names the
+    GPUs (GPU3) with a reduced mode.
     """
 
     parameters: Mapping[str, str] | None = None
@@ -73,7 +72,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def nvlink_disabled(self) -> str:
-        """The setting that disables NVLink on the whole node, in words; empty where none does."""
+        """The setting that disables NVLink on the whole node as text, or ''."""
         parameter = (self.parameters or {}).get("NvLinkDisable")
         if parameter not in (None, "", "0"):
             return f"NvLinkDisable: {parameter} in the driver's parameters"
@@ -81,11 +80,11 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
 
 class IommuFacts(Struct, frozen=True, kw_only=True):
-    """The IOMMU as the kernel uses it. None is unknown, and `unknown` says why, by field.
+    """The IOMMU as the kernel uses it. None is unknown, and `unknown` has the reason by field.
 
-    `units` are the hardware's (`dmar0`, `ivhd0`, `smmu3.0x...`), empty where the kernel uses none. `group_types` are
-    those of the groups that hold a GPU, a NIC or a bridge above one, by the group's number: DMA and DMA-FQ translate,
-    identity passes through.
+    `units` are hardware units (`dmar0`, `ivhd0`, `smmu3.0x...`), empty if the kernel uses none. `group_types` are those
+    of groups with a GPU, a NIC or a bridge above one, by group number: DMA and DMA-FQ translate, identity passes
+    through.
     """
 
     units: tuple[str, ...] | None = None
@@ -94,10 +93,10 @@ class IommuFacts(Struct, frozen=True, kw_only=True):
 
 
 class KernelSettings(Struct, frozen=True, kw_only=True):
-    """The kernel of a node. None is unknown, and `unknown` says why, by field.
+    """The kernel of a node. None is unknown, and `unknown` has the reason by field.
 
-    `options` are the words of the boot command line that bear on PCI, IOMMU, memory nodes and the NVIDIA driver, never
-    the whole line. `wsl` is Windows' Linux. `imex` says whether the driver offers IMEX channels, which memory shared
+    `options` are the boot options that affect PCI, IOMMU, memory nodes and the NVIDIA driver, never the whole line.
+    `wsl` is Windows Subsystem for Linux. `imex` tells whether the driver offers IMEX channels, which memory shared
     between nodes needs.
     """
 
@@ -117,11 +116,11 @@ ACCESS_CONTROLS = (
     "egress_control",
     "direct_translated",
 )
-"""The bits of ACS' capability and control registers, from bit 0 on (PCI_ACS_* in Linux' pci_regs.h)."""
+"""The bits of ACS's capability and control registers, from bit 0 (PCI_ACS_* in Linux's pci_regs.h)."""
 
 
 class PciKind(StrEnum):
-    """The kind of a device between a GPU or NIC and the CPU; UNKNOWN is listed without its class."""
+    """The kind of a device between a GPU or NIC and the CPU. UNKNOWN has no PCI class."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -132,10 +131,10 @@ class PciKind(StrEnum):
 
 
 class AccessControl(Struct, frozen=True, kw_only=True):
-    """Access control of a port: which of `ACCESS_CONTROLS` it can do, and which are on; none where it has no ACS.
+    """Access control of a port: the supported and the enabled `ACCESS_CONTROLS`, empty without ACS.
 
-    Where requests or completions are redirected, or forwarded upstream, traffic between two devices below the same
-    switch goes up to the root and back.
+    If requests or completions are redirected, or forwarded upstream, traffic between two devices below one switch goes
+    up to the root and back.
     """
 
     capable: tuple[str, ...] = ()
@@ -143,10 +142,10 @@ class AccessControl(Struct, frozen=True, kw_only=True):
 
 
 class PcieErrors(Struct, frozen=True, kw_only=True):
-    """Errors that a device has counted since it was found, in all, and by name those that are not zero.
+    """Errors of a device since it was found: totals, and the non-zero counters by name.
 
-    Names begin with their severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
-    seen on hardware.
+    Names start with the severity: 'correctable.BadTLP', 'fatal.ACSViol'. None is a total that could not be read. Not
+    tried on hardware.
     """
 
     correctable: int | None = None
@@ -160,10 +159,10 @@ RDMA_MTUS = (256, 512, 1024, 2048, 4096)  # Sizes of RDMA (`enum ibv_mtu`); GPU 
 
 
 class Gid(Struct, frozen=True, kw_only=True):
-    """An address of a port, by its place in the port's table.
+    """An address of a port, with its index in the port's table.
 
-    `kind` is the kernel's word: 'IB/RoCE v1' or 'RoCE v2'; `address` says of which sort it is (ipv4, link_local,
-    global), and never the address itself.
+    `kind` is the kernel's word: 'IB/RoCE v1' or 'RoCE v2'. `address` is only the kind of address (ipv4, link_local,
+    global).
     """
 
     index: int
@@ -172,12 +171,12 @@ class Gid(Struct, frozen=True, kw_only=True):
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """A port. None is unknown, and `unknown` says why, by field.
+    """An RDMA port. None is unknown, and `unknown` has the reason by field.
 
     `nic` is the NIC's name in the snapshot. `physical_state` and `link_layer` are the kernel's words. `counters` and
-    `hardware_counters` are those that tell of errors, waits and congestion, by their names in sysfs, counted since the
-    driver was loaded. `gids` are the first that are set; `device_file` is what a process opens to use the device, which
-    a container may lack (`RankFacts.device_files`). Not seen on hardware.
+    `hardware_counters` are those of errors, waits and congestion since the driver was loaded, by sysfs name. `gids` are
+    the first used ones. `device_file` is what a process opens to use the device, and a container may lack it
+    (`RankFacts.device_files`). Not tried on hardware.
     """
 
     nic: str
@@ -191,9 +190,9 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 def roce_mtu_bytes(interface_mtu_bytes: int) -> int | None:
-    """The MTU that RoCE uses over an interface: the largest that fits with all headers; None where none does.
+    """Return the largest RoCE MTU that fits an interface's MTU with all headers, or None.
 
-    So an interface's usual 1500 leaves 1024, and 4200 is the least for 4096 (Linux, include/rdma/ib_addr.h).
+    An MTU of 1500 allows 1024, and 4096 needs at least 4200 (Linux, include/rdma/ib_addr.h).
     """
     room_bytes = interface_mtu_bytes - _ROCE_HEADERS_BYTES
     return max((size for size in RDMA_MTUS if size <= room_bytes), default=None)
@@ -205,7 +204,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.?([0-7]
 
 
 def bus_id(text: str) -> str:
-    """A PCI address as sysfs spells it: '00000000:1B:00.0' → '0000:1b:00.0'; what is no address is only lowered."""
+    """Normalize a PCI address as in sysfs: '00000000:1B:00.0' → '0000:1b:00.0'. Other text is only lowercased."""
     match = _BUS_ID.fullmatch(text.strip().lower())
     if match is None:
         return text.strip().lower()
@@ -234,7 +233,7 @@ class NicKind(StrEnum):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """A PCIe link as it is trained now and at most. Generations 1 to 6; widths in lanes."""
+    """The current and maximum state of a PCIe link. Generations 1 to 6, widths in lanes."""
 
     generation: int | None = None
     width: int | None = None
@@ -245,8 +244,8 @@ class PcieLink(Struct, frozen=True, kw_only=True):
 class PciPlace(Struct, frozen=True, kw_only=True):
     """The place of a device in the PCI tree.
 
-    `host_bridge` names the root (`pci0000:00`, or what a file has instead); `switches` are the bus ids of the PCIe
-    switches above the device, the outermost first, each by its upstream port; `root_port` is the port of the CPU.
+    `host_bridge` names the root (`pci0000:00`, or a file's own name). `switches` are the PCIe switches above the
+    device, outermost first, by the bus id of the upstream port. `root_port` is the CPU's port.
     """
 
     host_bridge: str | None = None
@@ -256,7 +255,7 @@ class PciPlace(Struct, frozen=True, kw_only=True):
 
 
 class PciSwitch(Struct, frozen=True, kw_only=True):
-    """A PCIe switch; `link` is its uplink, towards the CPU, and `place.switches` are those above it."""
+    """A PCIe switch. `link` is its uplink towards the CPU, and `place.switches` are the switches above it."""
 
     bus_id: str
     link: PcieLink = PcieLink()
@@ -264,13 +263,13 @@ class PciSwitch(Struct, frozen=True, kw_only=True):
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
-    """A GPU, a NIC, or a bridge above one. What is None is unknown, and `unknown` says why, by field.
+    """A GPU, a NIC, or a bridge above one. None is unknown, and `unknown` has the reason by field.
 
-    `above` is the bridge towards the CPU; `identity` are the numbers of maker and model ('10b5:8796'). `link` is what
-    this end of it says: of a GPU, a NIC and an upstream port the link towards the CPU, of the other ports the one below
-    them. Ports have access control, devices address translation (ATS). Of a GPU, `bar1_bytes` is its window onto its
-    memory (BAR 1), `bar1_most_bytes` the widest that it could be, `minor` the number of its device file (/dev/nvidia0).
-    `place` is that of a device of unknown kind: GPUs, NICs and switches have theirs.
+    `above` is the bridge towards the CPU. `identity` is vendor and device id ('10b5:8796'). `link` is what this end
+    reports: for a GPU, a NIC and an upstream port the link towards the CPU, for other ports the link below. Ports have
+    access control, devices address translation (ATS). For a GPU, `bar1_bytes` is the window onto its memory (BAR 1),
+    `bar1_most_bytes` the largest possible one, and `minor` the number of its device file (/dev/nvidia0). `place` is set
+    only for a device of unknown kind.
     """
 
     bus_id: str
@@ -292,8 +291,8 @@ class PciDevice(Struct, frozen=True, kw_only=True):
 class NvLink(Struct, frozen=True, kw_only=True):
     """One NVLink of a GPU.
 
-    `version` is NVLink's ('4.0'); `raw_gb_s` the line rate per direction as the driver prints it, protocol included;
-    `peer_bus_id` is None where a virtual machine hides it; `errors` are the counters that could be read, by name.
+    `version` is NVLink's ('4.0'). `raw_gb_s` is the line rate per direction as the driver prints it, including the
+    protocol. `peer_bus_id` is None if a virtual machine hides it. `errors` are the readable counters by name.
     """
 
     number: int
@@ -308,8 +307,8 @@ class NvLink(Struct, frozen=True, kw_only=True):
 class Fabric(Struct, frozen=True, kw_only=True):
     """A GPU's registration with the NVLink fabric (`nvmlGpuFabricInfo`).
 
-    `state` is not_supported, not_started, in_progress or completed; `status` 'success' or what failed; `health_mask`
-    holds two-bit fields, which `fabric_health` reads.
+    `state` is not_supported, not_started, in_progress or completed. `status` is 'success' or the failure. `health_mask`
+    has two-bit fields, which `decode_health` decodes.
     """
 
     state: str | None = None
@@ -320,19 +319,19 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
     @property
     def spans_nodes(self) -> bool:
-        """True in an NVLink domain of several nodes; fabrics of one node have a cluster of zeros, or none."""
+        """True in an NVLink domain of several nodes. A fabric of one node has no cluster, or a cluster of zeros."""
         return bool(set(self.cluster_uuid or "") - {"0", "-"})
 
     @property
     def domain(self) -> tuple[str, int | None] | None:
-        """The NVLink domain of several nodes: cluster and clique; None where the NVLinks lead to no other node."""
+        """Cluster and clique of an NVLink domain of several nodes, or None."""
         return (self.cluster_uuid or "", self.clique) if self.spans_nodes else None
 
 
 class RemappedRows(Struct, frozen=True, kw_only=True):
-    """Memory rows that were replaced: after correctable errors, after uncorrectable ones; pending a reset; failed.
+    """Replaced memory rows: after correctable errors, after uncorrectable ones, pending a reset, and failed.
 
-    `banks_without_spares` counts memory banks that have no spare row left, None if the driver does not tell.
+    `banks_without_spares` counts memory banks without a spare row, None if the driver does not report it.
     """
 
     correctable: int
@@ -398,7 +397,7 @@ _WORKSTATION_CARD = re.compile(r"GeForce|Quadro|TITAN|\bRTX\b(?!.*Server)")
 
 
 def is_workstation_card(gpu: GpuFacts) -> bool:
-    """True for cards of desktops and workstations, which are often sold with ECC off or without it."""
+    """True for desktop and workstation cards, which are often sold with ECC off or without it."""
     return _WORKSTATION_CARD.search(gpu.name or "") is not None
 
 
@@ -407,14 +406,14 @@ _VIRTUAL_GPU = re.compile(r"-\d+[ABCQ](?:ME)?$")  # 'NVIDIA L40S-24Q', 'NVIDIA H
 
 
 def display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
-    """Small cards next to cards with more than twice their memory: they drive a display and compute nothing."""
+    """Return small cards next to cards with more than twice their memory. They drive a display and do not compute."""
     most = max((gpu.memory_bytes or 0 for gpu in gpus), default=0)
     limit = min(_MOST_DISPLAY_BYTES, most / 2)
     return tuple(gpu for gpu in gpus if gpu.memory_bytes and gpu.memory_bytes < limit and not gpu.mig)
 
 
 def is_virtual_gpu(gpu: GpuFacts) -> bool:
-    """True for a vGPU, which a hypervisor cuts from a GPU."""
+    """True for a vGPU, a slice of a GPU from a hypervisor."""
     return _VIRTUAL_GPU.search(gpu.name or "") is not None
 
 
@@ -449,7 +448,7 @@ class NicFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def rdma(self) -> bool:
-        """True where it can move data without the CPU."""
+        """True if the NIC moves data without the CPU."""
         return self.kind is not NicKind.ETHERNET and self.model != SOFTWARE_RDMA
 
 
@@ -525,7 +524,7 @@ WAITED_FOR_CPU = "for a CPU"  # The end of an error if it was no driver that hun
 
 
 class ProbeFailure(Struct, frozen=True, kw_only=True):
-    """A whole source of facts that gave none: which (sysfs, nvml, cuda), what happened, and whether it hung."""
+    """A source of facts (sysfs, nvml, cuda) without an answer: what happened, and whether it hung."""
 
     stage: str
     error: str
@@ -563,7 +562,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The kind of place that this is: 'Docker container in a virtual machine', 'laptop'; empty if unknown."""
+        """The kind of place: 'Docker container in a virtual machine', 'laptop', or '' if unknown."""
         machine = self.machine
         around = "virtual machine" if machine.virtual_machine else machine.chassis or ""
         if self.kernel.wsl:

@@ -1,4 +1,4 @@
-"""Traffic and use of a node's GPUs: readings, rates between two readings, throttling, and use by other programs."""
+"""Traffic and use of a node's GPUs: readings, rates between readings, throttling, and use by other programs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
@@ -10,8 +10,8 @@ from gpubench.model.terms.plain import Count, Seconds, Within
 from gpubench.model.terms.units import BYTES_PER_GB
 
 FOREIGN_GB_S = 0.5
-"""So much over a link, while this job is idle, is somebody else's. On four H200s idle NVLinks carried 0.0 and idle PCIe
-links up to 0.02 GB/s; copies of another process 371 to 396 and 59.
+"""A link with this rate while the job is idle carries another program's data. On four H200s idle NVLinks carried
+0.0 and idle PCIe links up to 0.02 GB/s, and copies of another process 371 to 396 and 59.
 """
 
 FOREIGN_SHARE = 0.1  # Of what links carry: foreign traffic that may have moved their counters
@@ -20,7 +20,7 @@ BUSY_PERCENT = 50  # Of the time with something running while this job is idle: 
 
 
 class LinkRates(Struct, frozen=True, kw_only=True):
-    """GB/s that the NVLinks of a GPU, all together, and its PCIe link carried; None where they are not counted."""
+    """GB/s of all NVLinks of a GPU together, and of its PCIe link. None if not counted."""
 
     nvlink_sent: float | None = None
     nvlink_received: float | None = None
@@ -28,20 +28,20 @@ class LinkRates(Struct, frozen=True, kw_only=True):
     pcie_received: float | None = None
 
     def together(self, later: "LinkRates") -> "LinkRates":
-        """The greater rate of each."""
+        """Return the higher rate of each."""
         pairs = {name: (getattr(self, name), getattr(later, name)) for name in self.__struct_fields__}
         return LinkRates(**{name: _greatest(rates) for name, rates in pairs.items()})
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """The use that others make of a GPU: busy share, processes, and `held_bytes` before this job."""
+    """The use of a GPU by others: busy share, processes, and the bytes that they held before this job."""
 
     utilization_percent: int | None = None
     users: tuple[GpuProcess, ...] = ()
     held_bytes: int | None = None
 
     def together(self, later: "GpuUse") -> "GpuUse":
-        """The greater use, by the processes of both."""
+        """Return the higher use, with the processes of both."""
         percent = _greatest((self.utilization_percent, later.utilization_percent))
         users = {each.pid: each for each in (*self.users, *later.users)}
         held = later.held_bytes if self.held_bytes is None else self.held_bytes
@@ -51,14 +51,14 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """True where the GPU computes."""
+        """True if the GPU computes."""
         return (self.utilization_percent or 0) >= BUSY_PERCENT
 
 
 class IdleGpu(Struct, frozen=True, kw_only=True):
-    """What the links of a GPU carried and who used it while this job was idle; None where nobody looked.
+    """Traffic and users of a GPU while this job was idle. None if not observed.
 
-    `at_work` is its condition just before; `waited` the share of time in which its rank waited for a CPU.
+    `at_work` is its condition just before. `waited` is the share of time in which its rank waited for a CPU.
     """
 
     rates: LinkRates = field(default_factory=LinkRates)
@@ -67,7 +67,7 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
     waited: float | None = None
 
     def together(self, later: "IdleGpu") -> "IdleGpu":
-        """Two moments as one: the worse of each."""
+        """Combine two moments, keeping the worse of each fact."""
         return IdleGpu(
             rates=self.rates.together(later.rates),
             use=self.use.together(later.use),
@@ -77,19 +77,19 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
 
 
 def both(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:
-    """The GPUs of a job over two moments; over one where only that is known."""
+    """Combine a job's GPUs over two moments, or return the only known one."""
     if not earlier or not later:
         return tuple(earlier or later)
     return tuple(one.together(other) for one, other in zip(earlier, later, strict=True))
 
 
 def is_foreign(gb_s: float | None) -> bool:
-    """True if a rate is more than an idle link has."""
+    """True if a rate is above that of an idle link."""
     return gb_s is not None and gb_s >= FOREIGN_GB_S
 
 
 def holders(use: GpuUse, words: Callable[[int], str]) -> str:
-    """Who holds the memory of a GPU, in words; empty where nobody does. `words` are those for a number of bytes."""
+    """Describe who holds memory of a GPU, or ''. `words` formats a number of bytes."""
     if use.held_bytes is not None and any(user.memory_bytes is None for user in use.users):
         return f"{', '.join(user.label for user in use.users)}: {words(use.held_bytes)}"
     named = [f"{user.label}: {words(user.memory_bytes)}" for user in use.users if user.memory_bytes]
@@ -109,13 +109,12 @@ _Counter = Annotated[int, Within(0)]  # In bytes: those of NVLinks and InfiniBan
 
 
 class GpuReading(Struct, frozen=True, kw_only=True):
-    """A GPU at one moment. What is None is unknown, and `unknown` says why, by field.
+    """A GPU at one moment. None is unknown, and `unknown` has the reason by field.
 
-    `nvlink_sent_bytes` and `nvlink_received_bytes` are counters of all its NVLinks, payload alone. Rates in GB/s are as
-    the driver averaged them since the reading before; of PCIe else over a moment, which `pcie_sampled_seconds` is then:
-    its byte counters have 32 bits, and go around in 34 ms. `kernels_percent` is the part of the time in which kernels
-    ran, copies left out, which `utilization_percent` counts as well; it is asked for where PCIe carries bytes out.
-    `errors` are counters by name.
+    `nvlink_sent_bytes` and `nvlink_received_bytes` count the payload of all its NVLinks. Rates in GB/s are the driver's
+    averages since the last reading. Without these, PCIe rates cover `pcie_sampled_seconds`, because its 32-bit counters
+    wrap in 34 ms. `kernels_percent` is the share of time in which kernels ran, without copies, which
+    `utilization_percent` includes. It is read only if PCIe sends data. `errors` are counters by name.
     """
 
     index: Count
@@ -138,7 +137,7 @@ class GpuReading(Struct, frozen=True, kw_only=True):
 
 
 class NicReading(Struct, frozen=True, kw_only=True):
-    """A port, or loopback, at one moment: bytes sent and received; counters wrap at `counts_to`."""
+    """A port or the loopback at one moment: bytes sent and received. Counters wrap at `counts_to`."""
 
     name: str
     rdma: bool
@@ -151,11 +150,11 @@ class NicReading(Struct, frozen=True, kw_only=True):
 
 
 class TaskFacts(Struct, frozen=True, kw_only=True):
-    """A process that uses GPUs, as far as /proc shows it to this user.
+    """A process that uses GPUs, as far as this user may read /proc.
 
-    `facts` are those of a rank, with the process's own environment and files; None where it may not be read, and
-    `unread` says why. `together` names what makes processes one job, each with who says so: 'torchrun 127.0.0.1:29500',
-    'Slurm 4711.0'. `communicators` is whether NCCL has a communicator in it, None where nobody looked.
+    `facts` are those of a rank, with the process's own environment and files. If None, `unread` has the reason.
+    `together` lists what joins processes to a job, each with its source: 'torchrun 127.0.0.1:29500', 'Slurm 4711.0'.
+    `communicators` tells whether NCCL has a communicator in it, None if not checked.
     """
 
     pid: int
@@ -170,7 +169,7 @@ class TaskFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(Struct, frozen=True, kw_only=True):
-    """A node at one moment of a monotonic clock, seconds; `driver_silent` says why GPUs are missing."""
+    """A node at one moment of a monotonic clock in seconds. `driver_silent` says why GPUs are missing."""
 
     host: str
     seconds: Seconds
@@ -190,9 +189,9 @@ _NO_RATE = "the driver's rate is none that links carry"
 
 
 class GpuRates(Struct, frozen=True, kw_only=True):
-    """GB/s that the links of a GPU carried over an interval; None is unknown, and `unknown` says why, by field.
+    """GB/s of a GPU's links over an interval. None is unknown, and `unknown` has the reason by field.
 
-    `errors_grown` are counters that went up in it; `lost` is what the driver says of a GPU that fell off the bus.
+    `errors_grown` are counters that grew. `lost` is the driver's message about a GPU that fell off the bus.
     """
 
     index: int
@@ -217,7 +216,7 @@ class GpuRates(Struct, frozen=True, kw_only=True):
 
 
 class NicRates(Struct, frozen=True, kw_only=True):
-    """GB/s that a port carried over an interval, of RDMA or of an Ethernet interface; None is unknown."""
+    """GB/s of an RDMA port or an Ethernet interface over an interval. None is unknown."""
 
     name: str
     rdma: bool
@@ -229,7 +228,7 @@ class NicRates(Struct, frozen=True, kw_only=True):
 
 
 class NodeRates(Struct, frozen=True, kw_only=True):
-    """A node over an interval: from `begin` to `end`, in seconds of its clock."""
+    """A node over an interval, from `begin` to `end` in seconds of its clock."""
 
     host: str
     begin: float
@@ -241,7 +240,7 @@ class NodeRates(Struct, frozen=True, kw_only=True):
 
 
 def rates(before: NodeReading, after: NodeReading) -> NodeRates:
-    """The rates between two readings of one node. What only one of them has is unknown."""
+    """Compute the rates between two readings of one node. Values in only one of them are unknown."""
     seconds = after.seconds - before.seconds
     gpus = {each.bus_id: each for each in before.gpus}
     nics = {nic.name: nic for nic in before.nics}
@@ -322,7 +321,7 @@ def _rate(
     counts_to: int | None,
     unknown: dict[str, str],
 ) -> float | None:
-    """GB/s by a counter, which may go around once; None, with the reason noted, where that cannot be told."""
+    """Return GB/s from a counter that may wrap once. If that is ambiguous, note the reason and return None."""
     if before is None or after is None or seconds <= 0:
         unknown.setdefault(name, _NOT_BEFORE)
         return None
@@ -343,11 +342,11 @@ def _rate(
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """The counters of errors that went up, by how much; one that began anew shows nothing."""
+    """Return the growth of error counters. A counter that restarted counts as unchanged."""
     return {name: count - before[name] for name, count in after.items() if count > before.get(name, count)}
 
 
 def total(values: Sequence[float | None]) -> float | None:
-    """The sum of rates; None where any of them is unknown, which might be the largest."""
+    """Return the sum of rates. None if any is unknown, because it might be the largest."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

@@ -1,1 +1,1 @@
-"""Units, verdicts, operations, sampling: the words and small values that everything else is said in."""
+"""Basic terms: units, verdicts, operations, ranks, settings, statistics."""

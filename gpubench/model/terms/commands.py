@@ -1,11 +1,11 @@
-"""The commands: what the rest of the program has to know of each."""
+"""The table of commands, with what the rest of the program needs to know about each."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class UnderTorchrun(StrEnum):
-    """What torchrun's variables mean to a command: ranks meet by torch, it ignores them, or it refuses."""
+    """How a command treats torchrun's variables: ranks meet through torch, it ignores them, or it refuses."""
 
     RANKS = "ranks"
     ALONE = "alone"
@@ -73,7 +73,7 @@ CHECK = Command(
 BARE = CHECK._replace(
     name="", summary="Check this machine in ten lines and half a minute: hardware, health, speed, next step."
 )
-"""What `gpubench` does where no command is named."""
+"""What `gpubench` does without a command."""
 
 SCAN = Command(
     "scan",
@@ -123,7 +123,7 @@ COLLECTIVE = Command(
     streamed_section="rows",
     ranks="gpubench.jobs.collective.job",
 )
-"""What all collectives have in common: each has its own name and summary."""
+"""Common properties of all collectives. Each has its own name and summary."""
 
 OVERLAP = Command(
     "overlap",
@@ -157,5 +157,5 @@ _BY_NAME = {each.name: each for each in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES
 
 
 def command_of(subject: str, collective: str | None = None) -> Command:
-    """The command that a report is of; of a collective's what they have in common, of an unknown one `topo`."""
+    """Return the command that made a report: for any collective COLLECTIVE, for an unknown one TOPO."""
     return _BY_NAME.get(subject, TOPO if collective is None else COLLECTIVE)

@@ -1,9 +1,9 @@
 """One operation: a collective with its types, buffers, test data and bandwidth, or a copy with its ends and engine.
 
-Data differ per rank, element, buffer and row, so that a block from the wrong rank, a shifted block, a buffer left over
-from before and a missing contribution all show. Moved data are random bits. Reduced data are small integers, so that
-the result is exact in every type and in any order of adding: of any number of ranks at most `contributors` have a
-value other than the reduction's neutral one at an element, a different set at each.
+Test data differs per rank, element, buffer and row, so that a block from the wrong rank, a shifted block, an old buffer
+and a missing contribution are all detected. Moved data is random bits. Reduced data is small integers, so that the
+result is exact in every type and any order of addition: at each element at most `contributors` ranks have a value other
+than the neutral one of the reduction, a different set at each.
 """
 
 from collections.abc import Hashable, Sequence
@@ -38,7 +38,7 @@ class DataType(StrEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes an element takes."""
+        """Bytes per element."""
         return int("".join(filter(str.isdigit, self.value))) // 8
 
     @property
@@ -60,7 +60,7 @@ class ReduceOp(StrEnum):
 
 
 class Placement(StrEnum):
-    """The buffer of the result: one of its own, or the input's, as NCCL lays it out."""
+    """Whether the result has its own buffer, or the input's, as NCCL lays it out."""
 
     OUT_OF_PLACE = "out_of_place"
     IN_PLACE = "in_place"
@@ -69,8 +69,8 @@ class Placement(StrEnum):
 class Layout(Struct, frozen=True):
     """Element counts of one operation on one rank.
 
-    `count` is the number handed to the library, `send` and `receive` are the elements of each buffer. For an in-place
-    operation rank r sends from `r × in_place_send` and receives at `r × in_place_receive` of the one buffer.
+    `count` is the number passed to the library. `send` and `receive` are the elements of each buffer. In place, rank r
+    sends from `r × in_place_send` and receives at `r × in_place_receive` of the one buffer.
     """
 
     count: int
@@ -81,15 +81,15 @@ class Layout(Struct, frozen=True):
 
     @property
     def largest(self) -> int:
-        """Elements of the larger buffer: what nccl-tests prints as size, and the distance between rotated buffers."""
+        """Elements of the larger buffer, which nccl-tests prints as size, and the distance between rotated buffers."""
         return max(self.send, self.receive)
 
 
 class Segment(Struct, frozen=True):
-    """The elements that a part of a receive buffer must hold after the operation.
+    """The elements that a part of a receive buffer must have after the operation.
 
-    Elements `[offset, offset + count)` equal elements `[start, start + count)` of what rank `source` sent, or, where
-    `source` is None, of the reduction over all ranks.
+    Elements `[offset, offset + count)` equal elements `[start, start + count)` of what rank `source` sent, or of the
+    reduction over all ranks if `source` is None.
     """
 
     offset: int
@@ -102,24 +102,26 @@ OPTION = "--hierarchical"
 
 
 class TwoLevels(Struct, frozen=True):
-    """Of every rank the number of its node and its place in there; every node has as many ranks."""
+    """The node of every rank, and its place there. Every node has the same number of ranks."""
 
     nodes: tuple[int, ...]
     places: tuple[int, ...]
 
     @property
     def node_count(self) -> int:
-        """Nodes, at least two."""
+        """The number of nodes, at least two."""
         return max(self.nodes) + 1
 
     @property
     def ranks_a_node(self) -> int:
-        """Ranks in each node, at least two."""
+        """The number of ranks per node, at least two."""
         return max(self.places) + 1
 
     @classmethod
     def of(cls, node_by_rank: Sequence[Hashable]) -> "TwoLevels":
-        """From what names each rank's node. Raises UsageError for a single node or rank a node, or unequal numbers."""
+        """Build from each rank's node. Raises UsageError for a single node, a single rank per node, or unequal
+        numbers.
+        """
         numbers = {node: number for number, node in enumerate(dict.fromkeys(node_by_rank))}
         nodes = tuple(numbers[node] for node in node_by_rank)
         members = [0] * len(numbers)
@@ -138,7 +140,7 @@ class TwoLevels(Struct, frozen=True):
         return cls(nodes, tuple(places))
 
     def check_averages(self, ops: Sequence[ReduceOp], dtypes: Sequence[DataType]) -> None:
-        """Raise UsageError for averages of averages that are not the average of all."""
+        """Raise UsageError if averages of averages would differ from the average of all."""
         integers = [dtype for dtype in dtypes if dtype.kind is not NumberKind.FLOAT]
         inexact = any(count & (count - 1) for count in (self.node_count, self.ranks_a_node))
         if ReduceOp.AVG in ops and (integers or inexact):
@@ -160,13 +162,13 @@ def _cannot(seen: str, next_step: str) -> UsageError:
 
 
 def nccl_version(code: int) -> str:
-    """22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8', as NCCL_VERSION_CODE encodes it."""
+    """Decode NCCL_VERSION_CODE: 22809 → '2.28.9', and before NCCL 2.9 2708 → '2.7.8'."""
     thousand = 10_000 if code >= 10_000 else 1_000
     return f"{code // thousand}.{code % thousand // 100}.{code % 100}"
 
 
 class Allocator(StrEnum):
-    """The library that allocates the buffers: CUDA, as frameworks do, or NCCL, as nccl-tests does."""
+    """The library that allocates buffers: CUDA, as in frameworks, or NCCL, as in nccl-tests."""
 
     CUDA = "cuda"
     NCCL = "nccl"
@@ -182,7 +184,7 @@ AVERAGE_TOLERANCE_ULP = 2
 
 
 class DataPattern(Struct, frozen=True):
-    """The kind of data of a row. `op` is None where data are only moved."""
+    """The test data of a row. `op` is None if data is only moved."""
 
     dtype: DataType
     op: ReduceOp | None
@@ -190,13 +192,13 @@ class DataPattern(Struct, frozen=True):
 
     @property
     def contributors(self) -> int:
-        """The number of ranks with a value of their own at an element."""
+        """The number of ranks with their own value at an element."""
         rounds = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT
         return min(self.ranks, FLOAT_AVERAGE_CONTRIBUTORS if rounds else MOST_CONTRIBUTORS)
 
     @property
     def lowest(self) -> int:
-        """The least value that max and min work with; the greatest is 200 more."""
+        """The lowest value for max and min. The highest is 200 more."""
         return 0 if self.dtype.kind is NumberKind.UNSIGNED else -100
 
     @property
@@ -207,16 +209,16 @@ class DataPattern(Struct, frozen=True):
 
     @property
     def tolerance_ulp(self) -> int:
-        """The ulp of error that averages may have: 0 for a power of two of ranks, else 2 as in nccl-tests."""
+        """The error in ulp that averages may have: 0 for a power of two of ranks, else 2 as in nccl-tests."""
         inexact = self.op is ReduceOp.AVG and self.dtype.kind is NumberKind.FLOAT and self.ranks & (self.ranks - 1)
         return AVERAGE_TOLERANCE_ULP if inexact else 0
 
 
 class Block(Struct, frozen=True):
-    """A run of elements at the same offset in each of several equally spaced buffers of one memory.
+    """A run of elements at the same offset in several equally spaced buffers of one memory.
 
-    Buffer k starts at element `k × stride`; the run is `[offset, offset + count)` of it, and holds, or must hold,
-    elements `[start, start + count)` of a rank's data of row `row`.
+    Buffer k starts at element `k × stride`. The run `[offset, offset + count)` of it contains elements `[start, start +
+    count)` of a rank's data for row `row`.
     """
 
     row: int
@@ -227,32 +229,32 @@ class Block(Struct, frozen=True):
     start: int = 0
 
     def seeds(self) -> tuple[int, ...]:
-        """A 32-bit seed for each buffer, unlike those of other buffers and rows."""
+        """A 32-bit seed per buffer, different for all buffers and rows."""
         return tuple(seed(self.row, buffer) for buffer in range(self.buffers))
 
 
 def seed(row: int, buffer: int) -> int:
-    """The 32-bit seed of one buffer of a row."""
+    """Return the 32-bit seed of one buffer of a row."""
     return ((row * ROW_SEED) ^ (buffer * BUFFER_SEED) ^ (row >> 16)) & WORD
 
 
 def algbw_gb_s(size_bytes: int, seconds: float) -> float:
-    """Algorithm bandwidth: the printed size over the time, in GB/s of 1e9 bytes."""
+    """Return the algorithm bandwidth, size over time, in GB/s of 1e9 bytes."""
     return size_bytes / seconds / BYTES_PER_GB
 
 
 def ring_allreduce_factor(ranks: int) -> float:
-    """2(n−1)/n: every byte is reduced over n−1 links and spread over n−1 links, n at a time."""
+    """Return 2(n−1)/n: every byte is reduced over n−1 links and distributed over n−1 links, n at a time."""
     return 2 * (ranks - 1) / ranks
 
 
 def all_but_own_factor(ranks: int) -> float:
-    """(n−1)/n: the block a rank already holds crosses no link."""
+    """Return (n−1)/n: a rank's own block crosses no link."""
     return (ranks - 1) / ranks
 
 
 def whole_factor(_ranks: int) -> float:
-    """1: every byte crosses the busiest link once."""
+    """Return 1: every byte crosses the busiest link once."""
     return 1.0
 
 
@@ -272,20 +274,22 @@ class Direction(StrEnum):
 
 
 class HostMemory(StrEnum):
-    """Host memory that the driver may copy from directly, and that which it first copies into some of its own."""
+    """Pinned memory, which the driver copies from directly, or pageable memory, which it copies through its own
+    buffer.
+    """
 
     PINNED = "pinned"
     PAGEABLE = "pageable"
 
     @property
     def full_name(self) -> str:
-        """Its name in lists of copies; the `note` of a row begins with it."""
+        """Its name in lists of copies, with which the `note` of a row starts."""
         return f"{self} host memory"
 
     @classmethod
     @lru_cache(maxsize=256)
     def parse_note(cls, note: str | None) -> "HostMemory | None":
-        """The kind of host memory that the row with this `note` is about; None where it is about none."""
+        """Parse the kind of host memory in a row's note, or return None."""
         return next((memory for memory in cls if (note or "").startswith(memory.full_name)), None)
 
 
@@ -313,7 +317,7 @@ class CopyPattern(StrEnum):
 
 
 def pairs_of(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
-    """The ordered pairs that copy at once: to the next neighbour; to or from `root`; each half to the other; all."""
+    """Return the ordered pairs that copy at once: to the next neighbor, to or from `root`, half to half, or all."""
     everybody = range(gpus)
     if pattern is CopyPattern.RING:
         return tuple((gpu, (gpu + 1) % gpus) for gpu in everybody) if gpus > 1 else ()
@@ -329,45 +333,45 @@ def pairs_of(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int,
 
 
 MOST_SHARE = 0.25
-"""Of what is free on any GPU and on the host: more managed memory than that is never taken, for memory that does not
-fit is evicted page by page, which can hang a GPU."""
+"""Maximum share of free GPU and host memory for managed memory. Memory that does not fit is evicted page by page,
+which can hang a GPU.
+"""
 
 
 class ManagedWay(StrEnum):
-    """How bytes get from one end to the other; the word stands as `engine` in rows."""
+    """How bytes move from one end to the other. It is the `engine` in rows."""
 
     PINNED_KERNEL = "sm"
-    """A kernel reads or writes pinned host memory: what access in place compares with."""
+    """A kernel accesses pinned host memory, for comparison with access in place."""
 
     PREFETCH = "prefetch"
-    """The driver migrates the pages when asked to (cuMemPrefetchAsync)."""
+    """The driver migrates the pages on request (cuMemPrefetchAsync)."""
 
     RESIDENT = "resident"
-    """A kernel reads pages that were prefetched to its GPU: as slow as by faults, where the prefetch did nothing."""
+    """A kernel reads pages prefetched to its GPU. If the prefetch did nothing, it is as slow as page faults."""
 
     FAULTS = "faults"
-    """The pages migrate while a kernel reads them, fault by fault."""
+    """The pages migrate during a kernel's reads, fault by fault."""
 
     IN_PLACE = "in place"
-    """A kernel reads or writes pages that shall stay where they are (preferred location, accessed by)."""
+    """A kernel accesses pages that stay where they are (preferred location, accessed by)."""
 
     @property
     def is_migration(self) -> bool:
-        """True where every pass needs the pages back first: they move in it, or, of RESIDENT, just before it."""
+        """True if every pass needs the pages back first: they move during it, or for RESIDENT just before it."""
         return self in (ManagedWay.PREFETCH, ManagedWay.RESIDENT, ManagedWay.FAULTS)
 
     @property
     def is_managed(self) -> bool:
-        """True where managed memory takes part."""
+        """True if managed memory is used."""
         return self is not ManagedWay.PINNED_KERNEL
 
 
 class ManagedSupport(Struct, frozen=True, kw_only=True):
-    """What CUDA says of a GPU's managed memory. None is unknown: the driver does not know the attribute.
+    """CUDA's attributes of a GPU's managed memory. None if the driver does not know the attribute.
 
-    `concurrent` is concurrentManagedAccess, without which there are neither prefetch, nor advice, nor page faults;
-    `pageable` is pageableMemoryAccess: kernels read memory of malloc (HMM, or hardware that translates addresses,
-    which `host_page_tables` says).
+    `concurrent` is concurrentManagedAccess, without which there is no prefetch, advice or page fault. `pageable` is
+    pageableMemoryAccess: kernels read memory from malloc (by HMM, or by hardware, see `host_page_tables`).
     """
 
     device: str
@@ -378,7 +382,7 @@ class ManagedSupport(Struct, frozen=True, kw_only=True):
 
     @property
     def lacks(self) -> str:
-        """The reason why nothing can be asked of its managed memory; empty where it can."""
+        """The reason why its managed memory cannot be used, or ''."""
         if self.managed is False:
             return f"{self.device} has no managed memory (managedMemory 0)"
         if self.concurrent is False:
@@ -395,25 +399,26 @@ NCCL, MPI, HOST = "nccl", "mpi", "host"
 NCCL_ALONE = "NCCL without torch"  # What the nccl backend would load if torch were not first
 
 BACKEND_NAMES = (NCCL, TORCH_NCCL, TORCH_SYMM, "torch:rccl", "torch:xccl", MPI, TORCH_GLOO, HOST)
-"""Those that can be asked for; of several in one table the first in this order is what the others are held against."""
+"""All backends. In a table of several, the first in this order is the reference."""
 
 ROW_BACKENDS = (*BACKEND_NAMES, "rccl", "simulated")  # Of other programs' results or a model too
 
 _ONE_BUFFER = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
-"""Collectives of torch.distributed that leave their result in the buffer that they read."""
+"""Collectives of torch.distributed that leave their result in the input buffer."""
 
 ONE_SHOT, TWO_SHOT = "one-shot", "two-shot"
 
 KERNELS = {TORCH_SYMM: (ONE_SHOT, TWO_SHOT)}
-"""Backends that choose among kernels of their own, which are measured beside each other."""
+"""Backends with several own kernels, which are measured separately."""
 
 _ONE_SHOT_BYTES = 128 * 2**10
-"""Up to which PyTorch's compiler takes the one-shot kernel: `one_shot_all_reduce_threshold_bytes` in
-torch/_inductor/config.py of 2.5 to 2.11."""
+"""Size up to which PyTorch's compiler uses the one-shot kernel: `one_shot_all_reduce_threshold_bytes` in
+torch/_inductor/config.py of 2.5 to 2.11.
+"""
 
 
 def kernel_of(backend: str, size_bytes: int, setting: str | None = None) -> str | None:
-    """The kernel of its own that a backend takes: the one it is set to, else by size; None for other backends."""
+    """Return a backend's kernel: the one that is set, or else by size. None for other backends."""
     known = KERNELS.get(backend, ())
     if setting in known:
         return setting
@@ -425,7 +430,7 @@ GATE = "gate"  # In the metadata, the clock of a table in which operations that 
 
 
 def gated(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
-    """Those backends of one table that the GPU times from the opening of a gate; the host's clock times the others.
+    """Return the backends that the GPU times from the opening of a gate. The host's clock times the others.
 
     Operations `one_by_one` are timed with their launch, and replays of a `graph` need no host to issue operations.
     """
@@ -442,7 +447,7 @@ def composed(
     placement: Placement,
     kernel: str | None = None,
 ) -> str:
-    """A row's note on what its backend makes of several operations; empty for NCCL's single calls and groups."""
+    """Return a row's note if the backend composes the operation from several ones, or ''."""
     parts = []
     if backend.startswith(TORCH) and collective in _ONE_BUFFER and kernel != ONE_SHOT:
         name = "two_shot_all_reduce_" if kernel == TWO_SHOT else _ONE_BUFFER[collective]
@@ -456,5 +461,5 @@ def composed(
 
 
 def divides(backend: str, dtype: DataType) -> bool:
-    """True where an average is a sum that is divided by hand: MPI has none, and Gloo none of integers."""
+    """True if an average is a sum divided afterwards: MPI has no average, and Gloo none for integers."""
     return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

@@ -1,4 +1,4 @@
-"""Communication beside computation: the request, the computation, its steps on two streams, and their times."""
+"""Communication during computation: the options, the computation, its steps on two streams, and their times."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DEFAULT_SECONDS = 0.25
 
 
 class Partner(StrEnum):
-    """The computation beside the communication."""
+    """The computation that runs with the communication."""
 
     GEMM = "gemm"
     COPY = "copy"
@@ -32,10 +32,10 @@ class Partner(StrEnum):
 
 
 class OverlapAsked(Struct, frozen=True, kw_only=True):
-    """The request for an overlap beside sizes and type, as plain data.
+    """The options of an overlap, besides sizes and type.
 
-    `ctas` are caps, None for NCCL's own number; `gemm_side` is n of the n × n × n GEMM; `seconds` is how long each
-    phase is measured; `partner_count` of None follows from the collective's time.
+    `ctas` are caps, None for NCCL's own number. `gemm_side` is n of the n × n × n GEMM. `seconds` is the measured time
+    per phase. If `partner_count` is None, it follows from the collective's time.
     """
 
     partners: tuple[Partner, ...] = (Partner.GEMM,)
@@ -46,7 +46,7 @@ class OverlapAsked(Struct, frozen=True, kw_only=True):
 
 
 def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
-    """Caps of --ctas, each once, in their order: 'own,16,8'. UsageError for what is no number of CTAs."""
+    """Parse the caps of --ctas in order without duplicates: 'own,16,8'. Raises UsageError."""
     words = list(dict.fromkeys(cap.strip().lower() for text in texts for cap in text.split(",")))
     for cap in words:
         if cap != OWN_CTAS and not (cap.isascii() and cap.isdecimal() and 1 <= int(cap) <= MOST_CTAS):
@@ -59,7 +59,7 @@ def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def cap_name(ctas: int | None) -> str:
-    """'8 CTAs', and of None NCCL's own."""
+    """Return '8 CTAs', or NCCL's own for None."""
     return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
 
 
@@ -69,19 +69,19 @@ CHAIN_BYTES = 1 * 2**20  # Bytes that each of them reads and writes: they stay i
 
 
 def gemm_type(dtype: DataType) -> DataType:
-    """The type of a GEMM beside a collective of a type: 16 bits, as trained in."""
+    """Return the type of a GEMM during a collective of a type: 16 bits, as in training."""
     return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
 
 
 def partner_bytes(partner: Partner, asked: OverlapAsked) -> int:
-    """Memory that a partner takes on every GPU, what its result is held against included."""
+    """Return the memory of a partner on every GPU, including its reference result."""
     if partner is Partner.GEMM:
         return 4 * asked.gemm_side**2 * DataType.BFLOAT16.size_bytes
     return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
 
 
 def operation_words(partner: Partner, asked: OverlapAsked, dtype: DataType) -> str:
-    """One operation in words: 'GEMM 8192³ bfloat16'."""
+    """Describe one operation: 'GEMM 8192³ bfloat16'."""
     if partner is Partner.GEMM:
         return f"GEMM {asked.gemm_side}³ {gemm_type(dtype)}"
     if partner is Partner.COPY:
@@ -90,17 +90,18 @@ def operation_words(partner: Partner, asked: OverlapAsked, dtype: DataType) -> s
 
 
 _COMPUTE_OF_COMMUNICATION = 2
-"""A step computes that many times as long as its collective takes alone, with NCCL's own CTAs, and one operation more:
-the one that the collective waits for. Where computation is shorter nothing could be hidden behind it."""
+"""A step computes this many times as long as its collective takes alone with NCCL's own CTAs, plus one operation
+for which the collective waits. With less computation, nothing could be hidden behind it.
+"""
 
 _LEAST_PROGRESS = 0.05  # Of the time in flight: less computation makes the ratio of the two say nothing
 
 
 class OverlapTimes(Struct, frozen=True, kw_only=True):
-    """Seconds of a step: a collective, and so many operations of a partner, started together.
+    """Seconds of a step: a collective and some operations of a partner, started together.
 
-    `communication_first` is the collective beside the partner where it had its SMs before the partner began, None where
-    it was too short to be met. `in_flight` is the part of the partner's time in which the collective was not done.
+    `communication_first` is the collective with the partner if it got its SMs before the partner, None if it was too
+    short to overlap. `in_flight` is the part of the partner's time in which the collective was not done.
     """
 
     partner_alone: float
@@ -114,39 +115,39 @@ class OverlapTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def compute_slowdown(self) -> float | None:
-        """κ_c: time of computation while the collective is in flight, over what the same work takes alone.
+        """κ_c: time of computation while the collective is in flight, over the time of the same work alone.
 
-        In flight the partner did what takes `in_flight` less all that it lost. None where it lost nearly all of that.
+        In flight the partner did the work of `in_flight` minus all that it lost. None if it lost nearly all of it.
         """
         work = self.in_flight - (self.partner_together - self.partner_alone)
         return self.in_flight / work if work > _LEAST_PROGRESS * self.in_flight else None
 
     @property
     def communication_slowdown(self) -> float:
-        """κ_m: time of the collective from the moment at which it could begin, over its time alone."""
+        """κ_m: time of the collective from its earliest start, over its time alone."""
         return self.communication_together / self.communication_alone
 
     @property
     def waiting_slowdown(self) -> float | None:
-        """The part of κ_m - 1 that the collective waited for SMs: what it saves to have them before."""
+        """The part of κ_m - 1 that is waiting for SMs, which reserving them would save."""
         first = self.communication_first
         return None if first is None else (self.communication_together - first) / self.communication_alone
 
     @property
     def sharing_slowdown(self) -> float | None:
-        """The rest of κ_m - 1: memory, caches, links, power and clocks that it shares while it runs."""
+        """The rest of κ_m - 1: memory, caches, links, power and clocks that are shared while it runs."""
         first = self.communication_first
         return None if first is None else first / self.communication_alone - 1
 
     @property
     def hidden_share(self) -> float:
-        """The part of the collective's time alone that running both together saves; negative where it costs time."""
+        """The share of the collective's time alone that overlapping saves, negative if it costs time."""
         one_after_the_other = self.partner_alone + self.communication_alone
         return (one_after_the_other - self.together) / self.communication_alone
 
 
 class StepSample(Struct, frozen=True, kw_only=True):
-    """The samples of a row over all ranks; `wrong` of None: data were not checked."""
+    """The samples of a row over all ranks. `wrong` is None if data was not checked."""
 
     times: OverlapTimes
     partner_count: int
@@ -163,7 +164,7 @@ class StepSample(Struct, frozen=True, kw_only=True):
 
 
 def partner_operations(communication_seconds: float, operation_seconds: float) -> int:
-    """The operations of a partner in a step whose collective takes that long alone, with NCCL's own CTAs."""
+    """Return the partner's operations in a step whose collective takes that long alone with NCCL's own CTAs."""
     return 1 + math.ceil(_COMPUTE_OF_COMMUNICATION * communication_seconds / operation_seconds)
 
 
@@ -181,7 +182,7 @@ class StepOrder(StrEnum):
 
 
 class TimeSpan(NamedTuple):
-    """Beginning and end, in seconds since some moment."""
+    """Start and end in seconds of a clock."""
 
     start: float
     end: float
@@ -193,14 +194,14 @@ class TimeSpan(NamedTuple):
 
 
 class StepMarks(NamedTuple):
-    """One step by the marks on both streams: when each could begin, and when it was done; None is not in the step."""
+    """One step by the marks on both streams: when each could start, and when it was done. None if not in the step."""
 
     computation: TimeSpan | None = None
     communication: TimeSpan | None = None
 
     @property
     def start(self) -> float:
-        """The beginning of what begins first."""
+        """The start of what starts first."""
         return min(each.start for each in self if each is not None)
 
     @property
@@ -210,7 +211,7 @@ class StepMarks(NamedTuple):
 
     @property
     def in_flight(self) -> float:
-        """Seconds of computation in which the collective could have begun and was not done."""
+        """Seconds of computation in which the collective could have started and was not done."""
         if self.computation is None or self.communication is None:
             return 0.0
         end = min(self.computation.end, self.communication.end)
@@ -218,7 +219,7 @@ class StepMarks(NamedTuple):
 
 
 class ClockedStep(NamedTuple):
-    """Seconds of a step on one rank; `period` is from its beginning to that of the next."""
+    """Seconds of a step on one rank. `period` is from its start to that of the next."""
 
     partner: float
     communication: float
@@ -228,7 +229,7 @@ class ClockedStep(NamedTuple):
 
 
 def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
-    """The steps of a batch but the first, which begins on idle streams."""
+    """Return the steps of a batch without the first, which starts on idle streams."""
     ends = [each.start for each in batch[1:]] + [batch[-1].end]
     return [
         ClockedStep(
@@ -243,7 +244,7 @@ def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
 
 
 class StepsOfRanks(Struct, frozen=True):
-    """The steps of one phase, by rank; every rank has as many."""
+    """The steps of one phase by rank, equally many per rank."""
 
     by_rank: Sequence[Sequence[ClockedStep]]
 
@@ -254,28 +255,28 @@ class StepsOfRanks(Struct, frozen=True):
 
     @property
     def partner(self) -> float:
-        """Computation of a step, mean over steps and ranks."""
+        """Computation per step, mean over steps and ranks."""
         from statistics import fmean
 
         return fmean(step.partner for steps in self.by_rank for step in steps)
 
     @property
     def communication(self) -> float:
-        """A collective from when the last rank could begin it: the least of all ranks, mean over steps."""
+        """A collective from when the last rank could start it: the minimum over ranks, mean over steps."""
         from statistics import fmean
 
         return fmean(min(step.communication for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def together(self) -> float:
-        """From the start of a step until all of it is done, on its slowest rank, mean over steps."""
+        """From the start of a step until all of it is done, on the slowest rank, mean over steps."""
         from statistics import fmean
 
         return fmean(max(step.together for step in ranks) for ranks in zip(*self.by_rank, strict=True))
 
     @property
     def in_flight(self) -> float:
-        """Computation beside a collective that is not done, mean over steps and ranks."""
+        """Computation during an unfinished collective, mean over steps and ranks."""
         from statistics import fmean
 
         return fmean(step.in_flight for steps in self.by_rank for step in steps)
@@ -294,7 +295,7 @@ def overlap_times(
     communication_first: StepsOfRanks | None,
     together: StepsOfRanks,
 ) -> OverlapTimes:
-    """The times of a row from its phases; `together` are the steps in which computation gets SMs first."""
+    """Return the times of a row from its phases. In `together`, computation gets SMs first."""
     undisturbed = communication_alone.communication
     is_met = communication_first is not None and undisturbed >= _LEAST_MET * HOLD_SECONDS
     return OverlapTimes(

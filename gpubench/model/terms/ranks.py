@@ -1,4 +1,4 @@
-"""Ranks of a job: their identity, the groups they form, their progress, and hangs and lost ranks."""
+"""Ranks of a job: their identity, groups, progress, hangs and losses."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ GPUS_ARE_SPLIT = "MIG splits the GPUs"  # Instances reach each other through hos
 
 
 class DevicePlace(Struct, frozen=True):
-    """Where something is: a node, or one of its devices by name and PCI bus id."""
+    """A node, or one of its devices by name and PCI bus id."""
 
     node: str  #: host name
     device: str | None = None  #: name as in the tables, such as GPU5 or mlx5_0; null: the node itself
@@ -26,10 +26,10 @@ class DevicePlace(Struct, frozen=True):
 
 
 class RankIdentity(Struct, frozen=True, kw_only=True):
-    """One rank: where it runs and what it drives. GPU fields are None on the host backend.
+    """One rank: its place and its GPU. GPU fields are None on the host backend.
 
-    `nccl_host` is what NCCL takes for its host where NCCL_HOSTID says so, None where that is the host; `sm_percent` is
-    the share of the GPU's SMs that MPS leaves it, None where it does not run under MPS.
+    `nccl_host` is the host that NCCL_HOSTID sets, None if it is the real one. `sm_percent` is its share of the GPU's
+    SMs under MPS, else None.
     """
 
     rank: int
@@ -56,12 +56,12 @@ class RankIdentity(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> tuple[int, str] | None:
-        """The GPU that it drives, or the MIG instance: the same for ranks that share it; None without one."""
+        """Its GPU or MIG instance, equal for ranks that share it. None without one."""
         return None if self.gpu_uuid is None else (self.node, self.gpu_uuid)
 
 
 def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
-    """The ranks of each GPU, in order of its first rank; ranks without one are left out."""
+    """Return the ranks of each GPU in order of its first rank, without ranks that have no GPU."""
     found: dict[tuple[int, str], list[RankIdentity]] = {}
     for rank in ranks:
         if rank.device is not None:
@@ -70,17 +70,17 @@ def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
 
 
 def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
-    """The most ranks that share a GPU, 1 where each has its own; None where none drives a GPU."""
+    """Return the maximum number of ranks per GPU, or None without GPUs."""
     return max(map(len, by_device(ranks)), default=None)
 
 
 def hosts_of_nccl(ranks: Sequence[RankIdentity]) -> int:
-    """The number of hosts as NCCL counts them: by NCCL_HOSTID where that is set, else by node."""
+    """Return the number of hosts as NCCL counts them: by NCCL_HOSTID if set, else by node."""
     return len({rank.node if rank.device is None else rank.nccl_host or rank.node for rank in ranks})
 
 
 def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
-    """The reason why the speed of these ranks is compared with no machine's; '' where each has a GPU of its own."""
+    """Return why the speed of these ranks is not judged, or '' if each has its own GPU."""
     if (ranks_per_gpu(ranks) or 1) > 1:
         return RANKS_SHARE_A_GPU
     hosts = Counter(node for node, _ in {(rank.node, rank.nccl_host) for rank in ranks if rank.device is not None})
@@ -88,7 +88,7 @@ def why_not_judged(ranks: Sequence[RankIdentity]) -> str:
 
 
 def check_hosts(ranks: Sequence[RankIdentity], hosts: Sequence[str], where: str) -> None:
-    """Raise UsageError for ranks on nodes that have no host."""
+    """Raise UsageError for ranks on nodes without a host."""
     if not hosts or not all(0 <= rank.node < len(hosts) for rank in ranks):
         raise UsageError(f"{where}: ranks on more nodes than {len(hosts)}", expected="a host for each")
 
@@ -110,14 +110,14 @@ SPLITS = (*_KEYS, "N")  # Words that `--split` takes; N is a number of neighbour
 
 
 class RankGroup(Struct, frozen=True):
-    """Some ranks of a job, ascending, and what they are called."""
+    """Some ranks of a job in ascending order, and the name of the group."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 def check_split(text: str) -> None:
-    """Raise UsageError where `--split` can mean nothing."""
+    """Raise UsageError for an invalid `--split`."""
     if text not in _KEYS and not (text.isdecimal() and int(text) > 1):
         raise UsageError(
             f"--split {text}",
@@ -127,7 +127,7 @@ def check_split(text: str) -> None:
 
 
 def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
-    """The groups that a split makes of ranks, by their first rank; UsageError where a rank would be alone."""
+    """Return the groups of a split by first rank. Raises UsageError if a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
     members = grouped(identities, lambda identity: key(identity)[0])
     groups = []
@@ -145,8 +145,9 @@ def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup,
 
 
 SECONDS_TO_START = 300.0
-"""Launch, initialisation and output may go on so long without progress: connecting many nodes takes minutes, and a
-person may read the output page by page."""
+"""Launch, initialization and output may take this long without progress: connecting many nodes takes minutes, and a
+person may read the output page by page.
+"""
 
 LEAST_SECONDS_TO_START, TIMES_TO_START = 60.0, 5  # A short --timeout bounds the start too, by so many times as long
 
@@ -175,7 +176,7 @@ _UNHURRIED = frozenset({*PHASES[: PHASES.index(Phase.WARM_UP)], Phase.OUTPUT})
 
 
 def limit_seconds(phase: Phase, timeout_s: float) -> float:
-    """Seconds that a phase may go without progress; starting and output have at least twice `timeout_s`."""
+    """Return the seconds without progress that a phase may take. Startup and output get at least twice `timeout_s`."""
     if phase not in _UNHURRIED:
         return timeout_s
     usual = SECONDS_TO_START
@@ -185,10 +186,10 @@ def limit_seconds(phase: Phase, timeout_s: float) -> float:
 
 
 class RankState(Struct, frozen=True, kw_only=True):
-    """The state of a rank, as its watchdog sees it.
+    """The state of a rank as its watchdog sees it.
 
-    `step` counts the phases it has entered, `done` the operations it completed in this one, of `total` where that is
-    known. `process` is the state letter of `/proc/PID/stat`, empty where unknown. `trouble` is the library's error.
+    `step` counts the phases that it entered, `done` its completed operations in this phase, out of `total` if known.
+    `process` is the state letter of `/proc/PID/stat`, '' if unknown. `trouble` is the library's error.
     """
 
     rank: int
@@ -205,41 +206,41 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     @property
     def stopped(self) -> bool:
-        """True where the process is stopped: by SIGSTOP, Ctrl-Z, a debugger."""
+        """True if the process is stopped by SIGSTOP, Ctrl-Z or a debugger."""
         return self.process in ("T", "t")
 
     def seconds_left(self, timeout_s: float) -> float:
-        """Seconds that a rank may still go without progress; 0 or less: it hangs."""
+        """Return the seconds that a rank may still take without progress. At 0 or less it hangs."""
         idles = self.stopped or (self.phase is Phase.OUTPUT and self.rank > 0)
         return (timeout_s if idles else limit_seconds(self.phase, timeout_s)) - self.idle_seconds
 
     @property
     def where(self) -> str:
-        """Its phase in words: 'operation 64K out of place, 12 of 20 done'."""
+        """Describe its phase: 'operation 64K out of place, 12 of 20 done'."""
         words = f"{self.phase} {self.label}".strip()
         if self.done or self.total:
             words += f", {self.done} of {self.total} done" if self.total else f", {self.done} done"
         return words
 
     def to_record(self) -> dict[str, Any]:
-        """The state as plain data; `from_record` is the inverse."""
+        """Convert to plain data. `from_record` is the inverse."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The state that `to_record` described."""
+        """Read the state from `to_record`'s data."""
         return cls(**(dict(record) | {"phase": Phase(record["phase"])}))
 
 
 def is_suspended(states: Sequence[RankState]) -> bool:
-    """True where the whole job is stopped, as Ctrl-Z under mpirun does it: that is no hang."""
+    """True if the whole job is stopped, as by Ctrl-Z under mpirun, which is no hang."""
     return bool(states) and all(state.stopped for state in states)
 
 
 def hang_error(
     states: Sequence[RankState], silent: Mapping[int, str], seconds: float, remarks: Sequence[str] = ()
 ) -> CouldNotMeasureError:
-    """The error of a job without progress for so long; of ranks in `silent` neither process nor watchdog answers."""
+    """Return the error of a job without progress. For ranks in `silent`, neither process nor watchdog answers."""
     missing, cause, reason, next_step = _blame(states, silent)
     late = {state.rank for state in states if state.rank in missing}
     lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
@@ -258,9 +259,9 @@ def hang_error(
 
 
 class LostRank(Struct, frozen=True):
-    """A rank that ended without an error of its own: its last state, and the time by its host's monotonic clock.
+    """A rank that ended without its own error: its last state, and the time on its host's monotonic clock.
 
-    `status` is wait(2)'s: a signal's number, or an exit code times 256; 0 where it is unknown.
+    `status` is wait(2)'s: a signal number, or an exit code times 256, 0 if unknown.
     """
 
     state: RankState
@@ -269,16 +270,16 @@ class LostRank(Struct, frozen=True):
 
     @property
     def exited(self) -> bool:
-        """True where it called exit, as a library does that has printed why."""
+        """True if it called exit, as a library does after it printed the reason."""
         return self.status > 0xFF
 
     @property
     def asked_to_end(self) -> bool:
-        """True where it was asked to end, as launchers ask all ranks once one is lost."""
+        """True if it was asked to end, as launchers ask all ranks once one is lost."""
         return self.status in (Signals.SIGINT, Signals.SIGTERM)
 
     def error(self, end: str) -> CouldNotMeasureError:
-        """Its error; `end` is the end of the sentence, about the rows."""
+        """Return its error. `end` completes the sentence, about the rows."""
         return CouldNotMeasureError(
             f"{self.state.place} (pid {self.state.pid}) {self._how()} in {self.state.where}{end}",
             expected="every rank to stay until the last row",
@@ -295,14 +296,14 @@ class LostRank(Struct, frozen=True):
 
 
 def first_lost(every: Iterable[LostRank]) -> LostRank | None:
-    """The rank whose loss ended the job; None where none was. Ranks that were asked to end come last."""
+    """Return the rank whose loss ended the job, or None. Ranks that were asked to end come last."""
     return min(every, key=lambda lost: (lost.asked_to_end, lost.at_seconds), default=None)
 
 
 def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | None:
-    """The rank whose death came before the error that another rank told of `at_seconds`; None where none had died.
+    """Return the rank that died before another rank reported an error at `at_seconds`, or None.
 
-    Under MPS the death of a rank breaks CUDA for the others on its GPU. After an error the launcher kills the others.
+    Under MPS, the death of a rank breaks CUDA for the others on its GPU. After an error the launcher kills the others.
     """
     first = first_lost(every)
     if first is None or first.exited or first.asked_to_end:
@@ -311,7 +312,7 @@ def killed_before(every: Iterable[LostRank], at_seconds: float) -> LostRank | No
 
 
 def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -> CouldNotMeasureError:
-    """The error of a job whose ranks do not meet, when only those of this host can be asked."""
+    """Return the error of a job whose ranks do not meet, if only those of this host can be queried."""
     stopped = [state for state in states if state.stopped]
     here = {state.rank for state in states}
     others = [rank for rank in range(ranks) if rank not in here]
@@ -336,7 +337,7 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
 
 
 def _blame(states: Sequence[RankState], silent: Mapping[int, str]) -> tuple[dict[int, str], str, str, str]:
-    """The ranks that the others wait for, in words by rank; then headline, likely reason and next step."""
+    """Return the ranks that the others wait for, described by rank, with headline, likely reason and next step."""
     if silent:
         missing = {rank: f"{place}: neither it nor its watchdog answers" for rank, place in silent.items()}
         missing |= {state.rank: f"{_named(state)}: its process is stopped" for state in states if state.stopped}
@@ -382,23 +383,21 @@ def _groups(states: Iterable[RankState]) -> list[str]:
 
 
 class Progress(Protocol):
-    """Progress reports of a rank for a watchdog in another process; no call takes longer than 1 µs."""
+    """Progress reports of a rank to a watchdog in another process. No call takes longer than 1 µs."""
 
     def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Begin another phase, with a label for messages, of so many operations where that is known."""
+        """Enter a phase, with a label for messages and the number of operations if known."""
 
     def completed(self, operations: int = 1) -> None:
-        """Report so many more completed operations of this phase."""
+        """Report completed operations of this phase."""
 
 
 class Unwatched:
-    """Progress that is not reported: of tests, scripts, a single process."""
+    """Progress that is not reported, for tests, scripts and single processes."""
 
-    def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None:
-        """Nothing."""
+    def enter(self, phase: Phase, label: str = "", operations: int = 0) -> None: ...
 
-    def completed(self, operations: int = 1) -> None:
-        """Nothing."""
+    def completed(self, operations: int = 1) -> None: ...
 
 
 UNWATCHED: Progress = Unwatched()

@@ -1,4 +1,4 @@
-"""Settings of NCCL that are measured side by side: variables with their values, and what a row is called after them."""
+"""NCCL settings that are measured side by side: variables with values, and the names of their rows."""
 
 import csv
 import re
@@ -13,28 +13,28 @@ from gpubench.errors import UsageError
 ALGORITHM_VARIABLE, PROTOCOL_VARIABLE = "NCCL_ALGO", "NCCL_PROTO"
 
 PER_COMMUNICATOR = (ALGORITHM_VARIABLE, PROTOCOL_VARIABLE)
-"""Variables that NCCL reads whenever a communicator is made; it reads most others once a process."""
+"""Variables that NCCL reads for every communicator. It reads most others once per process."""
 
 REGISTER, CTA_POLICY, MAX_CTAS = "register", "cta-policy", "max-ctas"
 REQUESTS = (REGISTER, CTA_POLICY, MAX_CTAS)
-"""What is asked of a communicator by calls, not by variables; by the options that ask for it."""
+"""Settings of a communicator that are made by calls instead of variables, by option."""
 
 _OF_COMMUNICATOR = (*PER_COMMUNICATOR, *REQUESTS)
 
 HIERARCHICAL = "hierarchical"
-"""The setting of rows whose operations are made of smaller ones: in the node, across nodes, in the node."""
+"""The setting of rows whose operations consist of smaller ones: in the node, across nodes, in the node."""
 
 AGAIN = "again"
-"""The setting of rows that measure the first way of all once more, when all others had their turn.
+"""The setting of rows that repeat the first setting after all others.
 
-A setting that had jobs of its own is measured again too: the rows of its second job end in this word.
+A setting with its own jobs is repeated too. The rows of its second job end with this word.
 """
 
 OWN_CHOICE = "own choice"
 
 
 class Algorithm(StrEnum):
-    """NCCL's algorithms, by the names that NCCL_ALGO takes in any case."""
+    """NCCL's algorithms, as NCCL_ALGO names them in any case."""
 
     RING = "ring"
     TREE = "tree"
@@ -54,7 +54,7 @@ class Registration(StrEnum):
 
 
 class CtaPolicy(StrEnum):
-    """NCCL's policies for SMs: fewer of them where NVLS reduces, or none where copy engines move the data."""
+    """NCCL's policies for SMs: fewer of them if NVLS reduces, or none if copy engines move the data."""
 
     DEFAULT = "default"
     EFFICIENCY = "efficiency"
@@ -62,7 +62,7 @@ class CtaPolicy(StrEnum):
 
 
 class Protocol(StrEnum):
-    """NCCL's protocols, by the names that NCCL_PROTO takes in any case."""
+    """NCCL's protocols, as NCCL_PROTO names them in any case."""
 
     LL = "ll"
     LL128 = "ll128"
@@ -70,13 +70,13 @@ class Protocol(StrEnum):
 
 
 class NcclSetting(Struct, frozen=True):
-    """What NCCL is told: variables and requests with their values; without any, NCCL chooses."""
+    """Variables and requests for NCCL. Without any, NCCL chooses."""
 
     values: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
-        """'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
+        """Its name: 'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
         plain = taken_name(self.algorithm, self.protocol)
         known = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
         in_order = (*self.communicator_part.values, *self.process_part.values)
@@ -90,34 +90,34 @@ class NcclSetting(Struct, frozen=True):
 
     @property
     def requests(self) -> Mapping[str, str]:
-        """What is asked of the communicator by calls, by the names of the options."""
+        """The requests to the communicator by option name."""
         return {name: value for name, value in self.values if name in REQUESTS}
 
     @property
     def algorithm(self) -> Algorithm | None:
-        """The one algorithm that it leaves NCCL; None where it leaves several, or says nothing of them."""
+        """The only algorithm that it allows, or None if it allows several or does not restrict them."""
         value = self.variables.get(ALGORITHM_VARIABLE, "").lower()
         return Algorithm(value) if value in tuple(Algorithm) else None
 
     @property
     def protocol(self) -> Protocol | None:
-        """The one protocol that it leaves NCCL; None where it leaves several, or says nothing of them."""
+        """The only protocol that it allows, or None if it allows several or does not restrict them."""
         value = self.variables.get(PROTOCOL_VARIABLE, "").lower()
         return Protocol(value) if value in tuple(Protocol) else None
 
     @property
     def communicator_part(self) -> "NcclSetting":
-        """Those of its variables that a communicator can be made under in a process that has others."""
+        """Return the variables that apply to a single communicator, in a process with other ones."""
         return NcclSetting(tuple(value for value in self.values if value[0] in _OF_COMMUNICATOR))
 
     @property
     def process_part(self) -> "NcclSetting":
-        """Those of its variables that need a process of their own."""
+        """Return the variables that need their own process."""
         return NcclSetting(tuple(value for value in self.values if value[0] not in _OF_COMMUNICATOR))
 
     @classmethod
     def of(cls, name: str | None) -> "NcclSetting":
-        """The setting that a row is named after; nothing is set in any other row."""
+        """Return the setting in a row's name. Other rows set nothing."""
         found: dict[str, str] = {}
         for word in (name or "").split(" "):
             variable, equals, value = word.partition("=")
@@ -132,35 +132,35 @@ class NcclSetting(Struct, frozen=True):
         return cls(tuple(found.items()))
 
     def differs(self, algorithm: str | None, protocol: str | None) -> bool:
-        """True where NCCL's log names something else than was asked for; what it does not name does not differ."""
+        """True if NCCL's log names another choice than requested. A choice that it does not name does not differ."""
         pairs = ((self.algorithm, algorithm), (self.protocol, protocol))
         return any(asked and heard and asked != _plain(heard) for asked, heard in pairs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What it changes beside the choice of a way: where the path or the work is another, times do not compare."""
+        """Return what it changes besides NCCL's choice: if the path or the work differs, times do not compare."""
         return tuple(f"{name}={value} {what}" for name, value in self.values if (what := _changes(name)))
 
 
 def every_combination(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
-    """A setting for every combination of values; none where nothing is asked for."""
+    """Yield a setting per combination of values, or nothing without values."""
     if asked:
         for values in product(*asked.values()):
             yield NcclSetting(tuple(zip(asked, values, strict=True)))
 
 
 def taken_name(algorithm: str | None, protocol: str | None) -> str | None:
-    """The names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
+    """Return the names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
     return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
 
 
 def repeated_name(name: str | None) -> str:
-    """The name of the rows that measure a way for the second time."""
+    """Return the name of the rows that repeat a setting."""
     return AGAIN if name is None else f"{name} {AGAIN}"
 
 
 def first_time(name: str | None) -> str | None:
-    """The name of the rows that measured the same way for the first time."""
+    """Return the name of the rows that measured the same setting first."""
     return None if name == AGAIN else (name or "").removesuffix(f" {AGAIN}") or None
 
 
@@ -176,10 +176,10 @@ _PATH = re.compile(
 
 
 def _changes(variable: str) -> str:
-    """What a variable changes beside NCCL's choice, in words; empty where it only tunes it.
+    """Describe what a variable changes besides NCCL's choice, or '' if it only tunes.
 
-    The variables are those of https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, and of the library's
-    own list where that has more.
+    The variables are from https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html and the library's own
+    list.
     """
     if _DIAGNOSTIC.match(variable):
         return "makes NCCL log or check while it is timed"

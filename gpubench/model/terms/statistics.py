@@ -1,8 +1,8 @@
 """Statistics of timings: number of operations, noise, spread, times over ranks, and stragglers.
 
-A collective ends when the last rank has entered it and done its part. Ranks that entered earlier measure a long
-operation, the late one a short one. So the duration of operations names the wrong rank; the time of entering names the
-right one, once the clocks of all ranks are made comparable.
+A collective ends when the last rank has entered it and done its part. Ranks that entered early measure a long
+operation, and the late rank a short one. So durations blame the wrong rank. Entry times blame the right one, once the
+ranks' clocks are synchronized.
 """
 
 import math
@@ -19,8 +19,8 @@ from gpubench.model.terms.units import grouped
 
 INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
 BATCH_SECONDS = 1e-3
-"""The least work between two looks at the clock: an event costs 2.1 µs on an H200 by itself, and keeps operations
-of NCCL apart that otherwise follow each other without a gap.
+"""Minimum work between two clock readings: an event costs 2.1 µs on an H200, and separates NCCL operations that
+would otherwise follow each other without a gap.
 """
 
 FIRST_BATCHES = 9  # Timed before anything is decided; large sizes vary by less than 1 %
@@ -29,18 +29,20 @@ TRIAL = 0.25  # A part of a budget that is enough to see whether the rest of it 
 
 
 class Mode(StrEnum):
-    """Operations back to back, as nccl-tests times them, or each alone, as a program that waits for it sees it."""
+    """Operations back to back, as nccl-tests times them, or one at a time, as a program that waits for each sees it."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
 
 
 DEFAULT_ITERATIONS = {Mode.THROUGHPUT: 20, Mode.LATENCY: 200}
-"""Where a number is needed: nccl-tests' 20; alone so many that the 99th percentile is not the largest."""
+"""Default numbers of operations: nccl-tests' 20, and one at a time enough that the 99th percentile is not the
+maximum.
+"""
 
 
 class Sampling(Struct, frozen=True):
-    """The timing of rows. `iterations` of None are as many as it takes, within `budget_seconds` a row."""
+    """The timing of rows. `iterations` None means as many as needed within `budget_seconds` per row."""
 
     mode: Mode = Mode.THROUGHPUT
     iterations: Annotated[int, Within(1)] | None = DEFAULT_ITERATIONS[Mode.THROUGHPUT]
@@ -48,17 +50,17 @@ class Sampling(Struct, frozen=True):
 
     @property
     def least_iterations(self) -> int:
-        """Operations that any row is timed for: no more buffers than that are sure to be used."""
+        """The minimum number of operations of any row, which limits the number of buffers."""
         return FIRST_BATCHES if self.iterations is None else self.iterations
 
 
 def operations_a_batch(seconds: float) -> int:
-    """The number of operations of so many seconds in a batch."""
+    """Return the number of operations per batch, given the seconds of one."""
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
 
 class Effort(Struct, frozen=True):
-    """The work spent on a mean: number, seconds each, and half the 95 % interval as a part of the mean, or None."""
+    """The work for a mean: number, seconds each, and half the 95 % interval, relative to the mean, or None."""
 
     count: int
     seconds_each: float
@@ -66,14 +68,15 @@ class Effort(Struct, frozen=True):
     spent_seconds: float
 
     def seconds_needed(self) -> float:
-        """Seconds in all until the mean is known well enough, by the square root of the number; may be infinite."""
+        """The total seconds until the mean is precise enough, by the square root law. It may be infinite."""
         return math.inf if self.interval is None else self.spent_seconds * (self.interval / INTERVAL) ** 2
 
     def further(self, budget_seconds: float) -> int:
-        """The number of values still needed; 0 where the mean is known well enough, or more are not worth it.
+        """Return the number of values still needed, 0 if the mean is precise enough or more values are not worth
+        it.
 
-        No more at once than twice as many: what is needed is an estimate. Where it is more than the budget, only the
-        trial is spent: four times as long makes an interval half as wide, and it would still be too wide.
+        At most double the number at once, because the need is an estimate. If it exceeds the budget, run only the
+        trial: four times the work halves the interval, which would still be too wide.
         """
         wide = math.inf if self.interval is None else self.interval / INTERVAL
         if wide <= 1:
@@ -97,22 +100,23 @@ MEDIAN_EFFICIENCY = 0.37  # How much of its figures a median makes use of where 
 
 
 class Noise(Struct, frozen=True):
-    """A standard deviation and the degrees of freedom with which it is known; infinite where it is given."""
+    """A standard deviation and its degrees of freedom, infinite if it is given."""
 
     deviation: float
     freedom: float
 
     def bound(self, comparisons: int) -> float:
-        """The difference that chance exceeds in `FALSE_ALARMS` of all comparisons of so many rows (Bonferroni)."""
+        """Return the difference that chance exceeds in `FALSE_ALARMS` of all comparisons of that many rows
+        (Bonferroni).
+        """
         return self.deviation * student_quantile(1 - FALSE_ALARMS / (2 * max(1, comparisons)), self.freedom)
 
 
 def robust_deviation(values: Sequence[float]) -> Noise | None:
-    """The standard deviation of values of which up to half may be anything; None of fewer than two.
+    """Return the standard deviation of values of which up to half may be outliers. None for fewer than two.
 
-    It is Qn of Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th smallest
-    distance between two values, which needs no centre and is 82 % as sharp as the usual deviation is where nothing is
-    odd.
+    It is Qn of Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation" (1993): the k-th smallest distance
+    between two values. It needs no center, and has 82 % efficiency without outliers.
     """
     count = len(values)
     if count > _MOST_VALUES:
@@ -126,7 +130,9 @@ def robust_deviation(values: Sequence[float]) -> Noise | None:
 
 
 def _smallest_distance(ordered: Sequence[float], number: int) -> float:
-    """The distance between two of ascending values that is so many-th: 400 values have 80,000, too many to sort all."""
+    """Return the n-th smallest distance between ascending values: 400 values have 80,000 distances, too many to
+    sort.
+    """
     if len(ordered) <= _FEW_VALUES:
         return sorted(other - one for place, one in enumerate(ordered, 1) for other in ordered[place:])[number - 1]
     low, high = 0.0, ordered[-1] - ordered[0]
@@ -150,7 +156,7 @@ def _smallest_distance(ordered: Sequence[float], number: int) -> float:
 
 
 def _distances_within(ordered: Sequence[float], most: float) -> int:
-    """How many pairs of ascending values are no further apart."""
+    """Count the pairs of ascending values that are at most this far apart."""
     found = end = 0
     for place, each in enumerate(ordered, 1):
         while end < len(ordered) and ordered[end] - each <= most:
@@ -161,10 +167,10 @@ def _distances_within(ordered: Sequence[float], most: float) -> int:
 
 @lru_cache(maxsize=256)
 def student_quantile(probability: float, freedom: float) -> float:
-    """Student's t: the value below which lies `probability`, by the expansion around the normal quantile.
+    """Return Student's t quantile, by the expansion around the normal quantile.
 
-    Abramowitz and Stegun 26.7.5; within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities of
-    comparisons, and from 2 on at that of a 95 % interval.
+    Abramowitz and Stegun 26.7.5. It is within 1 % from 8 degrees of freedom on and 10 % from 4 on, at the probabilities
+    of comparisons, and from 2 on for a 95 % interval.
     """
     from statistics import NormalDist
 
@@ -186,7 +192,7 @@ _MOST_CORRELATION = 0.9
 
 
 class Spread(Struct, frozen=True):
-    """Timings in seconds: mean, median, standard deviation, half of the mean's 95 % interval (may be infinite)."""
+    """Timings in seconds: mean, median, standard deviation, half the mean's 95 % interval (may be infinite)."""
 
     count: int
     mean: float
@@ -196,10 +202,10 @@ class Spread(Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of timings in the order in which they were made; at least one.
+        """Summarize at least one timing, in the order of measurement.
 
-        Neighbours in time are alike, clocks and other jobs change slowly, so that n timings are worth fewer:
-        n (1 - r) / (1 + r) with r their correlation at lag 1 (that of a first-order autoregressive process).
+        Neighboring timings are correlated, because clocks and other jobs change slowly, so n timings count as n (1 - r)
+        / (1 + r), with r their correlation at lag 1 (that of a first-order autoregressive process).
         """
         from statistics import fmean, median, stdev
 
@@ -214,12 +220,12 @@ class Spread(Struct, frozen=True):
 
     @property
     def interval(self) -> float | None:
-        """Half of the interval as a part of the mean; None where it is infinite."""
+        """Half the confidence interval, relative to the mean. None if the interval is unbounded."""
         return self.half_width / self.mean if self.mean > 0 and math.isfinite(self.half_width) else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank, as nccl-tests has it: the smallest value that so many percent of them do not exceed."""
+    """Return the nearest-rank percentile, as nccl-tests does: the smallest value that this share does not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
@@ -232,7 +238,7 @@ def _correlation(values: Sequence[float], mean: float) -> float:
 
 
 class RankTimes(Struct, frozen=True):
-    """Seconds an operation took by rank: the mean as in nccl-tests (-a 1), extremes, and who was slowest."""
+    """Seconds per operation by rank: the mean as in nccl-tests (-a 1), extremes, and the slowest rank."""
 
     mean_seconds: float
     fastest_seconds: float
@@ -241,7 +247,7 @@ class RankTimes(Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds_by_rank: Sequence[float]) -> "RankTimes":
-        """Summary of one value a rank, in rank order."""
+        """Summarize one value per rank, in rank order."""
         slowest = max(range(len(seconds_by_rank)), key=seconds_by_rank.__getitem__)
         return cls(
             mean_seconds=sum(seconds_by_rank) / len(seconds_by_rank),
@@ -252,7 +258,7 @@ class RankTimes(Struct, frozen=True):
 
 
 class BatchTimes(Struct, frozen=True):
-    """Batches over all ranks: median seconds an operation, coefficient of variation, half the 95 % `interval`."""
+    """Batches over all ranks: median seconds per operation, coefficient of variation, half the 95 % `interval`."""
 
     median_seconds: float
     variation: float
@@ -260,10 +266,10 @@ class BatchTimes(Struct, frozen=True):
 
     @classmethod
     def of(cls, spreads: Sequence[Spread], operations: int) -> "BatchTimes":
-        """Of one spread a rank, of batches of so many operations.
+        """Summarize one spread per rank, of batches of `operations` operations.
 
-        Ranks wait for each other, so their batches are alike and not independent. The deviation of a mean over ranks is
-        at most the mean of the ranks' deviations, whatever their correlation: the interval errs on the wide side.
+        Ranks wait for each other, so their batches are correlated. The deviation of a mean over ranks is at most the
+        mean of the ranks' deviations, whatever their correlation, so the interval may only be too wide.
         """
         mean = sum(spread.mean for spread in spreads) or math.inf
         interval = sum(spread.half_width for spread in spreads) / mean
@@ -275,7 +281,7 @@ class BatchTimes(Struct, frozen=True):
 
 
 class Percentiles(Struct, frozen=True):
-    """Seconds that half, 95 % and 99 % of single operations did not exceed, each by its slowest rank."""
+    """Seconds that 50, 95 and 99 % of single operations did not exceed, each on its slowest rank."""
 
     p50_seconds: float
     p95_seconds: float
@@ -283,12 +289,12 @@ class Percentiles(Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Percentiles":
-        """Of the operations of a row, in any order."""
+        """Summarize the operations of a row in any order."""
         return cls(*(percentile(seconds, percent) for percent in (50, 95, 99)))
 
 
 class RowTimes(Struct, frozen=True):
-    """All that was timed of a row; `interval` is half of the 95 % confidence interval, as a part of the mean."""
+    """All timings of a row. `interval` is half the 95 % confidence interval, relative to the mean."""
 
     ranks: RankTimes
     iterations: int
@@ -305,17 +311,17 @@ MOST_CHANCE = 1e-6  # The bound on the chance is this small because neighbouring
 
 
 class ClockOffset(Struct, frozen=True):
-    """Seconds to add to a rank's clock to have the first rank's, and the uncertainty of them."""
+    """Seconds to add to a rank's clock to get rank 0's, and their uncertainty."""
 
     seconds: float
     uncertainty: float
 
 
 class EntryTimes(Struct, frozen=True):
-    """Times at which a rank entered the operations of a row, compared with those of the others.
+    """When a rank entered the operations of a row, compared with the others.
 
-    `late_seconds` is the median delay after the first rank, `last` the number of operations, out of `operations`, that
-    it entered as the last. Differences below `uncertainty` seconds are those of the clocks.
+    `late_seconds` is the median delay after the first rank. It entered `last` of `operations` as the last one.
+    Differences below `uncertainty` seconds are those of the clocks.
     """
 
     operations: Annotated[int, Within(1)]
@@ -327,7 +333,7 @@ class EntryTimes(Struct, frozen=True):
     def of(
         cls, own: Sequence[float], first: Sequence[float], last: Sequence[float], uncertainty: float
     ) -> "EntryTimes":
-        """From this rank's times, and those of the first and of the last rank, all by one clock."""
+        """Compute from this rank's times and those of the first and last rank, all on one clock."""
         from statistics import median
 
         return cls(
@@ -339,10 +345,10 @@ class EntryTimes(Struct, frozen=True):
 
 
 class Straggler(Struct, frozen=True):
-    """Ranks that are late as a rule: one, or all of a node. `chance` is the probability of that without a cause.
+    """Ranks that are usually late: one, or all of a node. `chance` is the probability without a cause.
 
-    They were last in `last` of `operations`, `late_seconds` later than the others usually are (the median row); an
-    operation takes `operation_seconds`.
+    They were last in `last` of `operations`, `late_seconds` later than usual (in the median row). An operation takes
+    `operation_seconds`.
     """
 
     ranks: tuple[int, ...]
@@ -354,7 +360,7 @@ class Straggler(Struct, frozen=True):
 
 
 def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
-    """The rank, or all ranks of a node, that is late as a rule; a row is entry times and seconds an operation."""
+    """Find the rank, or all ranks of a node, that is usually late. A row is entry times and seconds per operation."""
     if not rows or len(nodes) < 2:
         return None
     by_rank = [(rank,) for rank in range(len(nodes))]
@@ -392,7 +398,7 @@ def _late_group(
 
 
 def chance_of_at_least(successes: int, trials: int, probability: float) -> float:
-    """An upper bound on the probability of so many successes or more: Hoeffding's, exp(-n D(k/n || p))."""
+    """Return an upper bound on the probability of at least this many successes: Hoeffding's, exp(-n D(k/n || p))."""
     share = successes / trials
     if share <= probability:
         return 1.0
@@ -405,6 +411,6 @@ def chance_of_at_least(successes: int, trials: int, probability: float) -> float
 def common_clock(
     own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
 ) -> list[float]:
-    """Times of this rank by the first rank's clock, compared at `start` and `end` (drift up to 50 µs a second)."""
+    """Convert times of this rank to rank 0's clock, compared at `start` and `end` (drift up to 50 µs per second)."""
     slope = (after.seconds - before.seconds) / (end - start) if end > start else 0.0
     return [each + before.seconds + slope * (each - start) for each in own]

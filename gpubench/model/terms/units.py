@@ -19,7 +19,9 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[KMGT]?)(?:I?B)?"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '8', '4K', '1.5M', '1GiB', by 1024-based suffixes; UsageError for what is no whole number of bytes."""
+    """Parse bytes from '8', '4K', '1.5M', '1GiB', with 1024-based suffixes. Raises UsageError unless it is a whole
+    number.
+    """
     match = _SIZE.fullmatch(text.strip().upper())
     if match is None:
         raise UsageError(
@@ -35,7 +37,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact spelling: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` reads it back."""
+    """Format the shortest exact size: 1024 → '1K', 1536 → '1536', 2**30 → '1G'. `parse_size` reads it back."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes and size_bytes % SUFFIX_BYTES[suffix] == 0:
             return f"{size_bytes // SUFFIX_BYTES[suffix]}{suffix}"
@@ -43,7 +45,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_time(microseconds: float) -> str:
-    """Three digits as people write them: '46.1 µs', '27 ms', '1.5 s'."""
+    """Format three digits as people write them: '46.1 µs', '27 ms', '1.5 s'."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= 0.9995 * size:
             return f"{_three_digits(microseconds / size)} {unit}"
@@ -51,7 +53,7 @@ def format_time(microseconds: float) -> str:
 
 
 def format_bandwidth(gb_s: float) -> str:
-    """As people write it: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
+    """Format as people write it: '237 GB/s', '1.5 GB/s', '12 MB/s', '88 kB/s'."""
     for unit, size in (("GB/s", 1.0), ("MB/s", 1e-3)):
         if gb_s >= 0.995 * size:
             return f"{_two_digits(gb_s / size)} {unit}"
@@ -67,7 +69,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_memory(size_bytes: int) -> str:
-    """A rounded amount of memory for a sentence: '139.8 GiB', '512 B'."""
+    """Format a rounded amount of memory for a sentence: '139.8 GiB', '512 B'."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= SUFFIX_BYTES[suffix]:
             return f"{size_bytes / SUFFIX_BYTES[suffix]:.1f} {suffix}iB"
@@ -78,7 +80,7 @@ _NUMBERED = re.compile(r"(?P<stem>(?:.*\D)?)(?P<number>\d{1,18})", re.ASCII | re
 
 
 def compress_names(names: Sequence[str]) -> str:
-    """Host names as a person lists them: consecutive numbers behind the same letters become 'node0-1023'."""
+    """Format host names as a person lists them: consecutive numbers after equal letters become 'node0-1023'."""
     runs: list[tuple[str, str, str]] = []
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -92,7 +94,7 @@ def compress_names(names: Sequence[str]) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: '0-3,7'."""
+    """Format ascending numbers as ranges: '0-3,7'."""
     texts: list[str] = []
     start = previous = None
     for number in (*numbers, None):
@@ -105,30 +107,30 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
-    """'a, b and 3 more': the first few names and how many are left out, of `count` where not all of them are given."""
+    """Format 'a, b and 3 more': the first names, and the number of the others out of `count`."""
     more = (len(names) if count is None else count) - min(len(names), most)
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def percent(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole in percent; None where either is unknown, or the whole is 0."""
+    """Return a part of a whole in percent. None if either is unknown or the whole is 0."""
     return None if part is None or not whole else 100 * part / whole
 
 
 def format_percent(value: float | None, unknown: str = "", digits: int = 0) -> str:
-    """'87%'; `unknown` stands for None."""
+    """Format '87%', or `unknown` for None."""
     return unknown if value is None else f"{value:.{digits}f}%"
 
 
 def format_share(percent: float | None) -> str:
-    """'98', '7.3': a percentage in a column that says what of; '-' where it is not known."""
+    """Format a percentage without its sign: '98', '7.3', or '-' if unknown."""
     if percent is None:
         return "-"
     return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
 
 
 def counted(number: int, what: str) -> str:
-    """'1 GPU', '4 GPUs', '1,024 GPUs'."""
+    """Format '1 GPU', '4 GPUs', '1,024 GPUs'."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -137,7 +139,7 @@ Key = TypeVar("Key")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by their key, in the order of the first with each."""
+    """Group items by key, in the order of each key's first item."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -145,21 +147,20 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def ranges_of(mask: int) -> str:
-    """The set bits of a mask as a list of ranges: 0b100111 → '0-2,5'; empty for none."""
+    """Format the set bits of a mask as ranges: 0b100111 → '0-2,5', '' for none."""
     runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 _RUNNER_COMMAND = re.compile(r"^(?P<indent> *):(?=:)|#(?P<hash>#)(?=[A-Za-z]*\[)")
-"""GitHub's runner obeys a line that begins with '::', and it and Azure's '##[' and '##vso[' wherever they stand."""
+"""GitHub's runner executes a line that starts with '::'. It and Azure execute '##[' and '##vso[' anywhere."""
 
 
 def printable_line(text: str) -> str:
-    """A text as one line that only shows something: no terminal and no runner does anything because of it.
+    """Make a text one line that a terminal or a CI runner only shows and never executes.
 
-    Characters that cannot be printed, of colours, of line ends, of the other writing direction, become escapes as
-    Python spells them, a tab a space, and a backslash breaks what a runner would take for a command. A line that came
-    from here stays as it is.
+    Unprintable characters (colors, line ends, direction changes) become Python escapes, tabs become spaces, and a
+    backslash breaks runner commands. Applying it twice changes nothing.
     """
     if text.isprintable() and "::" not in text and "##" not in text:
         return text
@@ -170,7 +171,7 @@ def printable_line(text: str) -> str:
 
 
 def escaped(character: str) -> str:
-    r"""A character that cannot be printed as Python spells it, '\x1b'; others as they are."""
+    r"""Escape an unprintable character as Python does, '\x1b'. Keep others."""
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
@@ -179,7 +180,7 @@ def _broken(command: re.Match[str]) -> str:
 
 
 def error_text(error: GpubenchError) -> str:
-    """An error as it is printed: a line for each thing that it says."""
+    """Format an error for printing, one line per part."""
     return "gpubench: error: " + "\n".join(map(printable_line, error.lines()))
 
 
@@ -188,14 +189,14 @@ _FORMS = "1K:4G (×2), 1K:4G:4 (×4), 1M:64M:+1M (steps), or a list: 1K,64K,1M"
 
 
 class DroppedSize(Struct, frozen=True):
-    """A size that was asked for and is not measured, with the reason in words."""
+    """A requested size that is not measured, with the reason."""
 
     size_bytes: int
     reason: str
 
 
 def describe_dropped(dropped: Sequence[DroppedSize]) -> list[str]:
-    """Dropped sizes by name, a line for each reason: '8G, 16G: ...'."""
+    """Describe dropped sizes, one line per reason: '8G, 16G: ...'."""
     by_reason: dict[str, list[str]] = {}
     for each in dropped:
         by_reason.setdefault(each.reason, []).append(format_size(each.size_bytes))
@@ -220,7 +221,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _check_no_dash(text: str) -> None:
-    """Raise UsageError for a range that is written in another way: 1k-4g, 8..1G."""
+    """Raise UsageError for a range in another notation: 1k-4g, 8..1G."""
     for mark in ("..", "-"):
         first, found, rest = text.upper().partition(mark)
         if found and _is_size(first) and _is_size(rest.partition(":")[0]):
@@ -294,10 +295,10 @@ def _parse_factor(text: str, factor_text: str) -> "Fraction":
 def split_by_memory(
     sizes: Sequence[int], buffers: int, free_bytes: int, where: str, held: str = ""
 ) -> tuple[tuple[int, ...], tuple[DroppedSize, ...]]:
-    """The sizes of which `buffers` buffers fit into `free_bytes`, and those that do not, with the reason.
+    """Split sizes into those of which `buffers` buffers fit into `free_bytes`, and the others with the reason.
 
-    `where` names the memory of the tightest rank for the reason, e.g. 'rank 3 on n1 (GPU memory)', `held` who else
-    holds some of it.
+    `where` names the memory of the tightest rank, for example 'rank 3 on n1 (GPU memory)'. `held` names other users of
+    it.
     """
     room = f"{where} can take {format_memory(free_bytes)}" + (f"; others hold its memory: {held}" if held else "")
     fitting = tuple(size for size in sizes if size * buffers <= free_bytes)

@@ -1,4 +1,4 @@
-"""Verdicts and findings, the exit code they lead to, and the origin of figures."""
+"""Verdicts and findings, their exit codes, and the origin of values."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -36,24 +36,24 @@ _PLACES: dict[str, int] = {verdict: place for place, verdict in enumerate(WORST_
 
 
 def gravity(verdict: str) -> int:
-    """The place of a verdict among all of them, 0 for the worst."""
+    """Return the rank of a verdict by severity, 0 for the worst."""
     return _PLACES[verdict]
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a whole: any FAIL fails it, else any ERROR, and so on; nothing at all is SKIP."""
+    """Return the worst verdict: FAIL, else ERROR, and so on. SKIP if there is none."""
     seen = set(verdicts)
     return next((verdict for verdict in WORST_FIRST if verdict in seen), Verdict.SKIP)
 
 
 def overall_of_rows(verdicts: Iterable[Verdict]) -> Verdict:
-    """As `overall`, but rows that are slow decide before rows that could not be judged."""
+    """Return the worst verdict, but let slow rows decide before rows that could not be judged."""
     seen = set(verdicts)
     return overall(seen - {Verdict.INCONCLUSIVE} if Verdict.WARN in seen else seen)
 
 
 def exit_code(verdict: Verdict) -> int:
-    """The exit code that a verdict stands for: FAIL → 1, ERROR → 3, everything else → 0."""
+    """Return the exit code of a verdict: FAIL → 1, ERROR → 3, everything else → 0."""
     if verdict is Verdict.FAIL:
         return errors.JUDGED_AND_FAILED
     return errors.COULD_NOT_MEASURE if verdict is Verdict.ERROR else errors.DONE
@@ -70,13 +70,13 @@ FIGURES = (
     *(HOST_STAGED, "p2p-slow", "p2p-asymmetric", "p2p-slower-than-staging", "host-copies-slow"),
     *(SLOW_UNEXPLAINED, "slow-range", STRAGGLER),
 )
-"""Findings that are figures: the likely reason of one is worth saying, and a condition may explain it."""
+"""Findings about measured values, which need a likely reason and may be explained by a condition."""
 
 
 class Cure(Struct, frozen=True):
-    """What to do: commands, each of which can be pasted as it stands, and one or two sentences about them.
+    """What to do: commands that can be pasted as they are, and one or two sentences about them.
 
-    Several commands are run in this order. A cure that needs no command, as of a broken cable, has a comment alone.
+    Commands run in this order. A cure without a command, for example for a broken cable, has only a comment.
     """
 
     commands: tuple[str, ...] = ()
@@ -84,7 +84,6 @@ class Cure(Struct, frozen=True):
 
     @classmethod
     def of(cls, *commands: str, comment: str = "") -> "Cure":
-        """Return the cure of these commands."""
         return cls(commands, comment)
 
     @property
@@ -115,7 +114,7 @@ NO_CURE = Cure()
 
 
 def joined_cures(cures: Iterable[Cure]) -> Cure:
-    """All different commands and comments as one cure."""
+    """Merge cures without duplicate commands and comments."""
     cures = tuple(cures)
     commands = dict.fromkeys(command for cure in cures for command in cure.commands)
     comments = dict.fromkeys(cure.comment for cure in cures if cure.comment)
@@ -213,7 +212,7 @@ FINDING_COLUMNS = (
 
 
 def hosts_in_trouble(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
-    """The hosts that a FAIL or an ERROR names."""
+    """Return the hosts with a FAIL or an ERROR."""
     return {place.node for finding in findings if finding.severity in _GRAVE for place in finding.places} & {*hosts}
 
 
@@ -229,7 +228,7 @@ _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
 def doubt(times: float, source: str) -> str:
-    """'2.6 times what profile hgx-b200-8 expects': why a speed is not judged."""
+    """Return why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
     named = _PROFILE.search(source)
     return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects" + _OF_NICS * (
         "--nics" in source
@@ -237,6 +236,6 @@ def doubt(times: float, source: str) -> str:
 
 
 def doubt_in(note: str | None) -> str:
-    """Why the speed of a row is not judged, by its note; empty if the note does not say."""
+    """Return why a row's speed is not judged, from its note, or ''."""
     found = _DOUBT.search(note or "")
     return found[0] if found else ""
