@@ -1,1 +1,1 @@
-"""The wiring of devices, the choices of a library between them, and the evidence for each path."""
+"""The wiring of devices, the paths that a library chooses, and the evidence for each path."""

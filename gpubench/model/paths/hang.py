@@ -1,4 +1,4 @@
-"""What ranks recorded of their collectives, and who keeps the others waiting."""
+"""What ranks recorded about their collectives, and the ranks that keep others waiting."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,9 +7,9 @@ from msgspec import Struct, field
 
 
 class RecordedCall(Struct, frozen=True):
-    """One collective as a rank called it. `place` is the line of the program, empty where it was not recorded.
+    """One collective as a rank called it. `place` is the line of the program, '' if not recorded.
 
-    `sequence` counts the collectives of the group from 1. `called_ns` is the rank's clock.
+    `sequence` counts the collectives of the group from 1. `called_ns` is on the rank's clock.
     """
 
     group: str
@@ -23,7 +23,7 @@ class RecordedCall(Struct, frozen=True):
 
 
 class RankRecord(Struct, frozen=True):
-    """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of the groups where it lists them.
+    """A rank's dump of PyTorch's Flight Recorder: its collectives, and the ranks of its groups if listed.
 
     `unfinished_sends` is the number of sends and receives that did not end.
     """
@@ -35,9 +35,10 @@ class RankRecord(Struct, frozen=True):
 
 
 class ProcessStack(Struct, frozen=True):
-    """Where a process is, by py-spy: the innermost line of its main thread, then the innermost of the program's own.
+    """The stack of a process by py-spy: the innermost line of its main thread, then the innermost line of the
+    program.
 
-    `rank` is None where the name of the file has no number.
+    `rank` is None if the file name has no number.
     """
 
     pid: int
@@ -46,9 +47,9 @@ class ProcessStack(Struct, frozen=True):
 
 
 class RasRank(Struct, frozen=True):
-    """A rank in an answer of NCCL's RAS: how many of each collective it launched, and what is wrong with it.
+    """A rank in a RAS answer: its launched operations per collective, and its problems.
 
-    `error` is what NCCL reported in it, `status` is RAS's word for where it is, if the answer says it.
+    `error` is what NCCL reported, `status` RAS's word for its state if given.
     """
 
     rank: int
@@ -63,10 +64,10 @@ class RasRank(Struct, frozen=True):
 
 
 class RasCommunicator(Struct, frozen=True):
-    """A communicator in an answer of NCCL's RAS: the ranks that it names, of `size`.
+    """A communicator in a RAS answer: the named ranks out of `size`.
 
-    `unnamed` are the numbers of a collective that ranks launched which are not named, those of most ranks first.
-    `remarks` are problems that the answer reports for it, or for all, with or without the ranks.
+    `unnamed` has the operation counts of unnamed ranks, those of most ranks first. `remarks` are problems of this or of
+    all communicators, with or without ranks.
     """
 
     id: str
@@ -77,7 +78,7 @@ class RasCommunicator(Struct, frozen=True):
 
 
 class HangReason(StrEnum):
-    """What is wrong with the ranks that keep others waiting."""
+    """Why the blamed ranks keep others waiting."""
 
     ABSENT = "did not join"
     STARTING = "is still in its initialization (status INIT)"
@@ -99,12 +100,12 @@ class HangReason(StrEnum):
 
 
 class Hang(Struct, frozen=True, kw_only=True):
-    """A collective that did not end: in which group, what it is, who is to blame and why.
+    """A collective that did not end: its group, its operation, the blamed ranks and the reason.
 
-    `operation` has the type, the size and the data type that the waiting ranks called, `theirs` what the blamed ranks
-    did instead or last. `since` is a time in UTC by a waiting rank's clock, empty where it is not known. `is_sure` is
-    False where a job that makes progress may look like this for a moment. `process` is the host and process of the
-    first rank to blame, where they are known. `now` is the line where that rank is, by py-spy.
+    `operation` has name, size and data type as the waiting ranks called it, `theirs` what the blamed ranks did instead
+    or last. `since` is UTC on a waiting rank's clock, '' if unknown. `is_sure` is false if a job that makes progress
+    may look like this briefly. `process` is host and process of the first blamed rank if known, `now` its current line
+    by py-spy.
     """
 
     group: str

@@ -1,6 +1,6 @@
 """NCCL's log of a job as facts: communicators, their ranks and connections, and remarks that may explain them.
 
-A job of a thousand ranks has a million pairs and few different sets of channels, so equal sets are one object.
+A job of a thousand ranks has a million pairs but few distinct sets of channels, so equal sets are one object.
 """
 
 import re
@@ -17,7 +17,7 @@ from gpubench.model.terms.operation import algbw_gb_s, all_but_own_factor, ring_
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND
 
 MOST_CHANNELS = 1024
-"""NCCL has 64 channels; larger numbers come from garbled lines."""
+"""NCCL has 64 channels. Larger numbers come from garbled lines."""
 
 _MOST_TRANSPORTS = 4096
 _ONE_TOO_MANY = Transport("one of many more", TransportKind.UNKNOWN)
@@ -26,14 +26,14 @@ _KINDS_A_TRANSPORT = 4
 
 
 def channel_code(channel: int, connection: int) -> int:
-    """The number of a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
+    """Return the code of a channel of NCCL's connection 0 (collectives) or 1 (send and receive)."""
     return connection * MOST_CHANNELS + channel
 
 
 class ChannelSet:
-    """The channels that one rank logs of one peer. `bits_by_kind` has the channels' bits by kind of line, ascending.
+    """The channels to one peer that one rank logs. `bits_by_kind` has channel bits by kind of line, ascending.
 
-    `plus` caches the sets with one channel more, by that channel's code: `ChannelSets.line_code` + `channel_code`.
+    `plus` caches the sets with one more channel, by that channel's code: `ChannelSets.line_code` + `channel_code`.
     """
 
     __slots__ = ("_sets", "bits_by_kind", "logged", "plus", "receives")
@@ -46,21 +46,20 @@ class ChannelSet:
         self.plus: dict[int, ChannelSet] = {}
 
     def add_channel(self, code: int) -> "ChannelSet":
-        """The set with one channel more."""
+        """Return the set with one more channel."""
         if code not in self.plus:
             kind, channel = divmod(code, MOST_CHANNELS)
             self.plus[code] = self._add_bits(kind, 1 << channel)
         return self.plus[code]
 
     def union_channels(self, other: "ChannelSet") -> "ChannelSet":
-        """The union of two sets."""
         union = self
         for kind, bits in other.bits_by_kind:
             union = union._add_bits(kind, bits)
         return union
 
     def has(self, code: int) -> bool:
-        """True if the channel was logged at that end of that NCCL connection, with whatever transport."""
+        """True if the channel was logged at that end of that NCCL connection, with any transport."""
         kind, channel = divmod(code, MOST_CHANNELS)
         return any(bits >> channel & 1 and not (other - kind) % _KINDS_A_TRANSPORT for other, bits in self.bits_by_kind)
 
@@ -71,7 +70,7 @@ class ChannelSet:
 
 
 class ChannelSets:
-    """All different channel sets of a job, each once."""
+    """All distinct channel sets of a job."""
 
     def __init__(self) -> None:
         self._numbers: dict[Transport, int] = {}
@@ -80,7 +79,7 @@ class ChannelSets:
         self.empty = self.channel_set(())
 
     def line_code(self, transport: Transport, *, received: bool) -> int:
-        """The number of a line's transport and end; `channel_code` adds channel and NCCL connection."""
+        """Return the code of a line's transport and end. `channel_code` adds channel and NCCL connection."""
         if transport not in self._numbers and len(self._transports) >= _MOST_TRANSPORTS:
             transport = _ONE_TOO_MANY
         number = self._numbers.setdefault(transport, len(self._transports))
@@ -89,13 +88,13 @@ class ChannelSets:
         return (number * _KINDS_A_TRANSPORT + 2 * received) * MOST_CHANNELS
 
     def logged(self, kind: int, bits: int) -> LoggedChannels:
-        """The channels with these bits of a kind of line: a code without its channel."""
+        """Return the channels with these bits of a kind of line, a code without its channel."""
         number, of_transport = divmod(kind, _KINDS_A_TRANSPORT)
         received, connection = divmod(of_transport, 2)
         return LoggedChannels(self._transports[number], bits, bool(connection), bool(received))
 
     def channel_set(self, bits_by_kind: tuple[tuple[int, int], ...]) -> ChannelSet:
-        """The one set with these channels."""
+        """Return the shared set with these channels."""
         if bits_by_kind not in self._sets:
             self._sets[bits_by_kind] = ChannelSet(self, bits_by_kind)
         return self._sets[bits_by_kind]
@@ -112,7 +111,7 @@ class RankConnections(dict[int, ChannelSet]):
         self.size = size
 
     def of(self, peer: int) -> ChannelSet:
-        """The channels of a peer, none where it has none."""
+        """Return the channels to a peer, empty if there are none."""
         return self.get(peer, self.empty)
 
     def add(self, peer: int, code: int) -> None:
@@ -120,13 +119,13 @@ class RankConnections(dict[int, ChannelSet]):
         self[peer] = self.of(peer).add_channel(code)
 
     def add_all(self, other: Mapping[int, ChannelSet]) -> None:
-        """Add the connections of another log of the same rank."""
+        """Add the connections from another log of the same rank."""
         for peer, channels in other.items():
             self[peer] = self[peer].union_channels(channels) if peer in self else channels
 
 
 class PairRoutes(Struct, frozen=True, eq=False):
-    """The routes from one rank to another. Pairs with the same channels share one object, so identity is its key."""
+    """The routes from one rank to another. Pairs with equal channels share one object, so identity is its key."""
 
     routes: tuple[Route, ...]
 
@@ -138,11 +137,11 @@ class Connections(Struct, frozen=True):
 
     @property
     def joins_ranks(self) -> bool:
-        """True if any rank is connected with another one; a switch that reduces is none."""
+        """True if any rank is connected with another one. A reducing switch does not count."""
         return any(peer != rank for rank, peers in self.by_rank.items() for peer in peers)
 
     def routes_by_source(self) -> Iterator[tuple[int, dict[int, PairRoutes]]]:
-        """Every source with its destinations, both in order, and the routes to each."""
+        """Yield every source with its destinations in order, and the routes to each."""
         joined = cache(_routes)
         receivers: dict[int, dict[int, ChannelSet]] = {}
         for rank, peers in self.by_rank.items():
@@ -164,11 +163,11 @@ def _routes(at_source: ChannelSet | None, at_destination: ChannelSet | None) -> 
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A rank of a communicator. None is not logged.
+    """A rank of a communicator. None was not logged.
 
-    `bus_id` is written as lspci does. `nvml_index` counts as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
-    `node` is what NCCL takes for the machine: the host, or NCCL_HOSTID where that is set; `machine` is the one that it
-    is, as far as the log shows. `process` is `host:pid`.
+    `bus_id` is in lspci's form. `nvml_index` is nvidia-smi's, whatever CUDA_VISIBLE_DEVICES is. `node` is the machine
+    for NCCL: the host, or NCCL_HOSTID if set. `machine` is the real one, as far as the log shows. `process` is
+    `host:pid`.
     """
 
     rank: int
@@ -187,12 +186,12 @@ class Member(Struct, frozen=True, kw_only=True):
 
 
 class Communicator(Struct, frozen=True, kw_only=True):
-    """One communicator as all logs together show it.
+    """One communicator according to all logs together.
 
-    `id` is NCCL's commId; of a split one its parent's with the colour; of NCCL before 2.17, which prints none, one made
-    up from its order and size. None is that of lines whose communicator is not known. `size` and `nodes` are None where
-    no line says them. `unfinished_ranks` log the start of their init and not its end. `candidates` are the ids of the
-    communicators that ambiguous lines may be of.
+    `id` is NCCL's commId. A split communicator has its parent's with the color. For NCCL before 2.17, which prints
+    none, it is built from order and size. It is None for lines of an unknown communicator. `size` and `nodes` are None
+    if no line has them. `unfinished_ranks` logged the start of their init but not its end. `candidates` are the ids of
+    communicators that ambiguous lines may belong to.
     """
 
     id: str | None
@@ -206,15 +205,15 @@ class Communicator(Struct, frozen=True, kw_only=True):
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks of which there is no log."""
+        """Ranks without a log."""
         present = {member.rank for member in self.members}
         return tuple(rank for rank in range(self.size or 0) if rank not in present)
 
 
 class LoggedSetting(Struct, frozen=True):
-    """A variable that NCCL took from the environment or a configuration file, and the processes that logged it.
+    """A variable that NCCL read from the environment or a configuration file, and the processes that logged it.
 
-    `by_command` is True if a command in the same text sets it, which starts all processes.
+    `by_command` is true if a command in the same text sets it for all processes.
     """
 
     name: str
@@ -224,7 +223,7 @@ class LoggedSetting(Struct, frozen=True):
 
 
 class RemarkKind(StrEnum):
-    """The kinds of lines that explain a choice. In brackets the values that such a line is about."""
+    """The kinds of lines that explain a choice, with the values in the line."""
 
     NO_RDMA_DEVICE = "no-rdma-device"
     RDMA_DEVICES = "rdma-devices"
@@ -279,7 +278,7 @@ _DEVICES = re.compile(r",| between (?:dev |GPU\d)| \d")
 
 
 class Note(Struct, frozen=True):
-    """A line that explains something: its kind, what it is about (devices, HCAs, numbers), and its text."""
+    """An explanatory line: its kind, its values (devices, HCAs, numbers), and its text."""
 
     kind: RemarkKind
     about: tuple[str, ...]
@@ -287,19 +286,19 @@ class Note(Struct, frozen=True):
 
     @property
     def gist(self) -> str:
-        """The line without the devices that it names: lines about many pairs have the same gist."""
+        """The line without its devices, equal for lines about many pairs."""
         return _DEVICES.split(self.text)[0]
 
 
 class Remark(Struct, frozen=True):
-    """A note in the words of the first of the processes that logged it."""
+    """A note with the text of the first process that logged it."""
 
     note: Note
     processes: tuple[str, ...]
 
 
 class Complaint(Struct, frozen=True):
-    """A warning of NCCL's, or an error that a program reports of it: how often, and the processes that wrote it."""
+    """A warning of NCCL, or an error that a program reports about it, with its count and processes."""
 
     text: str
     count: int
@@ -307,9 +306,9 @@ class Complaint(Struct, frozen=True):
 
 
 class FailedCall(Struct, frozen=True):
-    """A function of NCCL's that returned an error: its place in the source, the code, and the processes.
+    """An NCCL function that returned an error: its place in the source, the code, and the processes.
 
-    `warning` is the last one of the first of these processes before the error, empty without one.
+    `warning` is the last warning of the first process before the error, or ''.
     """
 
     place: str
@@ -319,7 +318,7 @@ class FailedCall(Struct, frozen=True):
 
 
 class ReachedLimit(Struct, frozen=True):
-    """A limit that the log went beyond: what was seen first, the most that is read, and how often there was more."""
+    """An exceeded limit: the first excess, the limit, and how often it was exceeded."""
 
     seen: str
     most: str
@@ -374,15 +373,15 @@ INSPECTED: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "Broadcast": ("broadcast", whole_factor),
     "Reduce": ("reduce", whole_factor),
 }
-"""gpubench's name and factor by NCCL's name, of the collectives whose bandwidth the Inspector knows."""
+"""gpubench's name and factor by NCCL's name, for collectives whose bandwidth the Inspector reports."""
 
 _FACTORS = dict(INSPECTED.values())
 
 
 class InspectedOperation(Struct, frozen=True):
-    """One operation of a communicator: nccl-tests' size, and how long its kernel ran on each rank, in microseconds.
+    """One operation of a communicator: nccl-tests' size, and its kernel's time on each rank in microseconds.
 
-    A rank that comes late has the shortest time: the kernels of the others wait for it.
+    A late rank has the shortest time, because the kernels of the others wait for it.
     """
 
     communicator: str
@@ -394,7 +393,7 @@ class InspectedOperation(Struct, frozen=True):
 
 
 class InspectedSize(Struct, frozen=True):
-    """What all operations of a size took once every rank was there: the median of the shortest times."""
+    """The time of all operations of a size once every rank was there: the median of the shortest times."""
 
     collective: str
     size_bytes: int
@@ -410,12 +409,12 @@ class InspectedSize(Struct, frozen=True):
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """None of one rank."""
+        """Bus bandwidth, None for one rank."""
         return None if self.ranks == 1 else self.algbw_gb_s * _FACTORS[self.collective](self.ranks)
 
 
 def by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
-    """By collective, ranks, nodes and size."""
+    """Group operations by collective, ranks, nodes and size."""
     found: dict[tuple[str, int, int, int], list[float]] = {}
     for operation in operations:
         key = operation.collective, operation.ranks, operation.nodes, operation.size_bytes

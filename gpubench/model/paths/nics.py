@@ -1,4 +1,4 @@
-"""Which RDMA ports of a node carry the traffic of its GPUs, and which belong to storage, a front end or nobody."""
+"""Decides which RDMA ports of a node carry GPU traffic, and which belong to storage, a front end or nobody."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,20 @@ _MOST_GBIT_S = {
     "BlueField-2": 200.0,
     "BlueField-3": 400.0,
 }
-"""The highest rate of any card of a model, in Gb/s (NVIDIA's data sheets); variants of a model may have less."""
+"""The highest rate of a model's cards, in Gb/s (NVIDIA's data sheets). Variants may have less."""
 
 _BELOW_CARD = 0.9  # PCIe carries a little less than the card's rate
 
 
 def card_gbit_s(nic: NicFacts) -> float | None:
-    """The highest rate of any card of a NIC's model, in Gb/s, as far as its slot carries it; None for other models."""
+    """Return the highest rate of a NIC's model in Gb/s, limited by its slot. None for other models."""
     most = next((rate for name, rate in _MOST_GBIT_S.items() if (nic.model or "").startswith(name)), None)
     slot = pcie_gb_s(nic.pcie.max_generation, nic.pcie.max_width)
     return None if most is None else most if slot is None else min(most, slot * BITS_PER_BYTE)
 
 
 def is_below_card(nic: NicFacts) -> bool:
-    """True if a port was negotiated to a lower rate than cards of its model can."""
+    """True if a port was negotiated to a lower rate than cards of its model support."""
     most = card_gbit_s(nic)
     return most is not None and nic.rate_gbit_s is not None and nic.rate_gbit_s < _BELOW_CARD * most
 
@@ -44,7 +44,7 @@ def is_below_card(nic: NicFacts) -> bool:
 class PortRoles(Struct, frozen=True):
     """The roles of RDMA ports: `working` ports carry GPU traffic, `failing` ones should, `others` need not.
 
-    `below` are the ports below the PCIe switches of each GPU, None where a path is unknown.
+    `below` are the ports below each GPU's PCIe switches, None if a path is unknown.
     """
 
     working: tuple[NicFacts, ...]
@@ -54,20 +54,20 @@ class PortRoles(Struct, frozen=True):
 
     @property
     def of_gpus(self) -> tuple[NicFacts, ...]:
-        """The ports that carry GPU traffic, or should."""
+        """Ports that carry GPU traffic, or should."""
         return self.working + self.failing
 
     def are_below(self, device: str) -> Sequence[NicFacts]:
-        """The ports of GPU traffic below a GPU's PCIe switch."""
+        """Return the GPU traffic ports below a GPU's PCIe switch."""
         return [nic for nic in self.below.get(device) or () if nic in self.of_gpus]
 
 
 def port_roles(node: Topology) -> PortRoles:
     """Sort the RDMA ports of a node by role.
 
-    Ports of GPUs are below the GPUs' switches, or any port if no switch has one. The most frequent kind, model and rate
-    of active ports is the working one. A different port fails only if a GPU next to it has fewer working ports than its
-    siblings: further ports belong to storage or a front end, or have no cable.
+    Ports for GPUs are below the GPUs' switches, or any port if no switch has one. The most frequent kind, model and
+    rate of active ports is the working one. A different port fails only if a GPU next to it has fewer working ports
+    than its siblings. Other ports belong to storage or a front end, or have no cable.
     """
     ports = [nic for nic in node.nics if nic.rdma]
     below = {gpu.device: _ports_below(node, gpu.device, ports) for gpu in node.gpus}
@@ -112,9 +112,9 @@ def _unlike_siblings(
 
 
 def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: int) -> list[NicFacts]:
-    """The ports that fail on a node whose PCI tree does not show which GPUs they serve.
+    """Return the failing ports of a node whose PCI tree does not show which GPUs they serve.
 
-    A working port per GPU is enough. A port that is down next to an active one of its card may have no cable, if the
+    One working port per GPU is enough. A port that is down next to an active one of its card may have no cable, if the
     working ports divide the GPUs evenly. Without any working port, only InfiniBand is known to need one.
     """
     if not working:
@@ -132,5 +132,5 @@ def _uneven(candidates: Sequence[NicFacts], working: Sequence[NicFacts], gpus: i
 
 
 def card_of(nic: NicFacts) -> str:
-    """The card of a port: its bus id without the function, else the device's name without the port."""
+    """Return the card of a port: its bus id without the function, or else the device's name without the port."""
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.name.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Nodes grouped by their facts, so that a thousand alike are one line and the odd one stands out."""
+"""Groups nodes by their facts, so that a thousand equal ones are one line and a different one stands out."""
 
 import re
 from collections import Counter
@@ -36,11 +36,11 @@ _PLACES: Mapping[str, Callable[[object], Place]] = {
     "state": _one_of(("present", "active")),
     "fabric": _one_of(("completed",)),
 }
-"""By trait, without its device, what the higher value is; of models and products none is better than another."""
+"""What a higher value means by trait, without its device. No model or product is better than another."""
 
 
 def points(one: Traits, other: Traits) -> int:
-    """By how many traits one node has more of a healthy machine than the other; below 0 the other has."""
+    """Return how many more traits of a healthy machine one node has than the other, negative if fewer."""
     counts = [_compared(name, one, other) for name in _COUNTS]
     return next(filter(None, counts), 0) or sum(_compared(name, one, other) for name in one.keys() & other.keys())
 
@@ -63,7 +63,7 @@ SMALLEST_SHARE = 4  # A variant is a kind from a quarter of the nodes with the s
 
 
 class Difference(Struct, frozen=True):
-    """One trait in which a node differs from its kind."""
+    """A trait in which a node differs from its kind."""
 
     trait: str
     seen: object
@@ -74,9 +74,9 @@ class Difference(Struct, frozen=True):
 
 
 class MachineKind(Struct, frozen=True):
-    """Nodes that are the same (`alike`), and those that nearly are (`odd`), by position; `name` is a letter.
+    """Equal nodes (`alike`) and similar ones (`odd`), by position. `name` is a letter.
 
-    `differs` says in what it differs from `differs_from`; `rivals` are nodes that may as well be the usual ones.
+    `differs` is the difference from `differs_from`. `rivals` are nodes that may as well be the usual ones.
     """
 
     name: str
@@ -93,10 +93,10 @@ class MachineKind(Struct, frozen=True):
 
 
 def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
-    """The kinds of some nodes, the largest first; nodes with equal traits form a variant.
+    """Group nodes into kinds, largest first. Nodes with equal traits form a variant.
 
-    A kind is the largest variant of each set of GPU models, or one of a quarter of those nodes; other nodes are odd
-    ones of the nearest kind. Of equally large variants the one with more of a healthy machine is first.
+    A kind is the largest variant of each set of GPU models, or one with a quarter of those nodes. Other nodes are odd
+    ones of the nearest kind. Among equally large variants, the one with more traits of a healthy machine comes first.
     """
     models = [tuple(sorted({gpu.name or "" for gpu in topology.snapshot.gpus if not gpu.lost})) for topology in nodes]
     variants: dict[tuple[tuple[str, object], ...], list[int]] = {}
@@ -142,7 +142,7 @@ def _size_and_place(group: _Group) -> tuple[int, int]:
 
 
 def _merge_strays(groups: Sequence[_Group], models: Sequence[Models], traits_of: Sequence[Traits]) -> list[_Group]:
-    """The groups, but for few nodes with other GPU models, or none, than the largest: those are odd ones of it."""
+    """Merge small groups with other GPU models, or without GPUs, into the largest group as odd nodes."""
     if not groups:
         return []
     (alike, odd), *others = groups
@@ -171,7 +171,7 @@ def _other_models(
 
 
 def _kinds_of(variants: Sequence[list[int]], traits_of: Sequence[Traits]) -> list[_Group]:
-    """Variants of the same GPU models, the largest first, as kinds with their odd ones."""
+    """Group variants of the same GPU models, largest first, into kinds with their odd nodes."""
     total = sum(map(len, variants))
     kinds = [
         (members, dict[int, tuple[Difference, ...]]())
@@ -197,7 +197,7 @@ _NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
 
 
 def topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
-    """One Topology per snapshot; consecutive nodes with identical facts share the first one's."""
+    """Return one Topology per snapshot. Consecutive nodes with equal facts share the first one's."""
     found: list[Topology] = []
     facts: list[tuple[object, ...]] = []
     for snapshot in snapshots:
@@ -265,7 +265,7 @@ def _nic_traits(nic: NicFacts) -> dict[str, object]:
 
 
 def differences(seen: Traits, usual: Traits) -> tuple[Difference, ...]:
-    """The traits in which two nodes differ; paths only where nothing else explains them."""
+    """Return the traits in which two nodes differ. Paths count only if nothing else explains them."""
     found = [
         Difference(name, seen[name], usual[name])
         for name in usual
@@ -281,7 +281,7 @@ def _devices(traits: Traits) -> str:
 
 
 def condense(found: Sequence[Difference], others: str = "others") -> list[str]:
-    """Differences in words, those that several devices share in one: 'GPU0-7 ECC False (others True)'."""
+    """Describe differences, with equal ones of several devices together: 'GPU0-7 ECC False (others True)'."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for difference in found:
         device, space, trait = difference.trait.partition(" ")
@@ -306,7 +306,7 @@ def _letter(number: int) -> str:
 
 
 def rename_duplicates(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Nodes that share a host name told apart: `gpu`, `gpu~2`."""
+    """Rename nodes that share a host name: `gpu`, `gpu~2`."""
     seen: Counter[str] = Counter()
     named = []
     for snapshot in snapshots:

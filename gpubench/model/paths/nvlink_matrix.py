@@ -1,22 +1,22 @@
-"""Pairs of GPUs with fewer NVLinks than their siblings have, from the number of NVLinks between each pair alone.
+"""Finds pairs of GPUs with fewer NVLinks than their siblings, from the number of NVLinks between each pair.
 
-`topology` asks this of the matrix of `nvidia-smi topo -m`, which does not show where the NVLinks of a GPU lead.
+`topology` uses it for the matrix of `nvidia-smi topo -m`, which does not show where a GPU's NVLinks lead.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping
 
 Links = Mapping[frozenset[str], int]
-"""The number of NVLinks between two GPUs, for every pair of GPUs of one model."""
+"""The number of NVLinks for every pair of GPUs of one model."""
 
 _MOST_LINKS_OF_A_GPU = 18  # H100 to B300; more in a row of the matrix are shared by NVSwitches
 _LEAST_GPUS_OF_A_MESH = 4  # Of three GPUs, any two may have a bridge of their own
 
 
 def pairs_with_lost_links(links: Links) -> dict[frozenset[str], int]:
-    """Return the pairs that lost NVLinks, each with the number that its siblings have.
+    """Return the pairs that lost NVLinks, each with the number of its siblings.
 
-    NVSwitches join all GPUs of a board alike. A mesh or a set of bridges is uneven by design, in a regular pattern
+    NVSwitches connect all GPUs of a board equally. A mesh or a set of bridges is uneven by design, in a regular pattern
     (hybrid cube mesh: NV1, NV2, SYS), so there only a single pair or a single GPU counts as odd.
     """
     gpus = sorted({gpu for pair in links for gpu in pair})
@@ -42,6 +42,6 @@ def _neighbours(gpu: str, joined: Collection[frozenset[str]]) -> frozenset[str]:
 
 
 def _apart(pair: frozenset[str], parts: Mapping[str, frozenset[str]]) -> bool:
-    """True if two GPUs belong to different partitions of the NVSwitches, each of at least two GPUs."""
+    """True if two GPUs are in different partitions of the NVSwitches, each of at least two GPUs."""
     one, other = (parts[gpu] for gpu in pair)
     return one.isdisjoint(other) and min(len(one), len(other)) > 1

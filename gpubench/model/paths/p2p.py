@@ -1,4 +1,4 @@
-"""The judgement of measured copies: against limit, sibling pairs and profile, and as evidence on the path they took."""
+"""Judges measured copies against limit, siblings and profile, and as evidence for the path that they took."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -19,35 +19,37 @@ JUDGED_FROM_BYTES = 64 * 2**20  # The latency of smaller copies differs from mac
 
 
 def is_large_copy(size_bytes: int | None) -> bool:
-    """True if a copy is so large that its bandwidth says something of the links."""
+    """True if the bandwidth of a copy of this size reflects the links."""
     return (size_bytes or 0) >= JUDGED_FROM_BYTES
 
 
 LATENCY_BYTES = 16  # The copy whose time is called latency, as in NVIDIA's p2pBandwidthLatencyTest
 SLOW_SHARE, FAILED_SHARE = 0.9, 0.75
-"""Of what sibling pairs, or healthy machines of the type, reach: below the first a warning, below the second a failure.
-Pairs of four H200s differ by 0.1 % for copy engines."""
+"""Shares of the bandwidth of sibling pairs, or of healthy machines of the type. Below the first is a warning, below
+the second a failure. Pairs of four H200s differ by 0.1 % with copy engines.
+"""
 
 LIMIT_WARN_SHARE, LIMIT_FAIL_SHARE = 0.6, 0.4
-"""Of the physical limit, where neither siblings nor a profile tell: copies reach 80 to 92 % of it, and 69 to 72 %
-between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50)."""
+"""Shares of the physical limit, if there are no siblings and no profile: copies reach 80 to 92 % of it, and 69 to
+72 % between root ports of PCIe 4 (https://github.com/NVIDIA/nvbandwidth/issues/50).
+"""
 
 ABOVE_HOST = 1.2  # A bandwidth by so much above what both GPUs' links to host memory carry did not come from there
 MOVED_SHARE, STILL_SHARE = 0.5, 0.1
-"""Of what was copied: counters that moved by less than the first were not on its way, by less than the second stood
-still.
+"""Shares of the copied bytes. Counters that moved by less than the first were not on the path, and by less than the
+second stood still.
 """
 
 MOST_SHARE = 1.1
-"""Of what was copied: links that carried more than this carried what is not ours. NVLink counters move by exactly what
-was copied, those of PCIe by up to 1.094 of it.
+"""Links that carried more than this multiple of the copied bytes also carried other traffic. NVLink counters move
+by exactly the copied bytes, PCIe counters by up to 1.094 times as much.
 """
 
 SOMEBODY_ELSE = "somebody else uses these links"
 
 
 class Series(Struct, frozen=True):
-    """A matrix of copies of one size, engine and direction, with peer access or not, or by NCCL (`network`)."""
+    """A matrix of copies of one size, engine and direction, with or without peer access, or by NCCL (`network`)."""
 
     engine: Engine
     direction: Direction
@@ -57,24 +59,24 @@ class Series(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in sections: 'ce write', 'ce write peer off'; with the size where there are several."""
+        """Its name in sections: 'ce write', 'ce write peer off', with the size if there are several."""
         if self.network:
             return "nccl"
         return f"{self.engine} {self.direction}" + ("" if self.peer else " peer off")
 
     @property
     def is_large(self) -> bool:
-        """True if its copies are so large that their bandwidth says something of the links."""
+        """True if the bandwidth of its copies reflects the links."""
         return is_large_copy(self.size_bytes)
 
     @property
     def is_judged(self) -> bool:
-        """True if the bandwidths of all its pairs get a verdict: those of large copies with peer access do."""
+        """True if all its pairs get a verdict, as large copies with peer access do."""
         return self.peer and self.is_large
 
     @property
     def quantity(self) -> str | None:
-        """The expected value of a profile that it compares with; profiles say nothing of networks."""
+        """The quantity in profiles to compare with. Profiles have none for networks."""
         if self.network:
             return None
         if not self.peer:
@@ -86,7 +88,7 @@ class Series(Struct, frozen=True):
 
 
 class Carried(Struct, frozen=True):
-    """Bytes that one end's links carried, and their share of what was copied; None where nothing counted."""
+    """Bytes that one end's links carried, and their multiple of the copied bytes. None if not counted."""
 
     nvlink_bytes: int | None = None
     nvlink_share: float | None = None
@@ -97,8 +99,8 @@ class Carried(Struct, frozen=True):
 class Cell(Struct, frozen=True):
     """The measurement of one pair in one series.
 
-    `seconds` are the samples, each of one copy on average; `carried` is what links counted in the last; `transports` is
-    what NCCL says that it goes over, worst first, where it is NCCL that sends.
+    `seconds` are the samples, each the mean time of one copy. `carried` is what links counted in the last sample.
+    `transports` are NCCL's, worst first, if NCCL sends.
     """
 
     seconds: tuple[MeasuredSeconds, ...] = ()
@@ -109,7 +111,7 @@ class Cell(Struct, frozen=True):
 
     @property
     def is_staged(self) -> bool | None:
-        """True if the counters say that it went through host memory; None where they say nothing, or moved too much."""
+        """True if the counters show that it was host-staged. None if they show nothing, or moved too much."""
         carried = self.carried
         if carried.nvlink_share is not None and carried.nvlink_share <= MOST_SHARE:
             return carried.nvlink_share < MOVED_SHARE
@@ -122,11 +124,11 @@ class Cell(Struct, frozen=True):
 
     @property
     def spread(self) -> float:
-        """The range of the samples as a part of their median."""
+        """The range of the samples, relative to their median."""
         return (max(self.seconds) - min(self.seconds)) / self.typical_seconds
 
     def extended(self, more: "Cell") -> "Cell":
-        """This cell with the samples of the same copy measured again; with what was wrong in either, or its error."""
+        """Return this cell with the samples of a repeated measurement, and the wrong elements or error of either."""
         if more.error:
             return more
         wrong = None if self.wrong is None or more.wrong is None else self.wrong + more.wrong
@@ -134,7 +136,7 @@ class Cell(Struct, frozen=True):
 
 
 def usual(figures: Sequence[float]) -> float:
-    """The upper quartile, which the healthy among some figures reach: one bad GPU of four spoils half of all."""
+    """Return the upper quartile, which healthy values reach: one bad GPU of four affects half of all pairs."""
     return sorted(figures, reverse=True)[len(figures) // 4]
 
 
@@ -146,9 +148,9 @@ AS_SLOW_AS_STAGED = "copies are as slow as without peer access"  # What is seen 
 
 
 def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell | None, *, outruns_host: bool) -> bool:
-    """True if large copies with peer access are as slow as those without, and nothing else could make them so.
+    """True if large copies with peer access are as slow as those without, and nothing else explains it.
 
-    Latencies decide where measured (staged 8 to 20 µs, direct 1 to 2.5), else bandwidths where `outruns_host`.
+    Latencies decide if measured (staged 8 to 20 µs, direct 1 to 2.5), else bandwidths if `outruns_host`.
     """
     if not (on.seconds and off.seconds) or off.typical_seconds / on.typical_seconds > _STAGED_GAIN:
         return False
@@ -158,12 +160,12 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
 
 
 def is_sooner(on: Cell, off: Cell) -> bool:
-    """True if a copy with peer access, of any size, takes so little of the time without it that it must be direct."""
+    """True if a copy with peer access takes so much less time than without that it must be direct."""
     return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
 
 
 class Oddity(Struct, frozen=True):
-    """One GPU, or one pair, that is slower than the rest: `gpus` are one or two positions, `role` says in what."""
+    """One GPU or pair that is slower than the rest: `gpus` has one or two positions, `role` its part in the copies."""
 
     role: str
     gpus: tuple[int, ...]
@@ -172,9 +174,11 @@ class Oddity(Struct, frozen=True):
 
 
 def odd_ones(figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None) -> tuple[Oddity, ...]:
-    """The GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow pair.
+    """Find the GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow
+    pair.
 
-    Slow is below `SLOW_SHARE` of what is usual over its path class; a GPU is named by more than half of its cells.
+    Slow is below `SLOW_SHARE` of the usual bandwidth of its path class. A GPU is named if more than half of its cells
+    are.
     """
     if len(figures) < 2:
         return ()
@@ -201,7 +205,7 @@ def _mostly(cells: set[Pair], slow: set[Pair]) -> bool:
 
 
 def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
-    """All unordered pairs in as few rounds of disjoint pairs as can be, by the circle method."""
+    """Return all unordered pairs in as few rounds of disjoint pairs as possible, by the circle method."""
     seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
     played = []
     for _ in range(len(seats) - 1):
@@ -214,7 +218,7 @@ def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
-    """'0-1,3-5' as ordered pairs of driver indices, each once. Raises ValueError with the message."""
+    """Parse '0-1,3-5' as ordered pairs of driver indices without duplicates. Raises ValueError."""
     found: dict[Pair, None] = {}
     for pair in (pair.strip() for text in texts for pair in text.split(",")):
         first, dash, second = pair.partition("-")
@@ -226,18 +230,18 @@ def parse_pairs(texts: Sequence[str]) -> tuple[Pair, ...]:
 
 _ABOVE_HOST = 1.2  # So much more than the PCIe links carry, a bandwidth is not that of host memory
 _MOST_COPIES = 3.0
-"""Of the buffer that a rank of any algorithm sends, or receives: in a tree it sends one to its parent and one to each
-of two children.
+"""Maximum multiple of the buffer that a rank sends or receives with any algorithm: in a tree it sends one to its
+parent and one to each of two children.
 """
 
 _MOST_FRAMED = 2.2
-"""Bytes that NVLinks count for one of data, at most: NCCL's protocol LL sends a flag with every 4; a tenth more."""
+"""Maximum bytes that NVLinks count per byte of data: NCCL's protocol LL adds a flag to every 4 bytes, plus 10 %."""
 
 _NARROW = 2.0  # NVLinks of less than so many times what PCIe carries are not told from it by bandwidth
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """The speed of the largest operation; `passed_gb_s` is the least rate that passed along the path."""
+    """The speed of the largest operation. `passed_gb_s` is the minimum rate on the path."""
 
     size_bytes: int
     passed_gb_s: float
@@ -245,10 +249,10 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class Flow(Struct, frozen=True, kw_only=True):
-    """The counts, speed and limits of a path, GB/s.
+    """The counters, speed and limits of a path in GB/s.
 
-    `ends` are the counts of its GPUs; `most_shares` the shares of each end that the operation can have moved at most;
-    `foreign_gb_s` what passed NVLinks while this job was idle.
+    `ends` are the counters of its GPUs, `most_shares` the maximum shares of each end that the operation can have moved,
+    and `foreign_gb_s` the NVLink traffic while this job was idle.
     """
 
     ends: tuple[Carried, ...]
@@ -261,19 +265,21 @@ class Flow(Struct, frozen=True, kw_only=True):
 
 
 def most_share(expected: float) -> float:
-    """How often the bytes that have to pass an end, at least, may pass it: these as a part of the operation's size."""
+    """Return the maximum multiple of an end's minimum bytes that may pass it, relative to the operation's size."""
     return _MOST_COPIES * _MOST_FRAMED / expected if expected else inf
 
 
 def measured(flow: Flow) -> Evidence:
-    """Counters first; where these say nothing, bandwidth."""
+    """Return the evidence of counters, or else of bandwidth."""
     if not flow.has_nvlinks:
         return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")
     return _foreign_traffic_evidence(flow) or _counted(flow.ends) or _timed(flow)
 
 
 def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
-    """No evidence, where counters moved by what was not ours; None where nothing says so. Times were contended too."""
+    """Return missing evidence if other traffic moved the counters, which slows copies too. None if nothing shows
+    that.
+    """
     counted = (end.pcie_share if end.nvlink_share is None else end.nvlink_share for end in flow.ends)
     ends = zip(counted, flow.most_shares, strict=False)
     shares = [share for share, most in ends if share is not None and share > most]
@@ -286,7 +292,7 @@ def _foreign_traffic_evidence(flow: Flow) -> Evidence | None:
 
 
 def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
-    """The evidence of both ends' counters; None where they neither clearly moved nor stood still."""
+    """Return the evidence of both ends' counters. None if they neither clearly moved nor stood still."""
     nvlink = [end.nvlink_share for end in ends if end.nvlink_share is not None]
     if nvlink and min(nvlink) >= MOVED_SHARE:
         return Evidence(State.PRESENT, f"NVLink counters moved by {min(nvlink):.2g} times the bytes that had to pass")
@@ -302,7 +308,7 @@ def _counted(ends: tuple[Carried, ...]) -> Evidence | None:
 
 
 def _nvlink_stood_still(end: Carried) -> bool:
-    """True if NVLink counters, which may not work, moved by no share worth the name of what PCIe's did."""
+    """True if NVLink counters, which may not work, moved by a negligible share of PCIe's."""
     if end.nvlink_bytes is None or end.pcie_bytes is None:
         return False
     return end.nvlink_bytes < STILL_SHARE * end.pcie_bytes

@@ -37,13 +37,15 @@ PCIE_GB_S_PER_LANE = {
     6: 64.0 * 242 / 256 / 8,
 }
 """Transfer rate × encoding / 8 bits (PCI Express Base Specification: 8b/10b, 128b/130b, FLITs of 242 in 256 bytes).
-Headers of packets are not subtracted: copies reach 82 to 90 % of this."""
+Packet headers are included: copies reach 82 to 90 % of this.
+"""
 
 PCIE_GENERATION_OF_GT_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 NVLINK_GB_S = {"1.0": 20.0, "2.0": 25.0, "2.2": 25.0, "4.0": 25.0, "5.0": 50.0}
-"""Usable per link and direction by NVLink version. 3.x is missing on purpose: 25 on A100 and 14.0625 on GA102, which
-only the line rate tells apart."""
+"""Usable bandwidth per link and direction by NVLink version. 3.x is missing on purpose: it has 25 on A100 and
+14.0625 on GA102, which only the line rate distinguishes.
+"""
 
 _USABLE_GB_S = (14.0625, 20.0, 25.0, 50.0)
 _MOST_OVERHEAD = 0.07  # Line rates are up to 6.25 % above usable ones (26.5625 for 25; V100 25.78125)
@@ -51,14 +53,14 @@ _ROUNDING = 0.0005  # The driver cuts off after whole MB/s: it says 14.062 for G
 
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
-    """GB/s per direction of a PCIe link, None where either is unknown or zero (a virtual machine hides it)."""
+    """Return GB/s per direction of a PCIe link. None if either is unknown or zero (hidden by a virtual machine)."""
     if generation not in PCIE_GB_S_PER_LANE or not width:
         return None
     return PCIE_GB_S_PER_LANE[generation] * width
 
 
 def pcie_ceiling_gb_s(link: PcieLink) -> float | None:
-    """GB/s per direction of a link as it is trained now; a part that it does not tell counts as its best."""
+    """Return GB/s per direction of a link as currently trained. Unknown parts count as their maximum."""
     return pcie_gb_s(link.generation or link.max_generation, link.width or link.max_width)
 
 
@@ -67,21 +69,23 @@ _LOWEST_GENERATION = 1
 
 
 def rests(gpu: GpuFacts) -> bool:
-    """True if a GPU may have lowered its PCIe generation to save power: nothing shows that it works."""
+    """True if a GPU may have lowered its PCIe generation to save power, because nothing shows that it works."""
     if gpu.performance_state is not None:
         return gpu.performance_state > _STATES_AT_WORK
     return gpu.idle is not False or gpu.pcie.generation == _LOWEST_GENERATION
 
 
 def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
-    """A device's link as under load: a GPU at rest lowers its generation alone, and raises it again."""
+    """Return a device's link as under load: an idle GPU lowers only its generation, and raises it again."""
     link = device.pcie
     rises = isinstance(device, GpuFacts) and rests(device)
     return replace(link, generation=link.max_generation or link.generation) if rises else link
 
 
 def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
-    """A link now, and at most where that differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5 x16'."""
+    """Describe a link, and its maximum if it differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5
+    x16'.
+    """
     now = generation_and_width(link.generation, link.width)
     if now is None:
         most = generation_and_width(link.max_generation, link.max_width)
@@ -94,24 +98,24 @@ def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
 
 
 def generation_and_width(generation: int | None, width: int | None) -> str | None:
-    """'5 x16'; None where either is unknown."""
+    """Format '5 x16', or return None if either is unknown."""
     return None if generation is None or width is None else f"{generation} x{width}"
 
 
 def active_links(gpu: GpuFacts) -> int | None:
-    """The number of a GPU's active NVLinks; None where the state of any is unknown, which might be one more."""
+    """Return the number of a GPU's active NVLinks. None if the state of any is unknown."""
     states = None if gpu.nvlinks is None else [link.active for link in gpu.nvlinks]
     return None if states is None or None in states else states.count(True)
 
 
 def leads_to_switches(gpus: Iterable[GpuFacts]) -> bool | None:
-    """True where NVLinks of these GPUs lead to NVSwitches, False where to GPUs alone; None where nothing tells."""
+    """True if NVLinks of these GPUs lead to NVSwitches, False if only to GPUs, None if unknown."""
     peers = {link.peer for gpu in gpus for link in gpu.nvlinks or ()}
     return True if NvlinkPeer.SWITCH in peers else False if NvlinkPeer.GPU in peers else None
 
 
 def nvlink_gb_s(link: NvLink) -> float | None:
-    """Usable GB/s per direction of one NVLink: by its line rate where the driver gives it, else by its version."""
+    """Return usable GB/s per direction of one NVLink, by its line rate if known, else by its version."""
     if link.raw_gb_s:
         fitting = [usable for usable in _USABLE_GB_S if -_ROUNDING < link.raw_gb_s / usable - 1 < _MOST_OVERHEAD]
         if fitting:
@@ -139,7 +143,7 @@ _ASK_BOTH = "nvidia-smi topo -p2p r and -p2p w decide"
 
 
 def _other_statuses(facts: PairFacts) -> list[tuple[str, str]]:
-    """What `topo -p2p p`, `n` and `a` say of a pair; none of them decides whether copies are direct."""
+    """Return the statuses of a pair in `topo -p2p p`, `n` and `a`, which do not decide whether copies are direct."""
     said = (("over PCIe", facts.pci), ("over NVLink", facts.nvlink), ("atomics", facts.atomics))
     return [(what, status) for what, status in said if status is not None]
 
@@ -151,14 +155,14 @@ Device = GpuFacts | NicFacts
 
 
 class Limit(Struct, frozen=True):
-    """A physical ceiling in GB/s per direction; None where it cannot be known, and `note` says why, or what sets it."""
+    """A physical limit in GB/s per direction. None if unknown. `note` has the reason, or what sets the limit."""
 
     gb_s: float | None
     note: str
 
 
 class PeerAccess(Struct, frozen=True):
-    """Peer access from one GPU to another's memory, as CUDA and as NVML report it; `reason` puts both in words."""
+    """Peer access from one GPU to another's memory, as CUDA and NVML report it. `reason` describes both."""
 
     cuda: bool | None
     nvml: str | None
@@ -166,12 +170,12 @@ class PeerAccess(Struct, frozen=True):
 
     @property
     def contradicts(self) -> bool:
-        """CUDA says one thing, NVML the other."""
+        """True if CUDA and NVML disagree."""
         return self.cuda is not None and self.nvml is not None and self.cuda != (self.nvml == "OK")
 
     @property
     def possible(self) -> bool | None:
-        """Both agree that it is, one of them refuses it, or nobody knows."""
+        """True if both agree that it is possible, False if either refuses it, None if unknown."""
         answers = [self.cuda, None if self.nvml is None else self.nvml == "OK"]
         if False in answers:
             return False
@@ -179,7 +183,7 @@ class PeerAccess(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """One word for a matrix: OK, the driver's refusal, `no` where only CUDA refuses, `?`."""
+        """One word for a matrix: OK, the driver's refusal, `no` if only CUDA refuses, or `?`."""
         if self.contradicts:
             return f"{self.nvml}!"
         if self.nvml is not None:
@@ -194,7 +198,7 @@ _Two = TypeVar("_Two", bound=Device)
 def _asked_once(
     answer: "Callable[[Topology, _Two, _Two], _Answer]",
 ) -> "Callable[[Topology, _Two, _Two], _Answer]":
-    """The answer on two devices, kept: a matrix of copies asks for those of each pair twenty times."""
+    """Cache the answer for two devices: a matrix of copies needs those of each pair twenty times."""
 
     def kept(self: "Topology", source: _Two, destination: _Two) -> _Answer:
         key = answer, id(source), id(destination)
@@ -207,7 +211,7 @@ def _asked_once(
 
 
 class Topology:
-    """The answers that a snapshot implies of its GPUs and NICs; `like` is a node with the same facts, or itself."""
+    """What a snapshot implies about its GPUs and NICs. `like` is a node with equal facts, or itself."""
 
     def __init__(self, snapshot: Snapshot, like: "Topology | None" = None) -> None:
         self.snapshot = snapshot
@@ -221,7 +225,7 @@ class Topology:
 
     @_asked_once
     def path(self, source: Device, destination: Device) -> str:
-        """The path class: NV#, or one of `PATH_CLASSES`; `?` where nothing tells."""
+        """Return the path class: NV#, or one of `PATH_CLASSES`, or `?` if unknown."""
         return self._path(source, destination)
 
     def _path(self, source: Device, destination: Device) -> str:
@@ -233,7 +237,9 @@ class Topology:
         return self.pcie_path(source, destination) or UNKNOWN_PATH
 
     def nvlinks(self, source: Device, destination: Device) -> int | None:
-        """Active NVLinks that lead from one GPU to another, directly or through NVSwitch; None where nothing tells."""
+        """Return the number of active NVLinks from one GPU to another, directly or through NVSwitches. None if
+        unknown.
+        """
         if not isinstance(source, GpuFacts) or not isinstance(destination, GpuFacts):
             return 0
         stated = self.pair(source, destination).path
@@ -247,12 +253,12 @@ class Topology:
         return direct or (through_switch if _same_fabric(source, destination) else 0)
 
     def states_path(self, source: Device, destination: Device) -> bool:
-        """True where somebody said the path class of a pair, as `nvidia-smi topo -m` does."""
+        """True if the source states the path class of a pair, as `nvidia-smi topo -m` does."""
         return self.pair(source, destination).path is not None
 
     @cached_property
     def lost_links(self) -> Mapping[frozenset[str], int]:
-        """The pairs with fewer NVLinks than their siblings by `nvidia-smi topo -m`, with the siblings' number."""
+        """The pairs with fewer NVLinks than their siblings in `nvidia-smi topo -m`, with the siblings' number."""
         by_model = dict[str | None, dict[frozenset[str], int]]()
         for one, other in permutations(self.gpus, 2):
             if one.name == other.name and self.states_path(one, other):
@@ -267,7 +273,7 @@ class Topology:
 
     @cached_property
     def usual_active_links(self) -> Mapping[str | None, int]:
-        """By model the most frequent count of active links of its GPUs; between equally frequent ones the larger."""
+        """The most frequent number of active links by GPU model. Of equally frequent ones, the larger."""
         counts: dict[str | None, Counter[int]] = {}
         for gpu in self.gpus:
             active = active_links(gpu)
@@ -291,7 +297,7 @@ class Topology:
         return counts
 
     def pcie_path(self, source: Device, destination: Device) -> str | None:
-        """The path class without NVLink: as somebody stated it, else from both devices' places in the PCI tree."""
+        """Return the path class without NVLink, as the source states it, else from both places in the PCI tree."""
         facts = self.pair(source, destination)
         if facts.pcie_path:
             return facts.pcie_path
@@ -303,7 +309,7 @@ class Topology:
 
     @_asked_once
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
-        """Peer access from one GPU to another, as CUDA and NVML report it."""
+        """Return the peer access from one GPU to another, as CUDA and NVML report it."""
         facts = self.pair(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
@@ -322,7 +328,7 @@ class Topology:
 
     @cached_property
     def granted_over_pcie(self) -> frozenset[frozenset[str | None]]:
-        """The models of pairs that have peer access, and no NVLinks between them."""
+        """The models of pairs that have peer access without NVLinks between them."""
         return frozenset(
             frozenset((one.name, other.name))
             for one, other in permutations(self.gpus, 2)
@@ -337,7 +343,7 @@ class Topology:
 
     @_asked_once
     def limit(self, source: Device, destination: Device) -> Limit:
-        """The ceiling from one device to another: the NVLinks between them, else the narrowest PCIe hop or NIC port."""
+        """Return the limit between two devices: the NVLinks between them, else the narrowest PCIe hop or NIC port."""
         links = self.nvlinks(source, destination)
         if links is None:
             lost = [each.lost for each in (source, destination) if isinstance(each, GpuFacts) and each.lost]
@@ -353,7 +359,7 @@ class Topology:
         return min(limits, key=lambda limit: limit.gb_s or 0.0)
 
     def nvlink_total(self, gpu: GpuFacts) -> Limit:
-        """GB/s per direction of a GPU's active NVLinks together."""
+        """Return GB/s per direction of all active NVLinks of a GPU."""
         if gpu.nvlinks is None:
             return Limit(None, gpu.unknown.get("nvlinks", gpu.lost or "NVLinks are not known"))
         if active_links(gpu) is None:
@@ -368,23 +374,23 @@ class Topology:
         return Limit(sum(known), f"{len(active)} NVLinks × {known[0]:g}")
 
     def pcie_total(self, device: Device) -> Limit:
-        """GB/s per direction of a device's PCIe path to the CPU: of the narrowest of its link and those above."""
+        """Return GB/s per direction of the narrowest link on a device's PCIe path to the CPU."""
         return self._narrowest({device.device: loaded_link(device)} | self._above(device.place, 0), device)
 
     def own_link_gb_s(self, gpu: GpuFacts) -> float | None:
-        """GB/s per direction of what leaves a GPU, for the CPU or for a NIC behind the same switch."""
+        """Return GB/s per direction that leave a GPU towards the CPU, or towards a NIC behind the same switch."""
         known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(loaded_link(gpu)))
         return max((gb_s for gb_s in known if gb_s is not None), default=None)
 
     def nic_limit(self, nic: NicFacts, gpu: GpuFacts | None = None) -> Limit:
-        """The ceiling of a NIC, GB/s per direction: of its port, or of its slot where that carries less."""
+        """Return the limit of a NIC in GB/s per direction: its port, or its slot if that is slower."""
         port, slot = _rate_limit(nic), self.pcie_total(nic)
         if gpu is not None and (hops := self._pcie_limit(gpu, nic)).gb_s is not None:
             slot = hops
         return slot if port.gb_s is not None and slot.gb_s is not None and slot.gb_s < port.gb_s else port
 
     def together(self, nics: Sequence[NicFacts], near: Mapping[str, GpuFacts]) -> Limit:
-        """The ceiling of several NICs for data of the GPU near each; those on one physical port share it."""
+        """Return the limit of several NICs for data of the GPU near each. NICs on one physical port share it."""
         by_port: dict[str, list[NicFacts]] = {}
         for nic in nics:
             by_port.setdefault(nic.port or nic.name, []).append(nic)
@@ -399,13 +405,13 @@ class Topology:
         return Limit(sum(ports), ", ".join(nic.name for nic in nics))
 
     def nearest_gpus(self, nic: NicFacts) -> tuple[GpuFacts, ...]:
-        """The GPUs with the shortest PCIe path to a NIC; none where no path is known."""
+        """Return the GPUs with the shortest PCIe path to a NIC, empty if unknown."""
         paths = {gpu.index: self.pcie_path(gpu, nic) for gpu in self.gpus}
         nearest = next((class_ for class_ in PATH_CLASSES if class_ in paths.values()), None)
         return tuple(gpu for gpu in self.gpus if nearest is not None and paths[gpu.index] == nearest)
 
     def gpudirect(self, nic: NicFacts) -> tuple[bool | None, str]:
-        """True where GPUDirect RDMA is possible through a NIC, and by what module; False or None, and why."""
+        """Tell whether GPUDirect RDMA is possible through a NIC (None if unknown), with the module or the reason."""
         facts, efa = self.snapshot.gpudirect, nic.kind is NicKind.EFA
         module, loaded = ("efa_nv_peermem", facts.efa_peermem) if efa else ("nvidia-peermem", facts.peermem)
         if not nic.rdma:
@@ -428,7 +434,7 @@ class Topology:
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, str]]:
-        """Path classes between all devices, by name."""
+        """Return the path classes between all devices by name."""
         if self.like is not self:
             return self.like.matrix
         return {
@@ -437,7 +443,7 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """12 hexadecimal digits of the models, links and wiring of the machine; not of serial numbers or load."""
+        """12 hexadecimal digits of the machine's models, links and wiring, without serial numbers or load."""
         return self._fingerprint if self.like is self else self.like.fingerprint()
 
     @cached_property
@@ -450,7 +456,7 @@ class Topology:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
 
     def pair(self, source: Device, destination: Device) -> PairFacts:
-        """What the snapshot says of a pair; empty if it says nothing."""
+        """Return the snapshot's facts about a pair, empty if it has none."""
         return self._pairs.get((source.device, destination.device), _NOTHING)
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
@@ -460,7 +466,7 @@ class Topology:
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
-        """The uplinks above a device, but for the `shared` outermost switches."""
+        """Return the uplinks above a device, without the `shared` outermost switches."""
         return {
             f"the uplink of switch {bus_id}": self._uplinks.get(bus_id, PcieLink())
             for bus_id in place.switches[shared:]
@@ -483,9 +489,10 @@ _NOTHING = PairFacts(source="", destination="")
 
 
 def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | None:
-    """The PCIe path class of two places (`nvidia-smi topo -m`), None where they do not tell.
+    """Return the PCIe path class of two places (`nvidia-smi topo -m`). None if unknown.
 
-    PIX: one switch at most; PXB: several; PHB: a host bridge; NODE: two of one NUMA node; SYS: two NUMA nodes.
+    PIX: at most one switch. PXB: several. PHB: a host bridge. NODE: two host bridges of one NUMA node. SYS: two NUMA
+    nodes.
     """
     if one.host_bridge is None or other.host_bridge is None:
         return None
@@ -501,7 +508,7 @@ def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | No
 
 
 def rounded(gb_s: float | None) -> float | None:
-    """To three decimals: PCIe's figures are fractions of 130ths."""
+    """Round to three decimals, because PCIe bandwidths are fractions of 130ths."""
     return None if gb_s is None else round(gb_s, 3)
 
 
@@ -517,7 +524,7 @@ def _shared_switches(one: PciPlace, other: PciPlace) -> int:
 
 
 def _same_fabric(one: GpuFacts, other: GpuFacts) -> bool:
-    """True where two GPUs behind NVSwitches are on the same ones, or nothing says that they are not."""
+    """True if two GPUs behind NVSwitches share them, or nothing shows that they do not."""
     mine, theirs = one.fabric, other.fabric
     if mine is None or theirs is None or mine.clique is None or theirs.clique is None:
         return True
@@ -532,43 +539,43 @@ def _rate_limit(nic: NicFacts) -> Limit:
 
 _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _NUMBERED = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
-"""The numbers that NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL take."""
+"""The numeric values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL."""
 
 DEFAULT_LEVEL = "PXB"
 _MOST_GPUS_ON_AMD = 2
 
 
 def level(setting: str) -> str | None:
-    """The type of path that a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL names."""
+    """Return the path type in a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL."""
     name = _NUMBERED.get(setting, setting.upper())
     return name if name in _LEVELS else None
 
 
 def is_within(path: str, limit: str = DEFAULT_LEVEL) -> bool:
-    """True if a path is no longer than a type of path; one that NCCL knows and this does not is longer."""
+    """True if a path is no longer than a path type. A type that only NCCL knows counts as longer."""
     return path in _LEVELS and _LEVELS.index(path) <= _LEVELS.index(limit)
 
 
 def is_nvlink(path: str | None) -> bool:
-    """True if NVLinks are all of a path."""
+    """True if a path consists of NVLinks."""
     return path in ("NVL", "NVB", "C2C")
 
 
 def nccl_type(path_class: str) -> str | None:
-    """NCCL's type of a path class: it does not tell the host bridges of a NUMA node from each other; None of others."""
+    """Return NCCL's type of a path class, or None. NCCL does not distinguish host bridges of one NUMA node."""
     if path_class.startswith("NV"):
         return "NVL"
     return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
 
 
 def allows(setting: str, path_class: str) -> bool:
-    """True if NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL of this value lets NCCL take a path class."""
+    """True if this value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows a path class."""
     limit, path = level(setting), nccl_type(path_class)
     return limit is not None and path is not None and is_within(path, limit)
 
 
 def amd_takes_all(gpus: int) -> bool:
-    """True if on AMD processors NCCL uses peer access over any path (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    """True if NCCL uses peer access over any path, as on AMD processors (ncclTopoCheckP2p in src/graph/paths.cc)."""
     return gpus <= _MOST_GPUS_ON_AMD
 
 
@@ -576,10 +583,10 @@ NCCL_POLICY = f"NCCL takes peer access up to path class {DEFAULT_LEVEL} (NCCL_P2
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """A kind of refusal of peer access by the driver; `status` is NVML's word, '' where only CUDA refuses.
+    """A kind of refusal of peer access by the driver. `status` is NVML's word, '' if only CUDA refuses.
 
-    `wired`: NVLinks join the two; `mesh`: of TNS, each to others; `mig`; `odd`: of GNS, equal models have access;
-    `apart`: one is a vGPU or a display card.
+    `wired`: NVLinks connect the two GPUs. `mesh`: for TNS, NVLinks connect each to others. `mig`: MIG is on. `odd`: for
+    GNS, equal models have access. `apart`: one is a vGPU or a display card.
     """
 
     status: str
@@ -596,7 +603,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Verdict:
-        """FAIL if others show that the pair can do better, SKIP if it cannot. WARN if nothing proves either.
+        """FAIL if other pairs show that it can do better, SKIP if it cannot. WARN if nothing proves either.
 
         CNS, NS, TNS and DR over PCIe are WARN: a slot, the BIOS, a driver or a hypervisor may be the reason.
         """
@@ -617,7 +624,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
-    """The kind of refusal that a pair without peer access meets."""
+    """Return the kind of refusal of a pair without peer access."""
     return Refusal(
         status=access.nvml or "",
         wired=bool(node.nvlinks(source, destination)),
@@ -641,14 +648,14 @@ def _has_peers(gpu: GpuFacts) -> bool:
 
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
-    """True if NCCL by default keeps off peer access over a path class (ncclTopoCheckP2p in src/graph/paths.cc)."""
+    """True if NCCL avoids peer access over a path class by default (ncclTopoCheckP2p in src/graph/paths.cc)."""
     path = nccl_type(path_class)
     on_amd = "AMD" in (node.snapshot.machine.cpu or "")
     return path is not None and not is_within(path) and not (on_amd and amd_takes_all(len(node.gpus)))
 
 
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
-    """Why NCCL, without settings, does not use a pair's peer access; empty where it does, or NVLinks are lost."""
+    """Return why NCCL avoids a pair's peer access by default, or '' if it uses it or NVLinks are lost."""
     path = node.path(source, destination)
     if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
         return ""
@@ -668,13 +675,15 @@ def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> 
 
 
 def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU has NVLinks to NVSwitches and none is active, unless it is the only GPU of its node."""
+    """True if a GPU has NVLinks to NVSwitches but none is active, unless it is the only GPU of its node."""
     has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
     return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0
 
 
 def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) -> bool:
-    """True if no NVLink joins two GPUs, and they have fewer than their siblings or have NVLinks the other way."""
+    """True if no NVLink connects two GPUs although their siblings have some, or there are some in the other
+    direction.
+    """
     is_odd = frozenset((source.device, destination.device)) in node.lost_links
     is_odd = is_odd or bool(node.nvlinks(destination, source))
     lost = is_odd or all(lost_some_links(node, gpu) for gpu in (source, destination))
@@ -682,12 +691,12 @@ def lost_links_between(node: Topology, source: GpuFacts, destination: GpuFacts) 
 
 
 def lost_some_links(node: Topology, gpu: GpuFacts) -> bool:
-    """True if a GPU that no NVSwitch joins with others has fewer active NVLinks than its siblings, but has some."""
+    """True if a GPU without NVSwitches has fewer active NVLinks than its siblings, but has some."""
     return 0 < (active_links(gpu) or 0) < node.usual_active_links[gpu.name] and not is_switched(node, gpu)
 
 
 def is_switched(node: Topology, gpu: GpuFacts) -> bool:
-    """True if NVLinks of a GPU lead to NVSwitches: it sees one, or they show one, or its fabric was ready."""
+    """True if a GPU's NVLinks lead to NVSwitches: it sees one, they show one, or its fabric was ready."""
     registered = gpu.fabric is not None and gpu.fabric.state == "completed"
     leads = any(link.peer is NvlinkPeer.SWITCH for link in gpu.nvlinks or ())
     return bool(node.snapshot.nvswitches) or leads or registered

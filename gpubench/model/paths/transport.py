@@ -12,7 +12,7 @@ from gpubench.model.terms.verdict import Verdict
 
 
 class TransportKind(StrEnum):
-    """NCCL's transports in the order in which it tries them; UNKNOWN is any other."""
+    """NCCL's transports in the order in which it tries them. UNKNOWN is any other."""
 
     P2P = "p2p"
     SHM = "shm"
@@ -25,10 +25,10 @@ class TransportKind(StrEnum):
 class Transport(Struct, frozen=True):
     """The transport of a connection.
 
-    `name` is canonical, as NCCL prints it without what changes from channel to channel: `P2P/CUMEM`, `P2P/IPC`,
-    `P2P/MNNVL`, `P2P/direct pointer`, `P2P/indirect`, `SHM/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`,
-    `COLLNET/SHARP/0`. `gdr` is GPUDirect RDMA; `proxy_rank` the rank whose NIC is used (PXN). `modifiers` are the words
-    left out of the name: `read`, `CE`, `Shared`, `PCI`, or the GPU that `P2P/indirect` goes through.
+    `name` is as NCCL prints it, without parts that vary by channel: `P2P/CUMEM`, `P2P/IPC`, `P2P/MNNVL`, `P2P/direct
+    pointer`, `P2P/indirect`, `SHM/direct`, `NET/IB/0/GDRDMA`, `NET/Socket/0`, `COLLNET/SHARP/0`. `gdr` is GPUDirect
+    RDMA, and `proxy_rank` the rank whose NIC is used (PXN). `modifiers` are the words left out of the name: `read`,
+    `CE`, `Shared`, `PCI`, or the GPU that `P2P/indirect` uses.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Transport(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if the bytes pass through host memory: SHM always, the network unless with GPUDirect RDMA, P2P never."""
+        """True if the bytes pass through host memory: SHM always, the network without GPUDirect RDMA, P2P never."""
         if self.kind is TransportKind.UNKNOWN:
             return None
         return self.kind not in (TransportKind.P2P, TransportKind.NVLS) and not self.gdr
@@ -51,7 +51,7 @@ class Transport(Struct, frozen=True):
 
     @property
     def network(self) -> str | None:
-        """The name of the network that carries it ('IB', 'Socket', 'AWS Libfabric'); None where none does."""
+        """The name of its network ('IB', 'Socket', 'AWS Libfabric'), or None."""
         if self.kind not in (TransportKind.NET, TransportKind.COLLNET):
             return None
         return _NETWORK.sub("", self.name)
@@ -82,7 +82,9 @@ _NET_ENDS = ("/GDRDMA(PCI)/Shared", "/GDRDMA/Shared", "/Shared")
 
 
 def parse_transport(via: str) -> Transport:
-    """The transport behind `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, by that name."""
+    """Parse the transport after `via` in a line of NCCL 2.10 to 2.32. Never raises: other text is UNKNOWN, with
+    that name.
+    """
     text = via.strip()
     if found := _P2P.fullmatch(text):
         return Transport(found["name"], TransportKind.P2P, modifiers=_words(found["words"]))
@@ -100,7 +102,7 @@ def parse_transport(via: str) -> Transport:
 
 
 def begins_a_transport(via: str) -> bool:
-    """True if a text that names no transport is the beginning of one that does: a line that was cut off."""
+    """True if a text is the start of a transport's name, from a truncated line."""
     if any(whole.startswith(via) for whole in _WHOLE):
         return True
     found = _NET_BEGINNING.fullmatch(via)
@@ -112,9 +114,10 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 class LoggedChannels(NamedTuple):
-    """Channels of one connection that one rank logs with the same transport; `channel_bits` has a bit a channel.
+    """Channels of one connection that one rank logs with the same transport. `channel_bits` has one bit per
+    channel.
 
-    `peer_to_peer` is NCCL's connection 1; `received` marks lines of the receiver (P2P and SHM: the sender alone).
+    `peer_to_peer` is NCCL's connection 1. `received` marks lines of the receiver (P2P and SHM: only the sender logs).
     """
 
     transport: Transport
@@ -124,7 +127,7 @@ class LoggedChannels(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Logged channels from rank `src` to rank `dst` of a communicator; COLLNET has no peer, so both are equal."""
+    """Logged channels from rank `src` to rank `dst` of a communicator. COLLNET has no peer, so both are equal."""
 
     src: int
     dst: int
@@ -132,7 +135,7 @@ class Edge(NamedTuple):
 
 
 class Route(Struct, frozen=True):
-    """Channels between two ranks with the same transports at both ends; None is an end that logged nothing."""
+    """Channels between two ranks with the same transports at both ends. None is an end that logged nothing."""
 
     sent: Transport | None
     received: Transport | None
@@ -141,7 +144,7 @@ class Route(Struct, frozen=True):
 
     @property
     def transport(self) -> Transport:
-        """The sender's transport, else the receiver's."""
+        """The sender's transport, or else the receiver's."""
         transport = self.sent or self.received
         if transport is None:
             raise ValueError("a path has at least one end")
@@ -149,22 +152,22 @@ class Route(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True where either end goes through host memory, None where neither does and one is unknown."""
+        """True if either end is host-staged, None if neither is known to be and one is unknown."""
         return is_staged([end for end in (self.sent, self.received) if end is not None])
 
     @property
     def name(self) -> str:
-        """The transport's name, and the receiver's where that differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
+        """The transport's name, and the receiver's if it differs: 'NET/IB/0/GDRDMA, received NET/IB/0'."""
         return _both(self.transport.name, (self.received or self.transport).name)
 
     @property
     def family(self) -> str:
-        """The same without the NICs' numbers: 'NET/IB/GDRDMA, received NET/IB'."""
+        """The name without NIC numbers: 'NET/IB/GDRDMA, received NET/IB'."""
         return _both(self.transport.family, (self.received or self.transport).family)
 
 
 def is_staged(transports: Iterable[Transport]) -> bool | None:
-    """True if any transport passes through host memory; None where none is known to, and one is not known."""
+    """True if any transport is host-staged. None if none is known to be, and one is unknown."""
     staged = [transport.host_staged for transport in transports]
     return True if True in staged else None if None in staged or not staged else False
 
@@ -181,7 +184,7 @@ class Path(Route, frozen=True):
 
 
 def join(edges: Iterable[Edge]) -> tuple[Path, ...]:
-    """The routes of all pairs of ranks, ordered by source, destination and first appearance."""
+    """Return the routes of all pairs of ranks, by source, destination and first appearance."""
     pairs: dict[tuple[int, int], list[LoggedChannels]] = {}
     for src, dst, logged in edges:
         pairs.setdefault((src, dst), []).append(logged)
@@ -193,7 +196,7 @@ def join(edges: Iterable[Edge]) -> tuple[Path, ...]:
 
 
 def routes(logged: Iterable[LoggedChannels]) -> tuple[Route, ...]:
-    """The routes of one pair of ranks, from what both logged: NCCL's connection 0 first, then 1."""
+    """Return the routes of one pair of ranks from both logs: NCCL's connection 0 first, then 1."""
     channels = list(logged)
     return tuple(route for peer_to_peer in (False, True) for route in _routes_of(channels, peer_to_peer=peer_to_peer))
 
@@ -217,7 +220,7 @@ def _routes_of(logged: Sequence[LoggedChannels], *, peer_to_peer: bool) -> Itera
 
 
 class Tuning(Struct, frozen=True):
-    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'); None is not logged."""
+    """NCCL's choice for one operation in its own words ('AllReduce', 'RING', 'SIMPLE'). None was not logged."""
 
     function: str
     size_bytes: int
@@ -235,12 +238,13 @@ _WITHOUT_CONNECTIONS = {
     "SYMMETRIC": "symmetric memory",
     "COPY_ENGINE": "copy engine",
 }
-"""Algorithms whose bytes take no connection that the log shows inside a node, by what they go through there instead.
-They need memory that ranks reach by load and store, or multicast by NVSwitch, so none passes through the host."""
+"""Algorithms whose bytes use no logged connection inside a node, by what they use instead. They need memory that
+ranks reach by load and store, or multicast by NVSwitch, so none passes through host memory.
+"""
 
 
 class RankSelection(Struct, frozen=True, kw_only=True):
-    """The connections that one rank logs; `ring` and `tree` are its ordered pairs of neighbours."""
+    """The connections that one rank logs. `ring` and `tree` are its ordered pairs of neighbors."""
 
     no_log: str = ""
     edges: tuple[Edge, ...] = ()
@@ -249,7 +253,7 @@ class RankSelection(Struct, frozen=True, kw_only=True):
 
 
 class Used(Struct, frozen=True):
-    """The transports of every ordered pair of an operation, worst first; `unconnected` ranks log none."""
+    """The transports of every ordered pair of an operation, worst first. `unconnected` ranks logged none."""
 
     pairs: Mapping[Pair, tuple[Transport, ...]]
     unconnected: tuple[int, ...] = ()
@@ -261,7 +265,7 @@ class Used(Struct, frozen=True):
 
     @property
     def host_staged(self) -> bool | None:
-        """True if anything passes through host memory; None where nothing is known to, and not all is known."""
+        """True if anything is host-staged. None if nothing is known to be, and not everything is known."""
         staged = [is_staged(transports) for transports in self.pairs.values()]
         if True in staged:
             return True
@@ -269,12 +273,12 @@ class Used(Struct, frozen=True):
 
 
 def names(transports: Iterable[Transport]) -> str | None:
-    """Distinct transports by name, worst first, joined by '+'; None where there are none."""
+    """Join distinct transport names by '+', worst first. None if there are none."""
     return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_badness))) or None
 
 
 def _badness(transport: Transport) -> tuple[int, str]:
-    """Slowest first: sockets and staging networks, shared memory, the unknown, networks, other GPUs, direct."""
+    """Sort key, slowest first: sockets and staging networks, shared memory, unknown, networks, other GPUs, direct."""
     if transport.host_staged:
         return (0 if transport.network else 1), transport.name
     kinds = (TransportKind.UNKNOWN, TransportKind.COLLNET, TransportKind.NET)
@@ -282,7 +286,7 @@ def _badness(transport: Transport) -> tuple[int, str]:
 
 
 def drop_idle_pairs(pairs: Iterable[Pair], expected_bytes: Sequence[tuple[float, float]]) -> list[Pair]:
-    """The pairs of a ring that carry data: nothing enters the root of a broadcast or leaves that of a reduction."""
+    """Return the pairs of a ring that carry data: nothing enters a broadcast's root or leaves a reduction's root."""
     only_sender, only_receiver = (_only(each[end] for each in expected_bytes) for end in (0, 1))
     return [pair for pair in pairs if pair[1] != only_sender and pair[0] != only_receiver]
 
@@ -293,7 +297,7 @@ def _only(expected_bytes: Iterable[float]) -> int | None:
 
 
 class Selection:
-    """The connections that all ranks log together. `nodes` are the ranks' nodes, as MPI sees them."""
+    """The connections that all ranks log. `nodes` are the ranks' nodes as MPI sees them."""
 
     def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
         self._nodes = nodes
@@ -303,9 +307,9 @@ class Selection:
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")
 
     def connections_of_algorithm(self, algorithm: str | None) -> Used:
-        """The connections of a collective by its algorithm, by neighbours for rings and trees; None: all.
+        """Return the connections of a collective by its algorithm (None: all). Rings and trees use their neighbors.
 
-        A log that names more ranks is of another communicator too, whose connections are left out.
+        A log with more ranks belongs to another communicator too, whose connections are left out.
         """
         size = len(self._nodes)
         paths = [path for path in self._paths if not path.peer_to_peer and max(path.src, path.dst) < size]
@@ -321,7 +325,7 @@ class Selection:
         return Used(pairs, tuple(rank for rank in ranks if rank not in connected))
 
     def of_sends(self, pairs: Iterable[Pair]) -> Used:
-        """The connections of sends and receives between these ranks. Lines of SHM do not say which they are of."""
+        """Return the connections of sends and receives between these ranks. Lines of SHM do not identify them."""
         paths = [path for path in self._paths if path.peer_to_peer or path.transport.kind is TransportKind.SHM]
         return Used(_transports_by_pair(paths, pairs))
 
@@ -346,7 +350,7 @@ def _transports_by_pair(paths: Sequence[Path], pairs: Iterable[Pair]) -> dict[Pa
 
 
 class State(StrEnum):
-    """The state of one kind of evidence for the claim that a path is direct."""
+    """The state of one kind of evidence for a direct path."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -354,7 +358,7 @@ class State(StrEnum):
 
 
 class EvidenceUse(StrEnum):
-    """The use of evidence on paths: shown in the table too, kept for JSON and the verdict, or not collected."""
+    """The use of evidence on paths: also shown in the table, kept for JSON and the verdict, or not collected."""
 
     SHOWN = "shown"
     KEPT = "kept"
@@ -362,7 +366,7 @@ class EvidenceUse(StrEnum):
 
 
 class Conclusion(StrEnum):
-    """The conclusion from all evidence on a path. The last two are for paths that nothing was sent over."""
+    """The conclusion from all evidence on a path. The last two are for paths without traffic."""
 
     DIRECT = "direct"
     STAGED = "staged"
@@ -374,7 +378,7 @@ class Conclusion(StrEnum):
 
 
 class Confidence(StrEnum):
-    """The confidence in a conclusion: two kinds agree, there is one, they contradict each other, there is none."""
+    """The confidence in a conclusion: two kinds of evidence agree, there is one, they contradict, or there is none."""
 
     PROVEN = "proven"
     LIKELY = "likely"
@@ -383,7 +387,7 @@ class Confidence(StrEnum):
 
 
 class Evidence(Struct, frozen=True):
-    """One kind of evidence on one path: what it says, and what was seen, in words."""
+    """One kind of evidence on one path: its state, and what was seen."""
 
     state: State = State.ABSENT
     seen: str = ""
@@ -392,7 +396,7 @@ class Evidence(Struct, frozen=True):
 class PathEvidence(Struct, frozen=True, kw_only=True):
     """All evidence on one path: capability, selection, measurement, correctness, and why staging is `by_design`.
 
-    `in_doubt`: nothing proves that the pair could do better than host memory, or that it could not.
+    `in_doubt`: nothing proves that the pair could avoid host memory, or that it could not.
     """
 
     capability: Evidence = Evidence()
@@ -404,7 +408,7 @@ class PathEvidence(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True):
-    """A conclusion, the verdict it leads to, and the confidence in it."""
+    """A conclusion, its verdict, and the confidence in it."""
 
     conclusion: Conclusion
     verdict: Verdict
@@ -412,10 +416,10 @@ class Judgement(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """A line of the decision table: the states it is for, and what follows from them.
+    """A line of the decision table: states of evidence, and what follows from them.
 
-    `states` has a word for capability, selection, measurement and correctness each, of the letters P(resent), A(bsent)
-    and C(ontradicting) that the line allows.
+    `states` has a word each for capability, selection, measurement and correctness, with the allowed letters P(resent),
+    A(bsent) and C(ontradicting).
     """
 
     states: str
@@ -423,7 +427,7 @@ class Rule(Struct, frozen=True):
     meaning: str
 
     def holds(self, states: Sequence[State]) -> bool:
-        """True if this line is for these states of the four kinds of evidence."""
+        """True if this line matches these states of the four kinds of evidence."""
         return all(state.name[0] in allowed for state, allowed in zip(states, self.states.split(), strict=True))
 
 
@@ -467,11 +471,11 @@ RULES = (
     Rule("C A C PA", _STAGED_LIKELY, "the driver refuses a direct path, and the figures agree"),
     Rule("PAC A A PA", _UNKNOWN, "what was possible is known at most, not what was used: nothing is fine by omission"),
 )
-"""The first line that holds counts."""
+"""The first matching line counts."""
 
 
 def decide(evidence: PathEvidence) -> Rule:
-    """The line of the table that the evidence falls into."""
+    """Return the matching line of the table."""
     kinds = (evidence.capability, evidence.selection, evidence.measurement, evidence.correctness)
     return _line_for(*(kind.state for kind in kinds))
 
@@ -482,7 +486,7 @@ def _line_for(*states: State) -> Rule:
 
 
 def judge(evidence: PathEvidence) -> Judgement:
-    """The judgement of the evidence; host memory that is used by design is no failure."""
+    """Judge the evidence. Host memory by design is no failure."""
     judgement = decide(evidence).judgement
     if judgement.conclusion is Conclusion.STAGED and (evidence.by_design or evidence.in_doubt):
         verdict = Verdict.SKIP if evidence.by_design else Verdict.WARN

@@ -1,4 +1,4 @@
-"""The wiring between the GPUs of a run: whether a path could be direct, and its most busbw (docs/limits.md)."""
+"""The wiring between the GPUs of a run: whether a path could be direct, and its maximum busbw (docs/limits.md)."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ _INSTANCES = "both ranks use MIG instances of the same GPU"
 
 
 class GpuPlace(Struct, frozen=True):
-    """A GPU of a process that has several, by host, number of the node, and PCI bus id, if any is known."""
+    """A GPU of a process with several, by host, node number, and PCI bus id if known."""
 
     host: str
     node: int
@@ -35,40 +35,40 @@ Located = RankIdentity | GpuPlace  # A GPU of a run by where it is: a rank with 
 
 
 class Wiring(Struct, frozen=True, dict=True):
-    """The GPUs of a run by position, which is the rank where each has one, and their known nodes by number."""
+    """The GPUs of a run by position (the rank, if each rank has one), and their known nodes by number."""
 
     gpus: Sequence[Located]
     nodes: Mapping[int, topology.Topology]
 
     @cached_property
     def why_not_judged(self) -> str:
-        """The reason why no limit holds for these ranks, as they share GPUs or NCCL splits their hosts; else empty."""
+        """The reason why no limit applies to these ranks (they share GPUs, or NCCL splits their hosts), or ''."""
         return why_not_judged([each for each in self.gpus if isinstance(each, RankIdentity)])
 
     def together(self, pair: Pair) -> bool:
-        """True where both are on one node."""
+        """True if both are on one node."""
         return self.gpus[pair[0]].node == self.gpus[pair[1]].node
 
     def one_gpu(self, pair: Pair) -> bool:
-        """True where both drive the same GPU, or instances of it."""
+        """True if both use the same GPU, or MIG instances of it."""
         one, other = self.gpus[pair[0]], self.gpus[pair[1]]
         return one.node == other.node and one.gpu_bus_id is not None and one.gpu_bus_id == other.gpu_bus_id
 
     def domain(self, gpu: int) -> tuple[str, int | None] | None:
-        """The NVLink domain of several nodes that a GPU is in; None where it is in none."""
+        """Return the NVLink domain of several nodes that a GPU is in, or None."""
         return self._domains[gpu]
 
     def share_domain(self, pair: Pair) -> bool:
-        """True where NVLinks join two GPUs, of one node or of several."""
+        """True if NVLinks connect two GPUs, on one node or several."""
         return self.domain(pair[0]) is not None and self.domain(pair[0]) == self.domain(pair[1])
 
     def host(self, gpu: int) -> str:
-        """The name of a GPU's node: of two that call themselves alike, what the second was renamed to."""
+        """Return the name of a GPU's node, renamed if another node has the same."""
         node = self.nodes.get(self.gpus[gpu].node)
         return self.gpus[gpu].host if node is None else node.snapshot.host
 
     def place(self, gpu: int) -> DevicePlace:
-        """The node of a GPU with its name and bus id, as far as they are known."""
+        """Return the node of a GPU with its name and bus id, as far as known."""
         known, located = self.gpu(gpu), self.gpus[gpu]
         if known is not None:
             return DevicePlace(self.host(gpu), known.device, known.bus_id)
@@ -77,18 +77,19 @@ class Wiring(Struct, frozen=True, dict=True):
         return DevicePlace(self.host(gpu), bus_id=located.gpu_bus_id)
 
     def gpu(self, gpu: int) -> GpuFacts | None:
-        """The facts of a GPU."""
         return self._found[gpu]
 
     def path(self, pair: Pair) -> str:
-        """The path class; between nodes P2P/MNNVL in one NVLink domain, else NET."""
+        """Return the path class. Between nodes it is P2P/MNNVL in one NVLink domain, else NET."""
         if not self.together(pair):
             return MNNVL if self.share_domain(pair) else NETWORK
         facts = self._facts(pair)
         return topology.UNKNOWN_PATH if facts is None else self._node(pair).path(*facts)
 
     def limit(self, pair: Pair) -> topology.Limit:
-        """The ceiling of a pair, in GB/s per direction; between nodes that of the NICs nearest to its GPUs."""
+        """Return the limit of a pair in GB/s per direction. Between nodes it is that of the NICs nearest to its
+        GPUs.
+        """
         if not self.together(pair) and self.share_domain(pair):
             return min((self.nvlink_total(gpu) for gpu in pair), key=lambda limit: limit.gb_s or 0.0)
         if not self.together(pair):
@@ -99,7 +100,7 @@ class Wiring(Struct, frozen=True, dict=True):
         return topology.Limit(None, _NOT_DESCRIBED) if facts is None else self._node(pair).limit(*facts)
 
     def has_nvlinks(self, pair: Pair) -> bool:
-        """True where NVLinks join a pair."""
+        """True if NVLinks connect a pair."""
         if not self.together(pair):
             return self.share_domain(pair)
         facts = self._facts(pair)
@@ -108,32 +109,32 @@ class Wiring(Struct, frozen=True, dict=True):
         return facts is not None and bool(self._node(pair).nvlinks(*facts))
 
     def nvlink_total(self, gpu: int) -> topology.Limit:
-        """GB/s per direction of all NVLinks of a GPU together."""
+        """Return GB/s per direction of all NVLinks of a GPU."""
         return self._nvlink_totals[gpu]
 
     def to_host(self, gpu: int) -> topology.Limit:
-        """The ceiling between a GPU and host memory, in GB/s per direction."""
+        """Return the limit between a GPU and host memory in GB/s per direction."""
         return self._host_limits.get(gpu) or self._host_limits.setdefault(gpu, self._find_host_limit(gpu))
 
     def through_host_gb_s(self, pair: Pair) -> float | None:
-        """GB/s of a pair through host memory at most: of the narrower of both GPUs' ways to it, if they are known."""
+        """Return the maximum GB/s of a pair through host memory, if both GPUs' paths to it are known."""
         known = [limit.gb_s for limit in map(self.to_host, pair) if limit.gb_s is not None]
         return min(known) if len(known) == len(pair) else None
 
     def outruns_host(self, pair: Pair) -> bool:
-        """True if a healthy direct copy is faster than any through host memory: only then do bandwidths tell."""
+        """True if a healthy direct copy is faster than any through host memory, so that bandwidths distinguish them."""
         limit, through_host = self.limit(pair).gb_s, self.through_host_gb_s(pair)
         if limit is None or through_host is None:
             return False
         return LIMIT_WARN_SHARE * limit > ABOVE_HOST * through_host
 
     def peer_access(self, pair: Pair) -> topology.PeerAccess:
-        """Peer access between a pair of one node, as CUDA and the driver report it."""
+        """Return the peer access of a pair on one node, as CUDA and the driver report it."""
         known = self._peer_access.get(pair)
         return known or self._peer_access.setdefault(pair, self._access(pair))
 
     def capability(self, pair: Pair) -> Evidence:
-        """The evidence that the path of a pair could be direct, or could not."""
+        """Return the evidence that the path of a pair could be direct, or could not."""
         if not self.together(pair) and self.share_domain(pair):
             return Evidence(State.PRESENT, "both are in one NVLink domain")
         if not self.together(pair):
@@ -148,14 +149,14 @@ class Wiring(Struct, frozen=True, dict=True):
         return Evidence(State.PRESENT if access.possible else State.CONTRADICTING, seen)
 
     def refusal(self, pair: Pair) -> topology.Refusal | None:
-        """The reason why a pair of one node has no peer access; None where it has, or where nobody knows."""
+        """Return why a pair on one node has no peer access. None if it has, or if unknown."""
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
             return None
         return topology.refusal_of(self._node(pair), *facts, access)
 
     def refused_by_design(self, pair: Pair) -> str:
-        """The reason why a pair of one node has no peer access, where that is no fault; else empty."""
+        """Return why a pair on one node has no peer access if that is no fault, or ''."""
         refusal = self.refusal(pair)
         return refusal.reason if refusal is not None and refusal.by_design else ""
 
@@ -166,7 +167,7 @@ class Wiring(Struct, frozen=True, dict=True):
         return in_doubt and not self.peer_access(pair).contradicts
 
     def by_design(self, pair: Pair) -> str:
-        """The reason why NCCL takes a pair through host memory, where that is no fault; else empty."""
+        """Return why NCCL uses host memory for a pair if that is no fault, or ''."""
         if not self.together(pair):
             bare = [] if self.share_domain(pair) else self._nodes_without_rdma(pair)
             return f"no RDMA NIC is active on {', '.join(bare)}" if bare else ""
@@ -175,23 +176,23 @@ class Wiring(Struct, frozen=True, dict=True):
         return self.kept_off(pair)
 
     def kept_off(self, pair: Pair) -> str:
-        """The reason why NCCL, by default, does not use the peer access of a pair of one node; empty where it does."""
+        """Return why NCCL avoids the peer access of a pair on one node by default, or ''."""
         facts = self._facts(pair)
         return "" if facts is None or self.one_gpu(pair) else topology.nccl_keeps_off(self._node(pair), *facts)
 
     def stays_off(self, pair: Pair) -> bool:
-        """True where NCCL, by default, does not use peer access of a pair, whether or not there is any."""
+        """True if NCCL avoids peer access of a pair by default, whether or not there is any."""
         facts, possible = self._facts(pair), self.peer_access(pair).possible
         if facts is None or possible is False or not self.kept_off(pair):
             return False
         return possible is True or topology.is_policy_known(self._node(pair), *facts)
 
     def rdma_nics(self, gpu: int) -> list[NicFacts]:
-        """The RDMA NICs of a GPU's node that are up."""
+        """Return the RDMA NICs of a GPU's node that are up."""
         return self._nics.get(self.gpus[gpu].node, [])
 
     def near_nics(self, gpu: int) -> list[NicFacts]:
-        """The NICs nearest to a GPU, RDMA ones if any is up; all of them where no path tells."""
+        """Return the NICs nearest to a GPU, RDMA ones if any is up, or all if no path is known."""
         facts, number = self._found[gpu], self.gpus[gpu].node
         if facts is None:
             return []
@@ -202,7 +203,7 @@ class Wiring(Struct, frozen=True, dict=True):
         return [nic for nic in nics if paths[nic.name] == nearest]
 
     def to_network(self, gpu: int) -> topology.Limit:
-        """The ceiling of a GPU towards other nodes: its nearest NICs, and its own way to them."""
+        """Return the limit of a GPU towards other nodes: its nearest NICs, and its own path to them."""
         near, facts, node = self.near_nics(gpu), self._found[gpu], self.nodes.get(self.gpus[gpu].node)
         if not near or facts is None or node is None:
             return topology.Limit(None, "no NIC of known rate is near the GPU")
@@ -213,7 +214,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def networks(self) -> "tuple[NodeNetwork, NodeNetwork] | None":
-        """What joins nodes, or NVLink domains, at the weakest and the strongest of them; None where not known."""
+        """Return the weakest and the strongest network between nodes, or NVLink domains. None if unknown."""
         return _networks(self)
 
     @cached_property
@@ -225,12 +226,12 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def _node_pair_evidence(self) -> dict[tuple[int, int], Evidence]:
-        """Evidence on pairs of nodes, which is the same for all their ranks, kept once found out."""
+        """Cache of the evidence on pairs of nodes, which is equal for all their ranks."""
         return {}
 
     @cached_property
     def _peer_access(self) -> dict[Pair, topology.PeerAccess]:
-        """Kept once found out: a dozen causes ask for that of every pair."""
+        """Cache: a dozen causes need the peer access of every pair."""
         return {}
 
     def _access(self, pair: Pair) -> topology.PeerAccess:
@@ -244,7 +245,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def _host_limits(self) -> dict[int, topology.Limit]:
-        """Ceilings to host memory by GPU, kept once found out: every pair asks for those of its ends."""
+        """Cache of the limits to host memory by GPU, which every pair needs for its ends."""
         return {}
 
     def _find_host_limit(self, gpu: int) -> topology.Limit:
@@ -290,7 +291,7 @@ class Wiring(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nvlink_totals(self) -> list[topology.Limit]:
-        """Kept, as each GPU of a rack is asked for them once for each of the others."""
+        """Cache: each GPU of a rack is needed once for each of the others."""
         return [
             topology.Limit(None, _NOT_DESCRIBED) if gpu is None else self.nodes[place.node].nvlink_total(gpu)
             for place, gpu in zip(self.gpus, self._found, strict=True)
@@ -305,7 +306,7 @@ _SENT, _RECEIVED = 0, 1
 
 
 class BusbwFactor(Protocol):
-    """A collective, by its name and the factor between algbw and busbw."""
+    """A collective with its name and the factor between algbw and busbw."""
 
     @property
     def name(self) -> str:
@@ -317,9 +318,9 @@ class BusbwFactor(Protocol):
 
 
 class NodeNetwork(Struct, frozen=True):
-    """Nodes, or NVLink domains, with equally many ranks, that NICs join; GB/s of a node and of one NIC.
+    """Nodes, or NVLink domains, with equally many ranks, connected by NICs: GB/s of a node and of one NIC.
 
-    Without `rdma` they are plain Ethernet, over which NCCL sends by sockets or a cloud's own protocol.
+    Without `rdma` the NICs are plain Ethernet, over which NCCL uses sockets or a cloud's own protocol.
     """
 
     nodes: int
@@ -330,16 +331,16 @@ class NodeNetwork(Struct, frozen=True):
 
     @property
     def local(self) -> int:
-        """Ranks of a node."""
+        """Ranks per node."""
         return max(1, self.ranks // self.nodes)
 
     def leaving(self, algorithm: str, collective: BusbwFactor, *, as_nccl: bool = False) -> float:
-        """Bytes that leave the busiest node for a byte of the size.
+        """Return the bytes that leave the busiest node per byte of the size.
 
         A ring crosses the border of a node once: f(n). An all-reduce by two trees of half the data each sends S from
-        either of two nodes; with three the inner node of a tree passes on S and is the end of the other, 1.5 S; with
-        more an inner node sends half of S up and to two children, and half of S up as a leaf, 2 S. `as_nccl` counts
-        2 S for three nodes too, as NCCL does when it chooses (src/graph/tuning.cc). Reduction in the network's
+        either of two nodes. With three nodes the inner node of a tree passes on S and is the end of the other tree, 1.5
+        S. With more, an inner node sends half of S up and to two children, and half of S up as a leaf, 2 S. `as_nccl`
+        counts 2 S for three nodes too, as NCCL does when it chooses (src/graph/tuning.cc). Reduction in network
         switches (CollNet) sends S once.
         """
         name = nccl_name(algorithm)
@@ -350,7 +351,7 @@ class NodeNetwork(Struct, frozen=True):
         return 1.5 if self.nodes == 3 and not as_nccl else 2.0
 
     def exchanged(self, collective: BusbwFactor) -> float | None:
-        """The most algbw where data go straight from rank to rank, in GB/s; None for other collectives."""
+        """Return the maximum algbw in GB/s if data moves directly from rank to rank. None for other collectives."""
         elsewhere = (self.ranks - self.local) / self.ranks
         passing = {
             "alltoall": self.node_gb_s / (self.local * elsewhere),
@@ -366,7 +367,7 @@ _IN_SWITCHES = ("COLLNETDIRECT", "COLLNETCHAIN", "NVLS")
 
 
 def nccl_name(algorithm: str | None) -> str:
-    """An algorithm as NCCL_ALGO names it, in capitals: 'NVLSTREE' of 'NVLS_TREE'; empty where it is not known."""
+    """Return an algorithm as NCCL_ALGO names it, in capitals: 'NVLSTREE' for 'NVLS_TREE', '' if unknown."""
     return (algorithm or "").upper().replace("_", "")
 
 
@@ -391,7 +392,7 @@ def _networks(wiring: Wiring) -> tuple[NodeNetwork, NodeNetwork] | None:
 
 
 def _facts_of(wiring: Wiring, positions: Sequence[int]) -> Hashable:
-    """A key that GPUs share with those at the same places of other nodes with the same facts."""
+    """Return a key that GPUs share with those at the same positions of nodes with equal facts."""
     places = [wiring.gpus[position] for position in positions]
     numbers = list(dict.fromkeys(place.node for place in places))
     nodes = [(number, wiring.nodes.get(number)) for number in numbers]
@@ -424,7 +425,7 @@ def _node_gb_s(wiring: Wiring, positions: Sequence[int]) -> tuple[float, float] 
 
 
 def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float | None]:
-    """The ceiling of each GPU of a node over its nearest NICs, and GB/s that leave the node over all of them."""
+    """Return the limit of each GPU of a node over its nearest NICs, and GB/s that leave the node over all of them."""
     places = [GpuPlace(node.snapshot.host, 0, gpu.bus_id or gpu.device) for gpu in node.gpus]
     wiring = Wiring(places, {0: node})
     carried = _node_gb_s(wiring, range(len(places)))
@@ -432,7 +433,7 @@ def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float
 
 
 def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
-    """The ceiling of busbw between nodes, GB/s: what the busiest node's NICs pass; a note names the algorithm."""
+    """Return the limit of busbw between nodes in GB/s, set by the busiest node's NICs. A note names the algorithm."""
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchanged(collective)
     if exchanged is not None:
@@ -448,9 +449,9 @@ NVLS_ASSUMED = "algorithm not known, limit of NVLS"
 
 
 def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
-    """The ceiling inside a node or NVLink domain where nobody told algorithm and connections.
+    """Return the limit inside a node or NVLink domain if algorithm and connections are unknown.
 
-    With NVLS an all-reduce may reach 2(n-1)/(n+1) of what the links carry (docs/formulas.md).
+    With NVLS an all-reduce may reach 2(n-1)/(n+1) of the links' bandwidth (docs/formulas.md).
     """
     ranks = range(len(wiring.gpus))
     ring = [(rank, (rank + 1) % len(ranks)) for rank in ranks]
@@ -466,7 +467,7 @@ def assumed_limit(collective: BusbwFactor, wiring: Wiring) -> topology.Limit:
 
 
 class ReachedRow(Protocol):
-    """A measured collective, with what it reached."""
+    """A measured collective and its bandwidth."""
 
     @property
     def collective(self) -> str:
@@ -482,7 +483,7 @@ class ReachedRow(Protocol):
 
 
 def joined_by_nics(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetwork | None:
-    """What joins some nodes of a run without NVLinks between them, by the weakest; None where that is not known."""
+    """Return the weakest network between some nodes of a run without NVLinks between them. None if unknown."""
     by_node = [[place for place, gpu in enumerate(wiring.gpus) if gpu.node == number] for number in nodes]
     carried = [found for each in by_node if (found := _node_gb_s(wiring, each)) is not None]
     if len(carried) < len(by_node) or not carried:
@@ -491,7 +492,7 @@ def joined_by_nics(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNe
 
 
 def most_busbw_gb_s(row: ReachedRow, network: NodeNetwork) -> float:
-    """The most busbw that a row could have reached over a network, by whichever algorithm."""
+    """Return the maximum busbw of a row over a network with any algorithm."""
     factor = row.reached_gb_s / row.algbw_gb_s if row.algbw_gb_s else 1.0
     tree = network.node_gb_s * factor / network.leaving("TREE", _Named(row.collective, lambda _ranks: factor))
     return max(network.node_gb_s, tree)
@@ -503,14 +504,16 @@ class _Named(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """The work of an operation: f, and for a byte of the size the bytes that each rank sends and receives, at least."""
+    """The work of an operation: f, and the minimum bytes that each rank sends and receives per byte of the size."""
 
     busbw_factor: float
     expected_bytes: Sequence[tuple[float, float]]
 
 
 def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """The most busbw of NCCL's algorithm over its connections, GB/s: RING the least w(i), TREE, PAT the mean."""
+    """Return the maximum busbw of NCCL's algorithm over its connections: for RING the minimum w(i), for TREE and
+    PAT the mean.
+    """
     if pairs and algorithm != RING and algorithm not in TOTAL_BOUND:
         return topology.Limit(None, f"no ceiling is derived for {algorithm}")
     links = _links(pairs, wiring)
@@ -522,7 +525,7 @@ def busbw_limit(algorithm: str, pairs: Collection[Pair], wiring: Wiring) -> topo
 
 
 def exchange_limit(work: Work, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """The ceiling where data go straight from rank to rank, in GB/s: a rank that has to send s·S needs t ≥ s·S/w(i)."""
+    """Return the limit in GB/s if data moves directly from rank to rank: a rank that sends s·S needs t ≥ s·S/w(i)."""
     links = _links(pairs, wiring)
     return _unknown(links.values()) or _least(
         [
@@ -542,7 +545,7 @@ def _links(pairs: Collection[Pair], wiring: Wiring) -> dict[tuple[int, int], top
 
 
 def _carried(rank: int, pairs: Collection[Pair], wiring: Wiring) -> topology.Limit:
-    """The GB/s of several pairs of a rank at once: their sum, and no more than all its links of that kind carry."""
+    """Return the GB/s of several pairs of a rank at once: their sum, limited by all its links of that kind."""
     limits = {pair: wiring.limit(pair) for pair in sorted(pairs)}
     unknown = _unknown(limits.values())
     if unknown is not None:
