@@ -268,7 +268,6 @@ class Topology:
 
     @cached_property
     def gpu_paths(self) -> frozenset[str]:
-        """The path classes between its GPUs."""
         return frozenset(self.path(*pair) for pair in permutations(self.gpus, 2))
 
     @cached_property
@@ -309,7 +308,6 @@ class Topology:
 
     @_asked_once
     def peer_access(self, source: GpuFacts, destination: GpuFacts) -> PeerAccess:
-        """Return the peer access from one GPU to another, as CUDA and NVML report it."""
         facts = self.pair(source, destination)
         said = [status for status in (facts.read, facts.write) if status not in (None, NOT_SAID)]
         nvml = next((status for status in said if status != "OK"), said[0] if said else None)
@@ -434,7 +432,6 @@ class Topology:
 
     @cached_property
     def matrix(self) -> dict[str, dict[str, str]]:
-        """Return the path classes between all devices by name."""
         if self.like is not self:
             return self.like.matrix
         return {
@@ -613,7 +610,6 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """The reason in a few words."""
         if self.mig:
             return "MIG instances have no peer access"
         if self.apart:
