@@ -389,11 +389,9 @@ def decode(course: ScanCourse, local: Mapping[LocalFigure, float]) -> list[Fault
     named = _named_leaves(course)
     left.parts += leaf_parts(course.fabric, named)
     _cells_of_leaves(course, left)
-    # Of two leaves only the figures inside are compared, so cells of the slow one may seem slow across.
-    for cell in (
-        *doubtful_cells(course),
-        *_cells_like_leaf(course, [each for each in named if False not in each.slow]),
-    ):
+    # Between two leaves only bandwidths inside are compared, so cells of the slow one may seem slow across.
+    inside_only = [level for level in named if False not in level.slow]
+    for cell in (*doubtful_cells(course), *_cells_like_leaf(course, [*inside_only, *_unnamed_leaves(course)])):
         left.scores.pop(cell, None)
     _whole_nodes(course, left)
     _inside(left)

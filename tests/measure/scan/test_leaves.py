@@ -121,3 +121,12 @@ def test_slow_nodes_of_a_leaf_that_is_too_small_to_be_judged_are_named_if_the_lo
         verdict = report_of(ScanResult(found, parts), 1).verdict
         assert len(parts) == named
         assert verdict is (Verdict.FAIL if named else Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 15])
+def test_no_node_behind_a_slow_leaf_is_named_if_no_majority_tells_which_leaves_are_healthy(seed: int) -> None:
+    """The leaf has 7 of 15 nodes: up to six healthy nodes and NICs behind it were named in its place."""
+    found = course(leaves_of((3, 5, 7)), slow(2, share=0.8), 91000 + seed)
+    parts = decode(found, {})
+    assert not [part for part in parts if part.kind in (PartKind.NIC, PartKind.NODE)]
+    assert report_of(ScanResult(found, parts), 1).verdict is not Verdict.PASS
