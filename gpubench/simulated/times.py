@@ -464,13 +464,12 @@ class OverlapModel:
         partner: overlap.Partner,
         *,
         gemm_side: int,
-        count: int | None,
     ) -> overlap.StepSample:
-        """Simulate a step of one collective and `count` operations. None means as many as a real run would use."""
+        """Simulate a step of one collective and as many operations as a real run would use."""
         source = random.Random(f"{self._seed}/overlap/{name}/{size_bytes}/{ctas}/{partner}")
         own = max(self._times.seconds(name, size_bytes, row=0, ranks_per_node=self._per_node))
         operation = self.operation_seconds(partner, gemm_side)
-        operations = overlap.partner_operations(own, operation) if count is None else count
+        operations = overlap.partner_operations(own, operation)
         undisturbed = self._capped(name, size_bytes, own, ctas) * _noise(source)
         # collective and partner share the noise, because the GPU's clock varies
         partner_alone = operations * operation * _noise(source)

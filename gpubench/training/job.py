@@ -159,7 +159,7 @@ def job_of(
             bucket_bytes=None if plan.bucket_mb is None else round(plan.bucket_mb * _MEGABYTE),
             imbalance=plan.imbalance,
             reduces_fp32=plan.reduce_fp32,
-            optimizer_bytes=program.OPTIMIZER_TRAFFIC if plan.with_optimizer else 0,
+            optimizer_bytes=program.OPTIMIZER_TRAFFIC,
         ),
         gpus_per_node=machine.gpus_per_node,
     )
@@ -195,8 +195,7 @@ def microbatches_of(plan: TrainingPlan, model: workload.TransformerModel, layout
     Raises UsageError if the sequences do not divide. An interleaved pipeline needs a multiple of its stages.
     """
     sequences = plan.global_batch or model.batch * layout.gpus
-    whole, rest = divmod(sequences, layout.data * model.batch)
-    count, rest = (whole, rest) if plan.microbatches is None else (plan.microbatches, 0)
+    count, rest = divmod(sequences, layout.data * model.batch)
     if rest or not count or (layout.stages_per_gpu > 1 and count % layout.pipeline):
         raise UsageError(
             f"{sequences} sequences a step are no whole number of microbatches of '{layout}' on {layout.gpus} GPUs",
@@ -246,11 +245,10 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
     fits.
     """
     model, gpus = least.model, least.layout.gpus
-    optimizer_bytes = workload.OPTIMIZER_BYTES if least.settings.optimizer_bytes else 0
     next_step = "a layout that splits blocks as well: --layout 'tp8 sp pp8'"
     for nodes in (1 << power for power in range(_MOST_DOUBLINGS)):
         layout = workload.ParallelLayout(data=nodes * machine.gpus_per_node, sharding=workload.Sharding.FSDP)
-        need = workload.states_bytes(model, layout, optimizer_bytes)
+        need = workload.states_bytes(model, layout)
         if layout.gpus >= gpus and need <= _FILLED * memory:
             next_step = f"--layout fsdp, which takes {format_memory(need)} on each of {layout.gpus} GPUs"
             if layout.gpus > gpus:
@@ -262,8 +260,7 @@ def _does_not_fit(plan: TrainingPlan, least: program.StepJob, machine: PlannedMa
         f"of {format_memory(memory)} a GPU",
         expected=f"weights, gradients and optimizer states within {format_memory(memory)}, and room for activations",
         reason=f"{model.parameters / 1e9:.3g} B parameters take "
-        f"{format_memory(workload.states_bytes(model, workload.ParallelLayout(), optimizer_bytes))} in all"
-        + (" with Adam" if optimizer_bytes else ""),
+        f"{format_memory(workload.states_bytes(model, workload.ParallelLayout()))} in all with Adam",
         next_step=next_step,
     )
 
@@ -344,7 +341,6 @@ def _metadata(
         },
         "contention_assumed": not outcome.best.job.contention.measured,
         "recompute": str(model.recompute),
-        "optimizer_in_memory": plan.with_optimizer,
         "notes": list(notes),
     }
     profile = machine.profile

@@ -29,13 +29,6 @@ def _parse_recompute(text: str) -> "Recompute":
     return options.one_of("--recompute", Recompute)(text)
 
 
-def _parse_optimizer(text: str) -> bool:
-    """True for Adam, False for none."""
-    if text not in ("adam", "none"):
-        raise options.unknown_choice("--optimizer", text, ("adam", "none"))
-    return text == "adam"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """The model, the machine, and the sources of times.
@@ -55,9 +48,6 @@ class TrainingPlan:
     sequence: int | None = options.option("N", "Tokens per sequence.", min=1, max=100_000_000)
     batch: int | None = options.option("N", "Sequences per microbatch on one GPU.", min=1, max=1_000_000)
     global_batch: int | None = options.option("N", "Sequences per step on all GPUs (default: --batch × GPUs).", min=1)
-    microbatches: int | None = options.option(
-        "N", "Microbatches per data-parallel rank, in every layout.", min=1, max=100_000
-    )
     layouts: tuple[str, ...] = options.option(
         "WORDS",
         "Layout to compare: ddp, zero1, zero2, fsdp or hsdpN, with tpN, sp, ppN, vN, cpN, epN. Repeatable "
@@ -119,9 +109,6 @@ class TrainingPlan:
     )
     measured_on: int | None = options.option(
         "GPUS", "GPUs of the run that --step or --tokens-per-second is from (default: those planned for).", min=1
-    )
-    with_optimizer: bool = options.option(
-        "adam|none", "Optimizer of the step.", name="--optimizer", default="adam", read=_parse_optimizer
     )
     bucket_mb: float | None = options.option(
         "MB",

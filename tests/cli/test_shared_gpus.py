@@ -1,6 +1,5 @@
 """Ranks that share a GPU: who may, what is refused and with which cure, and what is said of their figures."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -30,11 +29,11 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.figures import SpeedFigures
 from gpubench.model.results.report import CheckRow, Report
 from gpubench.model.results.sentence import sentence
-from gpubench.model.terms.overlap import OverlapAsked
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, Flavour, Launcher
 from gpubench.simulated.machine import parse_machine, snapshots
+from gpubench.training.overlap import OverlapPlan
 from tests.cli.running import gpubench
 from tests.cli.test_commands import HAS_GPUS, options
 from tests.fakes import cupy_on_numpy
@@ -137,7 +136,7 @@ def test_computation_beside_a_collective_needs_as_much_room_again() -> None:
         check_shared_gpus(with_nccl(shared(2, sm_percent=50)), ONE, kernels_at_once=2)
     assert caught.value.expected == "at most 50 % in all"
     assert f"mpirun -x {PERCENT}=25" in caught.value.next_step
-    assert dataclasses.replace(options(), overlap=OverlapAsked()).kernels_at_once == 2
+    assert OverlapPlan().collective_plan.kernels_at_once == 2
     assert options().kernels_at_once == 1
 
 

@@ -6,11 +6,11 @@ from time import perf_counter, sleep
 from typing import Any
 
 from gpubench.__main__ import main
-from gpubench.jobs.collective import overlap  # noqa: F401 - it imports what is replaced
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import Partner, StepMarks, StepOrder, TimeSpan
 from gpubench.ports.backend import Launch
+from gpubench.training import overlap_rank  # noqa: F401 - it imports what is replaced
 from tests.fakes.stand_in import stand_in
 from tests.mpi import fake_gpus
 
@@ -91,8 +91,8 @@ def install() -> None:
         "gpubench.backends.overlap.GpuSteps": FakeSteps,
         "gpubench.machine.traffic.NvmlLoad": FakeLoad,
         "gpubench.backends.nccl.communicator.GroupCommunicator": capped,
-        "gpubench.measure.overlap._SECONDS_A_BATCH": OPERATION_SECONDS,
-        "gpubench.measure.overlap._MOST_SETTLING_SECONDS": OPERATION_SECONDS,
+        "gpubench.training.overlap_steps._SECONDS_A_BATCH": OPERATION_SECONDS,
+        "gpubench.training.overlap_steps._MOST_SETTLING_SECONDS": OPERATION_SECONDS,
     }
     for path, fake in fakes.items():
         stand_in(path, fake)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.jobs.collective.overlap import check_caps, check_memory, check_ranks
 from gpubench.machine.nvml import read_driver
-from gpubench.model.terms.overlap import OverlapAsked, Partner
+from gpubench.model.terms.overlap import DEFAULT_CTAS, Partner
+from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_rank import check_caps, check_memory, check_ranks
 from tests.cli.running import environment, gpubench, mpirun
 from tests.mpi.jobs import document_of
 
@@ -95,17 +96,17 @@ def test_a_rank_that_hangs_beside_computation_ends_the_run() -> None:
 @pytest.mark.parametrize("name", ["NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"])
 def test_caps_beside_a_cap_of_the_user_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}=8 set already") as caught:
-        check_caps(OverlapAsked(), {name: "8"})
+        check_caps(DEFAULT_CTAS, {name: "8"})
     assert "--ctas own" in str(caught.value.next_step)
     with pytest.raises(UsageError) as ours:
-        check_caps(OverlapAsked(), {name: "8"}, own=[name])
+        check_caps(DEFAULT_CTAS, {name: "8"}, own=[name])
     assert ours.value.next_step == "--ctas own, or fewer --ranks-per-gpu"
-    check_caps(OverlapAsked(ctas=(None,)), {name: "8"})
-    check_caps(OverlapAsked(), {"NCCL_DEBUG": "INFO"})
+    check_caps((None,), {name: "8"})
+    check_caps(DEFAULT_CTAS, {"NCCL_DEBUG": "INFO"})
 
 
 def test_partners_that_do_not_fit_are_refused_before_anything_is_taken() -> None:
-    asked = OverlapAsked(partners=(Partner.GEMM, Partner.COPY), gemm_side=16384)
+    asked = OverlapPlan(partners=(Partner.GEMM, Partner.COPY), gemm_side=16384)
     check_memory(asked, 3 * 2**30)
     with pytest.raises(CouldNotMeasureError, match=r"gemm and copy beside the collective need 2.5 GiB") as caught:
         check_memory(asked, 2 * 2**30)

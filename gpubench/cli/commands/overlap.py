@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from gpubench.cli.options import PresentationOptions, check_evidence, check_profile
 from gpubench.cli.signature import HelpPage, app_of
-from gpubench.jobs import overlap
-from gpubench.jobs.overlap import OverlapPlan
+from gpubench.training import overlap
+from gpubench.training.overlap import OverlapPlan
 
 HELP = HelpPage(
     (
@@ -38,7 +38,7 @@ def checked(plan: OverlapPlan, shown: PresentationOptions) -> OverlapPlan:
     check_evidence(plan.shows_evidence, strict=plan.strict)
     check_profile(plan.profile)
     if plan.simulation is not None and plan.ranks_per_gpu > 1:
-        plan.of_collective.refuse_gpu_options("a simulated machine has no real GPUs")
+        plan.collective_plan.refuse_gpu_options("a simulated machine has no real GPUs")
     return replace(plan, presentation=shown.parse(SECTIONS))
 
 

@@ -27,7 +27,6 @@ from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, shari
 from gpubench.machine.nvml import Driver, read_driver
 from gpubench.model.facts.environment import PLAN_VARIABLE, launched_by
 from gpubench.model.terms.operation import HOST, TORCH
-from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
 from gpubench.model.terms.units import counted
 from gpubench.ranks import launch
@@ -223,7 +222,7 @@ def choose_ranks(plan: CollectivePlan, driver: Driver) -> int:
     if needing is not None:
         if not driver.visible:
             why = driver.hidden_gpus() or driver.absent or "the driver finds none on this host"
-            raise no_gpu(why, for_what=plan.asking_for_gpus(needing))
+            raise no_gpu(why, for_what=plan.needs_gpus or f"--backend {needing}")
         from gpubench.backends.cuda import check_installed
 
         check_installed(driver)
@@ -255,7 +254,7 @@ class _LaunchedJob:
         self._kept_lines: list[str] = []
         self._launcher_code = 0
         self._is_late = False
-        self._is_overlap = False
+        self._row_kind: Any = None
 
     def listen(self, ranks: ChannelReceiver) -> None:
         """Present messages until the job is over, then end the processes that are left."""
@@ -301,6 +300,7 @@ class _LaunchedJob:
 
     def _take(self, message: Message) -> None:
         from gpubench.model.results.report import Metadata
+        from gpubench.model.results.result_file import TABLES
 
         kind = message["kind"]
         if not self._ranks_spoke and kind != "lost":
@@ -310,14 +310,14 @@ class _LaunchedJob:
             self._take_back()
         if kind == "begin":
             metadata = Metadata.from_record(message["metadata"])
-            self._is_overlap = metadata.subject == OVERLAP
+            self._row_kind = TABLES[metadata.rows_section]
             if self._is_soak:
                 self._end_in_order(metadata.ranks[0].pid)
             self._presenter.begin(metadata)
         elif kind == "progress":
             self._presenter.progress(message["done"], message["total"], message["label"])
         elif kind == "row":
-            self._presenter.row(self._row_of(message["row"]))
+            self._presenter.row(self._row_kind(**message["row"]))
         elif kind == "end":
             self._presenter.end(report_in(message))
         elif kind == "lost":
@@ -339,15 +339,6 @@ class _LaunchedJob:
 
         for number in numbers:
             signal.signal(number, ask)
-
-    def _row_of(self, record: Mapping[str, Any]) -> "Row":
-        if self._is_overlap:
-            from gpubench.model.results.overlap import OverlapRow
-
-            return OverlapRow(**record)
-        from gpubench.model.results.report import CollectiveRow
-
-        return CollectiveRow(**record)
 
     def _take_line(self, line: str) -> None:
         """Show a printed line of a rank, but no error text of mpirun after the outcome is known.

@@ -15,10 +15,9 @@ from gpubench.measure.collective.cases import RECORDING_VERSION, DescribedCollec
 from gpubench.measure.collective.report import ExpectedTimes, SpeedJudge
 from gpubench.model.facts.process import MpiSupport
 from gpubench.model.results.neighbours import SHARE
-from gpubench.model.results.report import OVERLAP_SECTION, CollectiveRow, Metadata, Report, Table
+from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
 from gpubench.model.terms.operation import GATE, gated
-from gpubench.model.terms.overlap import OverlapAsked, operation_words
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, grouped
@@ -143,33 +142,6 @@ def describe(request: SweepRequest) -> dict[str, object]:
         **({} if request.skew is None else {"skew": request.skew}),
         **({} if request.cycles == 1 else {"cycles": request.cycles}),
     }
-
-
-COLLECTIVE_OPTION = "collective"
-
-
-def overlap_metadata(
-    found: DescribedCollective,
-    collective: Collective,
-    asked: OverlapAsked,
-    arguments: Sequence[str],
-    *,
-    topology: str | None = None,
-) -> Metadata:
-    own = collective_metadata(found, collective, arguments, topology=topology)
-    options = {
-        COLLECTIVE_OPTION: collective.name,
-        **own.options,
-        "partners": [partner.value for partner in asked.partners],
-        "partner_operations": {
-            partner.value: operation_words(partner, asked, found.asked.dtypes[0]) for partner in asked.partners
-        },
-        "partner_count": asked.partner_count,
-        "ctas": list(asked.ctas),
-        "gemm_side": asked.gemm_side,
-        "seconds": asked.seconds,
-    }
-    return replace(own, subject=OVERLAP_SECTION, collective=None, options=options)
 
 
 _MOST_CHANCE = 1.0  # Beyond its level: a past that varies so much that twice its time may be chance judges nothing

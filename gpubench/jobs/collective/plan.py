@@ -34,7 +34,6 @@ from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Sour
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
-from gpubench.model.terms.overlap import OVERLAP, OverlapAsked
 from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
@@ -241,6 +240,9 @@ class CollectivePlan:
 
     A launched rank makes its plan of the same `typed` values. Three more come with them: `turn`, the process-wide
     setting of this job; `checks_sets`, whether it looks for unread variables; and `results_folder`.
+
+    A command that runs a collective next to computation sets `kernels_at_once`, the kernels of a rank that must run on
+    its GPU at the same time, and `needs_gpus`, its name for messages.
     """
 
     help_group: ClassVar = MEASURE
@@ -346,7 +348,8 @@ class CollectivePlan:
     seed: int = 0
     recording: Recording = field(default_factory=Recording)
     presentation: Presentation = field(default_factory=Presentation)
-    overlap: OverlapAsked | None = None
+    kernels_at_once: int = 1
+    needs_gpus: str = ""
     typed: Mapping[str, Any] = field(default_factory=dict)
     turn: str | None = None
     checks_sets: bool = False
@@ -508,15 +511,6 @@ class CollectivePlan:
     def history(self) -> Path | None:
         """The folder of dated results that this run is kept in, if any."""
         return self.presentation.history if self.results_folder is None else Path(self.results_folder)
-
-    @property
-    def kernels_at_once(self) -> int:
-        """The number of kernels of a rank that must run on its GPU at the same time."""
-        return 1 if self.overlap is None else 2
-
-    def asking_for_gpus(self, backend: str) -> str:
-        """Return the option or command that needs GPUs, for messages."""
-        return f"--backend {backend}" if self.overlap is None else OVERLAP
 
     def check_any_gpu(self, listed: Sequence[int]) -> None:
         """Raise CouldNotMeasureError if --expect-gpus is given and no host lists a GPU."""

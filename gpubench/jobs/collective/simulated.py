@@ -17,7 +17,6 @@ from gpubench.jobs.collective.metadata import (
     collective_metadata,
     described_collective,
     judge_of_model,
-    overlap_metadata,
     speed_judge_of,
 )
 from gpubench.jobs.collective.opened import add_gpu_count_finding, add_machine_findings
@@ -31,10 +30,8 @@ from gpubench.measure.collective import recording
 from gpubench.measure.collective.cases import (
     Case,
     DescribedCollective,
-    JobFacts,
     Model,
     OwnTimes,
-    cases,
     drop_empty_sizes,
 )
 from gpubench.measure.collective.paths import PathObservations, simulated
@@ -57,7 +54,6 @@ from gpubench.measure.collective.recording import (
 from gpubench.measure.collective.report import Answer, MeasuredRow, Recorder, RowSample, SpeedJudge
 from gpubench.measure.collective.sweep import check_root, sizes_left
 from gpubench.measure.collective.variants import NamedRows, PartReport, SiblingJudge, together
-from gpubench.measure.overlap import add_overlap_rows, overlap_cases, row_of
 from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
@@ -68,7 +64,6 @@ from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject
 from gpubench.model.results.backends import RefusedRow
-from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
 from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
@@ -77,7 +72,7 @@ from gpubench.ports.group import Group, Listener
 from gpubench.profiles import find, load
 from gpubench.simulated.machine import SimulatedMachine
 from gpubench.simulated.settings import job_variables, known_effects
-from gpubench.simulated.times import CollectiveTimes, OverlapModel
+from gpubench.simulated.times import CollectiveTimes
 
 
 class CollectiveRecorder(Recorder, Struct):
@@ -410,7 +405,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
 
 
 @contextmanager
-def _open_model(place: Place) -> Iterator[ModelledCollective]:
+def open_model(place: Place) -> Iterator[ModelledCollective]:
     yield modelled(place.plan, place.plan.source)
 
 
@@ -426,7 +421,7 @@ def _measure_model(place: Place, found: ModelledCollective) -> Report:
     return report
 
 
-SIMULATION = Steps("", _open_model, _measure_model)
+SIMULATION = Steps("", open_model, _measure_model)
 
 
 def _record(directory: Path, found: ModelledCollective, made: Sequence[Sequence[float]]) -> None:
@@ -529,33 +524,3 @@ def _circumstances(found: RecordedCollective, machines: Machines, source: str) -
         )
     nodes = {number: by_host[host] for number, host in enumerate(found.hosts)}
     return Circumstances(wiring=Wiring(found.ranks, nodes), facts=facts)
-
-
-def _measure_overlap(place: Place, found: ModelledCollective) -> Report:
-    plan, presenter, asked = place.plan, place.presenter, place.plan.overlap
-    request, simulation = replace(found.request, check=False), plan.source.simulation
-    model = OverlapModel(simulation.machine, simulation.faults, simulation.seed, found.per_node)
-    job = JobFacts(SIMULATED_BACKEND, Origin.SIMULATED, len(found.identities), len(found.nodes))
-    say_what_is_ignored(plan.source, presenter)
-    topology = Topology(found.nodes[0]).fingerprint()
-    metadata = overlap_metadata(found.described, plan.collective, asked, place.arguments, topology=topology)
-    presenter.begin(metadata, OverlapRow.columns())
-    undisturbed = ReportCollector()
-    report = found.report(undisturbed, plan, lambda _seconds: None)
-    rows: list[OverlapRow] = []
-    every_case = tuple(cases(request, len(found.identities)))
-    for case in overlap_cases(every_case, plan.collective.name, asked):
-        sample = model.step(
-            case.collective,
-            case.size_bytes,
-            case.ctas,
-            case.partner,
-            gemm_side=asked.gemm_side,
-            count=asked.partner_count,
-        )
-        rows.append(row_of(case, job, sample))
-        presenter.row(rows[-1])
-    return add_overlap_rows(report, undisturbed.collectives, rows)
-
-
-OVERLAP_SIMULATION = Steps("", _open_model, _measure_overlap)

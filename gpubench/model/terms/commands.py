@@ -133,7 +133,7 @@ OVERLAP = Command(
     page="overlap",
     main_section="overlap",
     streamed_section="overlap",
-    ranks="gpubench.jobs.overlap",
+    ranks="gpubench.training.overlap",
 )
 PLAN = Command(
     "plan",

@@ -31,20 +31,6 @@ class Partner(StrEnum):
     CHAIN = "chain"
 
 
-class OverlapAsked(Struct, frozen=True, kw_only=True):
-    """The options of an overlap, besides sizes and type.
-
-    `ctas` are caps, None for NCCL's own number. `gemm_side` is n of the n × n × n GEMM. `seconds` is the measured time
-    per phase. If `partner_count` is None, it follows from the collective's time.
-    """
-
-    partners: tuple[Partner, ...] = (Partner.GEMM,)
-    ctas: tuple[int | None, ...] = DEFAULT_CTAS
-    gemm_side: int = DEFAULT_GEMM_SIDE
-    seconds: float = DEFAULT_SECONDS
-    partner_count: int | None = None
-
-
 def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
     """Parse the caps of --ctas in order without duplicates: 'own,16,8'. Raises UsageError."""
     words = list(dict.fromkeys(cap.strip().lower() for text in texts for cap in text.split(",")))
@@ -73,17 +59,17 @@ def gemm_type(dtype: DataType) -> DataType:
     return DataType.FLOAT16 if dtype is DataType.FLOAT16 else DataType.BFLOAT16
 
 
-def partner_bytes(partner: Partner, asked: OverlapAsked) -> int:
+def partner_bytes(partner: Partner, gemm_side: int) -> int:
     """Return the memory of a partner on every GPU, including its reference result."""
     if partner is Partner.GEMM:
-        return 4 * asked.gemm_side**2 * DataType.BFLOAT16.size_bytes
+        return 4 * gemm_side**2 * DataType.BFLOAT16.size_bytes
     return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
 
 
-def operation_words(partner: Partner, asked: OverlapAsked, dtype: DataType) -> str:
+def operation_words(partner: Partner, gemm_side: int, dtype: DataType) -> str:
     """Describe one operation: 'GEMM 8192³ bfloat16'."""
     if partner is Partner.GEMM:
-        return f"GEMM {asked.gemm_side}³ {gemm_type(dtype)}"
+        return f"GEMM {gemm_side}³ {gemm_type(dtype)}"
     if partner is Partner.COPY:
         return f"copy of {format_size(COPY_BYTES)} within GPU memory"
     return f"chain of {CHAIN_KERNELS} kernels on {format_size(CHAIN_BYTES)}"

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.collectives.record import SweepRequest
-from gpubench.measure.collective.cases import Case, JobFacts
+from gpubench.collectives.record import Collective, SweepRequest
+from gpubench.jobs.collective.metadata import collective_metadata
+from gpubench.measure.collective.cases import Case, DescribedCollective, JobFacts
 from gpubench.measure.collective.report import RowCollector
 from gpubench.measure.collective.sweep import Observers, job_facts
 from gpubench.measure.collective.variants import SweepVariant, VariantPreparation, VariantRun, finished, measure_runs
@@ -28,12 +29,12 @@ from gpubench.model.results.report import (
     made_of,
 )
 from gpubench.model.terms import overlap
-from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
 from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
+from gpubench.training.overlap import OverlapPlan
 
 _SECONDS_A_BATCH = 0.06
 _FEWEST_STEPS = 3  # Per batch. The first step does not count
@@ -131,48 +132,50 @@ class StepMeter(Struct):
             self._readings.append(self.read_load())
 
 
-class OverlapCase(Struct, frozen=True, kw_only=True):
-    """One row to measure: a size of a collective under a cap of its CTAs, with a partner."""
-
-    collective: str
-    size_bytes: int
-    dtype: DataType
-    ctas: int | None
-    partner: overlap.Partner
-    partner_operation: str
-
-
-def _overlap_case(
-    case: Case, collective: str, asked: overlap.OverlapAsked, partner: overlap.Partner, ctas: int | None
-) -> OverlapCase:
-    return OverlapCase(
-        collective=collective,
-        size_bytes=case.size_bytes,
-        dtype=case.dtype,
-        ctas=ctas,
-        partner=partner,
-        partner_operation=overlap.operation_words(partner, asked, case.dtype),
-    )
-
-
-def overlap_cases(cases: Sequence[Case], collective: str, asked: overlap.OverlapAsked) -> Iterator[OverlapCase]:
-    """Yield every row in the order of measurement, with the caps of a size next to each other."""
-    for partner in asked.partners:
-        for case in cases:
-            for ctas in asked.ctas:
-                yield _overlap_case(case, collective, asked, partner, ctas)
+def overlap_metadata(
+    plan: OverlapPlan,
+    described: DescribedCollective,
+    collective: Collective,
+    arguments: Sequence[str],
+    *,
+    topology: str | None = None,
+) -> Metadata:
+    own = collective_metadata(described, collective, arguments, topology=topology)
+    options = {
+        "collective": collective.name,
+        **own.options,
+        "partners": [partner.value for partner in plan.partners],
+        "partner_operations": {
+            partner.value: overlap.operation_words(partner, plan.gemm_side, plan.dtypes[0]) for partner in plan.partners
+        },
+        "ctas": list(plan.ctas),
+        "gemm_side": plan.gemm_side,
+        "seconds": plan.seconds,
+    }
+    return replace(own, subject=OVERLAP_SECTION, collective=None, options=options)
 
 
-def row_of(case: OverlapCase, job: JobFacts, sample: overlap.StepSample) -> OverlapRow:
+def overlap_row(
+    plan: OverlapPlan,
+    size_bytes: int,
+    partner: overlap.Partner,
+    ctas: int | None,
+    job: JobFacts,
+    sample: overlap.StepSample,
+) -> OverlapRow:
     times, checked = sample.times, sample.wrong is not None
     noise = (sample.step_ci95_percent or 0.0) / 100 * sample.times.step
     return made_of(
         OverlapRow,
-        case,
         job,
         sample,
         times,
-        data_type=case.dtype,
+        collective=plan.collective,
+        size_bytes=size_bytes,
+        data_type=plan.dtypes[0],
+        ctas=ctas,
+        partner=partner,
+        partner_operation=overlap.operation_words(partner, plan.gemm_side, plan.dtypes[0]),
         partner_alone_us=_us(times.partner_alone),
         communication_alone_us=_us(times.communication_alone),
         communication_first_us=None if times.communication_first is None else _us(times.communication_first),
@@ -207,7 +210,10 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
         own = next((row for row in members if row.ctas is None), None)
         later = repeated.get((best.partner, best.size_bytes))
         drift = None if own is None or later is None else percent(_us(later) - own.step_us, own.step_us)
-        gain = None if own is None else _gain(own.step_us * (1 + (drift or 0.0) / 200), best, own)
+        gain = None
+        if own is not None:
+            mean_us = own.step_us * (1 + (drift or 0.0) / 200)  # of NCCL's own steps before and after the caps
+            gain = 0.0 if best is own else max(0.0, 100 * (mean_us - best.step_us) / mean_us)
         noise = None if own is None else _noise(own, best, drift)
         yield made_of(
             ShortestStepRow,
@@ -220,11 +226,6 @@ def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator
             noise_percent=noise,
             beyond_noise=None if gain is None or noise is None else gain > noise,
         )
-
-
-def _gain(own_us: float, best: OverlapRow, own: OverlapRow) -> float:
-    """Return how much shorter the best step is than NCCL's own, in percent of it, 0 if it is the best."""
-    return 0.0 if best is own else max(0.0, 100 * (own_us - best.step_us) / own_us)
 
 
 def _noise(own: OverlapRow, best: OverlapRow, drift: float | None) -> float | None:
@@ -249,15 +250,16 @@ def add_overlap_rows(
 
     `refused` are the caps that NCCL did not accept, `repeated` the repeated steps with its own number.
     """
-    found = list(shortest_steps(rows, repeated))
     wrong = list(wrong_data(rows))
     sections = {
-        **Table.group_by_section({ShortestStepRow: found, CollectiveRow: undisturbed, RefusedRow: refused}),
+        **Table.group_by_section(
+            {ShortestStepRow: list(shortest_steps(rows, repeated)), CollectiveRow: undisturbed, RefusedRow: refused}
+        ),
         **report.sections,
     }
     return replace(
         report,
-        verdict=overall([report.verdict, *(each.severity for each in wrong)]),
+        verdict=overall([report.verdict, *(finding.severity for finding in wrong)]),
         findings=(*wrong, *report.findings),
         sections=sections,
         main=OVERLAP_SECTION,
@@ -309,22 +311,16 @@ class Cap(Struct, frozen=True):
     asked_by: str | None = None
 
 
-class OverlapMeans(Struct, frozen=True):
-    """A rank's tools: steps on its GPU, readings of the GPU, and the clock around them."""
-
-    steps: OverlapSteps
-    read_load: Callable[[], GpuLoad]
-
-
 def measure_overlap(
     request: SweepRequest,
-    asked: overlap.OverlapAsked,
+    plan: OverlapPlan,
     group: Group,
     caps: Sequence[Cap],
     identities: Sequence[RankIdentity],
     listener: Listener[OverlapRow],
     observers: Observers,
-    means: OverlapMeans,
+    steps: OverlapSteps,
+    read_load: Callable[[], GpuLoad],
 ) -> Report:
     """Measure every size under every cap with every partner. `caps` start with NCCL's own number, even if not
     requested.
@@ -336,23 +332,24 @@ def measure_overlap(
     runs = preparation.prepare([cap.variant for cap in caps])
     undisturbed = _AloneRows(listener)
     collector, _ = measure_runs(preparation, runs[:1], undisturbed)
-    meter = StepMeter(group, means.steps, observers.progress, means.read_load)
+    meter = StepMeter(group, steps, observers.progress, read_load)
     job = job_facts(caps[0].variant.opened, identities)
-    bench = _OverlapBench(request, asked, meter, observers, job, collector)
+    bench = _OverlapBench(request, plan, meter, observers, job, collector)
     own_seconds = {row.size_bytes: row.time_us / MICROSECONDS_PER_SECOND for row in undisturbed.rows}
-    by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in asked.ctas}
+    by_variant = {cap.variant.setting: cap for cap in caps if cap.ctas in plan.ctas}
     shown = [run for run in runs if run.variant.setting in by_variant]
     cases = list(runs[0].cases)
-    total, done, rows = len(asked.partners) * len(cases) * len(shown), 0, list[OverlapRow]()
+    total, done, rows = len(plan.partners) * len(cases) * len(shown), 0, list[OverlapRow]()
     repeated: dict[tuple[str, int], float] = {}
-    for partner in asked.partners:
+    for partner in plan.partners:
         operation = bench.learn(partner)
         for case in cases:
-            count = asked.partner_count or overlap.partner_operations(own_seconds[case.size_bytes], operation)
-            for run in (each for each in shown if case in each.cases):
+            count = overlap.partner_operations(own_seconds[case.size_bytes], operation)
+            for run in (run for run in shown if case in run.cases):
                 cap = by_variant[run.variant.setting]
                 listener.progress(done, total, f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}")
-                row = bench.row(_LATER + done, case, run, cap, partner, count, _row_of_size(undisturbed.rows, case))
+                own_row = next(row for row in undisturbed.rows if row.size_bytes == case.size_bytes)
+                row = bench.row(_LATER + done, case, run, cap, partner, count, own_row)
                 done += 1
                 if row is not None:
                     rows.append(row)
@@ -368,7 +365,7 @@ class _OverlapBench(Struct, frozen=True):
     """Measures the rows of one rank, which rank 0 combines."""
 
     request: SweepRequest
-    asked: overlap.OverlapAsked
+    plan: OverlapPlan
     meter: StepMeter
     observers: Observers
     job: JobFacts
@@ -377,7 +374,7 @@ class _OverlapBench(Struct, frozen=True):
     def learn(self, partner: overlap.Partner) -> float:
         self.observers.progress.enter(Phase.WARM_UP, f"{partner} alone")
         phase = StepPhase(overlap.StepOrder.COMPUTATION, partner, (), _OPERATIONS_TO_LEARN)
-        sample = self.meter.measure(phase, self.asked.seconds * _SHORTER)
+        sample = self.meter.measure(phase, self.plan.seconds * _SHORTER)
         (seconds,) = self.meter.group.largest([fmean(step.partner for step in sample.steps)])
         return seconds / _OPERATIONS_TO_LEARN
 
@@ -385,7 +382,7 @@ class _OverlapBench(Struct, frozen=True):
         """Return the seconds of a repeated step on the slowest rank, equal on every rank."""
         self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
         phase = StepPhase(overlap.StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
-        sample = self.meter.measure(phase, self.asked.seconds * _SHORT)
+        sample = self.meter.measure(phase, self.plan.seconds * _SHORT)
         (seconds,) = self.meter.group.largest([fmean(step.period for step in sample.steps)])
         return seconds
 
@@ -400,7 +397,7 @@ class _OverlapBench(Struct, frozen=True):
         own_row: CollectiveRow,
     ) -> OverlapRow | None:
         """Measure the phases of a row, verify the data of the last one, and return the row on rank 0."""
-        sweep, check, seconds = run.sweep, self.request.check, self.asked.seconds
+        sweep, check, seconds = run.sweep, self.request.check, self.plan.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
         label = f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}"
         self.observers.progress.enter(Phase.WARM_UP, label)
@@ -424,7 +421,7 @@ class _OverlapBench(Struct, frozen=True):
             return None
         times = overlap.overlap_times(computation.steps, communication.steps, first.steps, together.steps)
         periods, load = together.steps.periods, together.load
-        computed_wrong = sum(each for _, each in counts)
+        computed_wrong = sum(count for _, count in counts)
         channels = self.collector.channels(replace(case, setting=run.variant.setting), own_row)
         sample = overlap.StepSample(
             times=times,
@@ -437,12 +434,10 @@ class _OverlapBench(Struct, frozen=True):
             throttled_by=", ".join(load.throttle_reasons) or None,
             channels=channels,
             capped_by=cap.asked_by,
-            wrong=sum(each for each, _ in counts) + computed_wrong if check else None,
+            wrong=sum(count for count, _ in counts) + computed_wrong if check else None,
             note="; ".join(_notes(times, cap, channels, computed_wrong)) or None,
         )
-        return row_of(
-            _overlap_case(case, self.request.collective.name, self.asked, partner, cap.ctas), self.job, sample
-        )
+        return overlap_row(self.plan, case.size_bytes, partner, cap.ctas, self.job, sample)
 
 
 def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed_wrong: int) -> Iterator[str]:
@@ -456,7 +451,3 @@ def _notes(times: overlap.OverlapTimes, cap: Cap, channels: int | None, computed
         yield "computation lost more than the time in flight: no κc"
     if times.communication_first is None:
         yield "too short to be met by computation that begins later: wait and share are not told apart"
-
-
-def _row_of_size(rows: Sequence[CollectiveRow], case: Case) -> CollectiveRow:
-    return next(row for row in rows if row.size_bytes == case.size_bytes)

@@ -1,5 +1,6 @@
 """A collective beside computation on ranks that are threads, with a fake NCCL and steps of a model."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,18 +18,16 @@ from gpubench.backends.overlap import GpuSteps
 from gpubench.collectives.allreduce import ALLREDUCE
 from gpubench.collectives.record import SweepRequest
 from gpubench.machine.nvml import Driver
-from gpubench.measure import overlap
 from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant
-from gpubench.measure.overlap import Cap, OverlapMeans, measure_overlap
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import CollectiveRow, Report
+from gpubench.model.terms import overlap
 from gpubench.model.terms.operation import DataType, Placement
 from gpubench.model.terms.overlap import (
     HOLD_SECONDS,
-    OverlapAsked,
     Partner,
     StepMarks,
     StepOrder,
@@ -40,6 +39,9 @@ from gpubench.model.terms.ranks import UNWATCHED
 from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.ports.backend import Launch
+from gpubench.training import overlap_steps
+from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_steps import Cap, measure_overlap
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks
 from tests.measure.collective.test_sweep import identity
@@ -52,7 +54,7 @@ REQUEST = SweepRequest(
     placements=(Placement.OUT_OF_PLACE,),
     sampling=Sampling(iterations=2),
 )
-ASKED = OverlapAsked(ctas=(None, 8), seconds=0.005, partner_count=4)
+ASKED = OverlapPlan(ctas=(None, 8), seconds=0.005)
 
 
 @dataclass
@@ -141,13 +143,16 @@ def cap_of(ctas: int, group: ThreadGroup, backend: NcclBackend, *, refused: bool
 
 def run(
     monkeypatch: pytest.MonkeyPatch,
-    asked: OverlapAsked = ASKED,
+    asked: OverlapPlan = ASKED,
     request: SweepRequest = REQUEST,
     change: Callable[[ModelledSteps, int], object] = lambda _steps, _rank: None,
     *,
     refused: bool = False,
+    operations: int | None = 4,
 ) -> tuple[Report, list[OverlapRow], ModelledSteps]:
-    monkeypatch.setattr(overlap, "_SECONDS_A_BATCH", 0.012)
+    monkeypatch.setattr(overlap_steps, "_SECONDS_A_BATCH", 0.012)
+    if operations is not None:
+        monkeypatch.setattr(overlap, "partner_operations", lambda *_: operations)
     nccl, runtime = cupy_on_numpy.Nccl(2), cupy_on_numpy.Runtime(2)
     cupy_on_numpy.install(monkeypatch, runtime, nccl)
 
@@ -158,10 +163,12 @@ def run(
         change(steps, group.rank)
         caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
         caps += [cap_of(each, group, backend, refused=refused) for each in asked.ctas if each is not None]
-        means = OverlapMeans(steps, lambda: GpuLoad(1755, 690.0, ("sw_power_cap",)))
+        load = GpuLoad(1755, 690.0, ("sw_power_cap",))
         observers = Observers(progress=UNWATCHED)
         identities = [identity(rank) for rank in range(2)]
-        report = measure_overlap(request, asked, cast("Any", group), caps, identities, received, observers, means)
+        report = measure_overlap(
+            request, asked, cast("Any", group), caps, identities, received, observers, steps, lambda: load
+        )
         backend.close()
         return report, received.rows, steps
 
@@ -190,8 +197,7 @@ def test_every_size_has_a_row_under_every_cap_with_the_parts_of_its_slow_down(mo
 
 
 def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, request = replace(ASKED, partner_count=None), replace(REQUEST, sizes=(1024, 4096))
-    report, rows, _ = run(monkeypatch, asked, request)
+    report, rows, _ = run(monkeypatch, request=replace(REQUEST, sizes=(1024, 4096)), operations=None)
     alone = {row.size_bytes: row.time_us / 1e6 for row in report.rows(CollectiveRow)}
     assert alone.keys() == {1024, 4096}
     for row in rows:
@@ -199,7 +205,7 @@ def test_the_steps_of_a_row_follow_from_the_collective_alone(monkeypatch: pytest
 
 
 def test_caps_without_nccl_s_own_number_are_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    report, rows, _ = run(monkeypatch, replace(ASKED, ctas=(8,)))
+    report, rows, _ = run(monkeypatch, dataclasses.replace(ASKED, ctas=(8,)))
     assert {row.ctas for row in rows} == {8}
     assert report.rows(ShortestStepRow) == []
 
@@ -241,7 +247,8 @@ def test_without_a_check_nothing_is_said_of_data(monkeypatch: pytest.MonkeyPatch
 
 def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank, whose collective is a copy: everything that is enqueued on streams, and every partner's results."""
-    monkeypatch.setattr(overlap, "_SECONDS_A_BATCH", 0.002)
+    monkeypatch.setattr(overlap_steps, "_SECONDS_A_BATCH", 0.002)
+    monkeypatch.setattr(overlap, "partner_operations", lambda *_: 3)
     monkeypatch.setattr(cupy_on_numpy, "COLLECTIVE_US", 150.0)
     monkeypatch.setattr(computation, "COPY_BYTES", 4096)
     monkeypatch.setattr(computation, "CHAIN_BYTES", 4096)
@@ -250,13 +257,13 @@ def test_real_steps_on_a_fake_gpu_make_whole_rows(monkeypatch: pytest.MonkeyPatc
     device = open_device(0, 1, "n0", Driver(version="580.1"))
     backend = NcclBackend(AloneGroup(), device, NcclLibrary())
     steps, received = GpuSteps(device, backend), Received()
-    asked = replace(ASKED, ctas=(None,), partners=tuple(Partner), gemm_side=64, seconds=0.001, partner_count=3)
+    asked = dataclasses.replace(ASKED, ctas=(None,), partners=tuple(Partner), gemm_side=64, seconds=0.001)
     for each in asked.partners:
         steps.prepare(each, asked.gemm_side, DataType.BFLOAT16)
     caps = [Cap(None, SweepVariant(setting=None, backend=backend))]
-    means, request = OverlapMeans(steps, GpuLoad), replace(REQUEST, sizes=(1024, 4096))
+    request = replace(REQUEST, sizes=(1024, 4096))
     report = measure_overlap(
-        request, asked, AloneGroup(), caps, [identity(0)], received, Observers(progress=UNWATCHED), means
+        request, asked, AloneGroup(), caps, [identity(0)], received, Observers(progress=UNWATCHED), steps, GpuLoad
     )
     backend.close()
     assert not runtime.allocations

@@ -1,4 +1,4 @@
-"""Measure a collective next to computation: its options, and the run."""
+"""Measure a collective during computation: the options, and the run."""
 
 import os
 import sys
@@ -34,7 +34,6 @@ from gpubench.model.terms.overlap import (
     DEFAULT_SECONDS,
     DEFAULT_SIZES,
     OVERLAP,
-    OverlapAsked,
     Partner,
     parse_ctas,
 )
@@ -42,10 +41,10 @@ from gpubench.model.terms.statistics import DEFAULT_ITERATIONS, Mode
 from gpubench.model.terms.units import parse_sizes
 
 if TYPE_CHECKING:
-    from gpubench.jobs.collective.overlap import OverlapRankJob
     from gpubench.model.facts.environment import LaunchedBy
     from gpubench.ports.group import Group
     from gpubench.ranks.watchdog.rank import RankProgress
+    from gpubench.training.overlap_rank import OverlapRankJob
 
 _LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
 """A smaller one takes the host longer to launch than a GPU to compute."""
@@ -66,7 +65,7 @@ def _parse_dtype(text: str) -> tuple[DataType, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapPlan:
-    """The collective, its caps, and the computation beside it."""
+    """The collective, the caps on its CTAs, and the computation. `gemm_side` is n of an n × n × n GEMM."""
 
     help_group: ClassVar = MEASURE
 
@@ -109,12 +108,6 @@ class OverlapPlan:
         max=_MOST_GEMM_SIDE,
         common=True,
     )
-    partner_count: int | None = option(
-        "N",
-        "Operations of the computation in a step (default: as many as take twice the collective's time, plus one).",
-        min=1,
-        max=100_000,
-    )
     dtypes: tuple[DataType, ...] = option(
         "TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16", read=_parse_dtype
     )
@@ -138,39 +131,29 @@ class OverlapPlan:
     presentation: Presentation = field(default_factory=Presentation)
 
     @property
-    def asked(self) -> OverlapAsked:
-        """The computation, and the limits of NCCL's CTAs."""
-        return OverlapAsked(
-            partners=self.partners,
-            ctas=self.ctas,
-            gemm_side=self.gemm_side,
-            seconds=self.seconds,
-            partner_count=self.partner_count,
-        )
-
-    @property
-    def of_collective(self) -> CollectivePlan:
+    def collective_plan(self) -> CollectivePlan:
         """The plan of the collective next to the computation."""
-        alike = {each.name for each in fields(CollectivePlan)} & {each.name for each in fields(OverlapPlan)}
+        alike = {own.name for own in fields(CollectivePlan)} & {own.name for own in fields(OverlapPlan)}
         return CollectivePlan(
             **{name: getattr(self, name) for name in alike},
             command=self.collective,
             out_of_place=True,
             timing=Timing(iters=str(DEFAULT_ITERATIONS[Mode.THROUGHPUT])),
             backends=() if self.simulation is not None else ("nccl",),
-            overlap=self.asked,
+            kernels_at_once=2,
+            needs_gpus=OVERLAP,
         )
 
 
 def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
     """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
-    launch, collective = launched_by(os.environ), plan.of_collective
+    launch, collective = launched_by(os.environ), plan.collective_plan
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
         from gpubench.jobs import runner
-        from gpubench.jobs.collective.simulated import OVERLAP_SIMULATION
+        from gpubench.training.overlap_simulated import simulation_steps
 
-        return runner.run_alone(OVERLAP_SIMULATION, collective, arguments)
+        return runner.run_alone(simulation_steps(plan), collective, arguments)
     if launch is None:
         from gpubench.jobs.collective import job
 
@@ -186,11 +169,9 @@ def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
 def _run_as_rank(plan: OverlapPlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
     from gpubench.jobs.collective import job
 
-    collective = plan.of_collective
-
     def make_job(group: "Group", progress: "RankProgress") -> "OverlapRankJob":
-        from gpubench.jobs.collective.overlap import OverlapRankJob
+        from gpubench.training.overlap_rank import OverlapRankJob
 
-        return OverlapRankJob(group, progress, collective, arguments, plan.asked)
+        return OverlapRankJob(group, progress, plan, arguments)
 
-    return job.run_as_rank(collective, arguments, launch, make_job)
+    return job.run_as_rank(plan.collective_plan, arguments, launch, make_job)

@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.measure.collective.cases import JobFacts
-from gpubench.measure.overlap import OverlapCase, row_of, shortest_steps
 from gpubench.model.results.overlap import OverlapRow
-from gpubench.model.terms.operation import DataType
 from gpubench.model.terms.overlap import OverlapTimes, Partner, StepSample
 from gpubench.model.terms.verdict import Origin
+from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_steps import overlap_row, shortest_steps
 
 TIMES = OverlapTimes(
     partner_alone=3e-3,
@@ -25,17 +25,9 @@ TIMES = OverlapTimes(
 def row(
     ctas: int | None, step_us: float, *, interval: float | None = 0.1, wrong: int = 0, size: int = 2**20
 ) -> OverlapRow:
-    case = OverlapCase(
-        collective="allreduce",
-        size_bytes=size,
-        dtype=DataType.BFLOAT16,
-        ctas=ctas,
-        partner=Partner.GEMM,
-        partner_operation="GEMM 64³ bfloat16",
-    )
     times = replace(TIMES, step=step_us * 1e-6)
     sample = StepSample(times=times, partner_count=3, steps=20, step_ci95_percent=interval, wrong=wrong)
-    return row_of(case, JobFacts("nccl", Origin.MEASURED, 2, 1), sample)
+    return overlap_row(OverlapPlan(), size, Partner.GEMM, ctas, JobFacts("nccl", Origin.MEASURED, 2, 1), sample)
 
 
 def test_what_is_hidden_of_a_collective_is_not_told_by_steps_that_differ_by_more() -> None:

@@ -1,4 +1,4 @@
-"""One rank of a collective beside computation."""
+"""One rank of a collective during computation."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,46 +11,40 @@ from gpubench.backends.nccl.library import NcclLibrary
 from gpubench.backends.overlap import GpuSteps
 from gpubench.collectives.record import SweepRequest
 from gpubench.errors import CouldNotMeasureError, UsageError, no_gpu
-from gpubench.jobs.collective.metadata import (
-    overlap_metadata,
-)
-from gpubench.jobs.collective.opened import (
-    Opened,
-)
-from gpubench.jobs.collective.plan import CollectivePlan
+from gpubench.jobs.collective.opened import Opened
+from gpubench.jobs.collective.rank_job import CollectiveRankJob
 from gpubench.jobs.rank import agree, usable_driver
 from gpubench.machine.environment import environment_set, nccl_settings
 from gpubench.machine.traffic import NvmlLoad
 from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant
-from gpubench.measure.overlap import Cap, OverlapMeans, measure_overlap
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
-from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, OverlapAsked, cap_name, partner_bytes
+from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, cap_name, partner_bytes
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group, Listener
 from gpubench.ranks.launch import own_settings
 from gpubench.ranks.watchdog.rank import RankProgress
+from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_steps import Cap, measure_overlap, overlap_metadata
 
 if TYPE_CHECKING:
     from gpubench.model.results.overlap import OverlapRow
     from gpubench.ports.backend import CollectiveCalls
-from gpubench.jobs.collective.rank_job import CollectiveRankJob
-
 _CAPPING_VARIABLES = (
     *("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS"),
     "NCCL_MIN_NRINGS",
 )
-"""They count more than what a communicator is asked for (init.cc, envConfigOverride)."""
+"""Variables that override the configuration of a communicator (init.cc, envConfigOverride)."""
 
 _BY_ENVIRONMENT = "NCCL_MAX_NCHANNELS"
-"""Of an NCCL that takes no caps: read anew for a communicator by none that was tried, so a row says what it took."""
+"""Caps an NCCL whose communicators take no cap. No NCCL that was tried read it again, so a row shows the CTAs used."""
 
 
-def check_caps(asked: OverlapAsked, settings: Mapping[str, str], own: Collection[str] = ()) -> None:
-    """Raise UsageError for caps where other variables than gpubench's `own` set the number of CTAs."""
-    caps = [cta for cta in asked.ctas if cta is not None]
+def check_caps(ctas: Sequence[int | None], settings: Mapping[str, str], own: Collection[str] = ()) -> None:
+    """Raise UsageError for caps if a variable sets the number of CTAs. gpubench itself has set `own`."""
+    caps = [cta for cta in ctas if cta is not None]
     name = next((variable for variable in _CAPPING_VARIABLES if variable in settings), None)
     if caps and name is not None:
         raise UsageError(
@@ -76,55 +70,46 @@ def check_ranks(ranks: int) -> None:
         )
 
 
-def check_memory(asked: OverlapAsked, free_bytes: int) -> None:
-    """Raise CouldNotMeasureError where the partners need more memory than a GPU has left."""
-    needed = sum(partner_bytes(partner, asked) for partner in asked.partners)
+def check_memory(plan: OverlapPlan, free_bytes: int) -> None:
+    """Raise CouldNotMeasureError if the partners need more memory than is free on a GPU."""
+    needed = sum(partner_bytes(partner, plan.gemm_side) for partner in plan.partners)
     if needed > free_bytes:
         raise CouldNotMeasureError(
-            f"{' and '.join(asked.partners)} beside the collective need {format_memory(needed)} of GPU memory",
+            f"{' and '.join(plan.partners)} beside the collective need {format_memory(needed)} of GPU memory",
             expected=f"at most {format_memory(free_bytes)}, which a rank can take here",
             next_step=f"--gemm {DEFAULT_GEMM_SIDE // 2}, or a smaller one; nvidia-smi shows who holds memory",
         )
 
 
 class OverlapRankJob(CollectiveRankJob):
-    """One rank of an overlap: the collective's, with computation beside it."""
-
-    def __init__(
-        self,
-        group: Group,
-        progress: RankProgress,
-        plan: CollectivePlan,
-        arguments: Sequence[str],
-        asked: OverlapAsked,
-    ) -> None:
-        super().__init__(group, progress, plan, arguments)
-        self._asked = asked
+    def __init__(self, group: Group, progress: RankProgress, plan: OverlapPlan, arguments: Sequence[str]) -> None:
+        super().__init__(group, progress, plan.collective_plan, arguments)
+        self._overlap = plan
         self._steps: GpuSteps | None = None
         self._load: NvmlLoad | None = None
         self._nccl: tuple[NcclBackend, NcclLibrary] | None = None
 
     def run(self, channel: str | None) -> int:
-        """As of a collective. Raises AgreedError: one rank, no GPU, or caps that the environment sets."""
+        """Measure. Raises AgreedError for one rank, a rank without a GPU, or caps that the environment sets."""
         agree(self._group, lambda: check_ranks(self._group.size))
         agree(self._group, lambda: usable_driver(OVERLAP), place=str(self.identity))
-        agree(self._group, lambda: check_caps(self._asked, nccl_settings(os.environ), own_settings(os.environ)))
+        agree(self._group, lambda: check_caps(self._overlap.ctas, nccl_settings(os.environ), own_settings(os.environ)))
         return super().run(channel)
 
     def _before_sizes(self, opened: Opened) -> None:
         if opened.library is None or opened.device is None:
             raise no_gpu("this rank opened none", for_what=OVERLAP)
         backend = cast("NcclBackend", opened.backend)  # of the only kind that overlap asks for
-        agree(self._group, lambda: check_memory(self._asked, backend.free_bytes()), place=str(self.identity))
+        agree(self._group, lambda: check_memory(self._overlap, backend.free_bytes()), place=str(self.identity))
         self._nccl = backend, opened.library
         self._steps = steps = GpuSteps(opened.device, backend)
-        for partner in self._asked.partners:
-            prepare = partial(steps.prepare, partner, self._asked.gemm_side, self._plan.dtypes[0])
+        for partner in self._overlap.partners:
+            prepare = partial(steps.prepare, partner, self._overlap.gemm_side, self._plan.dtypes[0])
             agree(self._group, prepare, place=str(self.identity))
         self._load = NvmlLoad(str(self.identity.gpu_bus_id))
 
     def _metadata(self, described: DescribedCollective) -> Metadata:
-        return overlap_metadata(described, self._plan.collective, self._asked, self._arguments)
+        return overlap_metadata(self._overlap, described, self._plan.collective, self._arguments)
 
     def _rows(
         self,
@@ -137,11 +122,12 @@ class OverlapRankJob(CollectiveRankJob):
         if self._steps is None or self._load is None or self._nccl is None:
             raise ValueError("partners come before sizes")
         caps = [Cap(None, variants[0])]
-        caps += [_cap(cta, request, self._group, *self._nccl) for cta in self._asked.ctas if cta is not None]
-        means = OverlapMeans(self._steps, self._load.read)
+        caps += [_cap(cta, request, self._group, *self._nccl) for cta in self._overlap.ctas if cta is not None]
         shown: Listener[OverlapRow] = listener  # type: ignore[assignment]
         try:
-            return measure_overlap(request, self._asked, self._group, caps, identities, shown, observers, means)
+            return measure_overlap(
+                request, self._overlap, self._group, caps, identities, shown, observers, self._steps, self._load.read
+            )
         finally:
             self._load.close()
 
