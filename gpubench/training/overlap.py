@@ -1,148 +1,21 @@
-"""Measure a collective during computation: the options, and the run."""
+"""Measure a collective during computation: launch ranks, run as one of them, or simulate."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from gpubench.collectives.registry import SUMMARIES
-from gpubench.errors import UsageError
-from gpubench.formats.presentation import Presentation
-from gpubench.jobs.collective.plan import CollectivePlan, Timing, evidence_option, nccl_library_option
-from gpubench.jobs.options import (
-    MEASURE,
-    NCCL,
-    flag,
-    judging_profile,
-    option,
-    parse_choices,
-    parse_dtypes,
-    plan_from,
-    read_from,
-    sharing_ranks,
-    step_timeout,
-    strict_option,
-    unknown_choice,
-)
-from gpubench.jobs.sources import Simulated, Simulation, SimulationOptions, refuse_under_launcher
+from gpubench.jobs.options import plan_from
+from gpubench.jobs.sources import Simulated, refuse_under_launcher
 from gpubench.model.facts.environment import launched_by
-from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap import (
-    DEFAULT_CTAS,
-    DEFAULT_GEMM_SIDE,
-    DEFAULT_SECONDS,
-    DEFAULT_SIZES,
-    OVERLAP,
-    Partner,
-    parse_ctas,
-)
-from gpubench.model.terms.statistics import DEFAULT_ITERATIONS, Mode
-from gpubench.model.terms.units import parse_sizes
+from gpubench.model.terms.overlap import OVERLAP
+from gpubench.training.overlap_options import OverlapPlan
 
 if TYPE_CHECKING:
     from gpubench.model.facts.environment import LaunchedBy
     from gpubench.ports.group import Group
     from gpubench.ranks.watchdog.rank import RankProgress
     from gpubench.training.overlap_rank import OverlapRankJob
-
-_LEAST_GEMM_SIDE, _MOST_GEMM_SIDE = 1024, 65536
-"""A smaller one takes the host longer to launch than a GPU to compute."""
-
-
-def _parse_collective(text: str) -> str:
-    if text not in SUMMARIES:
-        raise unknown_choice("--collective", text, tuple(SUMMARIES))
-    return text
-
-
-def _parse_dtype(text: str) -> tuple[DataType, ...]:
-    dtypes = parse_dtypes([text])
-    if len(dtypes) > 1:
-        raise UsageError(f"--dtype {text}", expected="one type", next_step=f"--dtype {dtypes[0]}")
-    return dtypes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapPlan:
-    """The collective, the caps on its CTAs, and the computation. `gemm_side` is n of an n × n × n GEMM."""
-
-    help_group: ClassVar = MEASURE
-
-    collective: str = option(
-        "NAME", f"Collective: {', '.join(SUMMARIES)}.", default="allreduce", read=_parse_collective, common=True
-    )
-    sizes: tuple[int, ...] = option(
-        "SIZES",
-        "Sizes in bytes: 1M:1G:4 (each four times the last), 1M:64M:+1M (steps), or 1M,64M.",
-        default=DEFAULT_SIZES,
-        read=parse_sizes,
-        common=True,
-    )
-    ctas: tuple[int | None, ...] = option(
-        "N",
-        "Limits on NCCL's CTAs, several with commas; own is NCCL's own choice (default: own,16,8,4,2).",
-        read=parse_ctas,
-        several=True,
-        without=DEFAULT_CTAS,
-        group=NCCL,
-        common=True,
-    )
-    partners: tuple[Partner, ...] = option(
-        "|".join(Partner),
-        "Computation: gemm (matrix product on Tensor Cores, default), copy (within GPU memory), chain (small kernels). "
-        "Several with commas.",
-        name="--partner",
-        read=lambda texts: parse_choices("--partner", texts, Partner),
-        several=True,
-        without=(Partner.GEMM,),
-        completed_as="partner",
-        common=True,
-    )
-    gemm_side: int = option(
-        "N",
-        "Width N of the N × N matrices that gemm multiplies, 16 bits per number.",
-        name="--gemm",
-        default=DEFAULT_GEMM_SIDE,
-        min=_LEAST_GEMM_SIDE,
-        max=_MOST_GEMM_SIDE,
-        common=True,
-    )
-    dtypes: tuple[DataType, ...] = option(
-        "TYPE", f"Data type: {', '.join(DataType)}.", name="--dtype -d", default="bfloat16", read=_parse_dtype
-    )
-    root: int = option("RANK", "Root rank of a collective that has one.", name="--root -r", default=0)
-    seconds: float = option(
-        "S", "Seconds to measure each phase of a row, after it has settled.", default=DEFAULT_SECONDS, min=0.01
-    )
-    check: bool = flag("Verify the data on every rank, or not.", name="--check/--no-check", default=True)
-    nccl_library: str | None = nccl_library_option()
-    ranks: int | None = option(
-        "N", "Ranks to launch on this host (default: one per GPU).", name="--np", min=1, common=True
-    )
-    ranks_per_gpu: int = sharing_ranks()
-    timeout_s: float = step_timeout("one step of collective and computation", default=60.0, least=1)
-    shows_evidence: bool | None = evidence_option()
-    strict: bool = strict_option()
-    profile: str | None = judging_profile()
-    simulation: Simulation | None = read_from(SimulationOptions, default=None)
-    typed: Mapping[str, Any] = field(default_factory=dict)
-    results_folder: str | None = None
-    presentation: Presentation = field(default_factory=Presentation)
-
-    @property
-    def collective_plan(self) -> CollectivePlan:
-        """The plan of the collective next to the computation."""
-        alike = {own.name for own in fields(CollectivePlan)} & {own.name for own in fields(OverlapPlan)}
-        return CollectivePlan(
-            **{name: getattr(self, name) for name in alike},
-            command=self.collective,
-            out_of_place=True,
-            timing=Timing(iters=str(DEFAULT_ITERATIONS[Mode.THROUGHPUT])),
-            backends=() if self.simulation is not None else ("nccl",),
-            kernels_at_once=2,
-            needs_gpus=OVERLAP,
-        )
 
 
 def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:

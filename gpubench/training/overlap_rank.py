@@ -26,7 +26,7 @@ from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group, Listener
 from gpubench.ranks.launch import own_settings
 from gpubench.ranks.watchdog.rank import RankProgress
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from gpubench.training.overlap_steps import Cap, measure_overlap, overlap_metadata
 
 if TYPE_CHECKING:

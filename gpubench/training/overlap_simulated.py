@@ -14,7 +14,7 @@ from gpubench.model.results.report import Report
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.verdict import Origin
 from gpubench.simulated.times import OverlapModel
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from gpubench.training.overlap_steps import add_overlap_rows, overlap_metadata, overlap_row
 
 

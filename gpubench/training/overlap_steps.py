@@ -34,7 +34,7 @@ from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, gro
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 
 _SECONDS_A_BATCH = 0.06
 _FEWEST_STEPS = 3  # Per batch. The first step does not count

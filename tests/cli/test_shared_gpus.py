@@ -33,7 +33,7 @@ from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.verdict import Verdict
 from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, Flavour, Launcher
 from gpubench.simulated.machine import parse_machine, snapshots
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from tests.cli.running import gpubench
 from tests.cli.test_commands import HAS_GPUS, options
 from tests.fakes import cupy_on_numpy

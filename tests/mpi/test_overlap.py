@@ -10,7 +10,7 @@ import pytest
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.machine.nvml import read_driver
 from gpubench.model.terms.overlap import DEFAULT_CTAS, Partner
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from gpubench.training.overlap_rank import check_caps, check_memory, check_ranks
 from tests.cli.running import environment, gpubench, mpirun
 from tests.mpi.jobs import document_of

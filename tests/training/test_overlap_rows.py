@@ -7,7 +7,7 @@ from gpubench.measure.collective.cases import JobFacts
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.terms.overlap import OverlapTimes, Partner, StepSample
 from gpubench.model.terms.verdict import Origin
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from gpubench.training.overlap_steps import overlap_row, shortest_steps
 
 TIMES = OverlapTimes(

@@ -40,7 +40,7 @@ from gpubench.model.terms.statistics import Sampling
 from gpubench.model.terms.verdict import WRONG_DATA, Verdict
 from gpubench.ports.backend import Launch
 from gpubench.training import overlap_steps
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 from gpubench.training.overlap_steps import Cap, measure_overlap
 from tests.fakes import cupy_on_numpy
 from tests.fakes.ranks import ThreadGroup, run_ranks

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from gpubench.cli.options import PresentationOptions, check_evidence, check_profile
 from gpubench.cli.signature import HelpPage, app_of
-from gpubench.training import overlap
-from gpubench.training.overlap import OverlapPlan
+from gpubench.training.overlap_options import OverlapPlan
 
 HELP = HelpPage(
     (
@@ -43,6 +42,8 @@ def checked(plan: OverlapPlan, shown: PresentationOptions) -> OverlapPlan:
 
 
 def _run(plan: OverlapPlan, shown: PresentationOptions) -> int:
+    from gpubench.training import overlap
+
     return overlap.run(checked(plan, shown), sys.argv[1:])
 
 
