@@ -27,7 +27,7 @@ from gpubench.backends.mpi.backends import HostBackend, NumpyMemory
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import collective_named
 from gpubench.measure.collective.cases import in_turn
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.units import format_size
 from gpubench.ports.backend import Launch, Region
@@ -62,7 +62,7 @@ double seconds(char kind, char *send, char *receive, long bytes, int buffers, in
 def main() -> None:
     """Be a rank; the first prints the table, and exits 1 where a row of 1 KiB or more is slower than the bound."""
     arguments = parse()
-    group = mpi.start(LaunchedBy("mpirun", 0, 1))
+    group = mpi.start(LaunchedRank("mpirun", 0, 1))
     backend = HostBackend(group, group.size)
     memories = NumpyMemory(arguments.last), NumpyMemory(arguments.last)
     for each in memories:

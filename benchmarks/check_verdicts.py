@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from gpubench.profiles import names
+from gpubench.profiles import profile_names
 from tests.fakes.planted_faults import PLANTED, findings
 
 
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the names of the machines that are simulated")
     given = parser.parse_args()
     started = time.monotonic()
-    known = [name for name in names() if given.only in name]
+    known = [name for name in profile_names() if given.only in name]
     planted = [number for number, (machine, _, _) in enumerate(PLANTED) if given.only in machine]
     with ProcessPoolExecutor(given.workers) as pool:
         alarms: Counter[str] = Counter()

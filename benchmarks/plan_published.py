@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpubench.errors import GpubenchError
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 from gpubench.training.cluster import CurveFinder, machine_of
 from gpubench.training.job import job_of, microbatches_of
 from gpubench.training.options import TrainingPlan
@@ -174,7 +174,7 @@ def summary(found: Sequence[PublishedPrediction]) -> Iterator[str]:
         if not rows:
             continue
         yield from (f"## {heading}", "| runs | inside | GPUs | off by at most |", "|---|--:|--:|--:|")
-        for name, own in grouped(rows, lambda each: each.published.table).items():
+        for name, own in group_by(rows, lambda each: each.published.table).items():
             gpus = sorted({each.published.gpus for each in own})
             errors = [abs(each.error) for each in own if each.error is not None]
             off = f"{max(errors):.1f} %" if errors else "-"

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from gpubench.collectives.expected import from_network, from_profile
 from gpubench.collectives.registry import collective_named
-from gpubench.model.paths.wiring import NodeNetwork, network_limit
+from gpubench.model.paths.wiring import NodeNetwork, internode_limit
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.speed import ExpectedTime
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size
-from gpubench.model.terms.verdict import Origin, Verdict, overall
-from gpubench.profiles import load, names
+from gpubench.model.terms.verdict import Origin, Verdict, worst_verdict
+from gpubench.profiles import load, profile_names
 
 FIGURES = Path(__file__).parents[1] / "tests" / "published" / "collectives.csv"
 LARGE_BYTES = 128 * 2**20
@@ -67,7 +67,7 @@ class Published:
 @cache
 def read() -> tuple[Published, ...]:
     """All figures of machines that a profile knows."""
-    known = names()
+    known = profile_names()
     with FIGURES.open(encoding="utf-8", newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["profile"] in known]
     return tuple(map(_published, lines))
@@ -123,7 +123,7 @@ def _published(line: dict[str, str]) -> Published:
         raise ValueError(f"{line['source']}: nothing is expected")
     # In one domain no NIC is a limit, and NVLS reduces in the switches: 2(n-1)/(n+1) times the NVLinks.
     inside = profile.link_gb_s * 2 * (ranks - 1) / (ranks + 1)
-    limit = inside if network.nodes == 1 else network_limit(row.algorithm, collective, network).gb_s or 0.0
+    limit = inside if network.nodes == 1 else internode_limit(row.algorithm, collective, network).gb_s or 0.0
     return Published(line["use"], line["state"], line["source"], profile.name, row, expected, limit)
 
 
@@ -148,8 +148,8 @@ class Bounds:
         tables: dict[str, list[Published]] = {}
         for each in healthy:
             tables.setdefault(each.source, []).append(each)
-        verdicts = [overall(each.verdict() for each in table) for table in tables.values()]
-        halves = [overall(each.verdict(slower=2.0) for each in table) for table in tables.values()]
+        verdicts = [worst_verdict(each.verdict() for each in table) for table in tables.values()]
+        halves = [worst_verdict(each.verdict(slower=2.0) for each in table) for table in tables.values()]
         return cls(
             near=sum(each.is_near for each in healthy),
             figures=len(healthy),
@@ -207,7 +207,7 @@ class KindRates:
 
 def _of_table(table: Sequence[Published], slower: Callable[[Published], float]) -> Verdict:
     """The gravest verdict of the rows; SKIP if nothing is wrong and the largest size is not judged."""
-    found = overall(each.verdict(slower(each)) for each in table)
+    found = worst_verdict(each.verdict(slower(each)) for each in table)
     largest = max(table, key=lambda each: each.row.size_bytes)
     return largest.verdict(slower(largest)) if found is Verdict.PASS else found
 
@@ -244,7 +244,7 @@ def main() -> None:
     for each in figures:
         if each.state == "ill":
             ill.setdefault(each.source, []).append(each)
-    seen = [overall(each.verdict() for each in table) is not Verdict.PASS for table in ill.values()]
+    seen = [worst_verdict(each.verdict() for each in table) is not Verdict.PASS for table in ill.values()]
     print(f"ill: {sum(seen)} of {len(seen)} tables not PASS")
 
 

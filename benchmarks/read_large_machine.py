@@ -29,7 +29,7 @@ from gpubench.machine.sysfs import SysfsFacts, read_sysfs
 from gpubench.measure.topo import prospects, survey
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import PairFacts
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from tests.fakes.large_machine import LargeMachine
 
@@ -70,10 +70,10 @@ def look_for_causes(facts: SysfsFacts, process: RankFacts) -> None:
     )
     gpus = (replace(gpu, nvlinks=()) for gpu in snapshot.gpus)
     nodes = [Topology(replace(snapshot, pairs=tuple(pairs), gpus=tuple(gpus)))]
-    explained = survey(nodes, group(nodes), [process])
+    explained = survey(nodes, group_nodes(nodes), [process])
     explained.conditions()
     explained.unread()
-    prospects(nodes, group(nodes), explained)
+    prospects(nodes, group_nodes(nodes), explained)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # The one of `typing`, whose import takes longer than all
 if TYPE_CHECKING:
     import signal
 
-    from gpubench.model.facts.environment import LaunchedBy
+    from gpubench.model.facts.environment import LaunchedRank
 else:
     import _signal as signal  # what `signal` is made of, without its enumerations
 
@@ -19,7 +19,7 @@ _QUOTED = " *?[]{}()<>|&;$`\"'\\!#~"
 _CHANNEL = "GPUBENCH_CHANNEL"  # As CHANNEL_VARIABLE in `model.facts.environment`: its parent speaks for a rank
 
 
-def run(launch: "LaunchedBy | None") -> int:
+def run(launch: "LaunchedRank | None") -> int:
     """Be a rank that gpubench launched, which needs no typer to know its plan, or read the command line."""
     if os.environ.get(_CHANNEL) and launch is not None:
         from gpubench.cli.process import run_launched

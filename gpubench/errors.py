@@ -61,7 +61,7 @@ class UsageError(GpubenchError):
     exit_code = WRONG_USAGE
 
 
-class NotSaidError(UsageError):
+class IncompleteResultError(UsageError):
     """A results file lacks the number of `ranks` or names several `collectives`; its figures suggest `likely_ranks`.
 
     `models` are those of the GPUs that it names all the same.
@@ -94,7 +94,7 @@ class OutputError(OSError):
 
 
 @contextmanager
-def naming_output(path: Path | str) -> Iterator[None]:
+def name_output(path: Path | str) -> Iterator[None]:
     """Have errors of the system say which output they are about: OutputError; BrokenPipeError stays what it is."""
     try:
         yield
@@ -105,7 +105,7 @@ def naming_output(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def advising(*, reason: str = "", next_step: str = "") -> Iterator[None]:
+def add_advice(*, reason: str = "", next_step: str = "") -> Iterator[None]:
     """Give errors of usage that pass through here a likely reason and a next step, where they have none."""
     try:
         yield
@@ -146,7 +146,7 @@ def more_ranks_than_gpus(ranks: int, gpus: int, host: str, ranks_per_gpu: int = 
     )
 
 
-def no_gpu_of_its_own(ranks: int, gpus: int, host: str) -> UsageError:
+def fewer_gpus_than_ranks(ranks: int, gpus: int, host: str) -> UsageError:
     """More ranks on one host than GPUs, where each needs a GPU of its own."""
     return UsageError(
         f"{ranks} ranks on {host}, which shows {gpus} GPU{'s' if gpus != 1 else ''}",

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.errors import UsageError, advising
-from gpubench.model.facts.snapshot import NvlinkPeer, display_cards
+from gpubench.errors import UsageError, add_advice
+from gpubench.model.facts.snapshot import NvlinkPeer, find_display_cards
 from gpubench.model.paths.topology import Topology, leads_to_switches
 from gpubench.model.profiles.profile import Generic, Profile, check_profile
 from gpubench.model.terms.plain import from_plain, is_nested_deeper
@@ -40,7 +40,7 @@ _STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<position>\d+)\](?: \([^)]*\))?", re
 _MULTI_LINE = ('"""', "'''")
 
 
-def path_in(words: str) -> KeyPath:
+def parse_key_path(words: str) -> KeyPath:
     """The path with which a message begins: '.expected[4] (p2p.write_gb_s).value is 0' → ('expected', 4, 'value')."""
     steps: list[str | int] = []
     end = 0
@@ -50,7 +50,7 @@ def path_in(words: str) -> KeyPath:
     return tuple(steps)
 
 
-def line_of(text: str, path: Sequence[str | int]) -> int | None:
+def find_line(text: str, path: Sequence[str | int]) -> int | None:
     """The line, from 1 on, of a key or table, else of the nearest table around it; None where none of it is there."""
     lines = _lines(text)
     return next((lines[key] for end in range(len(path), 0, -1) if (key := tuple(path[:end])) in lines), None)
@@ -107,7 +107,7 @@ def read_profile(data: bytes, where: str) -> Profile:
 
     Raises UsageError for no TOML, an unknown key, a value of the wrong type, or one that cannot be right.
     """
-    with advising(reason=_REASON, next_step=_ADVICE):
+    with add_advice(reason=_REASON, next_step=_ADVICE):
         try:
             text = data.decode()
             plain = _loaded(text)
@@ -155,7 +155,7 @@ def _naming_the_line(text: str, where: str) -> Iterator[None]:
     except UsageError as error:
         words = error.seen.removeprefix(where)
         unknown = _UNKNOWN_FIELD.search(words)
-        line = line_of(text, (*path_in(words), *(unknown.groups() if unknown else ())))
+        line = find_line(text, (*parse_key_path(words), *(unknown.groups() if unknown else ())))
         if line is not None and words != error.seen:
             error.seen = f"{where} line {line}: {words.removeprefix('.').lstrip()}"
             error.args = (error.seen,)
@@ -192,7 +192,7 @@ def _regular_bytes(path: Path) -> bytes:
         os.close(file)
 
 
-def names() -> tuple[str, ...]:
+def profile_names() -> tuple[str, ...]:
     """The names of the profiles that come with gpubench."""
     return tuple(sorted(path.stem for path in folder().glob("*.toml")))
 
@@ -200,7 +200,7 @@ def names() -> tuple[str, ...]:
 @cache
 def load(name: str) -> Profile:
     """The profile of that name; UsageError where there is none; names that are near are suggested."""
-    known = names()
+    known = profile_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         raise UsageError(
@@ -214,7 +214,7 @@ def load(name: str) -> Profile:
 _NO_HOME = "/nonexistent"  # Debian's home of who has none: never the working directory
 
 
-def own_folder(environment: Mapping[str, str]) -> Path:
+def user_folder(environment: Mapping[str, str]) -> Path:
     """The folder of a user's own profiles; it need not exist."""
     named = environment.get(FOLDER_VARIABLE)
     if named:
@@ -223,9 +223,9 @@ def own_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CONFIG_HOME") or Path(home) / ".config") / "gpubench" / "profiles"
 
 
-def own_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
+def user_profiles(environment: Mapping[str, str]) -> tuple[Profile, ...]:
     """A user's own profiles, by file name; UsageError where one of them is no profile, or there are too many."""
-    folder_ = own_folder(environment)
+    folder_ = user_folder(environment)
     paths = list(islice(folder_.glob("*.toml"), MOST_FILES + 1))
     if len(paths) > MOST_FILES:
         raise UsageError(
@@ -244,13 +244,13 @@ def find(text: str, environment: Mapping[str, str]) -> Profile:
     """
     if text.endswith(".toml") or "/" in text:
         return read_file(Path(text))
-    own = own_folder(environment) / f"{text}.toml"
+    own = user_folder(environment) / f"{text}.toml"
     return read_file(own) if own.is_file() else load(text)
 
 
 def all_profiles() -> tuple[Profile, ...]:
     """Every profile that comes with gpubench, by name."""
-    return tuple(load(name) for name in names())
+    return tuple(load(name) for name in profile_names())
 
 
 def _profiles_containing(words: Iterable[str]) -> Iterator[Profile]:
@@ -260,7 +260,7 @@ def _profiles_containing(words: Iterable[str]) -> Iterator[Profile]:
 
 @cache
 def _texts() -> Mapping[str, str]:
-    return {name: (folder() / f"{name}.toml").read_text(encoding="utf-8") for name in names()}
+    return {name: (folder() / f"{name}.toml").read_text(encoding="utf-8") for name in profile_names()}
 
 
 class ProfileMatch(Struct, frozen=True):
@@ -273,14 +273,16 @@ class ProfileMatch(Struct, frozen=True):
         return f"{self.profile.name} ({self.note})" if self.note else self.profile.name
 
 
-def match_any(
+def match_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None, joined: bool, own: Sequence[Profile] = ()
 ) -> ProfileMatch | None:
     """As `match`, a user's own first, and where nothing fits the one for any machine, with or without NVLink.
 
     `joined` says whether NVLinks join its GPUs. None where there are no GPUs, or their names are unknown.
     """
-    found = match(gpu_names, count, switched=switched, among=own) or match(gpu_names, count, switched=switched)
+    found = match_whole_machine(gpu_names, count, switched=switched, among=own) or match_whole_machine(
+        gpu_names, count, switched=switched
+    )
     bare = found is not None and count > 1 and not joined and found.profile.nvlink is not None and _has_bridges(found)
     if not count or (found is not None and not bare):
         return found
@@ -303,7 +305,7 @@ def _has_bridges(found: ProfileMatch) -> bool:
     return len(joined) == len(set(joined)) > 0
 
 
-def match(
+def match_whole_machine(
     gpu_names: Sequence[str], count: int, *, switched: bool | None = None, among: Sequence[Profile] | None = None
 ) -> ProfileMatch | None:
     """The profile for `count` visible GPUs of these NVML names, None where there is none; `among` these, or ours.
@@ -338,7 +340,7 @@ def _part_of_board(profile: Profile, count: int) -> str:
     return f"{count} of {board} GPUs: a slice of the board" if has_board and count < board else ""
 
 
-def domain_of(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
+def find_domain(gpu_names: Sequence[str], among: Sequence[Profile] = ()) -> Profile | None:
     """The profile of an NVLink domain of several nodes with these GPUs; `among` are looked at before ours."""
     models = set(gpu_names)
     ours = _profiles_containing([*models, "domain"])
@@ -351,19 +353,19 @@ def _is_switched(profile: Profile) -> bool | None:
     return None if profile.nvlink is None else profile.nvlink.to is NvlinkPeer.SWITCH
 
 
-def profile_for(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
+def match_node(node: Topology, environment: Mapping[str, str], asked: str | None = None) -> ProfileMatch | None:
     """The profile that a node is judged by; None where it has no GPUs and nobody asked for one.
 
     Raises:
         UsageError: there is none of the name asked for, or it or one of the user's own is broken.
     """
-    return profiles_for([node], environment, asked)[0]
+    return match_nodes([node], environment, asked)[0]
 
 
-def profiles_for(
+def match_nodes(
     nodes: Sequence[Topology], environment: Mapping[str, str], asked: str | None = None
 ) -> list[ProfileMatch | None]:
-    """`profile_for` of every node: of thousands, most are alike, and looked up once.
+    """`match_node` of every node: of thousands, most are alike, and looked up once.
 
     Raises:
         UsageError: as there.
@@ -371,25 +373,25 @@ def profiles_for(
     if asked is not None:
         profile = find(asked, environment)
         return [ProfileMatch(profile)] * len(nodes)
-    own = own_profiles(environment)
+    own = user_profiles(environment)
     traits = [_traits(node) for node in nodes]
     known = {
-        fromkey: match_any(fromkey.models, fromkey.gpus, switched=fromkey.switched, joined=fromkey.joined, own=own)
+        fromkey: match_machine(fromkey.models, fromkey.gpus, switched=fromkey.switched, joined=fromkey.joined, own=own)
         for fromkey in dict.fromkeys(traits)
     }
     return [known[trait] for trait in traits]
 
 
-def matched_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
+def find_node_profiles(nodes: Sequence[Topology], environment: Mapping[str, str]) -> list[Profile | None]:
     """The profile of every node, None where none is known.
 
     Raises:
         UsageError: as there.
     """
-    return [None if found is None else found.profile for found in profiles_for(nodes, environment)]
+    return [None if found is None else found.profile for found in match_nodes(nodes, environment)]
 
 
-def profile_of_gpus(
+def find_gpu_profile(
     models: Sequence[str], count: int, node: Topology | None, environment: Mapping[str, str], asked: str | None
 ) -> Profile | None:
     """The profile for so many GPUs of a node, which may have more; without `node` by the names of their models alone.
@@ -401,7 +403,7 @@ def profile_of_gpus(
         return find(asked, environment)
     switched = None if node is None else leads_to_switches(node.gpus)
     joined = node is None or _traits(node).joined
-    found = match_any(models, count, switched=switched, joined=joined, own=own_profiles(environment))
+    found = match_machine(models, count, switched=switched, joined=joined, own=user_profiles(environment))
     return None if found is None else found.profile
 
 
@@ -413,7 +415,7 @@ class _Traits(NamedTuple):
 
 
 def _traits(node: Topology) -> _Traits:
-    computing = [gpu for gpu in node.gpus if gpu not in display_cards(node.gpus)]
+    computing = [gpu for gpu in node.gpus if gpu not in find_display_cards(node.gpus)]
     return _Traits(
         models=tuple(sorted({gpu.name for gpu in computing if gpu.name})),
         gpus=len(computing),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench import profiles
-from gpubench.profiles import line_of, path_in
+from gpubench.profiles import find_line, parse_key_path
 
 TEXT = '''schema = 1 # [not.a.table]
 name = "mine"
@@ -48,16 +48,16 @@ pairs = [
 )
 def test_the_line_is_that_of_the_key_or_of_the_table_around_it(words: str, line: int | None) -> None:
     tomllib.loads(TEXT)
-    assert line_of(TEXT, path_in(words)) == line
+    assert find_line(TEXT, parse_key_path(words)) == line
 
 
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.profile_names())
 def test_every_value_of_our_profiles_is_found_on_its_line(name: str) -> None:
     text = (profiles.folder() / f"{name}.toml").read_text()
     lines = text.splitlines()
     plain: dict[str, Any] = tomllib.loads(text)
     for number, expected in enumerate(plain.get("expected", ())):
         for key, value in expected.items():
-            line = line_of(text, ("expected", number, key))
+            line = find_line(text, ("expected", number, key))
             assert line is not None
             assert tomllib.loads(lines[line - 1]) == {key: value}

@@ -24,8 +24,8 @@ SHIPPED = profiles.all_profiles()
 
 
 def test_the_promised_profiles_are_there() -> None:
-    assert [each.name for each in SHIPPED] == list(profiles.names())
-    assert set(profiles.names()) >= {
+    assert [each.name for each in SHIPPED] == list(profiles.profile_names())
+    assert set(profiles.profile_names()) >= {
         *("dgx-1-v100", "hgx-a100-4", "hgx-a100-4-40gb", "hgx-a100-8", "hgx-a100-8-40gb", "a100-pcie-2"),
         *("hgx-h100-4", "hgx-h100-8", "h100-pcie-2", "h100-nvl-2"),
         *("hgx-h200-2", "hgx-h200-4", "hgx-h200-8", "hgx-b200-8", "gb200-nvl-4", "gb300-nvl-4"),
@@ -35,7 +35,7 @@ def test_the_promised_profiles_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.profile_names())
 def test_a_shipped_profile_is_named_like_its_file_and_hashed(name: str) -> None:
     data = (profiles.folder() / f"{name}.toml").read_bytes()
     profile = profiles.load(name)
@@ -95,7 +95,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
     ],
 )
 def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: str) -> None:
-    match = profiles.match([name] * count, count)
+    match = profiles.match_whole_machine([name] * count, count)
     assert match is not None
     assert (match.profile.name, str(match)) == (found, text)
 
@@ -106,13 +106,13 @@ def test_a_machine_finds_its_profile(name: str, count: int, found: str, text: st
 )
 def test_four_gpus_joined_directly_are_no_slice_of_a_board_with_switches(name: str, direct: str, switched: str) -> None:
     for is_switched, expected in ((False, direct), (True, switched)):
-        match = profiles.match([name], 4, switched=is_switched)
+        match = profiles.match_whole_machine([name], 4, switched=is_switched)
         assert match is not None
         assert match.profile.name == expected
 
 
 def test_cards_without_nvlink_match_whatever_is_told() -> None:
-    assert profiles.match(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
+    assert profiles.match_whole_machine(["NVIDIA GeForce RTX 4090"], 2, switched=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,18 @@ def test_cards_without_nvlink_match_whatever_is_told() -> None:
     [(["NVIDIA H200"], 9), (["NVIDIA H200"], 0), (["NVIDIA R100"], 8), ([], 0), (["NVIDIA H200", "NVIDIA A100"], 2)],
 )
 def test_other_machines_find_none(names: list[str], count: int) -> None:
-    assert profiles.match(names, count) is None
+    assert profiles.match_whole_machine(names, count) is None
 
 
 def test_files_that_are_not_parsed_have_nothing_to_say() -> None:
     for models in {each.match.gpus[:1] for each in SHIPPED} | {("NVIDIA X900",)}:
         for count in (1, 2, 3, 8):
-            assert profiles.match(models, count) == profiles.match(models, count, among=SHIPPED)
-        assert profiles.domain_of(models) == profiles.domain_of(models, among=[e for e in SHIPPED if e.domain])
+            assert profiles.match_whole_machine(models, count) == profiles.match_whole_machine(
+                models, count, among=SHIPPED
+            )
+        assert profiles.find_domain(models) == profiles.find_domain(models, among=[e for e in SHIPPED if e.domain])
     for joined in (False, True):
-        found = profiles.match_any(["NVIDIA X900"], 2, switched=None, joined=joined)
+        found = profiles.match_machine(["NVIDIA X900"], 2, switched=None, joined=joined)
         assert found is not None
         assert found.profile.match.generic is (Generic.NVLINK if joined else Generic.PCIE)
 
@@ -229,31 +231,31 @@ def test_the_example_of_the_keys_has_no_unknown_one() -> None:
 
 
 def test_a_users_own_profile_comes_before_ours_and_a_generic_one_last() -> None:
-    ours = profiles.match_any(["NVIDIA H200"], 4, switched=True, joined=True)
+    ours = profiles.match_machine(["NVIDIA H200"], 4, switched=True, joined=True)
     assert ours is not None
     assert ours.profile.match.generic is None
     own = replace(ours.profile, name="own")
-    found = profiles.match_any(["NVIDIA H200"], 4, switched=True, joined=True, own=[own])
+    found = profiles.match_machine(["NVIDIA H200"], 4, switched=True, joined=True, own=[own])
     assert found is not None
     assert found.profile.name == "own"
     for joined, generic in ((True, Generic.NVLINK), (False, Generic.PCIE)):
-        unknown = profiles.match_any(["NVIDIA X999"], 4, switched=None, joined=joined, own=[own])
+        unknown = profiles.match_machine(["NVIDIA X999"], 4, switched=None, joined=joined, own=[own])
         assert unknown is not None
         assert (unknown.profile.match.generic, unknown.note) == (generic, "")
-    assert profiles.match_any([], 0, switched=None, joined=False) is None
+    assert profiles.match_machine([], 0, switched=None, joined=False) is None
 
 
 def test_a_users_own_folder_and_files(tmp_path: Path) -> None:
-    assert profiles.own_folder({"GPUBENCH_PROFILES": "/p", "XDG_CONFIG_HOME": "/x"}) == Path("/p")
-    assert profiles.own_folder({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/gpubench/profiles")
-    assert profiles.own_folder({}).is_absolute()
-    assert profiles.own_folder({"HOME": "/h"}) == Path("/h/.config/gpubench/profiles")
+    assert profiles.user_folder({"GPUBENCH_PROFILES": "/p", "XDG_CONFIG_HOME": "/x"}) == Path("/p")
+    assert profiles.user_folder({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/gpubench/profiles")
+    assert profiles.user_folder({}).is_absolute()
+    assert profiles.user_folder({"HOME": "/h"}) == Path("/h/.config/gpubench/profiles")
     data = (profiles.folder() / "hgx-h200-4.toml").read_bytes()
     (tmp_path / "without-suffix").write_bytes(data)
     assert profiles.find(str(tmp_path / "without-suffix"), {}).name == "hgx-h200-4"
     (tmp_path / "mine.toml").write_bytes(data)
     environment = {"GPUBENCH_PROFILES": str(tmp_path)}
-    assert profiles.find("mine", environment) == profiles.own_profiles(environment)[0]
+    assert profiles.find("mine", environment) == profiles.user_profiles(environment)[0]
     assert profiles.find("hgx-h100-8", environment).name == "hgx-h100-8"
     with pytest.raises(UsageError, match=r"mine\.toml cannot be read"):
         profiles.find("mine.toml", {})
@@ -261,4 +263,4 @@ def test_a_users_own_folder_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["H100 80GB HBM3", "A100-SXM4-40GB", "GB200"])
 def test_models_without_the_vendor_match_like_those_with_it(name: str) -> None:
-    assert profiles.match([name], 4) == profiles.match([f"NVIDIA {name}"], 4) is not None
+    assert profiles.match_whole_machine([name], 4) == profiles.match_whole_machine([f"NVIDIA {name}"], 4) is not None

@@ -21,7 +21,7 @@ from gpubench.backends.timing import no_garbage_collection
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine import host as host_memory
 from gpubench.machine.nvml import Driver
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.terms.operation import Block, CopyGpu, DataPattern, Direction, Engine, HostMemory, Place
 from gpubench.model.terms.units import format_size
 from gpubench.ports.backend import Array, Memory, Region
@@ -317,7 +317,7 @@ class CudaCopies:
 
     def _identify(self, index: int, device_names: Mapping[str, str]) -> CopyGpu:
         identity = cuda.identify(self._runtime, index)
-        address = bus_id(identity.bus_id)
+        address = normalize_bus_id(identity.bus_id)
         device = device_names.get(address, f"GPU{index}")
         return CopyGpu(device=device, index=index, bus_id=address, uuid=identity.uuid, name=identity.name)
 

@@ -256,7 +256,7 @@ def open_device(local_rank: int, ranks_on_host: int, host: str, driver: Driver, 
     with opening(runtime):
         visible = runtime.getDeviceCount()
         if visible > 1 and local_rank >= visible and not shared:
-            raise errors.no_gpu_of_its_own(ranks_on_host, visible, host)
+            raise errors.fewer_gpus_than_ranks(ranks_on_host, visible, host)
         return CudaDevice(cupy, local_rank % visible if visible > 1 else 0, driver)
 
 

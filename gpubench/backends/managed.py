@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine import host as host_memory
 from gpubench.machine.drivers import load_cuda, read_attribute
-from gpubench.model.terms.operation import MOST_SHARE, ManagedSupport, Place
+from gpubench.model.terms.operation import MANAGED_MEMORY_SHARE, ManagedSupport, Place
 from gpubench.model.terms.units import format_size
 from gpubench.ports.backend import Memory
 from gpubench.ports.copies import CopyStream
@@ -48,11 +48,11 @@ class CudaManaged:
         """Allocate managed memory: at most a quarter of the free memory of each GPU and the host."""
         free = {**self._copies.free_bytes(), "the host": host_memory.free_bytes()}
         least = min(free, key=free.__getitem__)
-        most = int(free[least] * MOST_SHARE)
+        most = int(free[least] * MANAGED_MEMORY_SHARE)
         if size_bytes > most:
             raise CouldNotMeasureError(
                 f"{format_size(size_bytes)} of managed memory are more than {most / 2**30:.3g} GiB, "
-                f"{MOST_SHARE:.0%} of what is free on {least}",
+                f"{MANAGED_MEMORY_SHARE:.0%} of what is free on {least}",
                 expected="so little that no page is ever evicted: that can hang a GPU",
                 next_step="smaller --sizes; nvidia-smi shows what holds the memory",
             )

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from gpubench import __version__, errors
 from gpubench.cli.process import COMMANDS, exit_with
 from gpubench.cli.signature import HELP_ALL, HelpfulGroup, usage_error
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.commands import BARE, Command
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def main() -> None:
     exit_with(run_command_line)
 
 
-def run_command_line(launch: LaunchedBy | None) -> int:
+def run_command_line(launch: LaunchedRank | None) -> int:
     """Run the command of the command line; return the exit code."""
     style = _exit_style()
     try:

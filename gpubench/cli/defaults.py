@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import typer
 
 from gpubench.cli.process import COMMANDS, DEFAULTS_FILES, PREFIX, PROJECT_FILE
-from gpubench.errors import GpubenchError, UsageError, advising
+from gpubench.errors import GpubenchError, UsageError, add_advice
 from gpubench.formats.presentation import Color, ExitStyle
 from gpubench.formats.registry import FORMATS
 from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ
-from gpubench.profiles import MOST_FILES, names, own_folder
+from gpubench.profiles import MOST_FILES, profile_names, user_folder
 from gpubench.readers.documents import opened
 
 
@@ -173,7 +173,7 @@ def _values_of_file(
     command: str, folder: Path, options: Container[str]
 ) -> tuple[str | None, dict[str, tuple[Any, str]]]:
     """Return the defaults file of a folder (None without one), and each option's value and place in it."""
-    with advising(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
+    with add_advice(next_step=f"{DEFAULTS_VARIABLE}={NO_DEFAULTS_TO_READ}, to ignore the file"):
         file, document = _document(folder)
     if file is None:
         return None, {}
@@ -270,14 +270,14 @@ def words_for(option: str, incomplete: str) -> list[str]:
 
 def _words(option: str, incomplete: str) -> Iterable[str]:
     if option == "fault":
-        from gpubench.model.profiles.fault import fault_words
+        from gpubench.model.profiles.fault import complete_fault
 
-        return fault_words(incomplete)
+        return complete_fault(incomplete)
     if option == "simulate":
-        return names()
+        return profile_names()
     if option == "profile":
-        own = (path.stem for path in own_folder(os.environ).glob("*.toml"))
-        return (*islice(own, MOST_FILES), *names())
+        own = (path.stem for path in user_folder(os.environ).glob("*.toml"))
+        return (*islice(own, MOST_FILES), *profile_names())
     if option == "against":
         from gpubench.readers.results.history import baseline_names
 

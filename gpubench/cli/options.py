@@ -10,7 +10,7 @@ from gpubench.errors import UsageError, exclusive, exit_style_under_launcher
 from gpubench.formats.presentation import OPTION, Color, ExitStyle, Output, Presentation
 from gpubench.formats.registry import BASELINE, CSV, DATED, FORMATS, JSON, QUIET, SUMMARY, TABLE, TUNER, Format
 from gpubench.jobs.options import OUTPUT, Option, flag, group_of, option, option_of, parse_choices, unknown_choice
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -158,7 +158,7 @@ class PresentationOptions:
 
 
 def _refuse_under_launcher() -> None:
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
         raise exit_style_under_launcher(launch.launcher)
 

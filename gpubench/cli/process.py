@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 
 from gpubench.collectives.registry import SUMMARIES
-from gpubench.errors import CouldNotMeasureError, UsageError, naming_output, no_working_folder
+from gpubench.errors import CouldNotMeasureError, UsageError, name_output, no_working_folder
 from gpubench.model.facts.environment import (
-    OF_TORCHRUN,
     PLAN_VARIABLE,
     SECONDS_FOR_THE_FIRST_RANK,
     TORCHRUN,
-    LaunchedBy,
-    launched_by,
+    TORCHRUN_VARIABLES,
+    LaunchedRank,
+    detect_launcher,
 )
 from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
 
@@ -33,11 +33,11 @@ class _Stdout(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write; OutputError where the disk is full, BrokenPipeError where the reader is gone."""
-        with naming_output("stdout"):
+        with name_output("stdout"):
             return super().write(text)
 
     def flush(self) -> None:
-        with naming_output("stdout"):
+        with name_output("stdout"):
             super().flush()
 
 
@@ -91,7 +91,7 @@ DEFAULTS_FILES = (OWN_FILE, PROJECT_FILE)
 _OWN_FAULT = "gpubench itself failed, as shown above; this says nothing about the machine"
 
 
-def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
+def exit_with(run: Callable[[LaunchedRank | None], int]) -> None:
     """Run, and exit with the code; under a launcher only the first rank reports wrong usage."""
     _prepare_streams()
     launch = _own_launch()
@@ -107,7 +107,7 @@ def exit_with(run: Callable[[LaunchedBy | None], int]) -> None:
     sys.exit(code)
 
 
-def _ended(run: Callable[[LaunchedBy | None], int], launch: LaunchedBy | None) -> int:
+def _ended(run: Callable[[LaunchedRank | None], int], launch: LaunchedRank | None) -> int:
     """Return the exit code of a run; an unexpected exception counts as CouldNotMeasureError."""
     try:
         return run(launch)
@@ -135,16 +135,16 @@ def _is_folder_gone() -> bool:
     return False
 
 
-def _own_launch() -> LaunchedBy | None:
+def _own_launch() -> LaunchedRank | None:
     """The launcher of this rank; None for a command whose ranks do not use the variables of torchrun.
 
     Where that command starts none either, this process is one alone: in it, and in what it starts, those variables are
     taken away.
     """
     try:
-        launch = launched_by(os.environ)
+        launch = detect_launcher(os.environ)
     except UsageError:  # one of torchrun's variables is no number: a command that starts ranks says so
-        launch = LaunchedBy(TORCHRUN, 0, 1)
+        launch = LaunchedRank(TORCHRUN, 0, 1)
     if launch is None or launch.launcher != TORCHRUN:
         return launch
     from gpubench.model.terms.commands import UnderTorchrun
@@ -153,12 +153,12 @@ def _own_launch() -> LaunchedBy | None:
         (command.under_torchrun for command in COMMANDS if command.name in sys.argv[1:2]), UnderTorchrun.REFUSED
     )
     if under is UnderTorchrun.ALONE:
-        for name in OF_TORCHRUN:
+        for name in TORCHRUN_VARIABLES:
             del os.environ[name]
     return launch if under is UnderTorchrun.RANKS else None
 
 
-def run_launched(launch: LaunchedBy) -> int:
+def run_launched(launch: LaunchedRank) -> int:
     """Be a rank that gpubench launched: its parent has read the command line and hands on the values."""
     import json
     from importlib import import_module

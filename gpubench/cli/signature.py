@@ -113,10 +113,10 @@ class HelpfulCommand(TyperCommand):
                 with formatter.section(name):
                     formatter.write_dl([(names.ljust(width), help_text) for names, help_text in records], col_max=width)
         if ctx.meta.get(HELP_ALL) and any(_FAULT in each.opts for each in visible):
-            from gpubench.model.profiles.fault import keys_of_parts
+            from gpubench.model.profiles.fault import list_fault_keys
 
             with formatter.section(FAULT_HEADING):
-                formatter.write_dl(list(keys_of_parts(self.name or "")), col_max=width)
+                formatter.write_dl(list(list_fault_keys(self.name or "")), col_max=width)
 
     def _is_common(self, parameter: Any) -> bool:
         is_option = parameter.param_type_name == "option"

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gpubench.collectives.curve import Curve, curve
 from gpubench.collectives.record import Collective
 from gpubench.errors import UsageError
-from gpubench.model.paths.wiring import NodeNetwork, nccl_name, network_limit
+from gpubench.model.paths.wiring import NodeNetwork, internode_limit, nccl_name
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind, Profile
 from gpubench.model.results import speed
 from gpubench.model.results.report import CollectiveRow
@@ -243,7 +243,7 @@ def from_network(
 
 def from_links(collective: Collective, row: CollectiveRow, network: NodeNetwork) -> speed.ExpectedTime | None:
     """The time of CPU buffers over the links between nodes; None on one node and for small, core-bound buffers."""
-    limit = network_limit("RING", collective, network).gb_s
+    limit = internode_limit("RING", collective, network).gb_s
     if row.nodes < 2 or network.ranks != row.ranks or not limit or row.size_bytes < _OVER_LINKS_FROM_BYTES:
         return None
     hops_us = 2 * math.ceil(math.log2(network.nodes)) * _HOP_OF_MPI_US

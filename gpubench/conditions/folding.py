@@ -13,8 +13,16 @@ from gpubench.conditions.ranking import MOST_TIMES, distance
 from gpubench.conditions.registry import CONDITIONS, FAMILIES
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, SLOW_UNEXPLAINED, STRAGGLER, Finding, Verdict, overall
+from gpubench.model.terms.units import shorten
+from gpubench.model.terms.verdict import (
+    FIGURES,
+    HOST_STAGED,
+    SLOW_UNEXPLAINED,
+    STRAGGLER,
+    Finding,
+    Verdict,
+    worst_verdict,
+)
 
 _MOST_TIMES_OF_COPIES = 1.3  # A copy is as fast as its path: shares of links and of copies agree within a quarter
 
@@ -253,7 +261,7 @@ def _restrict(place: _NamedPlaces, names: Sequence[str]) -> Finding:
     devices = frozenset(device for name, each in subjects if name in names for device in each.devices)
     places = tuple(each for each in finding.places if each.device is None or each.device in devices)
     lead = _RANKS if finding.subject.startswith(_RANKS) else ""
-    return replace(finding, subject=lead + some_of(names), subjects=tuple(names), places=places)
+    return replace(finding, subject=lead + shorten(names), subjects=tuple(names), places=places)
 
 
 def _topmost(number: int, roots: Sequence[int | None]) -> int:
@@ -390,7 +398,7 @@ def _add_consequences(root: Finding, below: Sequence[Finding]) -> Finding:
     shares = [each.expected_percent for each in (root, *below) if each.expected_percent is not None]
     return replace(
         root,
-        severity=overall([root.severity, *(each.severity for each in below)]),
+        severity=worst_verdict([root.severity, *(each.severity for each in below)]),
         consequences=tuple(dict.fromkeys((*root.consequences, *lines))),
         expected_percent=min(shares, default=None),
     )

@@ -19,10 +19,10 @@ from gpubench.conditions.condition import (
 from gpubench.model.facts.health import MEMORY_ERRORS, ErrorCounts
 from gpubench.model.facts.process import LEAST_CLOCK_SHARE, GpuProcess
 from gpubench.model.facts.snapshot import GpuFacts, PciKind, is_workstation_card
-from gpubench.model.facts.traffic import IdleGpu, LinkRates, is_foreign
+from gpubench.model.facts.traffic import IdleGpu, LinkRates, exceeds_idle
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.figures import is_busy
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import NO_CURE, Cure
 
 _BY_HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake")  # Hardware divides the clocks by ≥ 2 (NVML)
@@ -46,7 +46,7 @@ def _lost(run: Circumstances) -> Found:
         listed = len(snapshot.gpus) + snapshot.gpus_of_others
         if snapshot.gpus and len(on_bus) > listed:
             missing = joined(bus_id for bus_id in on_bus if bus_id not in {gpu.bus_id for gpu in snapshot.gpus})
-            seen = f"{counted(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
+            seen = f"{plural(len(on_bus), 'GPU')} on the PCI bus, {listed} in the driver: {missing} is not"
             yield node_sighting(run, number, seen)
 
 
@@ -116,7 +116,7 @@ def _row_failed(gpu: GpuFacts) -> str:
     rows = gpu.remapped_rows
     if rows is None or not (rows.failure or rows.banks_without_spares):
         return ""
-    without = f"{counted(rows.banks_without_spares or 0, 'memory bank')} without a spare row"
+    without = f"{plural(rows.banks_without_spares or 0, 'memory bank')} without a spare row"
     return "a memory row could not be remapped" if rows.failure else without
 
 
@@ -309,8 +309,8 @@ def _foreign(link: str, rates_of: Callable[[LinkRates], tuple[float | None, floa
     def look(run: Circumstances) -> Found:
         for position, gpu in run.idle_gpus.items():
             sent, received = rates_of(gpu.rates)
-            words = [f"sends {sent:.3g}"] if sent is not None and is_foreign(sent) else []
-            words += [f"receives {received:.3g}"] if received is not None and is_foreign(received) else []
+            words = [f"sends {sent:.3g}"] if sent is not None and exceeds_idle(sent) else []
+            words += [f"receives {received:.3g}"] if received is not None and exceeds_idle(received) else []
             if words:
                 seen = f"{run.name(position)} {' and '.join(words)} GB/s over {link} {_IDLE}"
                 seen += f" (used by {_named(gpu.use.users)})" if gpu.use.users else ""
@@ -367,7 +367,7 @@ def _used_while_idle(run: Circumstances, position: int, gpu: IdleGpu) -> Found:
         yield gpu_sighting(run, position, seen, cure=_cure(use.users))
     elif use.users:
         rates = gpu.rates
-        moved = any(map(is_foreign, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
+        moved = any(map(exceeds_idle, (rates.nvlink_sent, rates.nvlink_received, rates.pcie_sent, rates.pcie_received)))
         sure = Confidence.LIKELY if moved else Confidence.WEAK
         did = "its links carry traffic of another job" if moved else "idle when read"
         yield gpu_sighting(run, position, f"{name} is open to {_named(use.users)}: {did}", sure, cure=_cure(use.users))
@@ -394,7 +394,7 @@ def _host_bound(run: Circumstances) -> Found:
     bound = [each for each in run.issued if each.issue_us >= _HOST_BOUND_SHARE * each.time_us]
     if bound:
         worst = max(bound, key=lambda each: each.time_us)
-        more = f"; {counted(len(bound) - 1, 'more row')} likewise" if len(bound) > 1 else ""
+        more = f"; {plural(len(bound) - 1, 'more row')} likewise" if len(bound) > 1 else ""
         seen = (
             f"{worst.label} takes {worst.time_us:.3g} µs, {worst.issue_us:.3g} of them for the host to issue it{more}"
         )

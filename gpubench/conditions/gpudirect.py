@@ -26,7 +26,7 @@ from gpubench.conditions.condition import (
 from gpubench.conditions.nccl_settings import blame, in_log
 from gpubench.model.facts.snapshot import GpuFacts
 from gpubench.model.paths.nccl_log import RemarkKind
-from gpubench.model.paths.topology import DEFAULT_LEVEL, Topology, allows, is_within, level, nccl_type
+from gpubench.model.paths.topology import DEFAULT_LEVEL, Topology, is_within, level_allows, nccl_path_type, parse_level
 from gpubench.model.paths.transport import Confidence, Pair, State
 from gpubench.model.terms.verdict import Cure
 
@@ -42,14 +42,14 @@ def _nodes(run: Circumstances) -> Iterator[tuple[int, Topology, dict[str, tuple[
 
 
 def _is_low(value: str) -> bool:
-    limit = level(value)
+    limit = parse_level(value)
     return limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
 
 
 def _switched_off(run: Circumstances) -> Found:
     """Variables that keep RDMA off GPU memory: DMA-BUF matters without the kernel module, C2C on Grace nodes."""
     facts = [node.snapshot.gpudirect for _, node, _ in _nodes(run)]
-    levels = [value for value in run.values(_LEVEL) if level(value) == "LOC"]
+    levels = [value for value in run.values(_LEVEL) if parse_level(value) == "LOC"]
     off = {_LEVEL: levels} if levels and facts else {}
     able = {
         _READ: bool(facts),
@@ -94,9 +94,9 @@ def _too_far(run: Circumstances) -> Found:
     ends = {gpu for pair in run.across for gpu in pair}
     for position, node, gpu in run.gpus():
         paths = [node.path(gpu, nic) for nic in node.nics if nic.rdma]
-        types = [each for each in map(nccl_type, paths) if each is not None]
+        types = [each for each in map(nccl_path_type, paths) if each is not None]
         taken = any(is_within(type_) for type_ in types) or any(
-            allows(value, path) for value in levels for path in paths
+            level_allows(value, path) for value in levels for path in paths
         )
         if types and len(types) == len(paths) and not taken and position in ends:
             nearest = min(paths, key=lambda path: ("PHB", "NODE", "SYS").index(path))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from gpubench.conditions.condition import Condition, Family, Sighting, joined, nothing_in_facts
 from gpubench.model.paths.hang import Hang, HangReason
 from gpubench.model.paths.nccl_log import LogFacts
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
@@ -16,7 +16,7 @@ def _hanging(*reasons: HangReason) -> Callable[[LogFacts], Iterator[Sighting]]:
         for hang in facts.hangs:
             if hang.reason in reasons:
                 theirs = "".join(f"{mark}{said}" for mark, said in ((": ", hang.theirs), ("; ", hang.now)) if said)
-                operation = f"; {counted(hang.waiting, 'rank')} in {hang.operation}" if hang.operation else ""
+                operation = f"; {plural(hang.waiting, 'rank')} in {hang.operation}" if hang.operation else ""
                 place = f" at {hang.place}" if hang.place else ""
                 since = f" since {hang.since} UTC" if hang.since else ""
                 yield Sighting(

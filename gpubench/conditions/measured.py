@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from gpubench.conditions.circumstances import Circumstances
 from gpubench.conditions.condition import Condition, Family, Found, Sighting, joined
-from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, is_large_copy, odd_ones
+from gpubench.model.paths.p2p import FAILED_SHARE, SLOW_SHARE, find_oddities, is_large_copy
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.profiles.copies import is_slow_copy, is_with_host, kind_of, reason_of
-from gpubench.model.profiles.learning import odd_among
+from gpubench.model.profiles.copies import comparison_key, describe_slowness, is_slow_copy, is_with_host
+from gpubench.model.profiles.learning import find_slow_values
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.figures import COLLECTIVE_NAMES, Measurements, memory_row, peer_rows
 from gpubench.model.results.neighbours import LEAST_LOSS, LONE, SHARE, late_rank, slow_range
@@ -27,8 +27,8 @@ from gpubench.model.results.speed import (
 )
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted, format_size, format_time, grouped
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, overall
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, format_size, format_time, group_by, plural
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, STRAGGLER, WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 
 _SLOW_MEMORY_SHARE, _FAILED_MEMORY_SHARE = 0.75, 0.5
 """Of what nodes with the same CPU reach. Wider than for GPUs: others use the same memory, and one thread copies at the
@@ -69,7 +69,7 @@ def _slow_copies(run: Circumstances) -> Found:
     staged = {_ends(row) for row in run.measurements.pairs if _is_staged(run.measurements, row)}
     slow_ends = {frozenset(ends) for ends in staged}
     rows = [row for row in run.measurements.pairs if _is_between_gpus(row)]
-    for alike in grouped(rows, kind_of).values():
+    for alike in group_by(rows, comparison_key).values():
         known = staged
         if alike[0].direction == Direction.BOTH:
             known = {ends for ends in map(_ends, alike) if frozenset(ends) in slow_ends}
@@ -84,7 +84,7 @@ def _slow_copies(run: Circumstances) -> Found:
             names=slow[0].names,
             places=slow[0].places,
             seen="; ".join(dict.fromkeys(each.seen for each in slow)),
-            severity=overall(each.verdict for each in slow),
+            severity=worst_verdict(each.verdict for each in slow),
             expected=next((each.expected for each in slow if each.expected), ""),
             expected_percent=min((each.expected_percent for each in slow if each.expected_percent), default=None),
             **without_nvlinks,
@@ -100,7 +100,7 @@ def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowne
     by_pair = {(positions[one], positions[other]): row for row in rows for one, other in [_ends(row)]}
     slow = {pair: row for pair, row in by_pair.items() if is_slow_copy(row)}
     # Paths differ in speed, so what counts is whether a row is slow, and not its bandwidth.
-    for oddity in odd_ones({pair: 0.0 if pair in slow else 1.0 for pair in by_pair}, len(ends)):
+    for oddity in find_oddities({pair: 0.0 if pair in slow else 1.0 for pair in by_pair}, len(ends)):
         own = {pair: row for pair, row in slow.items() if oddity.role != "pair" and oddity.gpus[0] in pair}
         slow = {pair: row for pair, row in slow.items() if pair not in own}
         if own:
@@ -112,9 +112,9 @@ def _slow_among(run: Circumstances, rows: Sequence[PairRow]) -> Iterator[_Slowne
 
 def _slowness(names: Sequence[str], rows: Collection[PairRow], role: str, places: tuple[DevicePlace, ...]) -> _Slowness:
     worst = min(rows, key=lambda row: row.expected_percent or 0.0)
-    verdict = overall(Verdict(row.verdict or Verdict.WARN) for row in rows)
+    verdict = worst_verdict(Verdict(row.verdict or Verdict.WARN) for row in rows)
     expected = f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}"
-    seen = f"{_kind(worst)}: {reason_of(worst)}{role}"
+    seen = f"{_kind(worst)}: {describe_slowness(worst)}{role}"
     return _Slowness(tuple(names), verdict, seen, expected, worst.expected_percent, places)
 
 
@@ -237,13 +237,13 @@ def _asymmetric(run: Circumstances) -> Found:
 def _host_copies(run: Circumstances) -> Found:
     """Find GPUs with slow copies to or from host memory, one finding for both directions."""
     slow = [row for row in run.measurements.pairs if is_with_host(row) and is_slow_copy(row)]
-    for name, rows in grouped(slow, lambda row: _host_end(run, row)).items():
+    for name, rows in group_by(slow, lambda row: _host_end(run, row)).items():
         worst = min(rows, key=lambda row: row.expected_percent or 0.0)
         yield Sighting(
             subject=name,
             places=_places(run, rows[:1]),
-            seen="; ".join(f"{_way(row)}: {reason_of(row)}" for row in rows),
-            severity=overall(Verdict(row.verdict or Verdict.WARN) for row in rows),
+            seen="; ".join(f"{_way(row)}: {describe_slowness(row)}" for row in rows),
+            severity=worst_verdict(Verdict(row.verdict or Verdict.WARN) for row in rows),
             expected=f"{_figure(worst, worst.expected_gb_s or 0.0)}, {worst.expected_source}",
             expected_percent=worst.expected_percent,
         )
@@ -268,7 +268,7 @@ def _host_memory(run: Circumstances) -> Found:
         if row is not None and row.bandwidth_gb_s is not None:
             by_cpu.setdefault(node.snapshot.machine.cpu, {})[node.snapshot.host] = row.bandwidth_gb_s
     for figures in by_cpu.values():
-        for host, (_, share, usual) in odd_among(figures).items():
+        for host, (_, share, usual) in find_slow_values(figures).items():
             if share < _SLOW_MEMORY_SHARE:
                 yield Sighting(
                     subject=host,
@@ -285,7 +285,7 @@ def _hosts(run: Circumstances) -> tuple[str, ...]:
 
 def _collectives(run: Circumstances) -> Found:
     hosts = _hosts(run)
-    for rows in grouped(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
+    for rows in group_by(filter(is_slow, run.measurements.collectives), lambda row: row.collective).values():
         slowness = Slowness.of(rows)
         yield Sighting(
             subject=joined(hosts),
@@ -308,12 +308,12 @@ def _wrong(run: Circumstances) -> Found:
         if row.wrong:
             subject = f"{row.collective} of {format_size(row.size_bytes)} on {row.ranks} ranks"
             places = tuple(map(DevicePlace, _hosts(run)))
-            yield Sighting(subject=subject, seen=counted(row.wrong, "wrong element"), places=places)
+            yield Sighting(subject=subject, seen=plural(row.wrong, "wrong element"), places=places)
 
 
 def _late(run: Circumstances) -> Found:
     ranks = {each.rank: each for each in run.measurements.ranks}
-    for rows in grouped(run.measurements.collectives, lambda row: row.collective).values():
+    for rows in group_by(run.measurements.collectives, lambda row: row.collective).values():
         if (found := late_rank(rows)) is not None:
             of = f"{found.worst.collective} of {format_size(found.worst.size_bytes)}"
             seen = f"{found.times:.2f} times the time of the fastest rank, {of}"
@@ -326,7 +326,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
     """Find rows well above their limit, one finding per collective and per kind of path."""
     hosts = _hosts(run)
     above = [row for row in run.measurements.collectives if times_limit(row) is not None]
-    for rows in grouped(above, lambda row: row.collective).values():
+    for rows in group_by(above, lambda row: row.collective).values():
         worst = max(rows, key=lambda row: times_limit(row) or 0.0)
         yield Sighting(
             subject=f"{worst.collective} of {format_size(worst.size_bytes)} on {worst.ranks} ranks",
@@ -343,7 +343,7 @@ def _find_rows_above_limit(run: Circumstances) -> Found:
     # Without peer access, or staged, bytes take PCIe, which carries more than one NVLink.
     direct = (row for row in measured.pairs if row.peer != "off" and not _is_staged(measured, row))
     copies = [row for row in direct if times_limit(row) is not None]
-    for path, pairs in grouped(copies, lambda row: row.path_class).items():
+    for path, pairs in group_by(copies, lambda row: row.path_class).items():
         most = max(pairs, key=lambda row: times_limit(row) or 0.0)
         ends = [(row.source_node if len(hosts) > 1 else "", row.source, "→", row.destination) for row in pairs]
         names = tuple(dict.fromkeys(" ".join(filter(None, end)) for end in ends))
@@ -501,7 +501,7 @@ def _noisy(run: Circumstances) -> Found:
 
 def _noise_of(rows: Iterable[CollectiveRow]) -> Iterable[Sighting]:
     noisy = [row for row in rows if row.verdict == Verdict.INCONCLUSIVE]
-    for alike in grouped(noisy, lambda row: row.collective).values():
+    for alike in group_by(noisy, lambda row: row.collective).values():
         worst = max(alike, key=lambda row: (row.ci95_percent or 0.0, row.time_us))
         size, more = format_size(worst.size_bytes), f", and {len(alike) - 1} more" if len(alike) > 1 else ""
         placement = worst.placement.replace("_", " ")
@@ -524,7 +524,7 @@ def _seen_noise(row: CollectiveRow) -> str:
 
 
 def _slow_range(run: Circumstances) -> Found:
-    for rows in grouped(run.measurements.collectives, lambda row: (row.collective, row.group)).values():
+    for rows in group_by(run.measurements.collectives, lambda row: (row.collective, row.group)).values():
         right = [row for row in rows if not row.wrong and row.verdict in (None, Verdict.PASS)]
         if (found := slow_range(right)) is not None:
             first, last, worst = found.rows[0], found.rows[-1], found.worst

@@ -18,11 +18,11 @@ from gpubench.model.facts.snapshot import GpuFacts, NvlinkPeer
 from gpubench.model.paths.nccl_log import LogFacts, RemarkKind
 from gpubench.model.paths.topology import active_links
 from gpubench.model.paths.transport import Confidence
-from gpubench.model.paths.wiring import joined_by_nics, most_busbw_gb_s
+from gpubench.model.paths.wiring import find_network, most_busbw_gb_s
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import LARGE_BYTES, is_slow
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _IMEX = "nvidia-imex"
@@ -81,7 +81,7 @@ def _cliques(run: Circumstances) -> Found:
             gpus = frozenset(gpu for number in nodes for gpu in run.gpus_of(number))
             least = min(sizes.values())
             small = [number for number, found in nodes.items() if any(sizes[clique] == least for clique in found)]
-            parts = ", ".join(f"{counted(size, 'node')} in clique {clique}" for clique, size in sizes.items())
+            parts = ", ".join(f"{plural(size, 'node')} in clique {clique}" for clique, size in sizes.items())
             even = len(set(sizes.values())) == 1 and least > 1
             names = tuple(run.on(number) for number in (nodes if even else small))
             yield Sighting(
@@ -138,7 +138,7 @@ def _unused(run: Circumstances) -> Found:
             row = max(large, key=lambda each: each.size_bytes)
             if row.nodes > len(nodes):
                 continue  # it leaves the domain, and has to use the network
-            network = joined_by_nics(run.wiring, nodes, row.ranks)
+            network = find_network(run.wiring, nodes, row.ranks)
             logged = (row.transport or "").startswith("NET")
             as_network = network is not None and row.reached_gb_s <= most_busbw_gb_s(row, network)
             if not logged and (not as_network or _is_slowed_by_links(run, nodes, row)):

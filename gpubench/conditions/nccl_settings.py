@@ -35,12 +35,12 @@ from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.topology import (
     DEFAULT_LEVEL,
     NCCL_POLICY,
-    allows,
     amd_takes_all,
     is_beyond_policy,
     is_within,
-    level,
-    nccl_type,
+    level_allows,
+    nccl_path_type,
+    parse_level,
 )
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import RankIdentity
@@ -166,8 +166,8 @@ def keep_off_peers(run: Circumstances, pair: Pair, values: Callable[[str], Itera
     if _is_on(values(P2P_DISABLE)):
         yield P2P_DISABLE
     # If the path is unknown, only a limit that forbids every path is blamed.
-    longest = nccl_type(path) or "NVL"
-    limits = (limit for value in values(P2P_LEVEL) if (limit := level(value)) is not None)
+    longest = nccl_path_type(path) or "NVL"
+    limits = (limit for value in values(P2P_LEVEL) if (limit := parse_level(value)) is not None)
     if any(not is_within(longest, limit) for limit in limits):
         yield P2P_LEVEL
 
@@ -218,7 +218,7 @@ def _policy(run: Circumstances) -> Found:
     paths: dict[Pair, str] = {}
     for pair in run.inside:
         path = run.wiring.path(pair)
-        raised = any(allows(value, path) for value in run.values(P2P_LEVEL))
+        raised = any(level_allows(value, path) for value in run.values(P2P_LEVEL))
         if not raised and run.wiring.stays_off(pair):
             paths[pair] = path
     if paths:
@@ -241,7 +241,7 @@ def _log_p2p(staged: Staged) -> LoggedReason | None:
 def _against_peer_access(staged: Staged) -> Iterator[tuple[str, str]]:
     yield from _other_than(staged, P2P_DISABLE, OFF)
     for value in staged.settings(P2P_LEVEL):
-        limit = level(value)
+        limit = parse_level(value)
         is_low = limit is not None and limit != DEFAULT_LEVEL and is_within(limit)
         if is_low and (staged.path is None or not is_within(staged.path, limit or "")):
             yield P2P_LEVEL, value
@@ -276,7 +276,7 @@ def _log_policy(staged: Staged) -> LoggedReason | None:
         return None
     if list(_other_than(staged, P2P_DISABLE, OFF)) or has_nvlinks(staged):
         return None
-    limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := level(value))]
+    limits = [limit for value in staged.settings(P2P_LEVEL) if (limit := parse_level(value))]
     if any(is_within(limit) or (path is not None and is_within(path, limit)) for limit in limits):
         return None
     if path is None:

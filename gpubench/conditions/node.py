@@ -24,11 +24,11 @@ from gpubench.conditions.condition import (
 from gpubench.errors import LOAD_DRIVER
 from gpubench.model.facts.process import ENVIRONMENT, RankFacts
 from gpubench.model.facts.snapshot import WAITED_FOR_CPU, ProbeFailure, Snapshot
-from gpubench.model.paths.nodes import Difference, condense
+from gpubench.model.paths.nodes import Difference, describe_differences
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, counted, grouped, ranges_of
+from gpubench.model.terms.units import compress_names, format_mask, group_by, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 _NOT_READY = "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -53,7 +53,7 @@ def _missing(node: Topology) -> str:
     driver = node.snapshot.driver
     if not node.gpus or driver.absent is None or driver.version is not None:
         return ""
-    return f"{counted(len(node.gpus), 'NVIDIA GPU')} on the PCI bus, but {driver.absent}"
+    return f"{plural(len(node.gpus), 'NVIDIA GPU')} on the PCI bus, but {driver.absent}"
 
 
 def _out_of_reach(run: Circumstances) -> Found:
@@ -237,7 +237,7 @@ def _node_differs(run: Circumstances) -> Found:
                 heading=f"kind {kind.name}: {compress_names(hosts)}",
                 names=hosts,
                 places=tuple(map(DevicePlace, hosts)),
-                seen="; ".join(condense(kind.differs)),
+                seen="; ".join(describe_differences(kind.differs)),
                 expected=f"{others}, which have the same GPUs",
             )
         count = len(kind.alike)
@@ -248,7 +248,7 @@ def _node_differs(run: Circumstances) -> Found:
             if kind.differs_from is None and number in kind.rivals:
                 yield _undecided(run, kind.alike, (number,), differs)
             else:
-                yield node_sighting(run, number, "; ".join(condense(differs)), expected=usual)
+                yield node_sighting(run, number, "; ".join(describe_differences(differs)), expected=usual)
 
 
 def _undecided(
@@ -263,7 +263,7 @@ def _undecided(
         heading=compress_names(hosts),
         names=hosts,
         places=tuple(map(DevicePlace, hosts)),
-        seen=f"{where} {'; '.join(condense(differs, others=usual))}",
+        seen=f"{where} {'; '.join(describe_differences(differs, others=usual))}",
         expected="equal nodes; the facts do not show which of them is right",
         gpus=frozenset(gpu for number in (*some, *others) for gpu in run.gpus_of(number)),
     )
@@ -317,8 +317,8 @@ def _settings_differ(run: Circumstances) -> Found:
 
 def _ranks_on(ranks: Sequence[RankFacts]) -> Iterator[str]:
     """Yield 'ranks 8-15 on node1', host by host."""
-    for host, own in grouped(ranks, lambda rank: rank.host).items():
-        numbers = ranges_of(sum(1 << rank.rank for rank in own))
+    for host, own in group_by(ranks, lambda rank: rank.host).items():
+        numbers = format_mask(sum(1 << rank.rank for rank in own))
         yield f"rank{'s' if len(own) > 1 else ''} {numbers} on {host}"
 
 

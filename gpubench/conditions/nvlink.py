@@ -30,13 +30,13 @@ from gpubench.model.paths.topology import (
     Topology,
     active_links,
     is_switched,
-    lost_its_switches,
     lost_some_links,
+    lost_switch_links,
 )
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import Effect
-from gpubench.model.terms.units import counted, percent, ranges_of
+from gpubench.model.terms.units import format_mask, percent, plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _REFUSED, _NOT_READY, _DOWN = "peer-access-refused", "fabric-not-ready", "nvlink-down"
@@ -145,7 +145,7 @@ def _unhealthy(run: Circumstances) -> Found:
         links = [link for gpu in node.gpus for link in gpu.nvlinks or () if link.peer is NvlinkPeer.SWITCH]
         gone = sorted({link.peer_bus_id for link in links if link.peer_bus_id} - switches) if switches else []
         if gone:
-            seen = f"NVLinks lead to {counted(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
+            seen = f"NVLinks lead to {plural(len(gone), 'NVSwitch')} that the PCI bus does not show: {joined(gone)}"
             yield node_sighting(run, number, seen.replace("NVSwitchs", "NVSwitches"))
         elif 0 < len(switches) < due and node.snapshot.machine.virtual_machine is False:
             seen, expected = (
@@ -162,7 +162,7 @@ def _contradicted(run: Circumstances) -> Found:
         states = {link.number: link.active for link in gpu.nvlinks or ()}
         unknown = [number for number, state in states.items() if state is None]
         if unknown and len(unknown) < len(states):
-            numbers = f"link{'s' * (len(unknown) > 1)} {ranges_of(sum(1 << number for number in unknown))}"
+            numbers = f"link{'s' * (len(unknown) > 1)} {format_mask(sum(1 << number for number in unknown))}"
             yield gpu_sighting(run, position, f"NVML does not tell the state of {numbers}, but of the other NVLinks")
     denied: dict[str, list[tuple[int, int]]] = {}
     for pair in run.inside:
@@ -208,7 +208,7 @@ def _down(run: Circumstances) -> Found:
             continue  # its links lead to the missing GPU, which is the finding
         active, usual = active_links(gpu), node.usual_active_links[gpu.name]
         due = min(usual, _least_links(run.exact_profile(run.wiring.gpus[position].node), usual))
-        if active is None or active >= due or lost_its_switches(node, gpu):
+        if active is None or active >= due or lost_switch_links(node, gpu):
             continue
         bridged = any(link.peer is NvlinkPeer.GPU for each in node.gpus for link in each.nvlinks or ())
         leads_here = any(link.peer_bus_id == gpu.bus_id for each in node.gpus for link in each.nvlinks or ())
@@ -306,7 +306,7 @@ def _pair(devices: Iterable[str], positions: Mapping[str, int]) -> Pair:
 @single_node
 def _all_down(run: Circumstances) -> Found:
     for position, node, gpu in run.gpus():
-        if lost_its_switches(node, gpu):
+        if lost_switch_links(node, gpu):
             yield gpu_sighting(run, position, _seen(gpu, 0), expected=f"{len(gpu.nvlinks or ())} active NVLinks")
 
 
@@ -314,7 +314,7 @@ def _seen(gpu: GpuFacts, active: int) -> str:
     down = [link.number for link in gpu.nvlinks or () if link.active is False]
     if not down:
         return f"{active} NVLinks active"
-    numbers = ranges_of(sum(1 << number for number in down))
+    numbers = format_mask(sum(1 << number for number in down))
     return f"{len(down)} of {len(gpu.nvlinks or ())} NVLinks down (link{'s' * (len(down) > 1)} {numbers})"
 
 

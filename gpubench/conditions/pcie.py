@@ -32,9 +32,9 @@ from gpubench.conditions.subjects import (
     uses_pcie,
 )
 from gpubench.model.facts.health import pcie_errors
-from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind, display_cards
+from gpubench.model.facts.snapshot import GpuFacts, PciDevice, PcieLink, PciKind, find_display_cards
 from gpubench.model.paths.nics import port_roles
-from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, pcie_ceiling_gb_s, rests
+from gpubench.model.paths.topology import UNKNOWN_PATH, Device, Topology, may_save_power, pcie_ceiling_gb_s
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.terms.ranks import DevicePlace
 from gpubench.model.terms.units import percent
@@ -105,7 +105,7 @@ def _lanes(run: Circumstances, number: int, node: Topology) -> Iterator[_Lane]:
     """Iterate over the PCIe links of GPUs, and of NICs that carry their traffic."""
     devices = run.pci_devices[number]
     ports = port_roles(node).of_gpus
-    gpus = [gpu for gpu in node.gpus if gpu not in display_cards(node.gpus)]
+    gpus = [gpu for gpu in node.gpus if gpu not in find_display_cards(node.gpus)]
     served: tuple[Device, ...] = (*gpus, *ports)
     for device in served:
         family: Sequence[Device] = node.gpus if isinstance(device, GpuFacts) else ports
@@ -159,7 +159,11 @@ def _generation(run: Circumstances) -> Found:
     for number, node in run.nodes.items():
         for lane in _lanes(run, number, node):
             device = lane.device
-            if not lane.is_slow or isinstance(device, PciDevice) or (isinstance(device, GpuFacts) and rests(device)):
+            if (
+                not lane.is_slow
+                or isinstance(device, PciDevice)
+                or (isinstance(device, GpuFacts) and may_save_power(device))
+            ):
                 continue
             severity = lane.severity("generation", Verdict.WARN, desktop=is_desktop(node))
             seen = f"PCIe trained to generation {lane.link.generation} of {lane.link.max_generation}"

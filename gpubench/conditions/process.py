@@ -25,7 +25,7 @@ from gpubench.conditions.node import cpus_in
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.paths.transport import Confidence, Pair
 from gpubench.model.paths.wiring import Wiring
-from gpubench.model.terms.units import counted, ranges_of
+from gpubench.model.terms.units import format_mask, plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Finding, Verdict
 
 _SMALLEST_SHM_BYTES = 64 * 2**20  # Docker's default
@@ -292,7 +292,7 @@ def _shared(run: Circumstances) -> Found:
     """Find ranks on fewer CPUs than ranks: each rank keeps one CPU busy while it waits for the GPU."""
     for node in sorted({fact.node for fact in run.facts}):
         for ranks, cpus in _crowded(run.ranks_of(node)):
-            shown = ranges_of(sum(1 << cpu for cpu in cpus))
+            shown = format_mask(sum(1 << cpu for cpu in cpus))
             count = f"CPU {shown}" if len(cpus) == 1 else f"{len(cpus)} CPUs ({shown})"
             # mpirun binds ranks to different CPUs; equal bindings come from outside of it.
             outside = len(ranks) == len(run.ranks_of(node))
@@ -474,7 +474,7 @@ def _tried(support: MpiSupport) -> Found:
     first = support.asked if support.asked in failing else failing[0]
     taken = f"; {', '.join(working)} {'work' if len(working) > 1 else 'works'}" if working else ""
     others = len(failing) - 1
-    more = f"; {counted(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
+    more = f"; {plural(others, 'other operation')} fail{'s' * (others == 1)} too" if others else ""
     claims = "; ".join(f"{name} {value}" for name, value in support.claims.items())
     yield Sighting(
         subject=support.library,

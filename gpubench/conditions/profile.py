@@ -19,10 +19,10 @@ from gpubench.conditions.condition import (
     single_node,
 )
 from gpubench.conditions.subjects import OF_THE_BOARD, is_desktop, is_mesh, is_soldered
-from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, display_cards
+from gpubench.model.facts.snapshot import GpuFacts, NicKind, NvLink, NvlinkPeer, find_display_cards
 from gpubench.model.paths.topology import Topology, active_links, pcie_gb_s
 from gpubench.model.profiles.profile import Profile
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import NO_CURE, Cure, Verdict
 
 
@@ -41,15 +41,15 @@ def _missing(run: Circumstances) -> Found:
             continue
         if others and not node.gpus and not snapshot.failures:
             seen = f"no GPU{f': {snapshot.driver.absent}' if snapshot.driver.absent else ''}"
-            expected, likely = f"GPUs, like {counted(others, 'other node')}", _NO_GPU
+            expected, likely = f"GPUs, like {plural(others, 'other node')}", _NO_GPU
             yield node_sighting(run, number, seen, severity=Verdict.ERROR, expected=expected, likely=likely)
         if profile is None:
             continue
         count, board = len(snapshot.gpus) + snapshot.gpus_of_others, profile.match.board
         has_board = bool(snapshot.nvswitches) or is_mesh_with_gaps(node, profile)
         if snapshot.machine.virtual_machine is False and has_board and count < board:
-            expected = f"{counted(board, 'GPU')}, as in profile {profile.name}"
-            yield node_sighting(run, number, f"{counted(count, 'GPU')}, the board has {board}", expected=expected)
+            expected = f"{plural(board, 'GPU')}, as in profile {profile.name}"
+            yield node_sighting(run, number, f"{plural(count, 'GPU')}, the board has {board}", expected=expected)
 
 
 def is_mesh_with_gaps(node: Topology, profile: Profile | None) -> bool:
@@ -74,16 +74,16 @@ _MORE_GPUS = "another machine than expected, or a mistyped number"
 
 
 def _unlike(count: int, expected: int) -> str:
-    return f"{counted(count, 'GPU')}, {expected} expected"
+    return f"{plural(count, 'GPU')}, {expected} expected"
 
 
 def _due(run: Circumstances, number: int) -> tuple[int, str] | None:
     if run.expected_gpus is not None:
-        return run.expected_gpus, f"{counted(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
+        return run.expected_gpus, f"{plural(run.expected_gpus, 'GPU')}, as given by --expect-gpus"
     profile = run.exact_profile(number) if run.profile_asked_for else None
     if profile is None:
         return None
-    return profile.match.visible, f"{counted(profile.match.visible, 'GPU')}, as in profile {profile.name}"
+    return profile.match.visible, f"{plural(profile.match.visible, 'GPU')}, as in profile {profile.name}"
 
 
 @single_node
@@ -100,7 +100,7 @@ def _model(run: Circumstances) -> Found:
     """Find surplus GPUs, GPUs of another model than requested, and the odd model among siblings."""
     yield from _surplus(run)
     for position, node, gpu in run.gpus():
-        if gpu in display_cards(node.gpus):
+        if gpu in find_display_cards(node.gpus):
             continue
         profile = run.exact_profile(run.wiring.gpus[position].node) if run.profile_asked_for else None
         if profile is not None and gpu.name and not profile.match.has([gpu.name]):
@@ -127,7 +127,7 @@ def _differs(run: Circumstances) -> Found:
 
 def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFacts) -> Found:
     """Find an unusual compute capability of a model. Of two GPUs of different models, report the second."""
-    if gpu in display_cards(node.gpus):
+    if gpu in find_display_cards(node.gpus):
         return
     profile = run.exact_profile(run.wiring.gpus[position].node)
     same = Counter(each.compute_capability for each in node.gpus if each.name == gpu.name and each.compute_capability)
@@ -136,7 +136,7 @@ def _odd_variant(run: Circumstances, position: int, node: Topology, gpu: GpuFact
     if own and usual and own != usual:
         expected = f"compute capability {usual}, like others of its model"
         yield gpu_sighting(run, position, f"compute capability {own}", severity=Verdict.WARN, expected=expected)
-    computing = [each for each in node.gpus if each not in display_cards(node.gpus)]
+    computing = [each for each in node.gpus if each not in find_display_cards(node.gpus)]
     first = computing[0]
     if (
         len(computing) == _TWO
@@ -184,7 +184,7 @@ def _below(run: Circumstances) -> Found:
         number = run.wiring.gpus[position].node
         profile = run.exact_profile(number)
         alike = profile is not None and not any(_less_than(gpu, other) for other in run.nodes[number].gpus)
-        if gpu in display_cards(run.nodes[number].gpus):
+        if gpu in find_display_cards(run.nodes[number].gpus):
             continue
         found = _shortfalls(gpu, most[number], profile, alike=alike) if profile is not None else ()
         for seen, expected in found:
@@ -232,7 +232,7 @@ def _all_gone(run: Circumstances) -> Found:
         due = [] if profile is None else [nic for nic in profile.nic if nic.kind is not NicKind.ETHERNET]
         bare = node.snapshot.machine.virtual_machine is False and not node.snapshot.failures
         if due and bare and node.gpus and not rdma_nics(node):
-            expected = f"{counted(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
+            expected = f"{plural(len(due), 'RDMA NIC')}, as in profile {profile and profile.name}"
             severity = Verdict.SKIP if len(run.nodes) == 1 else None  # a node alone needs no network
             yield node_sighting(run, number, "no RDMA NIC", expected=expected, severity=severity)
 
@@ -255,7 +255,7 @@ def _nics_below(run: Circumstances) -> Found:
         if all_there and len(have) < len(nics):
             yield Unread(run.on(number), f"unknown rate of {joined([nic.name for nic in nics if not nic.rate_gbit_s])}")
             continue
-        seen = counted(len(nics), "RDMA port" if has_rdma else "network interface")
+        seen = plural(len(nics), "RDMA port" if has_rdma else "network interface")
         seen += f" of {_rates(have)}" if have else ""
         expected = f"{len(due)} of {_rates(wanted)}, as in profile {profile.name}"
         cure = NO_CURE if has_rdma else Cure.of("ip link")

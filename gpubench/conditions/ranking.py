@@ -23,7 +23,7 @@ from gpubench.model.paths.wiring import Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.report import Effect
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.verdict import Cure, Finding, Verdict, joined_cures, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, merge_cures, worst_verdict
 
 UNKNOWN = Explanation(
     "unknown",
@@ -81,7 +81,7 @@ class Named(Struct, frozen=True):
             return Verdict.SKIP
         said = [sighting.severity or self.cause.severity for sighting in self.sightings]
         by_effects = Verdict.WARN if set(self.effects) <= set(BESIDE) else Verdict.FAIL
-        return overall(each or by_effects for each in said)
+        return worst_verdict(each or by_effects for each in said)
 
     @property
     def expected_percent(self) -> float | None:
@@ -104,7 +104,7 @@ class Named(Struct, frozen=True):
     def cure(self) -> Cure:
         """Cure with the ids of the affected devices."""
         own = dict.fromkeys(sighting.cure for sighting in self.sightings if sighting.cure)
-        return fill_ids(joined_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
+        return fill_ids(merge_cures([*own][:_MOST_CURES]) or self.cause.cure, self.places)
 
     @property
     def names(self) -> list[str]:

@@ -29,7 +29,7 @@ from gpubench.model.paths.topology import Topology, generation_and_width
 from gpubench.model.paths.transport import Confidence
 from gpubench.model.results.report import Effect
 from gpubench.model.results.speed import is_slow
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Cure, Verdict
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -160,7 +160,7 @@ def _nics_absent(run: Circumstances) -> Found:
     for number, node, _ in nodes_with_rdma(run):
         roles = port_roles(node)
         for name, expected in _gpus_with_fewer_nics(node, roles).items():
-            seen = f"{counted(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
+            seen = f"{plural(len(roles.are_below(name)), 'RDMA NIC')} below its PCIe switch"
             yield node_sighting(run, number, seen, Confidence.LIKELY, name, expected=expected)
         if None in roles.below.values() and len(node.gpus) * _MOST_ODD >= 1:
             yield Unread(run.on(number), "paths between GPUs and NICs are unknown, so a missing NIC cannot be detected")
@@ -215,7 +215,7 @@ def _fewer_than_profile(run: Circumstances) -> Found:
         is_odd = bool(have) and (len(node.gpus) % have != 0 or share_a_port)
         if bare and is_alike and have < len(due) and is_odd and not _gpus_with_fewer_nics(node, roles):
             expected = f"{len(due)}, as in profile {profile and profile.name}"
-            seen = f"{counted(have, 'RDMA NIC')} for {counted(len(node.gpus), 'GPU')}"
+            seen = f"{plural(have, 'RDMA NIC')} for {plural(len(node.gpus), 'GPU')}"
             yield node_sighting(run, number, seen, Confidence.LIKELY, severity=Verdict.WARN, expected=expected)
 
 

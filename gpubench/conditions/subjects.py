@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.condition import joined
-from gpubench.model.facts.health import HIDDEN, are_named
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, display_cards, is_virtual_gpu
+from gpubench.model.facts.health import HIDDEN, name_every_gpu
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, find_display_cards, is_virtual_gpu
 from gpubench.model.paths.nics import card_gbit_s, is_below_card, port_roles
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Need
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 
 NOT_THERE = (
     *("Not Supported", "Function Not Found", "this nvidia-ml-py", "under MIG", "the port is down"),
@@ -36,10 +36,10 @@ def _unless(seen: Iterable[object], reason: str) -> str:
 
 def left_out_gpus(facts: Facts) -> str:
     """Name display cards, which take no part in computing, and vGPUs, which have no peer access."""
-    cards = [gpu for node in facts.nodes for gpu in display_cards(node.gpus)]
+    cards = [gpu for node in facts.nodes for gpu in find_display_cards(node.gpus)]
     virtual = sum(is_virtual_gpu(gpu) for gpu in _gpus(facts))
     words = [f"{gpu.device} {gpu.name} is a display card and is left out" for gpu in cards]
-    return joined([*words, f"{counted(virtual, 'vGPU')}: no peer access" if virtual else ""])
+    return joined([*words, f"{plural(virtual, 'vGPU')}: no peer access" if virtual else ""])
 
 
 def rdma_nics(facts: Facts) -> str:
@@ -53,7 +53,7 @@ def rates_of_cards(facts: Facts) -> str:
     low = [nic for nic in active if is_below_card(nic)]
     if low:
         rates = joined(f"{nic.rate_gbit_s:g} of {card_gbit_s(nic):g} Gb/s" for nic in low)
-        return f"{counted(len(low), 'NIC port')} below the card's highest rate: {rates}"
+        return f"{plural(len(low), 'NIC port')} below the card's highest rate: {rates}"
     unknown = any(nic.rate_gbit_s is None or card_gbit_s(nic) is None for nic in active)
     return "rates compared with siblings only: the cards' highest rate is not known" if unknown else ""
 
@@ -82,7 +82,7 @@ def count_of_gpus(facts: Facts) -> str:
         if node.gpus
         and not (facts.asked and run.exact_profile(number))
         and not _shows_its_board(node)
-        and not are_named(node.snapshot, run.ranks_of(number))
+        and not name_every_gpu(node.snapshot, run.ranks_of(number))
     ]
     counts = joined(sorted({str(len(node.gpus)) for node in open_}))
     return f"GPU count not judged ({counts} found): --expect-gpus N" if open_ else ""
@@ -108,7 +108,7 @@ def _count_gpus(words: Callable[[GpuFacts], str]) -> Lack:
     def note(facts: Facts) -> str:
         gpus = [*_gpus(facts)]
         known = Counter(filter(None, map(words, gpus)))
-        return joined(f"{each} on {count} of {counted(len(gpus), 'GPU')}" for each, count in known.items())
+        return joined(f"{each} on {count} of {plural(len(gpus), 'GPU')}" for each, count in known.items())
 
     return note
 
@@ -243,7 +243,7 @@ def counts_during_a_run(facts: Facts) -> str:
     grown = [node.snapshot.errors_grown is not None for node in facts.nodes]
     if all(grown):
         return ""
-    where = "" if not any(grown) else f" on {counted(grown.count(False), 'node')} of {len(grown)}"
+    where = "" if not any(grown) else f" on {plural(grown.count(False), 'node')} of {len(grown)}"
     return f"totals only{where}: not read again under load"
 
 

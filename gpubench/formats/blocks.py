@@ -11,14 +11,14 @@ from gpubench.formats.json import DocumentRun
 from gpubench.formats.layout import Column, Grid, GridCell, field_text
 from gpubench.formats.table import text_module
 from gpubench.formats.text import collective, overlap, p2p
-from gpubench.model.facts.environment import bearing_on_performance
+from gpubench.model.facts.environment import performance_variables
 from gpubench.model.results import result_file
 from gpubench.model.results.compare import HOST, Chart, ComparisonRow, charts, compared_charts
 from gpubench.model.results.overlap import OverlapRow, overlap_charts
 from gpubench.model.results.report import CollectiveRow, Matrix, Metadata, OnPage, PairRow, Record, Report, Table
 from gpubench.model.results.scan import ScanCellRow
-from gpubench.model.terms.overlap import cap_name
-from gpubench.model.terms.units import compress_names, format_size, grouped, some_of
+from gpubench.model.terms.overlap import describe_cap
+from gpubench.model.terms.units import compress_names, format_size, group_by, shorten
 from gpubench.model.terms.verdict import WORST_FIRST, Verdict, gravity
 
 R = TypeVar("R")
@@ -69,7 +69,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     yield "began", metadata.started_at
     hosts = list(dict.fromkeys(metadata.hosts))
     ranges = compress_names(hosts).split(", ")
-    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), some_of(ranges, MOST_LINES)
+    yield ("host" if len(hosts) == 1 else f"{len(hosts)} hosts"), shorten(ranges, MOST_LINES)
     if metadata.ranks:
         gpus = ", ".join(dict.fromkeys(rank.gpu for rank in metadata.ranks if rank.gpu))
         yield "ranks", f"{len(metadata.ranks)}" + (f": {gpus}" if gpus else "")
@@ -80,7 +80,7 @@ def facts(metadata: Metadata) -> Iterator[tuple[str, str]]:
     if metadata.source:
         yield "source", metadata.source
     yield from metadata.libraries.items()
-    bearing = bearing_on_performance(metadata.environment)
+    bearing = performance_variables(metadata.environment)
     others = {name: value for name, value in metadata.environment.items() if name not in bearing}
     for label, settings in (("settings that affect performance", bearing), ("other settings", others)):
         if settings:
@@ -233,17 +233,17 @@ def _cell_words(value: object) -> str:
 def _overlap_blocks(rows: Sequence[OverlapRow]) -> Iterator[Block]:
     """Make curves, a grid of steps by size and cap for every partner, and a table of all rows."""
     yield from overlap_charts(rows)
-    for partner, members in grouped(rows, lambda row: row.partner).items():
+    for partner, members in group_by(rows, lambda row: row.partner).items():
         lines: dict[str, dict[str, GridCell]] = {}
-        for size, alike in grouped(members, lambda row: row.size_bytes).items():
+        for size, alike in group_by(members, lambda row: row.size_bytes).items():
             best = min(row.step_us for row in alike)
             lines[format_size(size)] = {
-                cap_name(row.ctas): GridCell(
+                describe_cap(row.ctas): GridCell(
                     field_text("", row.step_us), best / row.step_us, _verdict(row), is_relative=True
                 )
                 for row in alike
             }
-        columns = list(dict.fromkeys(cap_name(row.ctas) for row in members))
+        columns = list(dict.fromkeys(describe_cap(row.ctas) for row in members))
         yield Grid(f"Step, by size and cap, µs, beside {partner}", "size", columns, lines)
     if rows:
         yield _listing("Every row", overlap.STEPS, rows)
@@ -284,7 +284,7 @@ def _title(rows: Sequence[CollectiveRow] | Sequence[PairRow], what: str) -> str:
 def _copy_blocks(rows: Sequence[PairRow], gpus: Collection[str] = ()) -> Iterator[Block]:
     """Make matrices, and a table if only some pairs of these GPUs were measured, or many sizes."""
     between = [row for row in rows if HOST not in (row.source, row.destination)]
-    series = grouped(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
+    series = group_by(between, lambda row: (row.size_bytes, row.engine, row.direction, row.peer, row.scope))
     ways = {key[1:] for key in series}
     pairs = {(row.source, row.destination) for row in between}
     if len(series) <= 2 * len(ways) and len(pairs) >= len(gpus) * (len(gpus) - 1):

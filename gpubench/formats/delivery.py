@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from gpubench.errors import DONE, GpubenchError, InterruptedRunError, OutputError, output_failed
-from gpubench.model.terms.units import counted, error_text, printable_line
+from gpubench.model.terms.units import format_error, plural, printable_line
 
 
 class Delivered(Protocol):
@@ -98,7 +98,7 @@ def tell(error: GpubenchError, to: TextIO) -> None:
     """Print an error on stderr, unless nobody is there to read it."""
     if isinstance(error, ReaderGoneError):
         return
-    text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else error_text(error)
+    text = f"gpubench: {printable_line(error.seen)}" if isinstance(error, InterruptedRunError) else format_error(error)
     try:
         print(text, file=to, flush=True)
     except OSError:
@@ -120,7 +120,7 @@ def interruption(rows: int = 0, kept_in: str = "") -> str:
     words = ["gpubench", *sys.argv[1:]]
     if not rows or words[1:2] == ["report"]:
         return f"interrupted before the first result. Try: {shlex.join(words)}"
-    seen = f"interrupted after {counted(rows, 'row')}"
+    seen = f"interrupted after {plural(rows, 'row')}"
     if kept_in:
         return f"{seen}, kept in {kept_in}. Try: gpubench report {shlex.quote(kept_in)}"
     sized = [word.partition("=")[0] in _SIZES for word in words]

@@ -57,7 +57,7 @@ def field_text(field: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
     if isinstance(value, (list, tuple)):
-        return units.some_of([field_text("", member) for member in value], 8)
+        return units.shorten([field_text("", member) for member in value], 8)
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {field_text('', member)}" for key, member in value.items())
     return str(value)

@@ -16,7 +16,7 @@ from gpubench.formats.json import DocumentRun
 from gpubench.model.results.report import PairRow
 from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import Direction, HostMemory
-from gpubench.model.terms.units import format_size, grouped, printable_line
+from gpubench.model.terms.units import format_size, group_by, printable_line
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
@@ -109,7 +109,7 @@ class Machine(Struct, frozen=True):
 
 def machines(run: DocumentRun) -> list[Machine]:
     """Return the machines of a run that has trees of devices."""
-    trees = grouped(run.report.rows(TreeRow), lambda row: row.node)
+    trees = group_by(run.report.rows(TreeRow), lambda row: row.node)
     pairs = run.report.rows(PairRow, trees)
     rows = [row for row in (*run.rows, *pairs) if isinstance(row, PairRow)]
     several = len(set(run.metadata.hosts)) > 1

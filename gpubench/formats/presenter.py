@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from msgspec.structs import replace
 
-from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, naming_output
+from gpubench.errors import COULD_NOT_MEASURE, DONE, JUDGED_AND_FAILED, OutputError, name_output
 from gpubench.formats.delivery import is_reader_gone, say
 from gpubench.formats.presentation import Color, Presentation
 from gpubench.formats.registry import BASELINE, Style, Target, Writer, target_of
@@ -309,7 +309,7 @@ class Presenter:
         """Write to every output. Raises OutputError (a full disk) or BrokenPipeError (nobody reads stdout)."""
         for name, writer in self._writers.items():
             try:
-                with naming_output(name):
+                with name_output(name):
                     write(writer)
             except OutputError as failed:
                 failed.rows = self.rows

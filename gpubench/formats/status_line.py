@@ -15,7 +15,7 @@ from gpubench.formats.json import DocumentRun, documents
 from gpubench.formats.registry import Style, Target
 from gpubench.model.paths.transport import Conclusion, State
 from gpubench.model.results.report import CollectiveRow, EvidenceRow, Metadata, PairRow, Report, Row
-from gpubench.model.terms.units import counted, printable_line, some_of
+from gpubench.model.terms.units import plural, printable_line, shorten
 from gpubench.model.terms.verdict import Origin
 
 
@@ -156,16 +156,16 @@ def veto_line(paths: Sequence[EvidenceRow], *, complete: bool = True) -> str:
     for conclusion, said in _SAID.items():
         found = [path for path in paths if path.conclusion == conclusion]
         if found:
-            names = some_of([f"{path.source} → {path.destination}" for path in found], _MOST_PAIRS)
+            names = shorten([f"{path.source} → {path.destination}" for path in found], _MOST_PAIRS)
             first = found[0]
             seen = first.correctness_seen if conclusion is Conclusion.WRONG else first.selection_seen
             reason = first.by_design or seen or first.measurement_seen
-            findings = f"{said} on {len(found)} of {counted(len(paths), 'pair')}: {names}"
+            findings = f"{said} on {len(found)} of {plural(len(paths), 'pair')}: {names}"
             return f"export {_avoiding(found, paths)}  # {findings}{f' ({reason})' if reason else ''}"
     if not paths:
         return "# P2P: one GPU, which has no other to reach"
     verified = all(path.correctness == State.PRESENT for path in paths)
-    return f"# P2P works: {counted(len(paths), 'pair')} direct, data {'' if verified else 'not '}verified"
+    return f"# P2P works: {plural(len(paths), 'pair')} direct, data {'' if verified else 'not '}verified"
 
 
 def _avoiding(found: Sequence[EvidenceRow], paths: Sequence[EvidenceRow]) -> str:

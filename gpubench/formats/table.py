@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 from gpubench.formats import layout
 from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.registry import Style, Target
-from gpubench.model.facts.environment import bearing_on_performance
+from gpubench.model.facts.environment import performance_variables
 from gpubench.model.paths.p2p import SLOW_SHARE
 from gpubench.model.paths.transport import Conclusion, Confidence
 from gpubench.model.results.ending import is_brief
@@ -25,7 +25,7 @@ from gpubench.model.results.report import (
     Row,
     UnreadRow,
 )
-from gpubench.model.terms.units import compress_names, counted, printable_line, some_of
+from gpubench.model.terms.units import compress_names, plural, printable_line, shorten
 from gpubench.model.terms.verdict import Detail, Finding, Origin, Verdict
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def unread_lines(report: Report) -> list[str]:
     for row in report.rows(UnreadRow):
         ids.setdefault(row.reason, {})[row.id] = None
         subjects.setdefault(row.reason, {})[row.subject] = None
-    return [f"not known: {', '.join(ids[reason])} on {some_of(list(subjects[reason]))}: {reason}" for reason in ids]
+    return [f"not known: {', '.join(ids[reason])} on {shorten(list(subjects[reason]))}: {reason}" for reason in ids]
 
 
 def _root_findings(report: Report) -> list[CauseRow]:
@@ -301,7 +301,7 @@ def default_lines(metadata: Metadata) -> Iterator[str]:
 
 def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[str]:
     """List environment variables. Those that affect performance are marked, others only counted unless `verbose`."""
-    bearing = bearing_on_performance(environment)
+    bearing = performance_variables(environment)
     mark = "! affects performance"
     if verbose:
         for name, value in environment.items():
@@ -310,7 +310,7 @@ def setting_lines(environment: Mapping[str, str], *, verbose: bool) -> Iterator[
     if bearing:
         yield f"{INDENT}{mark}: " + ", ".join(f"{name}={value}" for name, value in bearing.items())
     if others := len(environment) - len(bearing):
-        yield f"{INDENT}{counted(others, 'other setting')}: -v shows all"
+        yield f"{INDENT}{plural(others, 'other setting')}: -v shows all"
 
 
 _LABEL_WIDTH = 12

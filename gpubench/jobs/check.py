@@ -30,7 +30,7 @@ from gpubench.machine.probe import probe, watch_errors
 from gpubench.measure.check import health
 from gpubench.measure.check.health import SECTIONS as SECTIONS
 from gpubench.model.facts.health import HIDDEN_GPUS
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Generic
 from gpubench.model.results.figures import QUICK, Measurements, Need, host_copy_row
@@ -42,7 +42,7 @@ from gpubench.model.terms.statistics import AUTO, Mode, Sampling
 from gpubench.model.terms.units import format_size
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.group import Group
-from gpubench.profiles import ProfileMatch, profile_for, profiles_for
+from gpubench.profiles import ProfileMatch, match_node, match_nodes
 from gpubench.ranks.watchdog.rank import RankProgress
 from gpubench.readers.documents import read_json_line
 
@@ -330,7 +330,7 @@ class SimulatedMeasurer:
             check=copies.corrupts,
         )
         collector = ReportCollector()
-        report = p2p_job.measured(copies, node, profile_for(node, os.environ, self._profile), request, collector)
+        report = p2p_job.measured(copies, node, match_node(node, os.environ, self._profile), request, collector)
         return Measurements(
             pairs=tuple(collector.pairs),
             evidence=tuple(report.rows(EvidenceRow)),
@@ -354,7 +354,7 @@ def _matches_of(plan: CheckPlan, machines: Machines) -> list[ProfileMatch | None
     visible = machines.visible()
     has_gpus = any(node.gpus or node.snapshot.failures for node in visible.nodes)
     asked = Generic.HOST if plan.brief and not has_gpus and plan.profile is None else plan.profile
-    matches = profiles_for(machines.nodes, os.environ, asked)
+    matches = match_nodes(machines.nodes, os.environ, asked)
     is_host = any(match is not None and match.profile.match.generic is Generic.HOST for match in matches)
     check_any_gpu(visible.nodes, plan.expected_gpus, NAME, machines.why_no_gpu, _WITHOUT_GPU)
     if not has_gpus and not is_host:
@@ -378,7 +378,13 @@ def _judged(
     measurements = health.mark_missing(measurements)
     profiles = [None if found is None else found.profile for found in matches]
     facts = Facts(
-        nodes, group(nodes), machines.processes, profiles, measurements, plan.profile is not None, plan.expected_gpus
+        nodes,
+        group_nodes(nodes),
+        machines.processes,
+        profiles,
+        measurements,
+        plan.profile is not None,
+        plan.expected_gpus,
     )
     report = health.judge(facts)
     unmeasured = set(measurements.left_out.values()) == {_OF_ANOTHER_COMMAND} and plan.depth is not Depth.QUICK

@@ -19,15 +19,15 @@ from gpubench.measure.compare.report import SECTIONS_OF_HISTORY as SECTIONS_OF_H
 from gpubench.measure.compare.report import SECTIONS_OF_MACHINES as SECTIONS_OF_MACHINES
 from gpubench.measure.compare.report import choose, compare, compare_history, compare_machines
 from gpubench.measure.p2p.rows import PastBandwidth
-from gpubench.model.profiles.learning import learn, samples_of, toml_text
+from gpubench.model.profiles.learning import collect_samples, format_toml, learn
 from gpubench.model.profiles.profile import Expected, Profile, check_expected
 from gpubench.model.results.history import PastFigures
 from gpubench.model.results.report import Metadata, PairRow, Report
 from gpubench.model.results.result_file import ResultFile, UserFacts
 from gpubench.model.terms.plain import to_plain
-from gpubench.model.terms.units import counted, format_size
+from gpubench.model.terms.units import format_size, plural
 from gpubench.model.terms.verdict import Origin, Verdict
-from gpubench.profiles import find, match, own_profiles, read_profile
+from gpubench.profiles import find, match_whole_machine, read_profile, user_profiles
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import list_results, past_figures
 
@@ -69,7 +69,7 @@ def learned(
     or if the profile cannot be right.
     """
     files = [_healthy(path) for path in dict.fromkeys(results)]
-    samples = [sample for file in files for sample in samples_of(file)]
+    samples = [sample for file in files for sample in collect_samples(file)]
     if not samples:
         raise UsageError(
             "the results hold no figure that a profile could",
@@ -80,7 +80,7 @@ def learned(
     machine = find(like, environment) if like is not None else _matching(files, environment)
     found = learn(samples, _SOURCE)
     started = sorted((file.circumstances.started_at or "")[:10] for file in files)
-    text = f"{files[0].circumstances.tool}, {counted(len(files), 'result')}, {started[0]} to {started[-1]}"
+    text = f"{files[0].circumstances.tool}, {plural(len(files), 'result')}, {started[0]} to {started[-1]}"
     bare = replace(machine, name=name, title=f"{machine.title}, learned", sources={_SOURCE: text}, curve=(), sha256="")
     # All GPUs of the machine are what a value is for where it says nothing.
     visible = machine.match.visible
@@ -93,10 +93,10 @@ def learned(
             reason="; ".join(refused),
         )
     profile = replace(bare, expected=tuple(expected))
-    written = toml_text(to_plain(profile))
+    written = format_toml(to_plain(profile))
     read_profile(written.encode(), f"{name}.toml")
     notes = [
-        f"{counted(len(samples), 'figure')} of {counted(len(files), 'result')} became {counted(len(expected), 'value')}"
+        f"{plural(len(samples), 'figure')} of {plural(len(files), 'result')} became {plural(len(expected), 'value')}"
     ]
     far = (
         f"left out: {outlier.key.quantity} {outlier.value:.4g}, {outlier.subject} of "
@@ -162,10 +162,10 @@ def _matching(files: Sequence[ResultFile], environment: Mapping[str, str]) -> Pr
             next_step="learn one profile of each kind; --like NAME where they are one kind",
         )
     names, count = kinds.pop()
-    found = match(names, count, among=own_profiles(environment)) or match(names, count)
+    found = match_whole_machine(names, count, among=user_profiles(environment)) or match_whole_machine(names, count)
     if found is None:
         raise UsageError(
-            f"no profile has {counted(count, 'GPU')} of {', '.join(names) or 'a name'}",
+            f"no profile has {plural(count, 'GPU')} of {', '.join(names) or 'a name'}",
             expected="a profile whose machine the new one can have",
             next_step="--like NAME, or --like FILE with the machine and no values",
         )
@@ -207,7 +207,7 @@ def _run(plan: ComparePlan, files: Sequence[Path], arguments: Sequence[str]) -> 
     with presenting(plan.presentation, progress=True) as presenter:
         seconds = sum(map(_size, files)) / _BYTES_A_SECOND
         if seconds >= _SECONDS_WORTH_TELLING:
-            presenter.waiting(f"reading {counted(len(files), 'result')}", seconds)
+            presenter.waiting(f"reading {plural(len(files), 'result')}", seconds)
         sides, report = _compare_files(plan) if plan.last is None else _compare_folder(plan, plan.last)
         presenter.begin(_metadata(plan, arguments, sides), ())
         presenter.end(report)

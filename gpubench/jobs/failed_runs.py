@@ -12,7 +12,7 @@ from gpubench.jobs.plans import ReportPlan
 from gpubench.measure.explain.report import failures_of
 from gpubench.model.paths.nccl_log import LogFacts
 from gpubench.model.results.report import Report
-from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict, overall
+from gpubench.model.terms.verdict import SLOW_UNEXPLAINED, Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.readers.nccl_log.endings import may_be_of_any_job
 from gpubench.readers.nccl_log.stream import NcclLogReader
 from gpubench.readers.pasted import is_prose
@@ -61,7 +61,7 @@ def _find_missed_minimum(text: str) -> Iterator[Finding]:
 
 def add_findings(report: Report, findings: Sequence[Finding]) -> Report:
     """Put findings first in the report, and raise its verdict accordingly."""
-    verdict = overall([report.verdict, *(finding.severity for finding in findings)])
+    verdict = worst_verdict([report.verdict, *(finding.severity for finding in findings)])
     return replace(report, verdict=verdict, findings=(*findings, *report.findings))
 
 

@@ -18,7 +18,7 @@ from gpubench.jobs.watch import NAME, Interrupts
 from gpubench.measure.explain.hangs import RasCourse
 from gpubench.measure.explain.report import WATCHED_SECTIONS as SECTIONS
 from gpubench.measure.explain.report import report_on_hangs
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.hang import RasCommunicator
 from gpubench.model.terms.verdict import Origin
 from gpubench.ranks.ras import ADDRESS, AS_JSON, address_of, ask_ras
@@ -42,7 +42,7 @@ def run(plan: WatchPlan, arguments: Sequence[str]) -> int:
 
     Raises GpubenchError: nobody listens, or something else than RAS does, or an output cannot be written.
     """
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"{NAME} --hang under {launch.launcher}",

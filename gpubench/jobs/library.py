@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpubench.errors import WRONG_USAGE, CouldNotMeasureError, GpubenchError, UsageError
 from gpubench.machine.children import module_command, package_environment
-from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, launched_by, strip_launcher
+from gpubench.model.facts.environment import DEFAULTS_VARIABLE, NO_DEFAULTS_TO_READ, detect_launcher, strip_launcher
 from gpubench.model.results.report import (
     FINDINGS_SECTION,
     CollectiveRow,
@@ -25,7 +25,7 @@ from gpubench.model.results.report import (
     Report,
 )
 from gpubench.model.results.result_file import MATRICES, TABLES
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class RunResult(Struct, frozen=True):
             len(self.findings) > 1
         )
         rows = len(self._streamed() or self.rows or self.pairs)
-        counts = [counted(rows, "row")] * bool(rows) + [counted(len(self.findings), "finding")] * bool(self.findings)
+        counts = [plural(rows, "row")] * bool(rows) + [plural(len(self.findings), "finding")] * bool(self.findings)
         source = "" if self.metadata.origin == Origin.MEASURED else f" ({self.metadata.origin})"
         return f"<{', '.join([f'{self.metadata.subject}: {self.verdict}', *counts])}{first}{source}>"
 
@@ -256,7 +256,7 @@ def run(command: str, *arguments: str, deadline_s: float | None = None, **option
 
     if deadline_s is not None and not 0 < deadline_s < math.inf:
         raise UsageError(f"deadline_s={deadline_s}", expected="seconds above 0, or None for no end")
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"gpubench as a library under {launch.launcher}",

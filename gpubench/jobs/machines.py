@@ -9,7 +9,7 @@ from gpubench.errors import LOAD_DRIVER, CouldNotMeasureError, no_gpu
 from gpubench.model.facts.health import drop_hidden
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import rename_duplicates, topologies
+from gpubench.model.paths.nodes import build_topologies, rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Origin
 
@@ -61,7 +61,7 @@ class Machines(Struct, frozen=True):
         environment: Mapping[str, str] | None = None,
     ) -> "Machines":
         """Make machines, and rename nodes that share a name."""
-        return cls(topologies(rename_duplicates(snapshots)), processes, source, environment or {})
+        return cls(build_topologies(rename_duplicates(snapshots)), processes, source, environment or {})
 
     @property
     def origin(self) -> Origin:
@@ -71,7 +71,7 @@ class Machines(Struct, frozen=True):
 
     def replace_snapshots(self, snapshots: Sequence[Snapshot]) -> "Machines":
         """Return the machines with new snapshots of the same nodes."""
-        return replace(self, nodes=topologies(snapshots))
+        return replace(self, nodes=build_topologies(snapshots))
 
     def visible(self) -> "Machines":
         """Return the machines without GPUs that CUDA_VISIBLE_DEVICES hides from all processes of their node."""

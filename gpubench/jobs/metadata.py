@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gpubench import __version__
-from gpubench.model.facts.environment import MPS, MPS_SETTINGS
+from gpubench.model.facts.environment import MPS, MPS_PREFIX
 from gpubench.model.results.report import Metadata
 from gpubench.ranks import launch
 
@@ -22,7 +22,7 @@ _SETTINGS = (
     *("OMPI_MCA_opal_cuda", "OMPI_MCA_mpi_cuda", "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_", "MPICH_RDMA_ENABLED_CUDA"),
     *("MV2_USE_CUDA", "MVP_USE_CUDA", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OFI_NCCL_", "GGML_CUDA_"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
-    MPS_SETTINGS,
+    MPS_PREFIX,
 )
 """What of the environment is recorded: settings that change results, never the whole. Open MPI's mpirun hands its ranks
 many variables of its own, so of those only the frameworks that carry messages or know of GPUs count."""

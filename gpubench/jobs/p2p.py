@@ -53,7 +53,7 @@ from gpubench.measure.p2p.request import (
 from gpubench.measure.p2p.run import SECTIONS as SECTIONS
 from gpubench.measure.p2p.run import LookAgain, P2pRun
 from gpubench.measure.paths import IdleWindow
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.paths.p2p import LATENCY_BYTES, Pair, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
@@ -61,11 +61,11 @@ from gpubench.model.profiles.fault import COPIES
 from gpubench.model.results.report import PAIR_COLUMNS, Metadata, PairRow, Report
 from gpubench.model.terms.operation import CopyGpu, CopyPattern, Direction, Engine, ManagedSupport
 from gpubench.model.terms.ranks import Phase, RankIdentity
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.copies import Copies, LinkCounters, ManagedMemory
 from gpubench.ports.group import Listener
-from gpubench.profiles import ProfileMatch, profile_for
+from gpubench.profiles import ProfileMatch, match_node
 from gpubench.simulated.links import NoCounters, SimulatedCopies, SimulatedManaged
 
 _MANAGED_SAMPLES = 5  # A pass over managed memory is one copy, where plain memory is copied many times in a sample
@@ -93,7 +93,7 @@ def _request_for_process(
     host_bytes = _HOST_BYTES if plan.like is None else size_bytes
     if not several and not (plan.host and whole):
         raise CouldNotMeasureError(
-            f"{counted(len(gpus), 'GPU')}: copies need two",
+            f"{plural(len(gpus), 'GPU')}: copies need two",
             expected="two GPUs, for copies between them",
             reason="CUDA_VISIBLE_DEVICES hides the others, or this machine has one",
             next_step="gpubench p2p, which copies between a single GPU and host memory",
@@ -273,7 +273,7 @@ def replayed(plan: P2pPlan, source: Replayed) -> CopySetup:
     machines = source.machines()
     found, samples = read_samples(recorded.read_samples(source.directory, FILE, P2P_NAME), source.text)
     machines = _nodes_of_samples(machines, found, source.directory)
-    matched = profile_for(machines.nodes[0], os.environ, plan.profile)
+    matched = match_node(machines.nodes[0], os.environ, plan.profile)
     origin = Origin.RECORDED if found.origin is Origin.MEASURED else found.origin
     if found.ranks:
         machine = machine_of_ranks(machines.nodes, found.ranks, machines.processes, matched, origin)
@@ -369,7 +369,7 @@ def _copies_of_rank(
 
 
 def _match_profile(machines: Machines | None, plan: P2pPlan) -> tuple[Machines, ProfileMatch | None] | None:
-    return None if machines is None else (machines, profile_for(machines.nodes[0], os.environ, plan.profile))
+    return None if machines is None else (machines, match_node(machines.nodes[0], os.environ, plan.profile))
 
 
 _SECONDS_TO_READ = 3.0  # What facts and contexts take on a few GPUs: an estimate for whoever waits
@@ -415,7 +415,7 @@ STEPS = Steps(P2P_NAME, _open, _measure, shows_progress=True)
 
 def run(plan: P2pPlan, arguments: Sequence[str]) -> int:
     """Copy alone or as one rank; return the exit code. Raises GpubenchError if nothing is measured."""
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if plan.memory is MemoryKind.MANAGED and launch is not None and launch.size > 1:
         raise UsageError(
             f"p2p --memory managed under {launch.launcher}",
@@ -494,7 +494,7 @@ def _setup(
 ) -> CopySetup:
     """Prepare a run in one process. `window` looks at idle GPUs. Raises UsageError, CouldNotMeasureError."""
     (node,) = machines.nodes
-    matched = profile_for(node, os.environ, plan.profile)
+    matched = match_node(node, os.environ, plan.profile)
     support = () if managed is None else managed.support()
     check_managed(support)
     wiring, apart = wiring_of_process(node, copies.gpus), unreachable_pairs(copies)

@@ -21,9 +21,9 @@ from gpubench.errors import (
     OutputError,
     UsageError,
     different_nccl,
+    fewer_gpus_than_ranks,
     nccl_refuses_shared_gpu,
     no_gpu,
-    no_gpu_of_its_own,
     shared_gpu,
     shared_gpu_is_not_enabled,
     shared_gpu_without_percentage,
@@ -33,9 +33,9 @@ from gpubench.machine.children import die_with_parent
 from gpubench.machine.environment import NODE_VARIABLE, nccl_settings
 from gpubench.machine.host import sm_percent
 from gpubench.machine.nvml import Driver, read_driver
-from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedBy
-from gpubench.model.terms.ranks import Phase, RankIdentity, by_device
-from gpubench.model.terms.units import spans
+from gpubench.model.facts.environment import CHANNEL_VARIABLE, SECONDS_FOR_THE_FIRST_RANK, TORCHRUN, LaunchedRank
+from gpubench.model.terms.ranks import Phase, RankIdentity, group_by_device
+from gpubench.model.terms.units import format_ranges
 from gpubench.ports.group import Group
 from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog import rank as watchdog
@@ -124,12 +124,12 @@ def identify(identity: RankIdentity, gpu: "cuda.GpuIdentity") -> RankIdentity:
 
 def check_one_rank_a_gpu(identities: Sequence[RankIdentity], gpus_on_host: int) -> None:
     """Raise UsageError if two ranks use one GPU, or a host has more ranks than GPUs."""
-    for first, *others in by_device(identities):
+    for first, *others in group_by_device(identities):
         if not others:
             continue
         ranks = sum(identity.node == first.node for identity in identities)
         if ranks > gpus_on_host:
-            raise no_gpu_of_its_own(ranks, gpus_on_host, first.host)
+            raise fewer_gpus_than_ranks(ranks, gpus_on_host, first.host)
         raise _same_gpu(first, others[0])
 
 
@@ -176,12 +176,12 @@ def check_versions(ranks: Sequence[RankNccl]) -> None:
     for rank in ranks:
         found.setdefault(f"{rank.version} from {rank.path}", []).append(rank.rank.rank)
     if len({rank.code for rank in ranks}) > 1:
-        raise different_nccl([f"rank {spans(numbers)} {text}" for text, numbers in found.items()])
+        raise different_nccl([f"rank {format_ranges(numbers)} {text}" for text, numbers in found.items()])
 
 
 def check_shared_gpus(ranks: Sequence[RankNccl], driver: Driver, kernels_at_once: int = 1) -> None:
     """Raise UsageError if ranks share a GPU, but NCCL refuses that or their kernels may not fit."""
-    for sharing in by_device([rank.rank for rank in ranks]):
+    for sharing in group_by_device([rank.rank for rank in ranks]):
         total = sum(each.sm_percent or 0 for each in sharing)
         if len(sharing) > 1 and total > _WHOLE_PERCENT / kernels_at_once:
             raise shared_gpu_without_percentage(_who(sharing), total, len(sharing), kernels_at_once)
@@ -207,7 +207,7 @@ def _check_sharing(ranks: Sequence[RankNccl], driver: Driver, *, is_needed: bool
 
 
 def _who(ranks: Sequence[RankIdentity]) -> str:
-    numbers = spans([rank.rank for rank in ranks])
+    numbers = format_ranges([rank.rank for rank in ranks])
     return f"rank {numbers} on {ranks[0].host} share GPU {ranks[0].gpu_bus_id}"
 
 
@@ -252,7 +252,7 @@ class RankJob(Protocol):
 class Rendezvous(Struct, frozen=True):
     """How the ranks of a job start and end together. `place` is where they meet, if that is known."""
 
-    start: Callable[[LaunchedBy, Sequence[str]], Any]
+    start: Callable[[LaunchedRank, Sequence[str]], Any]
     finish: Callable[[], None]
     abort: Callable[[Any, int], NoReturn]
     place: str = ""
@@ -261,7 +261,7 @@ class Rendezvous(Struct, frozen=True):
 BY_MPI = Rendezvous(mpi.start, mpi.finish, mpi.abort)
 
 
-def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
+def rendezvous_of(launched_by: LaunchedRank, timeout_s: float) -> Rendezvous:
     """Return MPI's rendezvous, or torch's under torchrun, which may take twice `timeout_s`, and at least a minute."""
     if launched_by.launcher != TORCHRUN:
         return BY_MPI
@@ -272,7 +272,7 @@ def rendezvous_of(launched_by: LaunchedBy, timeout_s: float) -> Rendezvous:
     return Rendezvous(start, distributed.finish, distributed.abort, place)
 
 
-def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
+def _check_launch(launched_by: LaunchedRank, rendezvous: Rendezvous) -> None:
     if launched_by.launcher == TORCHRUN and rendezvous is BY_MPI:
         raise UsageError(
             "this command under torchrun",
@@ -289,7 +289,7 @@ def _check_launch(launched_by: LaunchedBy, rendezvous: Rendezvous) -> None:
 
 def run(
     make_job: Callable[[Any, RankProgress], RankJob],
-    launched_by: LaunchedBy,
+    launched_by: LaunchedRank,
     timeout_s: float,
     defaults: Mapping[str, str],
     imports: Sequence[str] = (),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpubench.collectives.registry import SUMMARIES, collective_named
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.errors import CouldNotMeasureError, NotSaidError, UsageError
+from gpubench.errors import CouldNotMeasureError, IncompleteResultError, UsageError
 from gpubench.formats.presentation import Presentation
 from gpubench.jobs.collective.metadata import speed_judge_of
 from gpubench.jobs.failed_runs import add_findings, failures_in, failures_without_rows, show_failures
@@ -34,7 +34,7 @@ from gpubench.measure.p2p.request import (
 from gpubench.measure.p2p.run import P2pRun
 from gpubench.model.facts.snapshot import NicKind
 from gpubench.model.facts.traffic import IdleGpu
-from gpubench.model.paths.nodes import topologies
+from gpubench.model.paths.nodes import build_topologies
 from gpubench.model.paths.p2p import Cell, Pair, Series
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import Wiring
@@ -54,10 +54,10 @@ from gpubench.model.results.topo import TreeRow
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, Algorithm
-from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
+from gpubench.model.terms.units import BYTES_PER_GB, plural, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict
 from gpubench.ports.group import Listener
-from gpubench.profiles import ProfileMatch, domain_of, match, own_profiles
+from gpubench.profiles import ProfileMatch, find_domain, match_whole_machine, user_profiles
 from gpubench.readers.registry import results_in
 from gpubench.readers.results.gpubench_json import EXPECTED, StoredRun
 from gpubench.simulated.machine import MOST_NODES, SimulatedMachine, snapshots
@@ -147,7 +147,7 @@ class ReadCopies(Struct, frozen=True):
                 yield Finding(
                     id=judged_rows.INCOMPLETE,
                     severity=Verdict.WARN,
-                    subject=some_of(absent),
+                    subject=shorten(absent),
                     seen=f"copies {'from' if is_to_gpu else 'to'} host memory, of {len(names)} of {len(self.names)}",
                     expected="copies of every GPU",
                     cause="the text was cut, or these GPUs took no part",
@@ -333,7 +333,7 @@ def judge_results(plan: ReportPlan, text: str, arguments: Sequence[str]) -> int:
         failures = failures_in(text, has_rows=False)
         if any(failure.severity is Verdict.FAIL for failure in failures):
             return show_failures(plan, failures, arguments)
-        if isinstance(error, NotSaidError):
+        if isinstance(error, IncompleteResultError):
             raise _what_is_missing(plan, gpus=plan.machine is None and error.ranks, error=error) from None
         raise
     failures = failures_without_rows(text, failures)
@@ -384,14 +384,14 @@ def _run_copies(plan: ReportPlan, file: ResultFile, failures: Sequence[Finding],
     machine = plan.machine or _machine_of(models, len(copies.names), 1)
     if machine is None:
         raise UsageError(
-            f"{file.name} is of {counted(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
+            f"{file.name} is of {plural(len(copies.names), 'GPU')}, {' and '.join(dict.fromkeys(models))}",
             expected="GPUs of one kind that has a profile",
             reason="they are of several models" if len(set(models)) > 1 else "no profile has so many of these GPUs",
             next_step=f"gpubench compare {file.name} other.txt holds it against a healthy machine's",
         )
     if len(copies.names) > machine.profile.match.visible:
         raise UsageError(
-            f"{file.name} is of {counted(len(copies.names), 'GPU')}, and --machine {machine} has "
+            f"{file.name} is of {plural(len(copies.names), 'GPU')}, and --machine {machine} has "
             f"{machine.profile.match.visible}",
             expected="the machine that the matrices are of",
         )
@@ -411,10 +411,10 @@ def _assumed_network(plan: ReportPlan, table: JudgedTable) -> str:
 
 
 def _what_is_missing(
-    plan: ReportPlan, *, gpus: bool, error: NotSaidError | None = None, ranks: int | None = None
+    plan: ReportPlan, *, gpus: bool, error: IncompleteResultError | None = None, ranks: int | None = None
 ) -> UsageError:
     collectives = list(error.collectives) if error is not None and plan.collective is None else []
-    known = match(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
+    known = match_whole_machine(error.models[:1], _GPUS_A_NODE) if error is not None and error.models else None
     usual, visible = (_USUAL, _GPUS_A_NODE) if known is None else (known.profile.name, known.profile.match.visible)
     missing = ["which GPUs, on how many nodes"] if gpus else []
     missing += [f"which collective ({' or '.join(collectives)})"] if len(collectives) > 1 else []
@@ -426,7 +426,7 @@ def _what_is_missing(
     words += ["--collective", collectives[0]] if len(collectives) > 1 else []
     expected = ["--machine NAME*NODES, with the name of a profile (gpubench profiles list)"] if gpus else []
     expected += ["--collective NAME"] if len(collectives) > 1 else []
-    tells = f"; its rows are those of {counted(ranks, 'rank')}" if ranks else ""
+    tells = f"; its rows are those of {plural(ranks, 'rank')}" if ranks else ""
     return UsageError(
         f"{plan.name} does not say {' or '.join(missing)}{tells}",
         expected=" and ".join(expected),
@@ -448,7 +448,7 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
     if len(wanted) != 1:
         lines = {run.table: f" (line {run.line})" for run in reversed(file.runs)}
         held = " and ".join(
-            f"{table[0]} on {counted(table[1], 'rank')}{lines.get(table, '') if wanted[1:] else ''}" for table in tables
+            f"{table[0]} on {plural(table[1], 'rank')}{lines.get(table, '') if wanted[1:] else ''}" for table in tables
         )
         held = held or "no row"
         names = list(dict.fromkeys(name for name, _, _ in wanted))
@@ -475,10 +475,10 @@ def _rows_of_one_table(plan: ReportPlan, file: ResultFile) -> list[CollectiveRow
 
 def _several_runs_error(file: ResultFile, runs: Sequence[RunPlace]) -> UsageError:
     """Return the error about runs that are no single table: of different machines, or of the same copies."""
-    places = [f"line {run.line}" + (f" on {some_of(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
+    places = [f"line {run.line}" + (f" on {shorten(run.machine[0], 2)}" if run.machine[0] else "") for run in runs]
     later = [run.line for run in file.runs if run.line > runs[0].line]
     return UsageError(
-        f"{file.name} has {len(runs)} runs of {runs[0].table[0]}: {some_of(places)}",
+        f"{file.name} has {len(runs)} runs of {runs[0].table[0]}: {shorten(places)}",
         expected="one run, or runs of one machine",
         reason="several runs were kept in one file",
         next_step=f"gpubench report <(sed -n '1,{min(later) - 1}p' {shlex.quote(file.name)}) judges the first one",
@@ -535,7 +535,7 @@ def _judged_table(plan: ReportPlan, file: ResultFile, rows: Sequence[CollectiveR
     )
     if machine is None:
         return JudgedTable(rows, None, ranks, ranks, None)
-    nodes = dict(enumerate(topologies(snapshots(machine))))
+    nodes = dict(enumerate(build_topologies(snapshots(machine))))
     located = tuple(replace(rank, gpu_bus_id=nodes[rank.node].gpus[rank.local_rank].bus_id) for rank in ranks)
     return JudgedTable(rows, machine, ranks, located, Circumstances(wiring=Wiring(located, nodes)))
 
@@ -547,11 +547,11 @@ def _machine_of(models: Sequence[str], per_node: int, nodes: int) -> SimulatedMa
     """
     if len(set(models)) != 1 or nodes > MOST_NODES:
         return None
-    domain = domain_of(models[:1]) if nodes > 1 else None
+    domain = find_domain(models[:1]) if nodes > 1 else None
     if domain is not None and per_node == domain.match.visible:
         return SimulatedMachine(domain.split_into_domains(nodes), nodes)
-    own = own_profiles(os.environ)
-    found = match(models[:1], per_node, among=own) or match(models[:1], per_node)
+    own = user_profiles(os.environ)
+    found = match_whole_machine(models[:1], per_node, among=own) or match_whole_machine(models[:1], per_node)
     return None if found is None else SimulatedMachine(found.profile, nodes)
 
 
@@ -565,16 +565,16 @@ def _check_machine(plan: ReportPlan, row: CollectiveRow, models: Sequence[str]) 
     if machine is None:
         return
     profile, per_node = machine.profile, row.ranks // row.nodes
-    known = match(sorted(set(models)), 1) if models else None
+    known = match_whole_machine(sorted(set(models)), 1) if models else None
     if known is not None and not profile.match.has(models):
         seen = f"{plan.name} names {', '.join(dict.fromkeys(models))}"
     elif machine.nodes != row.nodes or not 0 < per_node <= profile.match.visible:
-        seen = f"{plan.name} has {counted(row.ranks, 'rank')}"
-        seen += f" on {counted(row.nodes, 'node')}" if per_node else ""
+        seen = f"{plan.name} has {plural(row.ranks, 'rank')}"
+        seen += f" on {plural(row.nodes, 'node')}" if per_node else ""
     else:
         return
     raise UsageError(
-        f"{seen}, and --machine {machine} has {counted(machine.nodes, 'node')} of {profile.match.visible} × "
+        f"{seen}, and --machine {machine} has {plural(machine.nodes, 'node')} of {profile.match.visible} × "
         f"{profile.gpu.name}",
         expected="the machine that the table is of",
         reason="the file is of another run" if per_node else "the machine has more nodes than the run has ranks",

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.conditions.circumstances import Facts
-from gpubench.errors import CouldNotMeasureError, UsageError, naming_output
+from gpubench.errors import CouldNotMeasureError, UsageError, name_output
 from gpubench.formats.delivery import say
 from gpubench.formats.presenter import ProgressDisplay, progress_on
 from gpubench.jobs.metadata import metadata_of
@@ -25,12 +25,12 @@ from gpubench.measure.scan.report import ScanResult, report_of
 from gpubench.measure.scan.rounds import EndOfRoundsError, Keep, RoundMeasurer
 from gpubench.measure.scan.verdicts import all_rates_known, least_percent
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results import scan
 from gpubench.model.results.figures import QUICK
-from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Finding, Verdict
 from gpubench.ranks.scan.coordinator import NodeRanks
 from gpubench.readers.documents import Wanted, json_line, read_json_line, read_text
@@ -74,7 +74,7 @@ def check_placement(nodes: Sequence[int], hosts: Sequence[str], gpus: Sequence[i
     ranks_a_node = len(nodes) // len(members)
     if gpus and 1 < ranks_a_node < gpus[0]:
         raise UsageError(
-            f"{counted(ranks_a_node, 'rank')} on nodes of {counted(gpus[0], 'GPU')}",
+            f"{plural(ranks_a_node, 'rank')} on nodes of {plural(gpus[0], 'GPU')}",
             expected="a rank a GPU, or a rank a node",
             reason="the other GPUs would not be measured",
             next_step=f"mpirun --map-by ppr:{gpus[0]}:node, or ppr:1:node",
@@ -96,8 +96,8 @@ def check_backend(asked: str | None, gpus: Sequence[int], hosts: Sequence[str]) 
     ranks = Counter(hosts)
     short = {host: count for host, count in zip(hosts, gpus, strict=True) if count < ranks[host]}
     if short:
-        each = [f"{host} {counted(count, 'GPU')} for {counted(ranks[host], 'rank')}" for host, count in short.items()]
-        named = some_of(each)
+        each = [f"{host} {plural(count, 'GPU')} for {plural(ranks[host], 'rank')}" for host, count in short.items()]
+        named = shorten(each)
         raise UsageError(
             f"fewer GPUs than ranks: {named}",
             expected="a GPU for every rank",
@@ -111,9 +111,9 @@ def _check_alike(counts: dict[str, int], what: str, next_step: str) -> None:
     usual = max(set(counts.values()), key=list(counts.values()).count)
     odd = {host: count for host, count in counts.items() if count != usual}
     if odd:
-        named = some_of([f"{host} {count}" for host, count in odd.items()])
+        named = shorten([f"{host} {count}" for host, count in odd.items()])
         raise UsageError(
-            f"nodes with {counted(usual, what)}, and others: {named}",
+            f"nodes with {plural(usual, what)}, and others: {named}",
             expected=f"as many {what}s on every node",
             reason="rails are compared with the same rail of other nodes",
             next_step=next_step,
@@ -134,7 +134,7 @@ def fact_findings(
     """Return what `gpubench check --quick` finds on nodes with GPUs. `profiles` are by node."""
     if not any(node.gpus for node in nodes):
         return []
-    found = judge(Facts(nodes, group(nodes), ranks, profiles, QUICK)).findings
+    found = judge(Facts(nodes, group_nodes(nodes), ranks, profiles, QUICK)).findings
     return [each for each in found if each.severity in _WRONG]
 
 
@@ -420,7 +420,7 @@ def numbers_of_kept(kept: KeptScan, hosts: Sequence[str], directory: Path) -> di
     strangers = [host for host in hosts if host not in then]
     if strangers or not kept.outcomes:
         raise UsageError(
-            f"--resume {directory}: {some_of(strangers)} took no part in it"
+            f"--resume {directory}: {shorten(strangers)} took no part in it"
             if strangers
             else f"--resume {directory}: it finished no round",
             expected="the nodes that are left of the scan that was begun",
@@ -474,7 +474,7 @@ def deliver(
         if plan.hostfile is not None:
             rows = report.rows(scan.ExclusionRow)
             lines = [f"{row.line}\n" for row in rows if row.tool == scan.Tool.MPIRUN]
-            with naming_output(plan.hostfile):
+            with name_output(plan.hostfile):
                 plan.hostfile.write_text("".join(lines), encoding="utf-8")
         return presenter.exit_code
 

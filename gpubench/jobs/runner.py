@@ -15,7 +15,7 @@ from gpubench.errors import DONE
 from gpubench.formats.delivery import delivering
 from gpubench.jobs.outputs import NullListener, check_writable
 from gpubench.jobs.sources import Here, refuse_under_launcher
-from gpubench.model.facts.environment import LaunchedBy, launched_by
+from gpubench.model.facts.environment import LaunchedRank, detect_launcher
 from gpubench.model.terms.ranks import Phase
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def run(steps: Steps[Any], plan: Any, arguments: Sequence[str], timeout_s: float
 
     Raises GpubenchError if nothing can be measured, or an output cannot be written.
     """
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if launch is None or launch.size == 1:
         return run_alone(steps, plan, arguments, launch)
     if not steps.any_source_in_ranks:
@@ -132,7 +132,7 @@ def run(steps: Steps[Any], plan: Any, arguments: Sequence[str], timeout_s: float
     return rank.run(make_job, launch, timeout_s or plan.timeout_s, plan.presentation.job_defaults)
 
 
-def run_alone(steps: Steps[Any], plan: Any, arguments: Sequence[str], launch: LaunchedBy | None = None) -> int:
+def run_alone(steps: Steps[Any], plan: Any, arguments: Sequence[str], launch: LaunchedRank | None = None) -> int:
     """Run a command in this process, which may be the only rank of a launcher; return the exit code."""
     place = Place(plan, arguments, shows_progress=steps.shows_progress, is_launched=launch is not None)
     place.check_writable()

@@ -56,13 +56,13 @@ from gpubench.measure.scan.rounds import (
     scan,
 )
 from gpubench.measure.scan.verdicts import decode, nic_names, rail_rates
-from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedBy, launched_by
-from gpubench.model.paths.nodes import rename_duplicates, topologies
+from gpubench.model.facts.environment import SECONDS_FOR_THE_FIRST_RANK, LaunchedRank, detect_launcher
+from gpubench.model.paths.nodes import build_topologies, rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.scan import RANK_OF_HOST, BeforeRounds, LocalFigure, RingFailure, ScanFabric, StoredFabric
 from gpubench.model.terms.ranks import Phase
 from gpubench.model.terms.verdict import Finding, Origin
-from gpubench.profiles import matched_profiles
+from gpubench.profiles import find_node_profiles
 from gpubench.ranks.launch import OWN_SETTINGS_VARIABLE, find_launcher, own_settings
 from gpubench.ranks.scan.coordinator import Coordinator, NodeRanks
 from gpubench.ranks.scan.supervisor import RankCard, Supervisor
@@ -107,7 +107,7 @@ class ScanMembers(Struct, frozen=True):
     nodes: tuple[Topology, ...] = ()
 
 
-def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedBy) -> int:
+def run_ranks(plan: ScanPlan, arguments: Sequence[str], launch: LaunchedRank) -> int:
     """Run as a rank of a scan; return the exit code. If a node is gone, the process exits without MPI_Finalize."""
     progress = watchdog.start(launch.rank, launch.size, mpi.host_name(), SECONDS_TO_START, None)
     progress.enter(Phase.MPI_INIT)
@@ -178,7 +178,7 @@ def _meet(plan: ScanPlan, group: mpi.MpiGroup) -> tuple[ScanMembers, Supervisor,
         0 if coordinator is None else coordinator.port,
     )
     cards = tuple(group.gather(card))
-    return ScanMembers(cards, placement, secret, backend, tuple(topologies(snapshots))), supervisor, coordinator
+    return ScanMembers(cards, placement, secret, backend, tuple(build_topologies(snapshots))), supervisor, coordinator
 
 
 def _host_of_nccl() -> str:
@@ -255,7 +255,7 @@ def _directed(plan: ScanPlan, arguments: Sequence[str], meeting: ScanMembers, co
     first, second = passes
     local: dict[LocalFigure, float] = judging.still_slow(judging.slow_figures(first), second)
     clocks = {numbers[node]: seconds for node, seconds in coordinator.clock_offsets().items()}
-    profiles = matched_profiles(meeting.nodes, os.environ)
+    profiles = find_node_profiles(meeting.nodes, os.environ)
     findings = [
         *fact_findings(meeting.nodes, profiles),
         *clock_findings(fabric, clocks),
@@ -323,7 +323,7 @@ SIMULATED = "simulated"
 
 def run(plan: ScanPlan, arguments: Sequence[str]) -> int:
     """Scan; return the exit code. Raises GpubenchError if nothing can be scanned, or an output cannot be written."""
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     if launch is None or launch.rank == 0:
         check_writable(plan.presentation.outputs)
         if plan.hostfile is not None:
@@ -369,7 +369,7 @@ def _launch(environment: Mapping[str, str]) -> str:
     return "mpirun --hostfile hosts --map-by ppr:1:node gpubench scan with a host a line in the file hosts"
 
 
-def _refuse_under_launcher(option: str, launch: LaunchedBy | None) -> None:
+def _refuse_under_launcher(option: str, launch: LaunchedRank | None) -> None:
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"scan {option} under {launch.launcher}",
@@ -422,7 +422,7 @@ def _facts(simulation: Simulation) -> list[Finding]:
         return []
     machines = Simulated(simulation).machines()
     nodes = machines.nodes
-    return fact_findings(nodes, matched_profiles(nodes, os.environ), machines.processes)
+    return fact_findings(nodes, find_node_profiles(nodes, os.environ), machines.processes)
 
 
 def _run_replayed(plan: ScanPlan, kept: KeptScan, arguments: Sequence[str]) -> int:

@@ -20,11 +20,11 @@ from gpubench.jobs.metadata import metadata_of, recorded_settings
 from gpubench.jobs.outputs import presenting
 from gpubench.jobs.plans import CheckPlan
 from gpubench.machine.nvml import read_driver
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.results.report import Report, Table, VerdictRow
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import some_of
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
+from gpubench.model.terms.units import shorten
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.ranks.launch import (
     EndedJob,
     Silence,
@@ -51,7 +51,7 @@ def run_there(plan: CheckPlan, arguments: Sequence[str], for_ranks: Sequence[str
 
     Hosts without a report are an ERROR. Raises GpubenchError if hosts, allocation or launcher are missing.
     """
-    launch, hosts = launched_by(os.environ), None if plan.slurm else plan.hosts
+    launch, hosts = detect_launcher(os.environ), None if plan.slurm else plan.hosts
     if launch is not None and launch.size > 1:
         raise UsageError(
             f"{'--slurm' if hosts is None else '--hosts'} under {launch.launcher}",
@@ -117,7 +117,7 @@ def _add_lost_hosts(report: Report, lost: Sequence[Finding], hosts: Iterable[str
     verdicts = Table.group_by_section({VerdictRow: [*report.rows(VerdictRow), *rows]})
     return replace(
         report,
-        verdict=overall((report.verdict, Verdict.ERROR)),
+        verdict=worst_verdict((report.verdict, Verdict.ERROR)),
         findings=(*report.findings, *lost),
         sections={**report.sections, **verdicts},
         sentence="",
@@ -163,7 +163,7 @@ def _findings_of(silent: Mapping[str, Silence], expected: str) -> Iterator[Findi
         yield Finding(
             id=NO_RESULT,
             severity=Verdict.ERROR,
-            subject=some_of(hosts),
+            subject=shorten(hosts),
             seen=seen,
             expected=expected,
             cause=first.cause,

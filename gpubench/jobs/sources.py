@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpubench.errors import UsageError
 from gpubench.jobs.options import SIMULATE, option
-from gpubench.model.facts.environment import LaunchedBy, bearing_on_performance
+from gpubench.model.facts.environment import LaunchedRank, performance_variables
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
@@ -111,7 +111,7 @@ def simulation_of(
     machine = parse_machine(text)
     broken = tuple("".join(each.split()) for each in faults)
     parsed = tuple(fault for each in broken for fault in parse_faults(each, machine.nodes))
-    of_nccl = {name: value for name, value in bearing_on_performance(environment).items() if name.startswith("NCCL_")}
+    of_nccl = {name: value for name, value in performance_variables(environment).items() if name.startswith("NCCL_")}
     known = dict[str, str]()
     if of_nccl or any(fault.variables for fault in parsed):
         from gpubench.simulated.settings import check_variables, job_variables, known_effects
@@ -292,7 +292,7 @@ def say_what_is_ignored(source: Source, presenter: "Presenter") -> None:
         presenter.note(source.simulation.note)
 
 
-def refuse_under_launcher(command: str, source: Source, launch: LaunchedBy | None) -> None:
+def refuse_under_launcher(command: str, source: Source, launch: LaunchedRank | None) -> None:
     """Raise UsageError if several ranks would show a simulated or recorded machine."""
     if source.text is not None and launch is not None and launch.size > 1:
         raise UsageError(

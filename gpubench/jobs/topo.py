@@ -84,7 +84,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
     from gpubench.jobs.machines import check_any_gpu
     from gpubench.jobs.metadata import metadata_of
     from gpubench.measure.topo import examine
-    from gpubench.profiles import profiles_for
+    from gpubench.profiles import match_nodes
 
     nodes = machines.nodes
     if plan.recording.record is not None:
@@ -93,7 +93,7 @@ def _measure(place: Place, read: "Callable[[], Read]") -> "Report | None":
         recorded.write_recording(plan.recording.record, machines.snapshots, machines.processes)
         if libraries:
             recorded.write_libraries(plan.recording.record, libraries)
-    matches = profiles_for(nodes, os.environ, plan.profile)
+    matches = match_nodes(nodes, os.environ, plan.profile)
     profiles = [None if found is None else found.profile for found in matches]
     asked = plan.profile is not None
     check_any_gpu(nodes, plan.expected_gpus, NAME)

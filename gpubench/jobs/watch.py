@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from msgspec.structs import replace
 
-from gpubench.errors import UsageError, advising, no_gpu
+from gpubench.errors import UsageError, add_advice, no_gpu
 from gpubench.formats.presentation import Presentation
 from gpubench.formats.registry import TABLE
 from gpubench.jobs import runner, sources
@@ -254,7 +254,7 @@ def _recorded_readers(directory: Path) -> list[RecordedTraffic]:
     by_host: dict[str, list[NodeReading]] = {}
     next_step = f"gpubench watch --for 10s --record {directory}-again"
     lines = recorded.read_samples(directory, SAMPLES, NAME)
-    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=next_step):
+    with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=next_step):
         for line, where in lines:
             reading = read_json_line(NodeReading, line, where)
             earlier = by_host.setdefault(reading.host, [])
@@ -349,9 +349,9 @@ def keeping(plan: WatchPlan, machines: "Machines") -> "Iterator[Callable[[NodeRe
 
 def _metadata(plan: WatchPlan, arguments: Sequence[str], machines: "Machines", origin: Origin) -> "Metadata":
     from gpubench.jobs.metadata import metadata_of
-    from gpubench.profiles import profiles_for
+    from gpubench.profiles import match_nodes
 
-    matched = profiles_for(machines.nodes, os.environ)[0]
+    matched = match_nodes(machines.nodes, os.environ)[0]
     return metadata_of(
         arguments,
         NAME,

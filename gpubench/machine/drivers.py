@@ -101,7 +101,7 @@ def read_attribute(library: Any, attribute: int, ordinal: int) -> int | None:
 
 
 def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
-    from gpubench.model.facts.snapshot import bus_id  # importing it takes 15 ms, during which CUDA may start
+    from gpubench.model.facts.snapshot import normalize_bus_id  # importing it takes 15 ms, during which CUDA may start
 
     address = ctypes.create_string_buffer(_BUS_ID_BYTES)
     _check(library, "cuDeviceGetPCIBusId", address, _BUS_ID_BYTES, device)
@@ -109,7 +109,7 @@ def _read_gpu(library: Any, index: int, device: int) -> CudaGpu:
     features = {name: _optional(library, "cuDeviceGetAttribute", number, device) for name, number in _FEATURES.items()}
     return CudaGpu(
         index=index,
-        bus_id=bus_id(address.value.decode()),
+        bus_id=normalize_bus_id(address.value.decode()),
         multiprocessors=_optional(library, "cuDeviceGetAttribute", _MULTIPROCESSORS, device),
         dma_buf=None if dma_buf is None else bool(dma_buf),
         features={name: bool(answer) for name, answer in features.items() if answer is not None},

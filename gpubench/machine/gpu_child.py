@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpubench.machine.drivers import GPU_IS_LOST, Answers, text
 from gpubench.machine.gpus import MULTIPROCESSORS, read_clock_reasons, read_processes, throttle_reasons
 from gpubench.machine.nvml import open_library, read_link_bytes
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.facts.traffic import FOREIGN_GB_S, GpuReading
 from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.units import BYTES_PER_GB
@@ -86,7 +86,7 @@ class _WatchedGpu:
         self.bus_id = f"GPU{index}"
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
-            self.bus_id = bus_id(text(library.nvmlDeviceGetPciInfo(handle).busId) or "") or self.bus_id
+            self.bus_id = normalize_bus_id(text(library.nvmlDeviceGetPciInfo(handle).busId) or "") or self.bus_id
         except library.NVMLError as error:
             self._lost, handle = str(error), None
         self._answers = Answers(library, handle)

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from gpubench.machine.drivers import INVALID_ARGUMENT, NOT_SUPPORTED, Answers, text, version_text, word_of
 from gpubench.model.facts import snapshot
 from gpubench.model.facts.process import THROTTLE_REASONS, GpuProcess
-from gpubench.model.terms.units import ranges_of
+from gpubench.model.terms.units import format_mask
 
 _COMMON_SPEED = 90
 _LINK_COUNT = 91
@@ -101,7 +101,7 @@ class _LinkReader(Struct):
     def _peer_bus_id(self, link: int) -> str | None:
         """Return the device at the other end. A virtual machine hides it behind an address of ones."""
         remote = self.answers.ask("nvlinks.peer_bus_id", "nvmlDeviceGetNvLinkRemotePciInfo", link)
-        address = snapshot.bus_id(text(remote.busId) or "") if remote is not None else ""
+        address = snapshot.normalize_bus_id(text(remote.busId) or "") if remote is not None else ""
         if address.startswith("ffffffff:"):
             self.answers.unknown.setdefault("nvlinks.peer_bus_id", "this virtual machine hides it")
         return address if address and not address.startswith("ffffffff:") else None
@@ -265,7 +265,7 @@ def _read_gpu(answers: Answers, index: int, cpus: int) -> snapshot.GpuFacts:
     # Python evaluates arguments in this order, so `lost` and `unknown` are complete when they are read.
     return snapshot.GpuFacts(
         index=index,
-        bus_id=snapshot.bus_id(text(pci.busId) or "") if pci is not None else None,
+        bus_id=snapshot.normalize_bus_id(text(pci.busId) or "") if pci is not None else None,
         name=text(answers.ask("name", "nvmlDeviceGetName")),
         uuid=text(answers.ask("uuid", "nvmlDeviceGetUUID")),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
@@ -377,7 +377,7 @@ def _pcie(answers: Answers) -> snapshot.PcieLink:
 def _cpu_affinity(answers: Answers, cpus: int) -> str | None:
     words = answers.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", -(-cpus // _BITS_PER_WORD))
     mask = sum(int(word) << _BITS_PER_WORD * position for position, word in enumerate(words or ()))
-    return ranges_of(mask) or None
+    return format_mask(mask) or None
 
 
 def _fabric(answers: Answers) -> snapshot.Fabric | None:

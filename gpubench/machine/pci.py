@@ -40,7 +40,9 @@ def find_nvidia_devices(root: Path) -> PciDevices:
     folder = root / "sys/bus/pci/devices"
     gpus: list[Path] = []
     nvswitches: list[Path] = []
-    for name in sorted(names_in(folder), key=lambda each: snapshot.bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")):
+    for name in sorted(
+        names_in(folder), key=lambda each: snapshot.normalize_bus_id(each).rjust(len("ffffffff:ff:ff.f"), "0")
+    ):
         number = number_of(folder.joinpath(name, "class"))
         kind = None if number is None else number >> 8
         if kind in (*_GPU_CLASSES, _NVSWITCH_CLASS) and number_of(folder / name / "vendor") == _NVIDIA:
@@ -51,7 +53,7 @@ def find_nvidia_devices(root: Path) -> PciDevices:
 def pci_address(device: Path) -> str | None:
     """Return the bus id of the PCI device in a sysfs path. A virtio interface is below one."""
     ports = _ports_of(device)
-    return snapshot.bus_id(ports[-1].name) if ports else None
+    return snapshot.normalize_bus_id(ports[-1].name) if ports else None
 
 
 def pci_folder(device: Path) -> Path | None:
@@ -70,8 +72,8 @@ def place_of(device: Path) -> snapshot.PciPlace:
     host_bridge = ports[0].parent.name
     return snapshot.PciPlace(
         host_bridge=host_bridge if _HOST_BRIDGE.fullmatch(host_bridge) else None,
-        root_port=snapshot.bus_id(bridges[0].name) if bridges else None,
-        switches=tuple(snapshot.bus_id(port.name) for port in bridges[1::2]),
+        root_port=snapshot.normalize_bus_id(bridges[0].name) if bridges else None,
+        switches=tuple(snapshot.normalize_bus_id(port.name) for port in bridges[1::2]),
         numa_node=None if numa_node is None or numa_node < 0 else numa_node,
     )
 
@@ -102,7 +104,7 @@ def trained_link(device: Path) -> snapshot.PcieLink:
 
 def switches_above(devices: Iterable[Path]) -> tuple[snapshot.PciSwitch, ...]:
     """Return the PCIe switches above these devices, without duplicates, by bus id."""
-    ports = {snapshot.bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
+    ports = {snapshot.normalize_bus_id(port.name): port for device in devices for port in _ports_of(device)[1:-1:2]}
     return tuple(
         snapshot.PciSwitch(bus_id=name, link=trained_link(port), place=place_of(port))
         for name, port in sorted(ports.items())
@@ -282,7 +284,7 @@ def read_pci_devices(
         for device in devices:
             above: str | None = None
             for folder, each in _chain(device, kind):
-                name = snapshot.bus_id(folder.name)
+                name = snapshot.normalize_bus_id(folder.name)
                 if name not in found:
                     found[name] = _read(folder, each, above, minors)
                 above = name
@@ -299,7 +301,7 @@ def _chain(device: Path, kind: snapshot.PciKind) -> Iterable[tuple[Path, snapsho
 
 
 def _read(folder: Path, kind: snapshot.PciKind, above: str | None, minors: Mapping[str, int]) -> snapshot.PciDevice:
-    unknown, name = UnknownFields(), snapshot.bus_id(folder.name)
+    unknown, name = UnknownFields(), snapshot.normalize_bus_id(folder.name)
     bar1, most, minor = None, None, None
     if kind is snapshot.PciKind.GPU:
         bar1, most, minor = _bar1(folder, unknown), _bar1_most(folder, unknown), minors.get(name)

@@ -40,7 +40,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 
 _SECONDS_TO_END = 1.0  # Wait for a child that answered or was killed. A child inside a driver call may never end
@@ -295,7 +295,7 @@ def _why_unseen(gpus: int, cuda: CudaFacts | None) -> str:
     named = visible_count(gpus, cuda.visible_devices)
     if len(cuda.gpus) >= named or (cuda.gpus and "MIG-" in cuda.visible_devices):
         return HIDDEN
-    return f"CUDA lists {len(cuda.gpus)} of the {counted(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
+    return f"CUDA lists {len(cuda.gpus)} of the {plural(named, 'GPU')} that CUDA_VISIBLE_DEVICES names"
 
 
 def _find_in_cuda(gpu: GpuFacts, cuda: CudaFacts | None) -> CudaGpu | None:

@@ -26,8 +26,8 @@ from gpubench.machine.environment import (
     wanted_libraries,
 )
 from gpubench.model.facts.process import CpuQuota, RankFacts, TopologyFile
-from gpubench.model.facts.snapshot import bus_id
-from gpubench.model.terms.units import ranges_of
+from gpubench.model.facts.snapshot import normalize_bus_id
+from gpubench.model.terms.units import format_mask
 from gpubench.readers.machines.nccl_topology import Element, Parser
 
 _CAPABILITIES = {
@@ -152,7 +152,7 @@ def memory_policy(unknown: host.UnknownFields, *, allowed: bool) -> str | None:
     if library.syscall(number, ctypes.byref(mode), words, _MOST_NODES, None, 0):
         unknown.reasons["memory_policy"] = f"get_mempolicy: {os.strerror(ctypes.get_errno())}"
         return None
-    nodes = ranges_of(sum(word << _BITS_PER_WORD * position for position, word in enumerate(words)))
+    nodes = format_mask(sum(word << _BITS_PER_WORD * position for position, word in enumerate(words)))
     policy = mode.value & _MODE_BITS
     name = _POLICIES[policy] if policy < len(_POLICIES) else f"policy {policy}"
     return f"{name} {nodes}".rstrip()
@@ -255,7 +255,7 @@ def _links(system: Element) -> dict[str, str]:
         address = element.text("busid") if element.tag == "pci" else None
         if address is not None and len(found) < _MOST_DEVICES:
             link = f"{element.text('link_speed') or '?'} x{element.text('link_width') or '?'}"
-            found[host.printable(bus_id(address))] = host.printable(link)
+            found[host.printable(normalize_bus_id(address))] = host.printable(link)
     return found
 
 
@@ -367,7 +367,7 @@ def read_rank_facts(
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
         device_files=device_files,
         memlock_bytes=UNLIMITED if memlock == resource.RLIM_INFINITY else memlock,
-        affinity=ranges_of(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
+        affinity=format_mask(sum(1 << cpu for cpu in os.sched_getaffinity(0))),
         ptrace_scope=host.number_of(root / "proc/sys/kernel/yama/ptrace_scope"),
         seccomp=filtered,
         libraries=libraries,
@@ -376,7 +376,9 @@ def read_rank_facts(
         topology_file=files.topology_file,
         denied_device_files=denied(device_files, root),
         imex_channels=None if channels is None else tuple(sorted(map(host.printable, channels))),
-        driver_gpus=None if driver_gpus is None else tuple(map(bus_id, sorted(map(host.printable, driver_gpus)))),
+        driver_gpus=None
+        if driver_gpus is None
+        else tuple(map(normalize_bus_id, sorted(map(host.printable, driver_gpus)))),
         container=hints,
         capabilities=capabilities(status, unknown),
         pidfd_getfd=pidfd_getfd(unknown, allowed=may_call(filtered, hints)),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from gpubench.errors import UsageError, advising, naming_output
+from gpubench.errors import UsageError, add_advice, name_output
 from gpubench.model.facts.process import LIBRARIES_VERSION, LibrariesFacts, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.readers import limits
@@ -59,7 +59,7 @@ def check_recordable(directory: Path) -> None:
 
 def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Sequence[RankFacts]) -> None:
     """Write nodes and ranks into a folder, creating it if needed. Raises OutputError."""
-    with naming_output(directory):
+    with name_output(directory):
         (directory / _NODES).mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
     for snapshot in snapshots:
@@ -69,7 +69,7 @@ def write_recording(directory: Path, snapshots: Sequence[Snapshot], ranks: Seque
 
 
 def _write(path: Path, content: bytes) -> None:
-    with naming_output(path):
+    with name_output(path):
         path.write_bytes(content)
 
 
@@ -81,7 +81,7 @@ def write_libraries(directory: Path, hosts: Sequence[LibrariesFacts]) -> None:
 def read_libraries(directory: Path) -> list[LibrariesFacts]:
     """Read the libraries of every host in a recording. Raises UsageError if it has none or they cannot be read."""
     lines = read_samples(directory, _LIBRARIES, "libraries")
-    with advising(reason=_REASON, next_step=_ADVICE):
+    with add_advice(reason=_REASON, next_step=_ADVICE):
         return [_libraries_of(line, where) for line, where in lines]
 
 
@@ -95,12 +95,12 @@ def write_nccl_logs(directory: Path, texts: Sequence[bytes]) -> None:
     """Add NCCL's log of every rank to a recording, for people and for `gpubench explain`. Raises OutputError."""
     for rank, text in enumerate(texts):
         if text:
-            with naming_output(directory / _LOGS):
+            with name_output(directory / _LOGS):
                 (directory / _LOGS).mkdir(exist_ok=True)
             _write(directory / _LOGS / f"rank{rank}.log", text)
 
 
-@advising(reason=_REASON, next_step=_ADVICE)
+@add_advice(reason=_REASON, next_step=_ADVICE)
 def read_recording(directory: Path, host: str | None = None) -> tuple[list[Snapshot], list[RankFacts]]:
     """Read nodes and ranks of a recording by host name, or only those of `host`. Raises UsageError."""
     paths = sorted(_node_files(directory), key=lambda path: _natural(path.stem))
@@ -160,11 +160,11 @@ def _read_ranks(path: Path) -> Iterator[RankFacts]:
 def recording_samples(directory: Path, name: str) -> Iterator[Callable[[object], None]]:
     """Add a file of raw samples to a recording. Each record is written at once as a line. Raises OutputError."""
     path = directory / name
-    with naming_output(path):
+    with name_output(path):
         file = path.open("xb", buffering=0)
 
     def write(value: object) -> None:
-        with naming_output(path):
+        with name_output(path):
             left = json_line(value).encode()
             while left:
                 left = left[file.write(left) :]
@@ -183,7 +183,7 @@ def read_samples(directory: Path, name: str, command: str) -> list[tuple[str, st
             reason="another command recorded it",
             next_step=f"gpubench {command} --record {directory}-{command} on the machine in question",
         )
-    with advising(reason=_REASON, next_step=_ADVICE):
+    with add_advice(reason=_REASON, next_step=_ADVICE):
         lines = _lines(path, limits.MOST_SAMPLES_BYTES, limits.MOST_SAMPLES)
         return [(line[:-1], where) for line, where in lines if line.endswith("\n")]
 

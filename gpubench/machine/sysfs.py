@@ -373,7 +373,7 @@ class SysfsFacts(Struct, frozen=True, kw_only=True):
 def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
     """Read /sys, /proc and /dev below `root`. Missing files are unknown facts."""
     devices = pci.find_nvidia_devices(root)
-    drivers = {snapshot.bus_id(each.name): pci.driver_of(each) for each in devices.gpus}
+    drivers = {snapshot.normalize_bus_id(each.name): pci.driver_of(each) for each in devices.gpus}
     pages = _driver_pages(root) if devices.gpus else {}
     nics = nic_devices(root)
     pci_devices = pci.read_pci_devices(devices.gpus, nics, _minors(pages))
@@ -388,7 +388,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
         pci_devices=pci_devices,
         rdma_ports=read_rdma_ports(root),
         kernel=read_kernel_settings(root, pci_devices),
-        nvswitches=tuple(snapshot.bus_id(nvswitch.name) for nvswitch in devices.nvswitches),
+        nvswitches=tuple(snapshot.normalize_bus_id(nvswitch.name) for nvswitch in devices.nvswitches),
         gpu_drivers={address: driver for address, driver in drivers.items() if driver is not None},
         device_files=sum(_DEVICE_FILE.fullmatch(name) is not None for name in host.names_in(root / "dev")),
     )
@@ -396,7 +396,7 @@ def read_sysfs(root: Path = Path("/")) -> SysfsFacts:
 
 def _gpus(folders: Sequence[Path], pages: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.GpuFacts]:
     for index, folder in enumerate(folders):
-        address = pci.pci_address(folder) or snapshot.bus_id(folder.name)
+        address = pci.pci_address(folder) or snapshot.normalize_bus_id(folder.name)
         information = pages.get(address, {})
         uuid = information.get("GPU UUID", "")
         yield snapshot.GpuFacts(
@@ -421,7 +421,7 @@ def _driver_pages(root: Path) -> dict[str, dict[str, str]]:
     def read() -> None:
         for name in host.names_in(folder):
             lines = (host.text_of(folder / name / "information") or "").split("\n")
-            named[snapshot.bus_id(name)] = {
+            named[snapshot.normalize_bus_id(name)] = {
                 key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
             }
 

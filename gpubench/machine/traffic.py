@@ -34,7 +34,7 @@ from gpubench.machine.nvml import open_library
 from gpubench.machine.process import in_time, mapped_libraries, namespaces_in, no_answer, read_shared_memory
 from gpubench.model.facts.health import GpuLoad
 from gpubench.model.facts.process import GpuCondition, GpuProcess, RankFacts
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.facts.traffic import GpuReading, GpuUse, NodeReading, TaskFacts
 from gpubench.model.terms.plain import from_plain
 
@@ -141,7 +141,7 @@ class NvmlUse:
         if answers is None:
             return GpuUse()
         rates = answers.call("nvmlDeviceGetUtilizationRates").value
-        before, held = self._before.get(bus_id(name), ((), None))
+        before, held = self._before.get(normalize_bus_id(name), ((), None))
         if held is not None:  # a CUDA-aware MPI may have opened contexts for ranks already
             held -= sum(each.memory_bytes or 0 for each in before if each.pid in own_pids)
         return GpuUse(
@@ -183,7 +183,7 @@ class NvmlUse:
                 continue
             place = answers.call("nvmlDeviceGetPciInfo").value
             if place is not None:
-                yield bus_id(text(place.busId) or ""), answers
+                yield normalize_bus_id(text(place.busId) or ""), answers
 
 
 class OthersOnGpus:

@@ -8,8 +8,8 @@ from gpubench.model.facts import process
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import grouped, some_of
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
+from gpubench.model.terms.units import group_by, shorten
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
 
 SECTIONS = (LibraryRow.section, "findings")
 
@@ -63,14 +63,14 @@ def report_on_libraries(hosts: Sequence[HostLibraries], origin: Origin) -> Repor
     findings += _compare_hosts([host.facts for host in hosts])
     able = {row.node for row in rows if row.found and row.library in (process.NCCL_LIB, process.RCCL_LIB)}
     looked = Verdict.PASS if {host.facts.host for host in hosts} <= able else Verdict.SKIP
-    verdict = overall([looked, *(finding.severity for finding in findings)])
+    verdict = worst_verdict([looked, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({LibraryRow: rows})
     return Report(verdict=verdict, complete=True, findings=tuple(findings), sections=sections, main=LibraryRow.section)
 
 
 def _rows(host: HostLibraries, origin: Origin) -> Iterator[LibraryRow]:
     facts = host.facts
-    by_library = grouped(facts.files, lambda file: file.library)
+    by_library = group_by(facts.files, lambda file: file.library)
     for library in _FILES:
         for file in by_library.get(library, ()):
             yield _file_row(facts, file, origin)
@@ -216,10 +216,10 @@ def _compare_hosts(hosts: Sequence[process.LibrariesFacts]) -> Iterator[Finding]
             yield Finding(
                 id="nccl-versions-differ-between-hosts",
                 severity=Verdict.FAIL,
-                subject=some_of(few, _MOST_SUBJECTS),
+                subject=shorten(few, _MOST_SUBJECTS),
                 subjects=tuple(few),
                 places=tuple(map(DevicePlace, few)),
-                seen="; ".join(f"{name} loads {version} on {some_of(on, 4)}" for version, on in versions.items()),
+                seen="; ".join(f"{name} loads {version} on {shorten(on, 4)}" for version, on in versions.items()),
                 expected="the same version on every host: two NCCL versions do not connect",
                 cause="environments installed at different times, or different images",
                 cure=Cure(comment="Use the same environment or image on every host."),
@@ -233,7 +233,7 @@ def _unread(facts: process.LibrariesFacts) -> Iterator[Finding]:
         yield Finding(
             id="library-does-not-load",
             severity=Verdict.WARN,
-            subject=some_of([name for name, _ in broken], _MOST_SUBJECTS),
+            subject=shorten([name for name, _ in broken], _MOST_SUBJECTS),
             subjects=tuple(name for name, _ in broken),
             places=(DevicePlace(facts.host),),
             seen=broken[0][1],

@@ -16,7 +16,7 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.measure.paths import Explained
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import GpuFacts
-from gpubench.model.paths.nodes import MachineKind, group
+from gpubench.model.paths.nodes import MachineKind, group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Conclusion, Confidence, Pair
 from gpubench.model.paths.wiring import GpuPlace, Wiring
@@ -24,7 +24,7 @@ from gpubench.model.profiles.profile import Profile
 from gpubench.model.results import report, topo
 from gpubench.model.results.fallback import Explanation, cure_columns, cure_of, shown
 from gpubench.model.results.report import Matrix as MatrixSection
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.verdict import Finding, Verdict, worst_verdict
 
 _EXPECTED = PathKind(Relation.ONE_NODE, Medium.HOST_MEMORY)
 _BETWEEN_NODES = (report.Effect.SOCKETS, report.Effect.NO_GPUDIRECT)
@@ -218,7 +218,7 @@ def examine(
     expected_gpus: int | None = None,
 ) -> report.Report:
     """Build the report on nodes, each with its profile."""
-    kinds = group(nodes)
+    kinds = group_nodes(nodes)
     explained = survey(nodes, kinds, ranks)
     expected = prospects(nodes, kinds, explained)
     facts = Facts(nodes, kinds, ranks, profiles, asked=asked, expected_gpus=expected_gpus)
@@ -227,7 +227,7 @@ def examine(
     findings += tuple(prospect_findings(expected, explained, findings))
     findings = fold(findings, nodes)
     judged = Verdict.PASS if any(node.gpus for node in nodes) else Verdict.SKIP
-    verdict = overall([judged, *(finding.severity for finding in findings)])
+    verdict = worst_verdict([judged, *(finding.severity for finding in findings)])
     first = nodes[kinds[0].representative]
     sections: dict[str, report.Section] = {
         "gpus": _table(topo.GpuRow, cache(lambda: topo.gpu_rows_of(nodes))),

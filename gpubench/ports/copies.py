@@ -74,7 +74,7 @@ class ManagedMemory(Protocol):
         """What CUDA says of every GPU, in their order."""
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Managed memory, kept until close. Raises CouldNotMeasureError above `MOST_SHARE` of free memory."""
+        """Managed memory, kept until close. Raises CouldNotMeasureError above `MANAGED_MEMORY_SHARE` of free memory."""
 
     def on(self, memory: Memory, place: Place) -> Memory:
         """The same memory, filled and checked by a place itself: a GPU's kernels, or the host."""

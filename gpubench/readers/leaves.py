@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.units import plural, shorten
 from gpubench.readers.documents import Wanted, read_text
 
 _SWITCH = re.compile(r'Switch\s+\d+\s+"(S-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
@@ -105,9 +105,9 @@ def leaves_of(hosts: Sequence[str], by_host: Mapping[str, str], name: str) -> tu
         wanted = set(hosts)
         unknown = [each for each in by_host if each not in wanted]
         raise UsageError(
-            f"{name} has no leaf for {some_of(missing)}: {len(missing):,} of {counted(len(hosts), 'node')}",
+            f"{name} has no leaf for {shorten(missing)}: {len(missing):,} of {plural(len(hosts), 'node')}",
             expected="a leaf for every node of the job",
-            reason=f"it names others: {some_of(unknown)}" if unknown else "it is of another cluster",
+            reason=f"it names others: {shorten(unknown)}" if unknown else "it is of another cluster",
             next_step="scontrol show topology shows how Slurm names them; without --leaves none are assumed",
         )
     return tuple(leaf for leaf in found if leaf is not None)

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.errors import NotSaidError, UsageError, advising
+from gpubench.errors import IncompleteResultError, UsageError, add_advice
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.verdict import Cure
@@ -49,7 +49,7 @@ def _read_text_of(kinds: Sequence[FileKind[T]], text: str, name: str, wanted: Wa
             if kind.recognises(text):
                 return kind.read(text, name, user_facts)
         raise wanted.unknown(text, name)
-    except NotSaidError:
+    except IncompleteResultError:
         raise
     except UsageError:
         # A reader may match another program's table, as nvidia-smi's reader does rocm-smi's.
@@ -111,7 +111,9 @@ def read_results(path: Path, user_facts: UserFacts = NO_USER_FACTS) -> ResultFil
 
 def results_in(text: str, name: str, user_facts: UserFacts = NO_USER_FACTS) -> ResultFile:
     """Read the rows of a text. Raises like `read_results`."""
-    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+    with add_advice(
+        reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
+    ):
         file = _read_text_of(RESULT_READERS, text, name, WANTED, user_facts=user_facts)
         count = file.count
         if count > limits.MOST_ROWS:

@@ -13,7 +13,7 @@ from gpubench.model.facts.health import decode_health
 from gpubench.model.facts.process import GpuProcess
 from gpubench.model.profiles.fault import Fault, Subject
 from gpubench.model.profiles.profile import Profile
-from gpubench.profiles import domain_of, load, match, names
+from gpubench.profiles import find_domain, load, match_whole_machine, profile_names
 from gpubench.simulated.node import add_surroundings, apply_surrounding_faults, healthy_node
 
 _LOST = "GPU is lost"
@@ -323,7 +323,7 @@ class SimulatedMachine(Struct, frozen=True):
             part = f"/{self.profile.domain.nodes * visible}"
         size = 1 if self.profile.domain is None else self.profile.domain.nodes
         if self.nodes % size:
-            tray = match([self.profile.gpu.name], visible)
+            tray = match_whole_machine([self.profile.gpu.name], visible)
             name, size = name if tray is None else tray.profile.name, 1
         count = self.nodes // size
         return name + part + (f"*{count}" if count > 1 else "")
@@ -344,7 +344,7 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
         raise UsageError(
             f"{option} {text!r} is no machine",
             expected="NAME[/GPUS][*NODES], with the name of a profile: hgx-h200-4, 'hgx-h100-8*16', hgx-h100-8/1",
-            next_step=f"one of {', '.join(names())}",
+            next_step=f"one of {', '.join(profile_names())}",
         )
     profile, gpus = load(found["name"]), found["gpus"]
     if profile.domain is not None and gpus is not None and int(gpus) > profile.match.visible:
@@ -352,7 +352,7 @@ def parse_machine(text: str, option: str = "--simulate") -> SimulatedMachine:
     nodes = int(found["nodes"] or 1) * (1 if profile.domain is None else profile.domain.nodes)
     # NVLinks connect several trays of a rack.
     if nodes > 1 and gpus is None and profile.domain is None:
-        profile = domain_of(profile.match.gpus) or profile
+        profile = find_domain(profile.match.gpus) or profile
     if not 1 <= nodes <= MOST_NODES:
         raise UsageError(f"{option} {text!r} has {nodes} nodes", expected=f"1 to {MOST_NODES}")
     return SimulatedMachine(_shown(profile, gpus, f"{option} {text!r}"), nodes)
@@ -395,7 +395,7 @@ def merge_domains(
     if machine.profile.domain is None:
         return machine, list(faults)
     if not joined or any(fault.get(key) for fault in faults for key in OF_DOMAINS):
-        tray = match([machine.profile.gpu.name], machine.profile.match.visible)
+        tray = match_whole_machine([machine.profile.gpu.name], machine.profile.match.visible)
         assert tray is not None
         return SimulatedMachine(tray.profile, machine.nodes), list(faults)
     moved = []

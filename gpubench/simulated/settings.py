@@ -9,7 +9,7 @@ from gpubench.conditions.circumstances import OFF, Facts
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.topology import Topology, allows, is_beyond_policy
+from gpubench.model.paths.topology import Topology, is_beyond_policy, level_allows
 from gpubench.model.profiles.fault import ENV, Fault, Subject
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.settings import ALGORITHM_VARIABLE, PER_COMMUNICATOR, PROTOCOL_VARIABLE
@@ -63,7 +63,7 @@ def check_variables(profile: Profile, faults: Iterable[Fault], nodes: int) -> No
 def _raises_no_level(node: Topology, value: str) -> bool:
     """True if the value does not extend peer access beyond NCCL's default level, where its speed is unknown."""
     paths = {node.path(one, other) for one in node.gpus for other in node.gpus if one is not other}
-    return not any(is_beyond_policy(node, path) and allows(value, path) for path in paths)
+    return not any(is_beyond_policy(node, path) and level_allows(value, path) for path in paths)
 
 
 def _is_hopper(node: Topology) -> bool:

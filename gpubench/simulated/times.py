@@ -28,7 +28,7 @@ from gpubench.model.profiles.fault import Fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms import overlap
 from gpubench.model.terms.settings import PER_COMMUNICATOR
-from gpubench.model.terms.units import BYTES_PER_GB, compress_names, counted
+from gpubench.model.terms.units import BYTES_PER_GB, compress_names, plural
 from gpubench.simulated.choices import leaves_nvls, slower_by_choice
 from gpubench.simulated.links import Hop, NodeLinks, node_links, ring_hops
 from gpubench.simulated.machine import SimulatedMachine, check_nodes, merge_domains
@@ -184,7 +184,7 @@ class CollectiveTimes:
         local = self.gpus if ranks_per_node is None else ranks_per_node
         if not 1 <= local <= self.gpus:
             raise UsageError(
-                f"{counted(local, 'rank')} per node of {self._given}", expected=f"1 to {self.gpus} ranks per node"
+                f"{plural(local, 'rank')} per node of {self._given}", expected=f"1 to {self.gpus} ranks per node"
             )
         if local * self._given.nodes < _FEWEST_GPUS:
             board, part, _ = str(self._given).partition("/")

@@ -128,13 +128,13 @@ def _machine_of_profile(name: str, nodes: int | None) -> PlannedMachine:
 
 def _gpus_here(plan: TrainingPlan) -> PlannedMachine | None:
     from gpubench.jobs.sources import Here
-    from gpubench.profiles import profile_for
+    from gpubench.profiles import match_node
 
     node = Here(plan.timeout_s).machines().nodes[0]
     names = [gpu.name for gpu in node.gpus if gpu.name]
     if not names:
         return None
-    matched = profile_for(node, os.environ, plan.profile)
+    matched = match_node(node, os.environ, plan.profile)
     memory = min((gpu.memory_bytes for gpu in node.gpus if gpu.memory_bytes), default=None)
     return PlannedMachine(
         gpu=names[0],
@@ -155,7 +155,7 @@ def _own_kind(profile: "Profile | None", plan: TrainingPlan) -> "Profile | None"
 
 
 def _machine_of_results(plan: TrainingPlan, files: Sequence[ResultFile], models: Sequence[str]) -> PlannedMachine:
-    from gpubench.profiles import profile_of_gpus
+    from gpubench.profiles import find_gpu_profile
 
     rows = [row for file in files for row in file.rows]
     if not rows:
@@ -166,7 +166,7 @@ def _machine_of_results(plan: TrainingPlan, files: Sequence[ResultFile], models:
         )
     largest = max(rows, key=lambda row: row.ranks)
     per_node = largest.ranks // largest.nodes
-    known = profile_of_gpus(models, per_node, None, os.environ, plan.profile) if models or plan.profile else None
+    known = find_gpu_profile(models, per_node, None, os.environ, plan.profile) if models or plan.profile else None
     profile = _own_kind(known, plan)
     simulated = any(row.origin == Origin.SIMULATED for row in rows)
     return PlannedMachine(

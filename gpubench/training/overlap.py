@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpubench.jobs.options import plan_from
 from gpubench.jobs.sources import Simulated, refuse_under_launcher
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.training.overlap_options import OverlapPlan
 
 if TYPE_CHECKING:
-    from gpubench.model.facts.environment import LaunchedBy
+    from gpubench.model.facts.environment import LaunchedRank
     from gpubench.ports.group import Group
     from gpubench.ranks.watchdog.rank import RankProgress
     from gpubench.training.overlap_rank import OverlapRankJob
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
     """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
-    launch, collective = launched_by(os.environ), plan.collective_plan
+    launch, collective = detect_launcher(os.environ), plan.collective_plan
     refuse_under_launcher(OVERLAP, collective.source, launch)
     if isinstance(collective.source, Simulated):
         from gpubench.jobs import runner
@@ -34,12 +34,12 @@ def run(plan: OverlapPlan, arguments: Sequence[str]) -> int:
     return _run_as_rank(plan, arguments, launch)
 
 
-def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
+def run_launched(typed: Mapping[str, Any], launch: "LaunchedRank") -> int:
     """Run as a rank, with the option values that the launching process read; return the exit code."""
     return _run_as_rank(plan_from(OverlapPlan, typed, OVERLAP), sys.argv[1:], launch)
 
 
-def _run_as_rank(plan: OverlapPlan, arguments: Sequence[str], launch: "LaunchedBy") -> int:
+def _run_as_rank(plan: OverlapPlan, arguments: Sequence[str], launch: "LaunchedRank") -> int:
     from gpubench.jobs.collective import job
 
     def make_job(group: "Group", progress: "RankProgress") -> "OverlapRankJob":

@@ -20,7 +20,7 @@ from gpubench.measure.collective.cases import DescribedCollective
 from gpubench.measure.collective.sweep import Issue, Observers
 from gpubench.measure.collective.variants import SweepVariant
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
-from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, cap_name, partner_bytes
+from gpubench.model.terms.overlap import DEFAULT_GEMM_SIDE, OVERLAP, describe_cap, partner_bytes
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.units import format_memory
 from gpubench.ports.group import Group, Listener
@@ -146,7 +146,7 @@ def _cap(ctas: int, request: SweepRequest, group: Group, backend: NcclBackend, l
 
     drop: Callable[[Issue], None] = lambda _issue: backend.drop(opened.pop()) if opened else None  # noqa: E731
     variant = SweepVariant(
-        setting=cap_name(ctas),
+        setting=describe_cap(ctas),
         backend=backend,
         open=open_,
         drop=drop,

@@ -16,7 +16,7 @@ from gpubench.measure.collective.cases import Case, DescribedCollective, JobFact
 from gpubench.measure.collective.report import RowCollector
 from gpubench.measure.collective.sweep import Observers, job_facts
 from gpubench.measure.collective.variants import SweepVariant, VariantPreparation, VariantRun, finished, measure_runs
-from gpubench.model.facts.health import GpuLoad, load_of_ranks, mean_load
+from gpubench.model.facts.health import GpuLoad, job_load, mean_load
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.overlap import OverlapRow, ShortestStepRow
 from gpubench.model.results.report import (
@@ -30,8 +30,8 @@ from gpubench.model.results.report import (
 )
 from gpubench.model.terms import overlap
 from gpubench.model.terms.ranks import Phase, Progress, RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, grouped, percent
-from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, overall
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, group_by, percent
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, worst_verdict
 from gpubench.ports.backend import Launch, OverlapSteps
 from gpubench.ports.group import Group, Listener
 from gpubench.training.overlap_options import OverlapPlan
@@ -66,15 +66,15 @@ class PhaseSample(Struct, frozen=True):
 class PhaseOfRanks(Struct, frozen=True):
     """The measured steps of all ranks, and readings of their GPUs."""
 
-    steps: overlap.StepsOfRanks
+    steps: overlap.RankSteps
     load: GpuLoad
 
     @classmethod
     def of(cls, samples: Sequence[PhaseSample]) -> "PhaseOfRanks":
         """Combine one sample per rank."""
         return cls(
-            overlap.StepsOfRanks([sample.steps for sample in samples]),
-            load_of_ranks([sample.load for sample in samples]),
+            overlap.RankSteps([sample.steps for sample in samples]),
+            job_load([sample.load for sample in samples]),
         )
 
 
@@ -119,7 +119,7 @@ class StepMeter(Struct):
         self.group.barrier()
         start = self.clock()
         marks = self.steps.run(*phase, steps=count, look=self._look)
-        steps, took = overlap.clocked(marks), self.clock() - start
+        steps, took = overlap.clock_steps(marks), self.clock() - start
         period, spent = self.group.largest([fmean(step.period for step in steps), took])
         return steps, period, spent
 
@@ -146,7 +146,8 @@ def overlap_metadata(
         **own.options,
         "partners": [partner.value for partner in plan.partners],
         "partner_operations": {
-            partner.value: overlap.operation_words(partner, plan.gemm_side, plan.dtypes[0]) for partner in plan.partners
+            partner.value: overlap.describe_operation(partner, plan.gemm_side, plan.dtypes[0])
+            for partner in plan.partners
         },
         "ctas": list(plan.ctas),
         "gemm_side": plan.gemm_side,
@@ -175,7 +176,7 @@ def overlap_row(
         data_type=plan.dtypes[0],
         ctas=ctas,
         partner=partner,
-        partner_operation=overlap.operation_words(partner, plan.gemm_side, plan.dtypes[0]),
+        partner_operation=overlap.describe_operation(partner, plan.gemm_side, plan.dtypes[0]),
         partner_alone_us=_us(times.partner_alone),
         communication_alone_us=_us(times.communication_alone),
         communication_first_us=None if times.communication_first is None else _us(times.communication_first),
@@ -203,7 +204,7 @@ AgainSteps = Mapping[tuple[str, int], float]
 def shortest_steps(rows: Sequence[OverlapRow], repeated: AgainSteps) -> Iterator[ShortestStepRow]:
     """Yield the shortest step of every partner and size with several caps, without rows with wrong data."""
     usable = [row for row in rows if not row.wrong]
-    for members in grouped(usable, lambda row: (row.partner, row.size_bytes)).values():
+    for members in group_by(usable, lambda row: (row.partner, row.size_bytes)).values():
         if len({row.ctas for row in members}) < 2:
             continue
         best = min(members, key=lambda row: row.step_us)
@@ -259,7 +260,7 @@ def add_overlap_rows(
     }
     return replace(
         report,
-        verdict=overall([report.verdict, *(finding.severity for finding in wrong)]),
+        verdict=worst_verdict([report.verdict, *(finding.severity for finding in wrong)]),
         findings=(*wrong, *report.findings),
         sections=sections,
         main=OVERLAP_SECTION,
@@ -347,7 +348,7 @@ def measure_overlap(
             count = overlap.partner_operations(own_seconds[case.size_bytes], operation)
             for run in (run for run in shown if case in run.cases):
                 cap = by_variant[run.variant.setting]
-                listener.progress(done, total, f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}")
+                listener.progress(done, total, f"{case.label}, {overlap.describe_cap(cap.ctas)}, {partner}")
                 own_row = next(row for row in undisturbed.rows if row.size_bytes == case.size_bytes)
                 row = bench.row(_LATER + done, case, run, cap, partner, count, own_row)
                 done += 1
@@ -355,7 +356,7 @@ def measure_overlap(
                     rows.append(row)
                     listener.row(row)
             if len(shown) > 1 and shown[0].variant.setting is None:
-                listener.progress(done - 1, total, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
+                listener.progress(done - 1, total, f"{case.label}, {overlap.describe_cap(None)} again, {partner}")
                 repeated[partner, case.size_bytes] = bench.measure_again(case, shown[0], partner, count)
     report = finished(collector, observers)
     return add_overlap_rows(report, undisturbed.rows, rows, preparation.refused, repeated)
@@ -380,7 +381,7 @@ class _OverlapBench(Struct, frozen=True):
 
     def measure_again(self, case: Case, run: VariantRun, partner: overlap.Partner, count: int) -> float:
         """Return the seconds of a repeated step on the slowest rank, equal on every rank."""
-        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.cap_name(None)} again, {partner}")
+        self.observers.progress.enter(Phase.OPERATION, f"{case.label}, {overlap.describe_cap(None)} again, {partner}")
         phase = StepPhase(overlap.StepOrder.COMPUTATION_FIRST, partner, [run.sweep.launch(case, 0)], count)
         sample = self.meter.measure(phase, self.plan.seconds * _SHORT)
         (seconds,) = self.meter.group.largest([fmean(step.period for step in sample.steps)])
@@ -399,7 +400,7 @@ class _OverlapBench(Struct, frozen=True):
         """Measure the phases of a row, verify the data of the last one, and return the row on rank 0."""
         sweep, check, seconds = run.sweep, self.request.check, self.plan.seconds
         launches = [sweep.launch(case, buffer) for buffer in range(min(sweep.rotated(case), _MOST_BUFFERS))]
-        label = f"{case.label}, {overlap.cap_name(cap.ctas)}, {partner}"
+        label = f"{case.label}, {overlap.describe_cap(cap.ctas)}, {partner}"
         self.observers.progress.enter(Phase.WARM_UP, label)
         sweep.fill(number, case, len(launches))
         self.observers.progress.enter(Phase.OPERATION, label)
@@ -419,7 +420,7 @@ class _OverlapBench(Struct, frozen=True):
         counts = self.meter.group.collect((wrong, wrong_partner))
         if communication is None or first is None or computation is None or together is None or counts is None:
             return None
-        times = overlap.overlap_times(computation.steps, communication.steps, first.steps, together.steps)
+        times = overlap.compute_overlap_times(computation.steps, communication.steps, first.steps, together.steps)
         periods, load = together.steps.periods, together.load
         computed_wrong = sum(count for _, count in counts)
         channels = self.collector.channels(replace(case, setting=run.variant.setting), own_row)

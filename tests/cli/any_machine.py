@@ -29,7 +29,7 @@ from gpubench.model.profiles.profile import (
     Profile,
     SwitchKind,
 )
-from gpubench.profiles import load, match
+from gpubench.profiles import load, match_whole_machine
 from gpubench.simulated import machine as simulated
 from gpubench.simulated.node import healthy_node
 
@@ -171,7 +171,7 @@ def machines(draw: st.DrawFn, most_gpus: int = 16) -> Machine:
     )
     nvlink = _nvlink(model, "switches" if way == "hidden" else way, gpus)
     shown = None if nvlink is None or way == "hidden" else nvlink.to is NvlinkPeer.SWITCH
-    known = match([model.name], gpus, switched=shown)
+    known = match_whole_machine([model.name], gpus, switched=shown)
     has_rdma = known is not None and any(nic.kind is not NicKind.ETHERNET for nic in known.profile.nic)
     nics = draw(_nics(gpus, switches, model.generation, needs_rdma=has_rdma and not virtual_machine))
     kind = GpuKind(

@@ -17,7 +17,7 @@ from gpubench.jobs.plans import CheckPlan, Depth
 from gpubench.jobs.sources import Simulated, simulation_of
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import Measurements, Need
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import FINDING_COLUMNS
 from gpubench.simulated.machine import parse_machine, snapshots
 from tests.cli.running import environment, gpubench, mpirun, planned, without_gpus
@@ -270,11 +270,11 @@ def test_profiles_obey_the_width(words: str) -> None:
 
 def test_profiles_are_listed_shown_matched_and_linted() -> None:
     _, *listed = gpubench("profiles", "list", env=environment(COLUMNS="120")).stdout.splitlines()
-    assert [line.split()[0] for line in listed] == list(profiles.names())
+    assert [line.split()[0] for line in listed] == list(profiles.profile_names())
     shown = gpubench("profiles", "show", "hgx-h200-8").stdout
     assert "measured with gpubench" in shown
     assert gpubench("profiles", "match", "--simulate", "hgx-h200-4").stdout.startswith("hgx-h200-4 (4 of 8 GPUs")
-    assert gpubench("profiles", "lint").stdout.count("no errors") == len(profiles.names())
+    assert gpubench("profiles", "lint").stdout.count("no errors") == len(profiles.profile_names())
 
 
 def test_an_unknown_machine_matches_the_generic_profile_and_hears_so() -> None:
@@ -367,7 +367,7 @@ def test_copies_of_healthy_simulated_nodes_are_made_once(monkeypatch: pytest.Mon
     nodes = Simulated(simulation).machines().nodes
     found = SimulatedMeasurer(simulation, nodes, Depth.DEFAULT).copies()
     assert made == [0, 2]
-    rows = grouped(found.pairs, lambda row: row.source_node)
+    rows = group_by(found.pairs, lambda row: row.source_node)
     assert list(rows) == [f"node{number}" for number in range(5)]
     assert len({len(own) for own in rows.values()}) == 1
     assert [row.bandwidth_gb_s for row in rows["node4"]] == [row.bandwidth_gb_s for row in rows["node0"]]

@@ -12,7 +12,7 @@ import pytest
 
 from gpubench.formats.registry import FORMATS
 from gpubench.model.terms.operation import DataType
-from gpubench.profiles import names
+from gpubench.profiles import profile_names
 from tests.cli.running import ROOT, environment
 
 PROGRAM = r"""
@@ -92,8 +92,8 @@ COMPLETED = {
 
 
 ALL_WORDS = {
-    "--simulate": names(),
-    "--profile": names(),
+    "--simulate": profile_names(),
+    "--profile": profile_names(),
     "--dtype": tuple(DataType),
     "--format": tuple(each.name for each in FORMATS),
 }
@@ -141,4 +141,4 @@ def test_bash_itself_completes_a_value(tmp_path: Path) -> None:
         env=environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"),
         cwd=ROOT,
     )
-    assert result.stdout.split() == [each for each in names() if each.startswith("hgx-h100")], result.stderr
+    assert result.stdout.split() == [each for each in profile_names() if each.startswith("hgx-h100")], result.stderr

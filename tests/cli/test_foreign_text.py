@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gpubench.cli import app as program
 from gpubench.errors import GpubenchError
 from gpubench.formats.registry import FORMATS
-from gpubench.model.terms.units import error_text
+from gpubench.model.terms.units import format_error
 from tests.cli.running import ROOT
 from tests.formats.hostile import HOSTILE, PROBLEMS, WORST, line_problems
 
@@ -179,7 +179,7 @@ def outputs(arguments: tuple[str, ...], folder: Path) -> Iterator[tuple[str, str
 
 def _told(error: BaseException | None) -> Iterator[tuple[str, str]]:
     if isinstance(error, GpubenchError):
-        yield "stderr", error_text(error)
+        yield "stderr", format_error(error)
     elif error is not None and not isinstance(error, SystemExit):
         raise error
 

@@ -14,7 +14,7 @@ from gpubench.cli.commands.profiles import HELP as HELP_OF_PROFILES
 from gpubench.cli.process import COMMANDS
 from gpubench.cli.signature import HELP
 from gpubench.jobs.options import GROUPS
-from gpubench.model.profiles.fault import FAULT_KEYS, keys_of_parts
+from gpubench.model.profiles.fault import FAULT_KEYS, list_fault_keys
 from gpubench.model.terms.commands import BARE, Command
 from tests.cli.running import gpubench
 
@@ -141,7 +141,7 @@ def test_every_key_of_faults_is_in_the_help_of_the_commands_that_know_it(command
     text = shown(command, "--help-all")
     assert "--help-all lists the keys" in " ".join(shown("topo", "--help").split())
     told = " ".join(text.partition("\nKeys of --fault:\n")[2].split())
-    for part, keys in keys_of_parts(command):
+    for part, keys in list_fault_keys(command):
         assert f"{part} {keys}" in told
     known = {each.key for each in FAULT_KEYS if each.command in ("", command)}
     assert set(re.findall(r"(?<![=\w])(\w+)=", told)) == known

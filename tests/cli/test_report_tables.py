@@ -15,7 +15,7 @@ from benchmarks.published_collectives import FIGURES, Published, read
 from gpubench.collectives.registry import collective_named
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import load, names
+from gpubench.profiles import load, profile_names
 from gpubench.readers.results.nccl_tests.table import COLLECTIVE_NAMES
 from tests.cli.running import ROOT, gpubench
 from tests.fakes.nccl_tests import Half, Output, Result
@@ -31,7 +31,7 @@ SMALL = Half(time_us=20.0, algbw=0.05, busbw=0.09)
 def tables() -> dict[str, list[Line]]:
     """The figures of each source on a machine that a profile knows."""
     found: dict[str, list[Line]] = {}
-    known = names()
+    known = profile_names()
     with FIGURES.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             if line["profile"] in known:

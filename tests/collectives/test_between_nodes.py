@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from benchmarks.published_collectives import Bounds, Published, read
 from gpubench.collectives.expected import Inside, expected_between, from_links
 from gpubench.collectives.registry import COLLECTIVES, collective_named
-from gpubench.model.paths.wiring import NodeNetwork, network_limit
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.paths.wiring import NodeNetwork, internode_limit
+from gpubench.model.terms.verdict import Verdict, worst_verdict
 from gpubench.profiles import load
 
 FIGURES = read()
@@ -46,7 +46,9 @@ def test_ill_machines_do_not_pass() -> None:
         if each.state == "ill":
             ill.setdefault(each.source, []).append(each)
     assert ill
-    passed = (source for source, table in ill.items() if overall(each.verdict() for each in table) is Verdict.PASS)
+    passed = (
+        source for source, table in ill.items() if worst_verdict(each.verdict() for each in table) is Verdict.PASS
+    )
     assert not list(passed)
 
 
@@ -62,13 +64,13 @@ def test_no_published_figure_is_above_its_limit() -> None:
 )
 def test_the_limit_is_that_of_the_algorithm(algorithm: str, nodes: int, expected: float) -> None:
     """Eight GPUs and 400 GB/s of NICs a node."""
-    found = network_limit(algorithm, ALL_REDUCE, NodeNetwork(nodes, 8 * nodes, 400.0, 50.0))
+    found = internode_limit(algorithm, ALL_REDUCE, NodeNetwork(nodes, 8 * nodes, 400.0, 50.0))
     assert found.gb_s == pytest.approx(expected, abs=0.1)
 
 
 def test_the_limit_of_an_unknown_algorithm_says_which_is_assumed() -> None:
-    assert "tree assumed" in network_limit(None, ALL_REDUCE, NodeNetwork(2, 16, 400.0, 50.0)).note
-    assert "ring assumed" in network_limit(None, ALL_REDUCE, NodeNetwork(8, 64, 400.0, 50.0)).note
+    assert "tree assumed" in internode_limit(None, ALL_REDUCE, NodeNetwork(2, 16, 400.0, 50.0)).note
+    assert "ring assumed" in internode_limit(None, ALL_REDUCE, NodeNetwork(8, 64, 400.0, 50.0)).note
 
 
 @pytest.mark.parametrize("name", [each.name for each in COLLECTIVES])

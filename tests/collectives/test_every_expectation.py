@@ -13,11 +13,11 @@ import pytest
 from gpubench.collectives.expected import from_network, from_profile
 from gpubench.collectives.record import Collective
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.model.paths.nodes import topologies
-from gpubench.model.paths.wiring import NodeNetwork, Wiring, assumed_limit, network_limit
+from gpubench.model.paths.nodes import build_topologies
+from gpubench.model.paths.wiring import NodeNetwork, Wiring, assumed_limit, internode_limit
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.profiles import load, names
+from gpubench.profiles import load, profile_names
 from gpubench.simulated.machine import SimulatedMachine, snapshots
 from tests.fakes.measured_rows import row
 
@@ -26,7 +26,7 @@ LARGE_BYTES = 2**30
 FALL = 0.8
 """Least share of a smaller size's bandwidth: a change of protocol may cost some. Chosen, not measured."""
 
-PROFILES = [name for name in names() if load(name).match.generic is None]
+PROFILES = [name for name in profile_names() if load(name).match.generic is None]
 
 
 def slices(profile: Profile) -> Iterator[tuple[int, int]]:
@@ -44,7 +44,7 @@ def wiring(name: str, local: int, nodes: int) -> Wiring:
     """The wiring of such a machine."""
     profile = load(name)
     machine = SimulatedMachine(profile.resize_domains(nodes).part(local), nodes)
-    known = dict(enumerate(topologies(snapshots(machine))))
+    known = dict(enumerate(build_topologies(snapshots(machine))))
     ranks = tuple(
         RankIdentity(
             rank=rank,
@@ -90,7 +90,7 @@ def limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> flo
     if network is None or network.nodes == 1:
         return assumed_limit(collective, wiring(name, local, nodes)).gb_s or 0.0
     inside = assumed_limit(collective, wiring(name, local, 1)).gb_s if local > 1 else None
-    return min(network_limit(None, collective, network).gb_s or 0.0, inside or math.inf)
+    return min(internode_limit(None, collective, network).gb_s or 0.0, inside or math.inf)
 
 
 def ring_limit_gb_s(name: str, collective: Collective, local: int, nodes: int) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpubench.collectives.pattern import STORAGE, ArrayPattern, Stretch
-from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, seed
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, buffer_seed
 
 Array = npt.NDArray[Any]
 
@@ -82,7 +82,7 @@ def test_moved_data_differ_by_rank_index_buffer_and_row(dtype: DataType) -> None
     pattern = ArrayPattern(np, DataPattern(dtype, None, 4))
 
     def data(rank: int, start: int, row: int, slot: int) -> Array:
-        sent: Array = pattern.sent(rank, Stretch(start, 4096, (seed(row, slot),)))
+        sent: Array = pattern.sent(rank, Stretch(start, 4096, (buffer_seed(row, slot),)))
         return sent
 
     base = data(0, 0, 0, 0)

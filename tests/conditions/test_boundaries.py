@@ -15,7 +15,7 @@ from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.process import MpiFacts
 from gpubench.model.facts.snapshot import NicKind, Snapshot
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair
 from gpubench.model.results.report import CheckRow
@@ -146,7 +146,7 @@ def test_a_policy_comes_first_where_it_explains_all_and_else_last() -> None:
 
 def test_checks_that_say_something_of_machines_without_gpus() -> None:
     node = Topology(replace(snapshots(parse_machine("hgx-h100-8"))[0], gpus=(), pairs=(), nvswitches=()))
-    report = judge(Facts([node], group([node])))
+    report = judge(Facts([node], group_nodes([node])))
     verdicts = {row.check: row.verdict for row in report.sections[CheckRow.section].rows()}  # type: ignore[union-attr]
     judged = {name for name, verdict in verdicts.items() if verdict is not Verdict.SKIP}
     assert judged == {"driver", "nic_state", "nic_errors"}

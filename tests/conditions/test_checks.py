@@ -27,8 +27,8 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.paths.nodes import group
-from gpubench.model.paths.topology import PeerAccess, Topology, nccl_keeps_off, refusal_of
+from gpubench.model.paths.nodes import group_nodes
+from gpubench.model.paths.topology import PeerAccess, Topology, find_refusal, nccl_keeps_off
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -38,7 +38,7 @@ from tests.fakes.planted_faults import findings
 
 def examined(nodes: Sequence[Snapshot], ranks: Sequence[RankFacts] = ()) -> tuple[Finding, ...]:
     topologies = [Topology(node) for node in nodes]
-    return run(WIRING, Facts(topologies, group(topologies), ranks))
+    return run(WIRING, Facts(topologies, group_nodes(topologies), ranks))
 
 
 def machine(name: str, *faults: str) -> list[Snapshot]:
@@ -255,8 +255,8 @@ def test_a_pair_that_lost_its_links_to_each_other_is_no_matter_of_policy() -> No
     healthy = Topology(machine("dgx-1-v100")[0])
     assert nccl_keeps_off(healthy, healthy.gpus[1], healthy.gpus[4]), "no link is missing there"
     tns = PeerAccess(cuda=False, nvml="TNS", reason="TNS")
-    assert not refusal_of(node, node.gpus[1], node.gpus[2], tns).by_design
-    assert refusal_of(node, node.gpus[1], node.gpus[4], tns).by_design
+    assert not find_refusal(node, node.gpus[1], node.gpus[2], tns).by_design
+    assert find_refusal(node, node.gpus[1], node.gpus[4], tns).by_design
 
 
 def test_two_cards_without_a_bridge_may_never_have_had_one() -> None:
@@ -697,7 +697,7 @@ def test_settings_of_nccl_are_the_same_on_all_ranks() -> None:
 
 def below(profile: Profile | None, *nodes: Snapshot) -> list[tuple[str, str, str, str]]:
     topologies = [Topology(node) for node in nodes]
-    found = run(CHECKS, Facts(topologies, group(topologies), (), [profile] * len(nodes)))
+    found = run(CHECKS, Facts(topologies, group_nodes(topologies), (), [profile] * len(nodes)))
     return [(each.id, each.severity, each.seen, each.expected) for each in found if each.id == "below-profile"]
 
 
@@ -813,7 +813,7 @@ def test_ports_below_their_cards_are_named_if_other_nodes_are_faster_or_they_are
         Topology(replace(HEALTHY, host=host, nics=tuple(replace(nic, rate_gbit_s=each) for nic in HEALTHY.nics)))
         for host, each in (("node0", elsewhere), ("node1", rate))
     ]
-    facts = Facts(nodes, group(nodes), profiles=[profiles.load("hgx-h100-8")] * 2)
+    facts = Facts(nodes, group_nodes(nodes), profiles=[profiles.load("hgx-h100-8")] * 2)
     found = [each for each in run(WIRING, facts) if each.id == "nic-below-card"]
     assert sum(len(each.subjects) for each in found) == told
     assert {each.severity for each in found} <= {Verdict.WARN}

@@ -35,11 +35,11 @@ from gpubench.model.facts.snapshot import (
     Service,
     Snapshot,
 )
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import matched_profiles
+from gpubench.profiles import find_node_profiles
 from gpubench.simulated.machine import parse_machine, snapshots
 
 Edit = Callable[[Snapshot], Snapshot]
@@ -467,7 +467,7 @@ def check(machine: str, edit: Edit) -> Report:
     """Judge a simulated machine whose first node was edited, by the profile that it then matches."""
     first, *others = healthy(machine)
     nodes = [Topology(each) for each in (edit(first), *others)]
-    return judge(Facts(nodes, group(nodes), (), matched_profiles(nodes, {})))
+    return judge(Facts(nodes, group_nodes(nodes), (), find_node_profiles(nodes, {})))
 
 
 @pytest.mark.parametrize(("what", "machines", "edit", "expected"), ILL)

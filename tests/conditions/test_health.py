@@ -13,7 +13,7 @@ from gpubench.errors import UsageError
 from gpubench.measure.check.health import judge
 from gpubench.model.facts.process import GpuProcess, RankFacts
 from gpubench.model.facts.snapshot import NvLink, PcieLink, Snapshot
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.figures import QUICK, FailedOnNode, Measurements, Need, host_copy_row
@@ -36,7 +36,7 @@ def report(
     asked: bool = False,
 ) -> Report:
     shown = [Topology(node) for node in nodes]
-    facts = Facts(shown, group(shown), ranks, [profile] * len(nodes), measurements, asked)
+    facts = Facts(shown, group_nodes(shown), ranks, [profile] * len(nodes), measurements, asked)
     return judge(facts)
 
 
@@ -104,14 +104,14 @@ def test_a_limit_that_cannot_fail_or_cannot_pass_is_no_profile() -> None:
 
 def test_an_unknown_gpu_is_said_to_be_that_and_still_has_siblings() -> None:
     node = changed(HEALTHY, name="NVIDIA X999")
-    match = profiles.match_any(["NVIDIA X999"], 8, switched=True, joined=True)
+    match = profiles.match_machine(["NVIDIA X999"], 8, switched=True, joined=True)
     assert match is not None
     assert match.profile.name == "generic-nvlink"
     assert ids(report([node], match.profile)) == [("profile-unknown", "SKIP")]
     assert report([node], match.profile).verdict is Verdict.PASS
     odd = changed(node, 5, nvlinks=(node.gpus[5].nvlinks or ())[:12])
     assert ids(report([odd], match.profile)) == [("nvlink-down", "FAIL"), ("profile-unknown", "SKIP")]
-    cards = profiles.match_any(["NVIDIA X999"], 8, switched=None, joined=False)
+    cards = profiles.match_machine(["NVIDIA X999"], 8, switched=None, joined=False)
     assert cards is not None
     assert cards.profile.name == "generic-pcie"
 

@@ -12,11 +12,11 @@ from gpubench.conditions.subjects import is_mesh
 from gpubench.measure.check.health import judge
 from gpubench.measure.topo import examine
 from gpubench.model.facts.snapshot import GpuFacts, NvLink, Snapshot
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.terms.verdict import Verdict
-from gpubench.profiles import all_profiles, load, matched_profiles
+from gpubench.profiles import all_profiles, find_node_profiles, load
 from gpubench.simulated.machine import SimulatedMachine, parse_machine, snapshots
 
 BOARDS = [each for each in all_profiles() if each.match.visible and each.gpu.name]
@@ -82,8 +82,8 @@ def test_a_healthy_part_of_a_board_has_no_finding(profile: Profile) -> None:
     ill = {}
     for node in parts(profile):
         nodes = [Topology(node)]
-        (known,) = matched_profiles(nodes, {})
-        report = judge(Facts(nodes, group(nodes), profiles=[known]))
+        (known,) = find_node_profiles(nodes, {})
+        report = judge(Facts(nodes, group_nodes(nodes), profiles=[known]))
         findings = (*report.findings, *examine(nodes, (), [known]).findings)
         found = {each.id for each in findings if each.severity not in (Verdict.PASS, Verdict.SKIP)}
         if not found <= {"profile-unknown"}:

@@ -14,7 +14,7 @@ from gpubench.conditions.registry import CAUSES, CONDITIONS
 from gpubench.measure.topo import examine, survey
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import group, rename_duplicates, topologies
+from gpubench.model.paths.nodes import build_topologies, group_nodes, rename_duplicates
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import CauseRow
 from gpubench.model.terms.ranks import DevicePlace
@@ -81,13 +81,13 @@ def test_what_nodes_with_the_same_facts_have_is_found_on_all_of_them(plant: Plan
     """As it is where no node is known to be like another."""
     job, checks = plant.job, [check for check in CHECKS if check.name == BY_ID[plant.id].check]
     nodes = rename_duplicates([each for node in job.nodes for each in (node, node)])
-    kinds = group(topologies(nodes))
+    kinds = group_nodes(build_topologies(nodes))
 
     def found(nodes: list[Topology]) -> tuple[object, ...]:
         facts = Facts(nodes, kinds, (), [job.profile] * len(nodes), job.measurements, job.asked)
         return run(checks, facts), survey(nodes, kinds, ()).conditions() if plant in PLANTS else ()
 
-    assert found(topologies(nodes)) == found([Topology(node) for node in nodes])
+    assert found(build_topologies(nodes)) == found([Topology(node) for node in nodes])
 
 
 PLACEHOLDER = re.compile(r"(-i GPU|-d DEVICE|-s BUS_ID|I-J|INTERFACE)\b")
@@ -124,7 +124,7 @@ def test_ids_are_those_of_the_places(cure: Cure, places: list[DevicePlace], fill
 
 
 def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
-    nodes = topologies(simulated("hgx-h100-8*6", "node3.gpu1:temperature=70").nodes)
+    nodes = build_topologies(simulated("hgx-h100-8*6", "node3.gpu1:temperature=70").nodes)
     profile = profiles.load("hgx-h100-8")
 
     def looked_at(*ranks: RankFacts, matched: int = 6) -> list[int]:
@@ -139,7 +139,9 @@ def test_of_nodes_with_the_same_facts_one_is_looked_at() -> None:
 
 def faults(nodes: list[Snapshot], ranks: list[RankFacts]) -> list[str]:
     topologies = [Topology(node) for node in nodes]
-    return [row.id for row in survey(topologies, group(topologies), ranks).conditions() if row.verdict != Verdict.SKIP]
+    return [
+        row.id for row in survey(topologies, group_nodes(topologies), ranks).conditions() if row.verdict != Verdict.SKIP
+    ]
 
 
 @pytest.mark.parametrize("machine", HEALTHY_MACHINES)

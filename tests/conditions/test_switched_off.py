@@ -12,7 +12,7 @@ from gpubench.conditions.circumstances import Facts
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.health import _check_row, _Outcome
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.paths.nodes import MachineKind, group, topologies
+from gpubench.model.paths.nodes import MachineKind, build_topologies, group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.terms.verdict import Verdict
 from tests.fakes.planted import CHECKED, PLANTS, Job, Plant
@@ -94,8 +94,8 @@ def examined(
     snapshots: Sequence[Snapshot], kinds: tuple[MachineKind, ...] | None = None
 ) -> tuple[list[Topology], tuple[MachineKind, ...]]:
     if not _examined or _examined[0][0] is not snapshots:
-        nodes = topologies(snapshots)
-        _examined[:] = [(snapshots, nodes, group(nodes) if kinds is None else kinds)]
+        nodes = build_topologies(snapshots)
+        _examined[:] = [(snapshots, nodes, group_nodes(nodes) if kinds is None else kinds)]
     return _examined[0][1:]
 
 

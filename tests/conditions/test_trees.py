@@ -11,7 +11,7 @@ from gpubench.machine.sysfs import read_sysfs
 from gpubench.measure.paths import Explained
 from gpubench.measure.topo import survey
 from gpubench.model.facts.snapshot import PairFacts, Snapshot
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from tests.fakes.sysfs import BRIDGE, CONNECTX7, H200, Tree, config_space, link, port
 from tests.machine.test_reading import as_nobody
@@ -66,7 +66,7 @@ def snapshot_of(root: Path) -> Snapshot:
 def explained(root: Path, **environment: str) -> Explained:
     facts = replace(read_rank_facts(0, 0, 0, environment, root), memlock_bytes=-1, affinity="0")
     nodes = [Topology(snapshot_of(root))]
-    return survey(nodes, group(nodes), [facts])
+    return survey(nodes, group_nodes(nodes), [facts])
 
 
 def ids(found: Explained) -> list[str]:
@@ -174,7 +174,7 @@ def test_where_nothing_may_be_read_nothing_is_blamed_and_the_reasons_are_said(tm
             )
         )
     ]  # fmt: skip
-    found = survey(nodes, group(nodes), [replace(process, memlock_bytes=-1)])
+    found = survey(nodes, group_nodes(nodes), [replace(process, memlock_bytes=-1)])
     assert ids(found) == []
     reasons = {row.id: row.reason for row in found.unread()}
     assert reasons["nvlink-disabled"] == "params: Permission denied"

@@ -23,7 +23,7 @@ from gpubench.measure.compare.judge import Rules
 from gpubench.measure.compare.report import compare
 from gpubench.measure.explain.report import explain
 from gpubench.measure.topo import examine
-from gpubench.model.paths.nodes import rename_duplicates, topologies
+from gpubench.model.paths.nodes import build_topologies, rename_duplicates
 from gpubench.model.results.report import Report, Table
 from gpubench.profiles import folder as profiles_folder
 from gpubench.profiles import read_profile
@@ -62,7 +62,7 @@ def _machine(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.txt")
         path.write_bytes(content)
-        nodes = topologies(rename_duplicates([read_file(path)]))
+        nodes = build_topologies(rename_duplicates([read_file(path)]))
         _rows(examine(nodes, [], [None], asked=False, expected_gpus=None))
 
 
@@ -74,7 +74,7 @@ def _recording(content: bytes) -> None:
         Path(folder, "nodes", "a.json").write_bytes(node)
         Path(folder, "ranks.jsonl").write_bytes(rank)
         snapshots, ranks = recorded.read_recording(Path(folder))
-        nodes = topologies(rename_duplicates(snapshots))
+        nodes = build_topologies(rename_duplicates(snapshots))
         _rows(examine(nodes, ranks, [None], asked=False, expected_gpus=None))
 
 

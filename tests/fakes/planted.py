@@ -40,7 +40,7 @@ from gpubench.model.facts.snapshot import (
     Snapshot,
 )
 from gpubench.model.facts.traffic import GpuUse, IdleGpu, LinkRates
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair, parse_transport
 from gpubench.model.paths.wiring import Wiring
@@ -79,7 +79,7 @@ class Job(Struct, frozen=True):
         """What checks say of the nodes, each of which matches the profile."""
         nodes = [Topology(node) for node in self.nodes]
         profiles = [self.profile] * len(nodes)
-        return run(CHECKS, Facts(nodes, group(nodes), self.ranks, profiles, self.measurements, self.asked))
+        return run(CHECKS, Facts(nodes, group_nodes(nodes), self.ranks, profiles, self.measurements, self.asked))
 
     def circumstances(self) -> Circumstances:
         """What causes are looked for in; ranks have the GPUs."""

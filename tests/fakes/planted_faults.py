@@ -7,7 +7,7 @@ from gpubench.jobs.check import SimulatedMeasurer, measured
 from gpubench.jobs.plans import Depth
 from gpubench.jobs.sources import simulation_of
 from gpubench.measure.check.health import judge
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.terms.verdict import Finding, Verdict
@@ -76,5 +76,5 @@ def findings(machine_text: str, faults: Sequence[str], seed: int, depth: Depth =
     simulation = simulation_of(machine_text, faults, seed)
     by = SimulatedMeasurer(simulation, shown, depth, noise=NOISE)
     taken = measured(depth, shown, by)
-    report = judge(Facts(shown, group(shown), (), [machine.profile] * len(nodes), taken, asked=True))
+    report = judge(Facts(shown, group_nodes(shown), (), [machine.profile] * len(nodes), taken, asked=True))
     return tuple(each for each in report.findings if each.severity is not Verdict.SKIP)

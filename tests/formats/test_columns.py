@@ -16,7 +16,7 @@ from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import Metadata, Record, Report, Row, Table
 from gpubench.model.results.result_file import TABLES
 from gpubench.model.terms.commands import AFTER_COLLECTIVES, BEFORE_COLLECTIVES, COLLECTIVE
-from gpubench.model.terms.units import counted, spans
+from gpubench.model.terms.units import format_ranges, plural
 from tests.formats.sample import HTML, MARKDOWN, METADATA, REPORT, ROWS
 
 ROWS_OF_LETTERS = ({"name": "a", "n": "1", "letters": 10}, {"name": "bb", "n": "10", "letters": 1})
@@ -121,10 +121,10 @@ def test_a_matrix_is_split_into_blocks_of_columns(width: int, blocks: list[int])
 
 
 def test_counts_and_ranges_in_words() -> None:
-    assert [counted(count, "GPU") for count in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
-    assert spans([]) == ""
-    assert spans([3]) == "3"
-    assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert [plural(count, "GPU") for count in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert format_ranges([]) == ""
+    assert format_ranges([3]) == "3"
+    assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
 FOR_PEOPLE = (TABLE, MARKDOWN, HTML)

@@ -15,7 +15,7 @@ from gpubench.collectives.record import Collective, SweepRequest
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.jobs.outputs import NullListener
 from gpubench.machine.nvml import read_driver
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.terms.operation import Allocator, DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Sampling
@@ -54,7 +54,7 @@ def placements_of(collective: Collective) -> tuple[Placement, ...]:
 
 
 def main(replays: int) -> None:
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     assert launch is not None
     group = mpi.start(launch)
     device = cuda.open_device(group.rank, group.size, "here", read_driver(os.environ))

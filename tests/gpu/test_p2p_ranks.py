@@ -78,10 +78,10 @@ def node_per_rank() -> int:
     from gpubench.jobs.p2p import STEPS
     from gpubench.jobs.plans import P2pPlan
     from gpubench.jobs.runner import CommandRankJob
-    from gpubench.model.facts.environment import launched_by
+    from gpubench.model.facts.environment import detect_launcher
     from tests.cli.running import planned
 
-    launch = launched_by(os.environ)
+    launch = detect_launcher(os.environ)
     assert launch is not None
     os.environ |= {"CUDA_VISIBLE_DEVICES": str(launch.rank % DRIVER.visible), "NCCL_HOSTID": f"node{launch.rank}"}
     mpi.nodes = lambda group: (list(range(group.size)), 0)

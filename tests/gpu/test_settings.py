@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpubench.model.terms.settings import taken_name
+from gpubench.model.terms.settings import format_choice
 from tests.cli.running import ROOT, gpubench, mpirun_command
 from tests.gpu.machine import DRIVER, RANKS, SHARES, launch, launched, several_ranks, under_mpirun
 
@@ -54,14 +54,14 @@ def test_every_algorithm_and_protocol_is_taken_and_the_own_choice_is_beside_them
     for setting in SETTINGS:
         rows = by_setting(document, setting)
         assert rows
-        assert {taken_name(row["algorithm"], row["protocol"]) for row in rows} == {setting}
+        assert {format_choice(row["algorithm"], row["protocol"]) for row in rows} == {setting}
         assert {row["wrong"] for row in rows} == {0}
         assert not [row["note"] for row in rows if "asked for" in str(row["note"])]
     own = by_setting(document, None)
     assert len(own) == len(by_setting(document, "again")) == len(document["winners"])
     assert all(row["algorithm"] and row["protocol"] for row in own)
     for row in document["winners"]:
-        own_choice = taken_name(row["own_algorithm"], row["own_protocol"])
+        own_choice = format_choice(row["own_algorithm"], row["own_protocol"])
         print(row["size_bytes"], row["placement"], row["fastest"], own_choice)  # noqa: T201
         print(f"  loses {row['loss_percent']:.1f} %, noise {row['noise_percent']:.1f} %")  # noqa: T201
         assert row["own_drift_percent"] is not None

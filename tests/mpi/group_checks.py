@@ -12,7 +12,7 @@ from gpubench.collectives.record import SweepRequest
 from gpubench.collectives.registry import COLLECTIVES, SUMMARIES
 from gpubench.jobs.outputs import NullListener
 from gpubench.machine.nvml import Driver
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Sampling
@@ -108,6 +108,6 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    CHECKS[sys.argv[1]](mpi.start(LaunchedBy("test", 0, 1)))
+    CHECKS[sys.argv[1]](mpi.start(LaunchedRank("test", 0, 1)))
     mpi.finish()
     print("all right")  # noqa: T201

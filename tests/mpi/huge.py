@@ -10,13 +10,13 @@ from gpubench.backends.mpi import backends
 from gpubench.backends.mpi import group as mpi
 from gpubench.collectives.record import Call
 from gpubench.collectives.registry import COLLECTIVES
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.ports.backend import Region
 
 
 def main(size: int) -> None:
-    group = mpi.start(LaunchedBy("test", 0, 1))
+    group = mpi.start(LaunchedRank("test", 0, 1))
     rank, ranks, root = group.rank, group.size, 1
     backend = backends.HostBackend(group, ranks)
     send, receive = backend.allocate(size), backend.allocate(size)

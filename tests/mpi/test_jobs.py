@@ -124,8 +124,8 @@ def test_no_module_is_imported_while_mpi_starts_or_ends(tmp_path: Path) -> None:
         "print('imported beside MPI', begun and not MPI.Is_finalized(), flush=True)"
     )
     script = (
-        "from gpubench.backends.mpi import group as mpi; from gpubench.model.facts.environment import LaunchedBy; "
-        "mpi.start(LaunchedBy('test', 0, 1), ('beside',)); mpi.finish()"
+        "from gpubench.backends.mpi import group as mpi; from gpubench.model.facts.environment import LaunchedRank; "
+        "mpi.start(LaunchedRank('test', 0, 1), ('beside',)); mpi.finish()"
     )
     command = [mpirun_command(1)[0], "-n", "2", sys.executable, "-c", script]
     paths = environment(**MPI_ENVIRONMENT, PYTHONPATH=os.pathsep.join((str(ROOT), str(tmp_path))))
@@ -139,10 +139,10 @@ def test_what_is_imported_beside_a_rank_changes_no_variable() -> None:
     script = (
         "import sys, threading; from gpubench.backends.mpi import group as mpi; "
         "from gpubench.jobs.collective import job; "
-        "from gpubench.model.facts.environment import LaunchedBy; changed = []; "
+        "from gpubench.model.facts.environment import LaunchedRank; changed = []; "
         "sys.addaudithook(lambda event, words: changed.append(words) if event in ('os.putenv', 'os.unsetenv') "
         "and threading.current_thread() is not threading.main_thread() else None); "
-        "mpi.start(LaunchedBy('test', 0, 1), job.ON_GPUS + job.ON_HOSTS); mpi.finish(); "
+        "mpi.start(LaunchedRank('test', 0, 1), job.ON_GPUS + job.ON_HOSTS); mpi.finish(); "
         "print('numpy' in sys.modules, changed)"
     )
     command = [mpirun_command(1)[0], "-n", "1", sys.executable, "-c", script]

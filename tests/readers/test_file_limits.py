@@ -13,7 +13,7 @@ from gpubench.machine.process import read_rank_facts
 from gpubench.machine.recorded import read_recording, read_samples, write_recording
 from gpubench.model.facts.snapshot import GpuFacts, PairFacts, Snapshot
 from gpubench.model.terms.verdict import Origin
-from gpubench.profiles import folder, own_profiles, read_file, read_profile
+from gpubench.profiles import folder, read_file, read_profile, user_profiles
 from gpubench.readers import limits as document_limits
 from gpubench.readers import limits as machine_limits
 from gpubench.readers import limits as result_limits
@@ -159,5 +159,5 @@ def test_profiles_are_small_regular_files(tmp_path: Path, monkeypatch: pytest.Mo
             read_file(tmp_path / f"{name}.toml")
     monkeypatch.setattr(profile_limits, "MOST_FILES", 1)
     with pytest.raises(UsageError, match="has more than 1 profiles"):
-        own_profiles({"GPUBENCH_PROFILES": str(tmp_path)})
+        user_profiles({"GPUBENCH_PROFILES": str(tmp_path)})
     assert max(path.stat().st_size for path in folder().glob("*.toml")) * 10 < profile_limits.MOST_BYTES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.facts.traffic import NodeRates, NodeReading, rates
+from gpubench.model.facts.traffic import NodeRates, NodeReading, compute_rates
 from gpubench.model.profiles.fault import TRAFFIC, parse_fault
 from gpubench.simulated.links import SimulatedTraffic
 from gpubench.simulated.machine import parse_machine, snapshots
@@ -25,7 +25,7 @@ def readings(machine: str, *faults: str, seed: int = 0) -> list[NodeReading]:
 
 def over(machine: str, *faults: str) -> NodeRates:
     _, before, after = readings(machine, *faults)
-    return rates(before, after)
+    return compute_rates(before, after)
 
 
 @pytest.mark.parametrize("kind", TRAFFIC)

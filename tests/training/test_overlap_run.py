@@ -32,7 +32,7 @@ from gpubench.model.terms.overlap import (
     StepMarks,
     StepOrder,
     TimeSpan,
-    cap_name,
+    describe_cap,
     partner_operations,
 )
 from gpubench.model.terms.ranks import UNWATCHED
@@ -136,7 +136,7 @@ def cap_of(ctas: int, group: ThreadGroup, backend: NcclBackend, *, refused: bool
         return partial(ALLREDUCE.issue, backend.open(group))
 
     variant = SweepVariant(
-        setting=cap_name(ctas), backend=backend, open=open_, refusals=(NcclError,), logs_choices=True
+        setting=describe_cap(ctas), backend=backend, open=open_, refusals=(NcclError,), logs_choices=True
     )
     return Cap(ctas, variant, "configuration")
 

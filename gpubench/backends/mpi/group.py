@@ -21,7 +21,7 @@ from msgspec import Struct
 from gpubench.backends.timing import CallFailedError, CallTable, Entry, in_order
 from gpubench.errors import UsageError, missing_mpi_library, separate_jobs
 from gpubench.machine.host import leave_core
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.statistics import ClockOffset
 from gpubench.ports.backend import Array, Launch, Memory, Region
@@ -131,7 +131,7 @@ class MpiGroup:
         return MpiGroup(self.communicator.Split(color, key))
 
 
-def start(launched_by: LaunchedBy, imports: Sequence[str] = ()) -> MpiGroup:
+def start(launched_by: LaunchedRank, imports: Sequence[str] = ()) -> MpiGroup:
     """Initialise MPI, start to import `imports` in a thread, and return the group of all ranks.
 
     No module is imported during MPI_Init, because its setenv crashed a getenv of OpenBLAS (glibc 2.36). Raise

@@ -16,7 +16,7 @@ from gpubench.collectives.record import Call
 from gpubench.collectives.registry import collective_named
 from gpubench.machine.environment import mapped_files, read_mpi
 from gpubench.machine.nvml import read_driver
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.operation import POISON, Block, DataPattern, DataType, ReduceOp
 from gpubench.ports.backend import Region
 
@@ -28,7 +28,7 @@ _LIBMPI = r"libmpi(ch)?\.so"
 
 def main(operation: str, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> None:
     faulthandler.disable()
-    group = mpi.start(LaunchedBy("gpubench", 0, 1))
+    group = mpi.start(LaunchedRank("gpubench", 0, 1))
     _, local_rank = mpi.nodes(group)
     device = open_device(local_rank, group.size, mpi.host_name(), read_driver(os.environ))
     _say(group, library=mpi.library_version(), claims=_claims())

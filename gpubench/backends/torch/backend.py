@@ -10,7 +10,7 @@ from gpubench.backends.timing import BlockingClock, in_order
 from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import TorchDistributed
 from gpubench.machine import host as host_memory
-from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides
+from gpubench.model.terms.operation import Block, DataPattern, DataType, NumberKind, ReduceOp, divides_sum
 from gpubench.model.terms.ranks import UNWATCHED, Progress
 from gpubench.ports.backend import Array, CollectiveCalls, Launch, Memory, Region
 from gpubench.ports.group import Group
@@ -179,7 +179,7 @@ class TorchCalls:
         return in_order([*parts, *self._settle])
 
     def _op(self, op: ReduceOp, dtype: DataType) -> Any:
-        return self._ops[ReduceOp.SUM if op is ReduceOp.AVG and divides(self._name, dtype) else op]
+        return self._ops[ReduceOp.SUM if op is ReduceOp.AVG and divides_sum(self._name, dtype) else op]
 
     def _copied(self, send: Region, receive: Region, count: int, dtype: DataType) -> tuple[Launch, ...]:
         if send == receive:
@@ -192,7 +192,7 @@ class TorchCalls:
 
     def _divided(self, into: Any, op: ReduceOp, dtype: DataType) -> tuple[Launch, ...]:
         """Divide a sum if the backend has no average. Integers are rounded down."""
-        if op is not ReduceOp.AVG or not divides(self._name, dtype):
+        if op is not ReduceOp.AVG or not divides_sum(self._name, dtype):
             return ()
         rounding = None if dtype.kind is NumberKind.FLOAT else "floor"
         return (partial(into.div_, self._ranks, rounding_mode=rounding),)

@@ -16,9 +16,9 @@ from msgspec import Struct
 from gpubench.backends.mpi.group import host_name
 from gpubench.errors import CouldNotMeasureError
 from gpubench.machine.environment import mapped_files
-from gpubench.model.facts.environment import LaunchedBy
+from gpubench.model.facts.environment import LaunchedRank
 from gpubench.model.terms.statistics import ClockOffset
-from gpubench.model.terms.units import counted, some_of, spans
+from gpubench.model.terms.units import format_ranges, plural, shorten
 from gpubench.ports.group import Group
 
 _WITHOUT = "--backend nccl and --backend host need no torch"
@@ -242,7 +242,7 @@ def store_place(environment: Mapping[str, str]) -> str:
     return f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
 
 
-def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
+def meet(distributed: Any, launched_by: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
     """Wait for all ranks at the store of torchrun's agent or rank 0. Raise RanksMissingError, CouldNotMeasureError."""
     store = _open_store(distributed, launched_by, environment, seconds)
     rank, size = launched_by.rank, launched_by.size
@@ -260,7 +260,7 @@ def meet(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, st
     return store
 
 
-def _open_store(distributed: Any, launched_by: LaunchedBy, environment: Mapping[str, str], seconds: float) -> Any:
+def _open_store(distributed: Any, launched_by: LaunchedRank, environment: Mapping[str, str], seconds: float) -> Any:
     """Open a store for this attempt. After a restart torchrun's agent still has the keys of earlier attempts."""
     is_of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = launched_by.rank == 0 and not is_of_agent
@@ -297,25 +297,25 @@ def why_silent(host: str, port: int, seconds: float) -> str:
 
 
 def _missing(
-    place: str, launched_by: LaunchedBy, came: Sequence[int], hosts: Sequence[str], seconds: float
+    place: str, launched_by: LaunchedRank, came: Sequence[int], hosts: Sequence[str], seconds: float
 ) -> RanksMissingError:
     others = [rank for rank in range(launched_by.size) if rank not in came]
     error = RanksMissingError(
         f"{len(came)} of {launched_by.size} ranks came to the store at {place} within {seconds:g} s",
-        expected=f"{counted(launched_by.size, 'rank')}, as WORLD_SIZE says",
+        expected=f"{plural(launched_by.size, 'rank')}, as WORLD_SIZE says",
         reason="torchrun was not started on every host, or there with another address, port or number of nodes",
         next_step=_next_step(launched_by),
     )
     error.details = [
-        f"  missing:  rank {spans(others)}",
-        f"  arrived:  rank {spans(came)} on {some_of(list(dict.fromkeys(hosts)))}",
+        f"  missing:  rank {format_ranges(others)}",
+        f"  arrived:  rank {format_ranges(came)} on {shorten(list(dict.fromkeys(hosts)))}",
     ]
     error.speaker = came[0]
     return error
 
 
 def _unreachable(
-    launched_by: LaunchedBy, environment: Mapping[str, str], said: str, seconds: float
+    launched_by: LaunchedRank, environment: Mapping[str, str], said: str, seconds: float
 ) -> RanksMissingError:
     """Return the error of a rank that cannot reach the store. The first rank of each host reports it."""
     error = RanksMissingError(
@@ -328,7 +328,7 @@ def _unreachable(
     return error
 
 
-def _next_step(launched_by: LaunchedBy) -> str:
+def _next_step(launched_by: LaunchedRank) -> str:
     return (
         "the same torchrun command on every host; on this host alone: "
         f"torchrun --standalone --nproc-per-node {launched_by.size} -m gpubench ...; --timeout S waits longer"
@@ -412,7 +412,7 @@ class TorchGroup:
         return TorchGroup(self._torch, part, members)
 
 
-def start(launched_by: LaunchedBy, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
+def start(launched_by: LaunchedRank, _imports: Sequence[str] = (), seconds: float = LEAST_SECONDS) -> TorchGroup:
     """Meet the other ranks of torchrun's job within `seconds`. Raise CouldNotMeasureError."""
     found = load_torch("gloo")
     store = meet(found.distributed, launched_by, os.environ, seconds)

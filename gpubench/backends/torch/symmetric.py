@@ -16,7 +16,7 @@ from gpubench.backends.timing import in_order
 from gpubench.backends.torch.backend import EnqueuedOnCuda, Tensors, TorchCalls, TorchGroups
 from gpubench.backends.torch.distributed import TorchDistributed, first_line, torch_without
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.model.terms.operation import TORCH_SYMM, TWO_SHOT, DataType, ReduceOp, kernel_of
+from gpubench.model.terms.operation import TORCH_SYMM, TWO_SHOT, DataType, ReduceOp, choose_kernel
 from gpubench.model.terms.ranks import Progress
 from gpubench.ports.backend import Launch, Memory, Region
 from gpubench.ports.group import Group
@@ -75,7 +75,7 @@ class SymmetricCalls(TorchCalls):
         """`two_shot_all_reduce_` in the receive buffer, or `one_shot_all_reduce_out`; in place through a workspace."""
         into = self._tensors.of(receive, count, dtype)
         how = op.value, self._name_of_group
-        if kernel_of(TORCH_SYMM, count * dtype.size_bytes, self._kernel) == TWO_SHOT:
+        if choose_kernel(TORCH_SYMM, count * dtype.size_bytes, self._kernel) == TWO_SHOT:
             copied = self._copied(send, receive, count, dtype)
             return in_order([*copied, partial(self._operations.two_shot_all_reduce_, into, *how)])
         if send == receive:

@@ -21,8 +21,8 @@ from gpubench.formats.registry import TUNER
 from gpubench.jobs.collective.nccl_tests import settle_nccl_tests
 from gpubench.jobs.collective.plan import BACKEND_SUMMARIES, CollectivePlan
 from gpubench.model.terms.commands import Command
+from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, ReduceOp
-from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.ranks import check_split
 from gpubench.model.terms.settings import SET_OPTION
 from gpubench.model.terms.statistics import AUTO

@@ -12,7 +12,7 @@ from gpubench.cli.signature import HelpfulCommand, HelpfulGroup
 from gpubench.errors import invalid_choice, no_gpu, unwritable_output
 from gpubench.formats.delivery import say
 from gpubench.model.terms.commands import Command
-from gpubench.model.terms.units import counted, format_size, grouped
+from gpubench.model.terms.units import format_size, group_by, plural
 
 if TYPE_CHECKING:
     from gpubench.model.profiles.profile import Expected, Profile
@@ -77,9 +77,9 @@ def list_profiles() -> None:
     """List all profiles: name, GPUs, number of values."""
     from gpubench.formats.layout import Column, described_lines
     from gpubench.formats.presenter import plain_width
-    from gpubench.profiles import all_profiles, own_folder, own_profiles
+    from gpubench.profiles import all_profiles, user_folder, user_profiles
 
-    own = own_profiles(os.environ)
+    own = user_profiles(os.environ)
     rows = [*(("yours: ", each) for each in own), *(("", profile) for profile in all_profiles())]
     columns = [
         Column("name", lambda row: row[1].name),
@@ -89,7 +89,7 @@ def list_profiles() -> None:
     ]
     say(*described_lines(columns, rows, plain_width(sys.stdout)))
     if not own:
-        say(f"you have no profiles in {own_folder(os.environ)}", to=sys.stderr)
+        say(f"you have no profiles in {user_folder(os.environ)}", to=sys.stderr)
 
 
 @_app.command("show", cls=HelpfulCommand)
@@ -108,11 +108,11 @@ def show(name: _NAMED, verbose: _VERBOSE = False) -> None:  # noqa: FBT002
 def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
     """Find the profile of this machine (exit 3 without a GPU)."""
     from gpubench.jobs.sources import simulation_of, source_of
-    from gpubench.profiles import profile_for
+    from gpubench.profiles import match_node
 
     simulation = None if simulate is None else simulation_of(simulate, (), 0)
     node = source_of(timeout, simulation=simulation).machines().nodes[0]
-    snapshot, found = node.snapshot, profile_for(node, os.environ)
+    snapshot, found = node.snapshot, match_node(node, os.environ)
     if found is None:
         raise no_gpu(snapshot.driver.absent or "the driver lists none on this host", for_what="profiles")
     say(f"{found}  {found.profile.title}")
@@ -128,9 +128,9 @@ def match_machine(simulate: _SIMULATE = None, timeout: _TIMEOUT = 20.0) -> None:
 def lint(files: _FILES = None) -> None:
     """Check the values of profiles (exit 2 for the first error)."""
     from gpubench.collectives.registry import SUMMARIES
-    from gpubench.profiles import all_profiles, own_profiles, read_file
+    from gpubench.profiles import all_profiles, read_file, user_profiles
 
-    checked = [read_file(path) for path in files] if files else [*all_profiles(), *own_profiles(os.environ)]
+    checked = [read_file(path) for path in files] if files else [*all_profiles(), *user_profiles(os.environ)]
     for profile in checked:
         for each in profile.all_expected:
             name, _, quantity = each.quantity.partition(".")
@@ -182,7 +182,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _gpus(profile: "Profile") -> str:
-    return "any" if profile.match.generic is not None else counted(profile.match.visible, "GPU")
+    return "any" if profile.match.generic is not None else plural(profile.match.visible, "GPU")
 
 
 def _kinds(profile: "Profile") -> str:
@@ -203,7 +203,7 @@ def _described(profile: "Profile", *, verbose: bool) -> Iterator[str]:
         links = f"{profile.nvlink.links} per GPU to {profile.nvlink.to}"
         yield f"  NVLink {profile.nvlink.version}: {links}, {profile.link_gb_s:g} GB/s"
     yield f"  machine: {profile.facts.kind}: {profile.facts.source}"
-    for (kind, source), values in grouped(profile.all_expected, lambda each: (each.kind, each.source)).items():
+    for (kind, source), values in group_by(profile.all_expected, lambda each: (each.kind, each.source)).items():
         yield ""
         yield f"{kind}, {source}: {profile.sources[source]}"
         for value in values:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpubench.formats.layout import INDENT
 from gpubench.formats.table import ReportView
-from gpubench.model.facts.environment import MPS, bearing_on_performance
+from gpubench.model.facts.environment import MPS, performance_variables
 from gpubench.model.facts.health import HIDDEN_GPUS
 from gpubench.model.paths.p2p import is_large_copy
 from gpubench.model.results.compare import HOST
@@ -13,7 +13,7 @@ from gpubench.model.results.figures import is_pinned
 from gpubench.model.results.report import CheckRow, CollectiveRow, PairRow, Report, VerdictRow
 from gpubench.model.results.topo import GpuRow, NicRow, NodeRow
 from gpubench.model.terms.operation import Direction, Engine
-from gpubench.model.terms.units import compress_names, counted, format_memory, format_size, format_time, some_of
+from gpubench.model.terms.units import compress_names, format_memory, format_size, format_time, plural, shorten
 from gpubench.model.terms.verdict import Finding, Verdict, gravity
 
 
@@ -57,7 +57,7 @@ class CheckView(ReportView):
                 self._page.wrap(f"{'PASS':<13} {', '.join(names)}{reason}", hanging=14)
         for row in rows:
             if row.verdict != Verdict.PASS and not row.note:
-                found = counted(row.findings, "finding") + (", by design" if row.verdict == Verdict.SKIP else "")
+                found = plural(row.findings, "finding") + (", by design" if row.verdict == Verdict.SKIP else "")
                 self._page.wrap(f"{row.verdict:<13} {row.check}: {found}", hanging=14)
         for (verdict, note), names in alike.items():
             if verdict != Verdict.PASS:
@@ -82,7 +82,7 @@ class CheckView(ReportView):
                 continue
             fare = Counter(row.verdict for row in own)
             fared = ", ".join(f"{fare[verdict]} {verdict}" for verdict in _BEST_FIRST if fare[verdict])
-            self._page.print(f"{counted(len(own), _SCOPES[scope])}: {fared}")
+            self._page.print(f"{plural(len(own), _SCOPES[scope])}: {fared}")
             odd = [row for row in own if row.verdict not in (Verdict.PASS, Verdict.SKIP)]
             odd.sort(key=lambda row: gravity(row.verdict))
             shown = odd[:_MOST_LINKS] if scope == "link" and len(odd) > _MOST_LINKS + 1 else odd
@@ -126,7 +126,7 @@ class BriefView(ReportView):
             for place in dict.fromkeys(filter(None, map(_place, report.rows(NodeRow)))):
                 self._line("place", place)
             self._line("software", "; ".join(self._software(report)))
-            settings = bearing_on_performance(metadata.environment)
+            settings = performance_variables(metadata.environment)
             if settings:
                 self._line("settings", ", ".join(f"{name}={value}" for name, value in settings.items()))
             self._line("health", "; ".join(_health_words(report)), report.verdict if report.verdict in _BAD else None)
@@ -168,7 +168,7 @@ class BriefView(ReportView):
 def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
     nodes = report.rows(NodeRow)
     if len(nodes) > 1:
-        yield counted(len(nodes), "node")
+        yield plural(len(nodes), "node")
     gpus = report.rows(GpuRow)
     if not gpus:
         yield "no GPU"
@@ -178,9 +178,9 @@ def _machine_lines(report: Report, hidden: object) -> Iterator[str]:
     if isinstance(hidden, int):
         yield f"CUDA_VISIBLE_DEVICES hides {hidden}"
     for text, number in Counter(map(_cpus, nodes)).items():
-        yield text if number == len(nodes) else f"{counted(number, 'node')} with {text}"
+        yield text if number == len(nodes) else f"{plural(number, 'node')} with {text}"
     for rate, number in Counter(row.rate_gbit_s for row in report.rows(NicRow)).items():
-        yield counted(number, "NIC") + ("" if rate is None else f" of {rate:g} Gb/s")
+        yield plural(number, "NIC") + ("" if rate is None else f" of {rate:g} Gb/s")
 
 
 def _gpu(row: GpuRow) -> tuple[str, str, str]:
@@ -188,7 +188,7 @@ def _gpu(row: GpuRow) -> tuple[str, str, str]:
     hidden = "NVLinks hidden by the driver" if row.unknown.get("nvlinks") else ""
     links = hidden or ("" if row.nvlinks_active is None else "no NVLink")
     if row.nvlinks:
-        ends = some_of(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
+        ends = shorten(row.nvlink_peers) if len(row.nvlink_peers) == 1 else ""
         of_all = "" if row.nvlinks_active == row.nvlinks else f" of {row.nvlinks}"
         links = f"{row.nvlinks_active}{of_all} NVLinks" + (f" to {ends}" if ends not in ("", "unknown") else "")
     return (row.name or "GPU of a model that is not known") if not row.lost else "GPU that is lost", memory, links
@@ -206,7 +206,7 @@ def _driver(row: NodeRow) -> str:
 
 
 def _cpus(row: NodeRow) -> str:
-    sockets = "" if not row.sockets else f"{counted(row.sockets, 'socket')}, "
+    sockets = "" if not row.sockets else f"{plural(row.sockets, 'socket')}, "
     return f"{sockets}{'?' if row.cpus is None else row.cpus} CPUs"
 
 
@@ -217,11 +217,11 @@ def _health_words(report: Report) -> Iterator[str]:
         passed_first = sorted(found.items(), key=lambda item: item[0] != Verdict.PASS)
         if found:
             counts = ", ".join(f"{number} {verdict}" for verdict, number in passed_first)
-            yield f"{counted(found.total(), name)}: {counts}"
+            yield f"{plural(found.total(), name)}: {counts}"
     checks = Counter(row.verdict for row in report.rows(CheckRow))
     skipped = f"{checks[Verdict.SKIP]} skipped" + ("" if report.rows(GpuRow) else " (no GPU)")
     failed = ", ".join(f"{checks[verdict]} {verdict}" for verdict in _BAD if checks[verdict])
-    passed = f"{counted(checks[Verdict.PASS], 'check')} passed"
+    passed = f"{plural(checks[Verdict.PASS], 'check')} passed"
     yield ", ".join(filter(None, (passed, failed, skipped if checks[Verdict.SKIP] else "")))
 
 
@@ -266,7 +266,7 @@ def _copies_that_tell(rows: Iterable[PairRow]) -> tuple[list[PairRow], list[Pair
 
 def _copies(pairs: Sequence[PairRow], paths: Sequence[str]) -> str:
     slowest = _slowest_copy(pairs)
-    where = f"the slowest of {counted(len(pairs), 'pair')}, {slowest.source} → {slowest.destination}"
+    where = f"the slowest of {plural(len(pairs), 'pair')}, {slowest.source} → {slowest.destination}"
     text = f"{_speed_of_copy(slowest)}: {where}; {slowest.path_class or 'path not known'}"
     staged = sum(row.peer != "on" for row in pairs)
     if staged:

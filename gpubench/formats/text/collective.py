@@ -17,21 +17,21 @@ from gpubench.model.results.backends import BackendRow, MpiTrialRow, RefusedRow,
 from gpubench.model.results.report import BACKENDS, CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms import operation, settings
 from gpubench.model.terms.operation import NCCL, Placement
-from gpubench.model.terms.ranks import RankIdentity, by_device, hosts_of_nccl, why_not_judged
+from gpubench.model.terms.ranks import RankIdentity, count_nccl_hosts, group_by_device, why_not_judged
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode
 from gpubench.model.terms.units import (
     compress_names,
-    counted,
     describe_dropped,
     format_bandwidth,
     format_percent,
+    format_ranges,
     format_share,
     format_size,
     format_time,
-    grouped,
-    spans,
+    group_by,
+    plural,
 )
-from gpubench.model.terms.verdict import Verdict, doubt_in, gravity
+from gpubench.model.terms.verdict import Verdict, gravity, parse_doubt
 
 _SIZE, _NARROW_SIZE = 9, 8
 _LIMITED_FROM_BYTES = 64 * 2**10
@@ -114,7 +114,7 @@ WINNERS = (
     Column("size", "size_bytes", right=True),
     Column("fastest", "fastest"),
     Column("time µs", lambda row: figure(row.time_us), right=True),
-    Column("own choice", lambda row: settings.taken_name(row.own_algorithm, row.own_protocol) or row.own_backend),
+    Column("own choice", lambda row: settings.format_choice(row.own_algorithm, row.own_protocol) or row.own_backend),
     Column("time µs", lambda row: figure(row.own_time_us), right=True),
     Column("loses", lambda row: f"{row.loss_percent:.1f}%{'*' if row.beyond_noise else ' '}", right=True),
     Column("noise", lambda row: format_percent(row.noise_percent, "?", 1), 1, right=True),
@@ -239,7 +239,7 @@ class CollectiveView:
         best = report.rows(WinnerRow)
         if all(row.setting is None and row.candidates <= 2 for row in best):
             best = []  # two backends have a table of their own, by size
-        for what, rows in grouped(best, _series_words).items():
+        for what, rows in group_by(best, _series_words).items():
             self._page.print("", f"fastest by size, {what}")
             self._page.table(WINNERS, rows)
             self._remark(f"cross-over  {_crossings(rows)}")
@@ -253,15 +253,15 @@ class CollectiveView:
 
     def _backends(self, rows: Sequence[BackendRow]) -> None:
         """Print the time of the first backend and the speed of the others for each type, reduction and placement."""
-        for what, series in grouped(rows, _series_words).items():
+        for what, series in group_by(rows, _series_words).items():
             self._page.print("", f"speed, % of {series[0].first}'s, {what}")
-            alike = list(grouped(series, lambda row: row.size_bytes).values())
+            alike = list(group_by(series, lambda row: row.size_bytes).values())
             self._page.table(_backend_columns(series), [{row.backend: row for row in members} for members in alike])
-            for note, noted in grouped([row for row in series if row.note], lambda row: row.note).items():
+            for note, noted in group_by([row for row in series if row.note], lambda row: row.note).items():
                 self._remark(f"  {', '.join(dict.fromkeys(row.backend for row in noted))}: {note}")
         if rows:
             self._page.print("")
-        for series in grouped(rows, lambda row: row.backend).values():
+        for series in group_by(rows, lambda row: row.backend).values():
             self._remark(f"beside            {speed_words(series)}")
 
     def _trials(self, rows: Sequence[MpiTrialRow]) -> None:
@@ -275,7 +275,7 @@ class CollectiveView:
                 Column("after s", _seconds, 1, right=True),
                 Column("its words", _error_text, 2),
             ]
-            self._page.table(columns, list(grouped(rows, lambda row: row.operation).values()))
+            self._page.table(columns, list(group_by(rows, lambda row: row.operation).values()))
 
     def _remark(self, line: str) -> None:
         self._page.wrap(line, hanging=_FOOTER_LABEL)
@@ -346,7 +346,7 @@ def _clock_lines(metadata: Metadata) -> Iterator[str]:
     if metadata.options.get("clock") != operation.GATE:
         return
     names = [str(metadata.backend), *backends_beside(metadata)]
-    timed_by_gpu = operation.gated(names)
+    timed_by_gpu = operation.gated_backends(names)
     how = "timed by the GPU, from a gate that opens once operations wait behind it"
     yield f"{INDENT}{' and '.join(timed_by_gpu)}: {how}"
     timed_by_host = [name for name in names if name not in timed_by_gpu]
@@ -385,7 +385,7 @@ def _loop(options: Mapping[str, Any]) -> str:
 
 
 def ranks_on_hosts(metadata: Metadata) -> str:
-    return f"{counted(len(metadata.ranks), 'rank')} on {counted(len(metadata.hosts), 'host')}"
+    return f"{plural(len(metadata.ranks), 'rank')} on {plural(len(metadata.hosts), 'host')}"
 
 
 def rank_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
@@ -393,10 +393,10 @@ def rank_lines(metadata: Metadata, *, verbose: bool) -> Iterator[str]:
     ranks = metadata.ranks
     hosts = [list(members) for _, members in groupby(ranks, key=lambda rank: rank.host)]
     if len(hosts) > (_MOST_LINES_IN_FULL if verbose else _MOST_LINES):
-        for gpus, alike in grouped(hosts, _gpus).items():
+        for gpus, alike in group_by(hosts, _gpus).items():
             names = compress_names([members[0].host for members in alike])
-            numbers = spans([rank.rank for members in alike for rank in members])
-            where = f"rank {numbers} on {counted(len(alike), 'host')}: {names}"
+            numbers = format_ranges([rank.rank for members in alike for rank in members])
+            where = f"rank {numbers} on {plural(len(alike), 'host')}: {names}"
             yield f"{INDENT}{where}" + (f": {gpus}" if gpus else "")
     else:
         for members in hosts:
@@ -411,8 +411,8 @@ def _lines_of_host(ranks: Sequence[RankIdentity], *, verbose: bool) -> Iterator[
             yield f"{INDENT}rank {rank.rank} on {rank.host}: GPU {rank.gpu_index} {rank.gpu_bus_id} {rank.gpu}"
         return
     indices = sorted({rank.gpu_index for rank in ranks if rank.gpu_index is not None})
-    numbers = f"GPU {spans(indices)}, " if indices else ""
-    where = f"rank {spans([rank.rank for rank in ranks])} on {ranks[0].host}"
+    numbers = f"GPU {format_ranges(indices)}, " if indices else ""
+    where = f"rank {format_ranges([rank.rank for rank in ranks])} on {ranks[0].host}"
     yield f"{INDENT}{where}" + (f": {numbers}{gpus}" if gpus else "")
 
 
@@ -424,20 +424,20 @@ def _hosts_of_nccl(ranks: Sequence[RankIdentity]) -> str:
     """Return ', 2 hosts for NCCL, by NCCL_HOSTID' if NCCL counts other hosts than there are."""
     if all(rank.nccl_host is None or rank.device is None for rank in ranks):
         return ""
-    return f", {counted(hosts_of_nccl(ranks), 'host')} for NCCL, by NCCL_HOSTID"
+    return f", {plural(count_nccl_hosts(ranks), 'host')} for NCCL, by NCCL_HOSTID"
 
 
 def _sharing_lines(ranks: Sequence[RankIdentity]) -> Iterator[str]:
     """Return '4 ranks share GPU 0 (MPS, 25 % of its SMs each)'. GPUs that are shared alike have one line."""
     shared: dict[str, list[RankIdentity]] = {}
-    for members in by_device(ranks):
+    for members in group_by_device(ranks):
         if len(members) > 1:
             percents = sorted({rank.sm_percent for rank in members if rank.sm_percent is not None})
             shares = " or ".join(f"{percent:g} %" for percent in percents)
             how = f"MPS, {shares} of its SMs each" if percents else "taking turns"
             shared.setdefault(f"{len(members)} ranks share {{}} ({how})", []).append(members[0])
     for text, firsts in shared.items():
-        names = f"GPU {spans(sorted({rank.gpu_index or 0 for rank in firsts}))}"
+        names = f"GPU {format_ranges(sorted({rank.gpu_index or 0 for rank in firsts}))}"
         yield INDENT + text.format(names if len(firsts) == 1 else f"each of {names}")
 
 
@@ -522,7 +522,7 @@ def _share_of_first(percent: float) -> str:
 
 def _taken(row: CollectiveRow) -> str:
     """Return the algorithm and protocol: '?' if NCCL did not say, '-' if another library moved the data."""
-    name = settings.taken_name(row.algorithm, row.protocol) or (
+    name = settings.format_choice(row.algorithm, row.protocol) or (
         "?" if row.backend in (NCCL, operation.TORCH_NCCL) else "-"
     )
     return name if len(name) < _TAKEN.width else name.partition("/")[0]
@@ -599,7 +599,7 @@ def _expected_line(rows: Sequence[CollectiveRow], why_not_judged: str) -> str:
     """Say where expected values are from, or that speed was not judged."""
     sources = dict.fromkeys(row.expected_source for row in rows if row.expected_source)
     legend = "; lim: % of the limit" if any(map(_limited, rows)) else ""
-    why = why_not_judged or next(filter(None, (doubt_in(row.note) for row in rows)), "")
+    why = why_not_judged or next(filter(None, (parse_doubt(row.note) for row in rows)), "")
     unknown = f"speed not judged: {why}" if why else "not known: speed not judged"
     return f"expected          {'; '.join(sources) or unknown}{_judged_part(rows)}{legend}"
 

@@ -22,7 +22,7 @@ from gpubench.model.results.compare import (
     bandwidth_lost,
 )
 from gpubench.model.results.report import Report, RowsByColumn
-from gpubench.model.terms.units import counted, format_size, grouped, some_of
+from gpubench.model.terms.units import format_size, group_by, plural, shorten
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_ROWS, _MOST_FASTER = 10, 5
@@ -104,7 +104,7 @@ class CompareView(ReportView):
             for file in files[:_MOST_FILES]:
                 self._page.wrap(f"{INDENT}{side.upper():<5} {_described(file)}", hanging=8)
             if len(files) > _MOST_FILES:
-                self._page.print(f"{INDENT}{side.upper():<5} and {counted(len(files) - _MOST_FILES, 'file')} more")
+                self._page.print(f"{INDENT}{side.upper():<5} and {plural(len(files) - _MOST_FILES, 'file')} more")
         changed = [row for row in circumstances if row.changed]
         for row in changed[:_MOST_CHANGED]:
             self._page.wrap(f"{INDENT}changed: {row.name}: {row.base} → {row.new}")
@@ -125,7 +125,7 @@ class CompareView(ReportView):
             self._page.wrap(line)
         added = sum(judged.status == Status.ADDED for _, judged in own)
         if added:
-            self._page.print(f"{counted(added, 'row')} only in the new results")
+            self._page.print(f"{plural(added, 'row')} only in the new results")
 
     def _machines(self, rows: Sequence[MachineRow]) -> None:
         """Print two machines side by side: what a GPU and a node reach, then peak, half of it, and latency."""
@@ -162,10 +162,10 @@ class CompareView(ReportView):
         if reasons:
             self._page.print("")
         for reason, names in list(reasons.items())[:_MOST_REASONS]:
-            self._page.wrap(f"left out: {some_of(names, _MOST_NAMED)}: {reason}", hanging=10)
+            self._page.wrap(f"left out: {shorten(names, _MOST_NAMED)}: {reason}", hanging=10)
         if len(reasons) > _MOST_REASONS:
             left = sum(map(len, reasons.values())) - sum(map(len, list(reasons.values())[:_MOST_REASONS]))
-            self._page.print(f"left out: {counted(left, 'file')} more: --format csv --section {HistoryRow.section}")
+            self._page.print(f"left out: {plural(left, 'file')} more: --format csv --section {HistoryRow.section}")
 
     def _table(self, compared: "Sequence[tuple[int, _Judged]]", rows: RowsByColumn[ComparisonRow]) -> None:
         """Print the rows that got worse, then those that got faster. The rest is summed up."""
@@ -181,12 +181,12 @@ class CompareView(ReportView):
         left = len(worse) - _MOST_ROWS, len(faster) - _MOST_FASTER
         for count, what in zip(left, ("worse", "faster"), strict=True):
             if count > 0:
-                self._page.print(f"and {counted(count, 'more row')} that got {what}")
+                self._page.print(f"and {plural(count, 'more row')} that got {what}")
 
 
 def _described(file: Mapping[str, Any]) -> str:
     remarks = "".join(f"; {remark}" for remark in file["remarks"])
-    return f"{file['file']}: {file['kind']}, {counted(file['rows'], 'row')}; {file['told']}{remarks}"
+    return f"{file['file']}: {file['kind']}, {plural(file['rows'], 'row')}; {file['told']}{remarks}"
 
 
 def _before_and_now(row: ComparisonRow) -> str:
@@ -230,7 +230,7 @@ class _Judged(NamedTuple):
 
 def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
     """Return a line per collective, and one for pairs: how many rows, and how much they changed."""
-    for kind, rows in grouped(compared, lambda row: row.collective or "pairs").items():
+    for kind, rows in group_by(compared, lambda row: row.collective or "pairs").items():
         changes = [row.slower_percent for row in rows if row.slower_percent is not None]
         counts = Counter(row.change for row in rows)
         counted_changes = ", ".join(f"{counts[change]} {change}" for change in Change if counts[change])
@@ -240,4 +240,4 @@ def _summary(compared: Sequence[_Judged]) -> Iterator[str]:
                 _percent_of_before(change) for change in (max(changes), median(changes), min(changes))
             )
             figures = f"; bandwidth {middle} of before (median), from {least} to {most}"
-        yield f"{kind}: {counted(len(rows), 'row')} in common: {counted_changes or 'without times'}{figures}"
+        yield f"{kind}: {plural(len(rows), 'row')} in common: {counted_changes or 'without times'}{figures}"

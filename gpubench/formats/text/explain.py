@@ -7,7 +7,7 @@ from gpubench.formats.table import Page, ReportView
 from gpubench.model.paths.hang import Hang
 from gpubench.model.results.fallback import CommunicatorRow, HangRow, MemberRow, OperationRow, TransportRow, either
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import compress_names, counted, grouped, some_of
+from gpubench.model.terms.units import compress_names, group_by, plural, shorten
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_HANGS = 10
@@ -25,7 +25,7 @@ Kind = tuple[CommunicatorRow, list[TransportRow], int]
 
 HANGS = (
     Column("group", "group"),
-    Column("who", lambda row: some_of(row.ranks)),
+    Column("who", lambda row: shorten(row.ranks)),
     Column("what", "reason"),
     Column("waiting", "waiting", right=True),
     Column("in", lambda row: row.operation or "-", 1),
@@ -82,7 +82,7 @@ class ExplainView(ReportView):
                 self._kind(kind)
             if len(kinds) > _MOST_KINDS:
                 left = sum(1 + more for _, _, more in kinds[_MOST_KINDS:])
-                self._page.wrap(f"and {counted(left, 'communicator')} more: --format csv --section transports")
+                self._page.wrap(f"and {plural(left, 'communicator')} more: --format csv --section transports")
             self._ranks(communicators, report.rows(MemberRow))
             self._operations(report.rows(OperationRow))
             print_hangs(self._page, report.rows(HangRow))
@@ -94,13 +94,13 @@ class ExplainView(ReportView):
     def _header(self, communicators: Sequence[CommunicatorRow]) -> None:
         metadata, options = self._metadata, self._metadata.options
         largest = max((row.ranks or 0 for row in communicators), default=0)
-        found = counted(len(communicators), "communicator") if communicators else ""
-        self._page.heading(metadata, "explain", found, f"up to {counted(largest, 'rank')}" if largest else "")
+        found = plural(len(communicators), "communicator") if communicators else ""
+        self._page.heading(metadata, "explain", found, f"up to {plural(largest, 'rank')}" if largest else "")
         without = options["files_without_nccl"]
-        files = counted(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
+        files = plural(options["files"], "file") + (f", {without} without a line of NCCL's" if without else "")
         self._page.wrap(f"{INDENT}{metadata.source}: {files}")
-        dumps = f", and dumps of {counted(options['dumps'], 'rank')}" if options.get("dumps") else ""
-        self._page.wrap(f"{INDENT}{counted(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's{dumps}")
+        dumps = f", and dumps of {plural(options['dumps'], 'rank')}" if options.get("dumps") else ""
+        self._page.wrap(f"{INDENT}{plural(options['lines'], 'line')}, {options['nccl_lines']} of NCCL's{dumps}")
         self._page.software(metadata)
         warnings = sorted(options["warnings"].items(), key=lambda item: -item[1])
         for text, count in warnings[:_MOST_WARNINGS]:
@@ -138,7 +138,7 @@ class ExplainView(ReportView):
         self._page.print("")
         if len(own) > _MOST_RANK_LINES:
             hosts = sorted(largest.hosts, key=lambda name: (len(name), name))
-            self._page.wrap(f"{counted(len(own), 'rank')} on {compress_names(hosts)}")
+            self._page.wrap(f"{plural(len(own), 'rank')} on {compress_names(hosts)}")
             return
         has_other_names = any(member.node != member.host for member in own)
         self._page.table([column for column in _MEMBERS if has_other_names or column.head != "for NCCL"], own)
@@ -150,7 +150,7 @@ def _fits(columns: Sequence[Column], rows: Sequence[TransportRow], width: int) -
 
 
 def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[TransportRow]) -> Iterator[Kind]:
-    by_name = grouped(transports, lambda row: row.communicator)
+    by_name = group_by(transports, lambda row: row.communicator)
     alike: dict[object, list[CommunicatorRow]] = {}
     for communicator in communicators:
         own = by_name.get(communicator.id, [])
@@ -163,8 +163,8 @@ def _kinds(communicators: Iterable[CommunicatorRow], transports: Iterable[Transp
 
 def _described(communicator: CommunicatorRow, more: int) -> str:
     name = communicator.id or either(communicator.candidates) or "without a name"
-    ranks = "" if communicator.ranks is None else f": {counted(communicator.ranks, 'rank')}"
-    nodes = "" if communicator.nodes is None else f" on {counted(communicator.nodes, 'node')}"
+    ranks = "" if communicator.ranks is None else f": {plural(communicator.ranks, 'rank')}"
+    nodes = "" if communicator.nodes is None else f" on {plural(communicator.nodes, 'node')}"
     missing = len(communicator.missing_ranks)
     lost = f", {missing} without a log" if missing else ""
     return f"communicator {name}{f' and {more} alike' if more else ''}{ranks}{nodes}{lost}"
@@ -183,7 +183,7 @@ def _total(transports: Sequence[TransportRow]) -> str:
     counts = {verdict: sum(row.pairs for row in transports if row.verdict == verdict) for verdict in Verdict}
     staged = sum(row.pairs for row in transports if row.host_staged)
     unknown = f"; {counts[Verdict.ERROR]} not known" if counts[Verdict.ERROR] else ""
-    total = counted(sum(counts.values()), "path")
+    total = plural(sum(counts.values()), "path")
     if not staged:
         return f"through host memory: 0 of {total}, as NCCL logged them{unknown}"
     by_design = f", {counts[Verdict.SKIP]} of them by design" if counts[Verdict.SKIP] else ""
@@ -204,9 +204,9 @@ def status_line(seconds: float, communicators: int | None, hangs: Sequence[Hang]
 
     `communicators` is None if nobody answered.
     """
-    said = [f"{some_of(hang.ranks)}: {', '.join(filter(None, (hang.reason.value, hang.operation)))}" for hang in hangs]
+    said = [f"{shorten(hang.ranks)}: {', '.join(filter(None, (hang.reason.value, hang.operation)))}" for hang in hangs]
     if not said:
         said = ["no answer in time"]
         if communicators is not None:
-            said = [f"{counted(communicators, 'communicator')}, no rank keeps others waiting"]
+            said = [f"{plural(communicators, 'communicator')}, no rank keeps others waiting"]
     return f"{seconds:8.1f} s  {'; '.join(said)}"

@@ -6,7 +6,7 @@ from gpubench.formats.layout import INDENT, Column
 from gpubench.formats.table import ReportView
 from gpubench.model.results.backends import LibraryKind, LibraryRow
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 
 _TITLES = {
     LibraryKind.LIBRARY: "libraries",
@@ -32,7 +32,7 @@ class LibrariesView(ReportView):
         for python in dict.fromkeys(metadata.options.get("python", ())):
             self._page.wrap(f"{INDENT}as {python} finds them")
         self._page.software(metadata)
-        for host, members in grouped(rows, lambda row: row.node).items():
+        for host, members in group_by(rows, lambda row: row.node).items():
             if len(metadata.hosts) > 1:
                 self._page.print("")
                 self._page.wrap(host)
@@ -41,7 +41,7 @@ class LibrariesView(ReportView):
         self._page.outcome(report)
 
     def _host(self, rows: Sequence[LibraryRow]) -> None:
-        for kind, members in grouped(rows, lambda row: LibraryKind(row.library_kind)).items():
+        for kind, members in group_by(rows, lambda row: LibraryKind(row.library_kind)).items():
             here = [row for row in members if row.found]
             self._page.print("")
             self._page.wrap(_TITLES[kind])

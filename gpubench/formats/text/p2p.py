@@ -196,7 +196,7 @@ def _compare_with_copy_engine(row: PairRow | None, copied: PairRow | None) -> st
 
 def support_lines(managed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Describe what CUDA supports of managed memory. Equal GPUs share a line."""
-    for words, gpus in units.grouped(managed, _support).items():
+    for words, gpus in units.group_by(managed, _support).items():
         yield f"managed memory of {units.compress_names([str(gpu['device']) for gpu in gpus])}: {words}"
 
 
@@ -215,7 +215,7 @@ def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> I
     if verbose:
         yield from (f"{INDENT}{label}{name} {text}" for name, text in devices.items())
         return
-    alike = units.grouped(
+    alike = units.group_by(
         devices, lambda name: " ".join(word for word in devices[name].split(" ") if word.count(":") < 2)
     )
     mark = "" if label else ":"  # of a rank 'on node0: NVIDIA H200' follows
@@ -228,8 +228,8 @@ def _device_lines(devices: Mapping[str, str], label: str, *, verbose: bool) -> I
 def _subject(metadata: Metadata) -> str:
     gpus, hosts = len(metadata.options["gpus"]), len(set(metadata.hosts))
     if not metadata.ranks:
-        return f"{units.counted(gpus, 'GPU')} of {metadata.hosts[0]}"
-    return f"{units.counted(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else units.counted(hosts, 'node')}"
+        return f"{units.plural(gpus, 'GPU')} of {metadata.hosts[0]}"
+    return f"{units.plural(gpus, 'rank')} on {metadata.hosts[0] if hosts == 1 else units.plural(hosts, 'node')}"
 
 
 def _method(metadata: Metadata) -> str:
@@ -289,7 +289,7 @@ def copy_cells(rows: Sequence[PairRow], words: Callable[[PairRow], str]) -> dict
     """Return the cells of a matrix of copies by source and destination, each next to the best over its kind of link."""
     lines: dict[str, dict[str, GridCell]] = {}
     timed = is_timed(rows[0])
-    for members in units.grouped(rows, lambda row: link_kind(row.path_class or "")).values():
+    for members in units.group_by(rows, lambda row: link_kind(row.path_class or "")).values():
         known = [value for row in members if (value := _value(row))]
         expected = most_expected(members) if timed else max((row.healthy_gb_s or 0.0 for row in members), default=0.0)
         best = expected or (min if timed else max)(known, default=0.0)

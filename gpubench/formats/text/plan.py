@@ -6,7 +6,7 @@ from gpubench.formats.layout import INDENT, Column, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.plan import ExposedRow, FaultCostRow, LayoutRow
 from gpubench.model.results.report import Report
-from gpubench.model.terms.units import counted, format_memory
+from gpubench.model.terms.units import format_memory, plural
 
 LAYOUTS = (
     Column("#", "place", 3, right=True),
@@ -61,7 +61,7 @@ class PlanView(ReportView):
 
     def _header(self) -> None:
         metadata, options = self._metadata, self._metadata.options
-        machine = f"{counted(int(options['gpus']), 'GPU')} ({options['gpu']})"
+        machine = f"{plural(int(options['gpus']), 'GPU')} ({options['gpu']})"
         self._page.heading(metadata, "plan", f"{options['model']} on {machine}")
         shape = (
             f"{options['parameters'] / 1e6:,.0f} M parameters: {options['layers']} layers, hidden {options['hidden']}, "

@@ -6,7 +6,7 @@ from gpubench.formats.layout import INDENT, Column, or_dash
 from gpubench.formats.table import ReportView
 from gpubench.model.results.report import Report
 from gpubench.model.results.scan import ExclusionRow, ScanCellRow, ScanCollectiveRow, ScanPartRow, ScanRoundRow, Tool
-from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Verdict
 
 _MOST_CELLS = 16
@@ -41,7 +41,7 @@ class ScanView(ReportView):
 
     def _header(self) -> None:
         metadata, options = self._metadata, self._metadata.options
-        rails = f"{counted(int(options['rails']), 'rail')} each"
+        rails = f"{plural(int(options['rails']), 'rail')} each"
         known = options["leaves"]
         leaves = ", leaves not known" if not known else f", {known} {'leaf' if known == 1 else 'leaves'}"
         nodes = f"{len(metadata.hosts):,} nodes of {rails}{leaves}"
@@ -84,7 +84,7 @@ class ScanView(ReportView):
         took = f"{sum(row.seconds for row in rows):.1f} s" + (
             ", by the model" if self._metadata.origin == "simulated" else ""
         )
-        self._page.wrap(f"{counted(len(rows), 'round')}: {counts}; {figures:,} figures{failed}; {took}")
+        self._page.wrap(f"{plural(len(rows), 'round')}: {counts}; {figures:,} figures{failed}; {took}")
         self._page.wrap(
             f"measurement noise {noise:.1f} %; a {min(sure, 100):.0f} % slowdown is detected with 99 % probability"
         )
@@ -107,6 +107,6 @@ class ScanView(ReportView):
             if row.tool != Tool.MPIRUN:
                 self._page.print(f"{INDENT}{row.tool + ':':<13}{row.line}")
         good = [row.line for row in rows if row.tool == Tool.MPIRUN]
-        hosts = some_of([line.partition(" ")[0] for line in good], _MOST_HOSTS)
+        hosts = shorten([line.partition(" ")[0] for line in good], _MOST_HOSTS)
         kept = f"{hosts}: --hostfile FILE writes them" if good else "no node is known to be good"
         self._page.print(f"{INDENT}{'hostfile:':<13}{kept}")

@@ -8,10 +8,10 @@ from gpubench.formats.layout import INDENT, Column, fitting_table, grid_of_words
 from gpubench.formats.table import ReportView, line_text, setting_lines
 from gpubench.model.facts.environment import MPS
 from gpubench.model.facts.snapshot import NicKind, PcieLink
-from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, pcie_text
+from gpubench.model.paths.topology import PATH_CLASSES, PeerAccess, describe_pcie
 from gpubench.model.results.report import CauseRow, Report
 from gpubench.model.results.topo import GpuRow, KindRow, NicRow, NodeRow, RankRow, TreeRow
-from gpubench.model.terms.units import compress_names, counted, format_memory, grouped
+from gpubench.model.terms.units import compress_names, format_memory, group_by, plural
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -59,7 +59,7 @@ def _gpu_sentences(gpus: Sequence[GpuRow], shown: Sequence[Column], *, verbose: 
     facts = [_phrase(head, value) for head, value in common.items() if value not in ("", _UNKNOWN)]
     if facts:
         yield f"{'usual' if peculiar else 'all' if len(gpus) > 1 else gpus[0].gpu}: {'; '.join(facts)}"
-    for phrases, names in grouped(peculiar, lambda gpu: tuple(peculiar[gpu])).items():
+    for phrases, names in group_by(peculiar, lambda gpu: tuple(peculiar[gpu])).items():
         yield f"but {compress_names(names)}: {'; '.join(phrases)}"
     if verbose and "UUID" not in heads and any(row.uuid for row in gpus):
         yield "; ".join(f"{row.gpu} {row.uuid}" for row in gpus if row.uuid)
@@ -92,7 +92,7 @@ def _nic_table(nics: Sequence[NicRow], *, verbose: bool) -> tuple[list[Column], 
     """Return the columns of a table of NICs and its rows: one for each NIC if `verbose`, else one for each kind."""
     kinds = {row.nic: [row] for row in nics}
     if not verbose:
-        alike = grouped(nics, lambda row: tuple(fact(row) for fact in _NIC_FACTS.values())).values()
+        alike = group_by(nics, lambda row: tuple(fact(row) for fact in _NIC_FACTS.values())).values()
         kinds = {rows[0].nic: list(rows) for rows in alike}
     columns = [Column("NIC", lambda row: compress_names([nic.nic for nic in kinds[row.nic]]))]
     for head, fact in _NIC_FACTS.items():
@@ -122,7 +122,7 @@ def _pcie(row: GpuRow | NicRow) -> str:
         max_generation=row.pcie_max_generation,
         max_width=row.pcie_max_width,
     )
-    return pcie_text(link, idle=row.idle if isinstance(row, GpuRow) else None) or _UNKNOWN
+    return describe_pcie(link, idle=row.idle if isinstance(row, GpuRow) else None) or _UNKNOWN
 
 
 def _nvlinks(row: GpuRow) -> str:
@@ -177,7 +177,7 @@ def _rows(row: GpuRow) -> str:
 def _users(row: GpuRow) -> str:
     if row.users is None:
         return _UNKNOWN
-    return f"{counted(len(row.users), 'process').replace('processs', 'processes')}" if row.users else "nobody"
+    return f"{plural(len(row.users), 'process').replace('processs', 'processes')}" if row.users else "nobody"
 
 
 def _throttle(row: GpuRow) -> str:
@@ -263,11 +263,11 @@ class TopoView(ReportView):
             return
         nodes = {row.node: row for row in report.rows(NodeRow)}
         kinds = report.rows(KindRow)
-        gpus = grouped(report.rows(GpuRow), lambda row: row.node)
-        nics = grouped(report.rows(NicRow), lambda row: row.node)
-        tree = grouped(report.rows(TreeRow), lambda row: row.node)
+        gpus = group_by(report.rows(GpuRow), lambda row: row.node)
+        nics = group_by(report.rows(NicRow), lambda row: row.node)
+        tree = group_by(report.rows(TreeRow), lambda row: row.node)
         total = sum(node.gpus for node in nodes.values())
-        self._header(f"{counted(len(nodes), 'node')}  {counted(total, 'GPU')}")
+        self._header(f"{plural(len(nodes), 'node')}  {plural(total, 'GPU')}")
         if self._metadata.options.get("causes"):
             self._page.print("")
             if not report.rows(CauseRow):
@@ -312,7 +312,7 @@ class TopoView(ReportView):
         node = nodes[kind.node]
         self._page.print("")
         if several:
-            members = f"{counted(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
+            members = f"{plural(len(kind.nodes), 'node')} alike: {compress_names(kind.nodes)}"
             self._page.wrap(f"kind {kind.node_kind}  {members}", 8)
             if kind.differs_from:
                 found = "; ".join(kind.differences)
@@ -325,7 +325,7 @@ class TopoView(ReportView):
             self._page.wrap(f"{INDENT}no driver: {node.driver_absent}; PCI devices are read from sysfs", 6)
 
     def _odd(self, kind: KindRow, nodes: Mapping[str, NodeRow]) -> None:
-        same = grouped(kind.odd, lambda name: tuple(nodes[name].differences))
+        same = group_by(kind.odd, lambda name: tuple(nodes[name].differences))
         for found, names in list(same.items())[:_MOST_ODD]:
             self._page.wrap(f"{INDENT}and {compress_names(names)}: {'; '.join(found)}", 8)
         if len(same) > _MOST_ODD:
@@ -365,7 +365,7 @@ class TopoView(ReportView):
         if seen == {"?"}:
             self._page.wrap(f"peer access  not known: {cell['reason']}", 13)
             return
-        pairs = counted(len(gpus) * (len(gpus) - 1), "ordered pair")
+        pairs = plural(len(gpus) * (len(gpus) - 1), "ordered pair")
         self._page.wrap(f"peer access  all {pairs}: {seen.pop()}, {_whose(_access(cell))}", 13)
 
     def _limits(self, kind: KindRow, gpus: Sequence[str]) -> None:
@@ -409,7 +409,7 @@ class TopoView(ReportView):
                 "one /dev/shm a node" if len(shm) == len({rank.node for rank in ranks}) else "several /dev/shm a node"
             )
             self._page.print("")
-            self._page.wrap(f"{counted(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
+            self._page.wrap(f"{plural(len(ranks), 'rank')}: {shared}; the section ranks has their facts")
 
 
 def _machine(node: NodeRow) -> Iterator[str]:
@@ -417,14 +417,14 @@ def _machine(node: NodeRow) -> Iterator[str]:
         cuda = f" (runs CUDA {node.cuda})" if node.cuda else ""
         module = {True: ", open kernel module", False: ", closed kernel module", None: ""}[node.open_kernel_module]
         yield f"driver {node.driver}{cuda}{module}"
-    cpus = [node.cpu, node.cpus and counted(node.cpus, "CPU"), node.sockets and counted(node.sockets, "socket")]
+    cpus = [node.cpu, node.cpus and plural(node.cpus, "CPU"), node.sockets and plural(node.sockets, "socket")]
     if node.numa_nodes and node.numa_nodes != node.sockets:
-        cpus.append(counted(node.numa_nodes, "NUMA node"))
+        cpus.append(plural(node.numa_nodes, "NUMA node"))
     if any(cpus):
         yield ", ".join(str(part) for part in cpus if part)
     machine = [node.product, f"Linux {node.kernel}" if node.kernel else None]
     machine.append(node.place)
-    machine.append(counted(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
+    machine.append(plural(node.nvswitches, "NVSwitch").replace("NVSwitchs", "NVSwitches") if node.nvswitches else None)
     if any(machine):
         yield ", ".join(str(part) for part in machine if part)
 

@@ -23,7 +23,7 @@ from gpubench.formats.text.explain import HANGS, print_hangs
 from gpubench.model.results.fallback import HangRow, cure_of
 from gpubench.model.results.report import Metadata, Report, Row
 from gpubench.model.results.watch import AlikeNodes, DeviceKind, JobRow, TrafficRow, WatchFrame, Way
-from gpubench.model.terms.units import compress_names, counted, format_share, grouped, printable_line, spans
+from gpubench.model.terms.units import compress_names, format_ranges, format_share, group_by, plural, printable_line
 from gpubench.model.terms.verdict import Detail, Verdict
 
 StyledLine = tuple[str, str]
@@ -163,7 +163,7 @@ def _conclusions(frame: WatchFrame, kinds: Sequence[AlikeNodes], width: int) -> 
         lead = ""
         if several:
             lead = "" if number == 0 else "odd: "
-            lead += f"{counted(len(kind.hosts), 'node')} {compress_names(kind.hosts)}: "
+            lead += f"{plural(len(kind.hosts), 'node')} {compress_names(kind.hosts)}: "
         reason = silent.get(kind.hosts[0])
         if reason is not None:
             yield f"{lead}{reason}; what else is known stands above"[:width], _STYLES[Way.UNKNOWN]
@@ -202,7 +202,7 @@ def _devices(names: Sequence[str]) -> str:
     numbers = [name.removeprefix("GPU") for name in names]
     if not all(number.isdecimal() and len(number) < _LONGEST_NUMBER for number in numbers):
         return ", ".join(names)  # of a file that somebody else wrote
-    return "GPU" + spans(sorted(map(int, numbers)))
+    return "GPU" + format_ranges(sorted(map(int, numbers)))
 
 
 def plain_lines(frame: WatchFrame) -> Iterator[str]:
@@ -248,7 +248,7 @@ class WatchView(ReportView):
         metadata = self._metadata
         seconds = max((mean.last.seconds for mean in self._means.values()), default=0.0)
         options = metadata.options
-        extent = f"--hang  {counted(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
+        extent = f"--hang  {plural(options['answers'], 'answer')}" if "answers" in options else f"{seconds:.0f} s"
         self._page.heading(metadata, "watch", extent)
         if metadata.source:
             self._page.wrap(f"{INDENT}from {metadata.source}")
@@ -259,7 +259,7 @@ class WatchView(ReportView):
         self._page.outcome(report)
 
     def _devices(self) -> None:
-        by_node = grouped([mean.row for mean in self._means.values()], lambda row: row.node)
+        by_node = group_by([mean.row for mean in self._means.values()], lambda row: row.node)
         shown = list(by_node.items())[:1]
         for node, rows in shown:
             self._page.print("", f"{node}, means in GB/s" if len(by_node) > 1 else "means in GB/s")
@@ -271,7 +271,7 @@ class WatchView(ReportView):
     def _jobs(self, rows: Sequence[JobRow]) -> None:
         if rows:
             self._page.print("")
-        alike = grouped(rows, lambda row: (row.way, tuple(row.gpus), row.cause, round(row.seconds)))
+        alike = group_by(rows, lambda row: (row.way, tuple(row.gpus), row.cause, round(row.seconds)))
         for members in alike.values():
             first, hosts = members[0], compress_names(list(dict.fromkeys(row.node for row in members)))
             where = f"  on {hosts}" if len(self._metadata.hosts) > 1 else ""

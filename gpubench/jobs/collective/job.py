@@ -25,10 +25,10 @@ from gpubench.jobs.outputs import check_writable
 from gpubench.jobs.sources import Here, Replayed, refuse_under_launcher
 from gpubench.machine.host import cost_of_turns, gpus_of_host, mps_serves, sharing_settings
 from gpubench.machine.nvml import Driver, read_driver
-from gpubench.model.facts.environment import PLAN_VARIABLE, launched_by
+from gpubench.model.facts.environment import PLAN_VARIABLE, detect_launcher
 from gpubench.model.terms.operation import HOST, TORCH
 from gpubench.model.terms.ranks import LostRank, Phase, RankState, first_lost, killed_before, limit_seconds
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.ranks import launch
 from gpubench.ranks.channel import ChannelReceiver, Message, report_in
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gpubench.formats.presenter import Presenter
     from gpubench.jobs.rank import RankJob
-    from gpubench.model.facts.environment import LaunchedBy
+    from gpubench.model.facts.environment import LaunchedRank
     from gpubench.model.results.report import Metadata, Report, Row
     from gpubench.ports.group import Group
     from gpubench.ranks.watchdog.rank import RankProgress
@@ -47,7 +47,7 @@ ON_GPUS = ("cupy", "gpubench.jobs.collective.opening_gpu")
 ON_HOSTS = ("numpy", "gpubench.backends.mpi.backends")  # Modules of backends, imported once MPI has started
 
 
-def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
+def run_launched(typed: Mapping[str, Any], launch: "LaunchedRank") -> int:
     """Run as a rank of a collective, with the option values that the launching process read; return the exit code."""
     return run_as_rank(plan_from(CollectivePlan, typed, typed["command"]), sys.argv[1:], launch)
 
@@ -55,7 +55,7 @@ def run_launched(typed: Mapping[str, Any], launch: "LaunchedBy") -> int:
 def run_as_rank(
     plan: CollectivePlan,
     arguments: Sequence[str],
-    launch: "LaunchedBy",
+    launch: "LaunchedRank",
     make: "Callable[[Group, RankProgress], RankJob] | None" = None,
 ) -> int:
     """Run as one rank, of a collective unless `make` makes another job; return the exit code."""
@@ -153,7 +153,7 @@ class RankStart(Struct, frozen=True, kw_only=True):
         """Show on a terminal that ranks are starting, until the returned function is called."""
         shows = plan.presentation.show_progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         most = limit_seconds(Phase.LAUNCH, plan.timeout_s)
-        text = f"starting {counted(self.ranks, 'rank')} on this host, for {most:g} s at most ..."
+        text = f"starting {plural(self.ranks, 'rank')} on this host, for {most:g} s at most ..."
         return announced(text, sys.stderr if shows else None)
 
     def presenter(self, plan: CollectivePlan, take_back: Callable[[], None]) -> "Presenter":
@@ -374,7 +374,7 @@ class _LaunchedJob:
 
 def run(plan: CollectivePlan, arguments: Sequence[str]) -> int:
     """Return the exit code. Raises GpubenchError if nothing is measured, the measurement breaks, or an output fails."""
-    launch, source = launched_by(os.environ), plan.source
+    launch, source = detect_launcher(os.environ), plan.source
     refuse_under_launcher(plan.collective.name, source, launch)
     if not isinstance(source, Here):
         from gpubench.jobs import runner

@@ -17,11 +17,11 @@ from gpubench.model.facts.process import MpiSupport
 from gpubench.model.results.neighbours import SHARE
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Table
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes
-from gpubench.model.terms.operation import GATE, gated
+from gpubench.model.terms.operation import GATE, gated_backends
 from gpubench.model.terms.ranks import RankIdentity, why_not_judged
 from gpubench.model.terms.statistics import AUTO, Mode, Sampling
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, grouped
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by, plural
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_verdict
 
 if TYPE_CHECKING:
     from gpubench.conditions.circumstances import Circumstances
@@ -54,7 +54,7 @@ def add_mpi_support(report: Report, support: MpiSupport | None) -> Report:
     from gpubench.model.results.backends import MpiTrialRow, trial_rows
 
     found = mpi_findings(support)
-    verdict = overall([report.verdict, *(each.severity for each in found)])
+    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     sections = {**report.sections, **Table.group_by_section({MpiTrialRow: trial_rows(support)})}
     return replace(report, verdict=verdict, findings=(*found, *report.findings), sections=sections)
 
@@ -106,7 +106,7 @@ def collective_metadata(
         described |= {"settings": list(options.settings), "split": options.split}
         described |= {"groups": [part.name for part in found.parts]}
         one_by_one, graph = request.sampling.mode is Mode.LATENCY, request.graph_replays > 0
-        if gated((found.backend, *options.settings), one_by_one=one_by_one, graph=graph):
+        if gated_backends((found.backend, *options.settings), one_by_one=one_by_one, graph=graph):
             described |= {"clock": GATE}
     return metadata_of(
         arguments,
@@ -170,16 +170,16 @@ def speed_judge_of(
         joined, unlike, known = None, why_not_judged(ranks), cpus
         if circumstances is not None:
             from gpubench.conditions.node import cpus_in
-            from gpubench.model.facts.health import split_by_mig
+            from gpubench.model.facts.health import describe_mig_split
 
             known = known or [(fact.node, cpus_in(fact.affinity or "") or ()) for fact in circumstances.facts]
-            unlike = unlike or split_by_mig(gpu for _, _, gpu in circumstances.gpus())
+            unlike = unlike or describe_mig_split(gpu for _, _, gpu in circumstances.gpus())
 
             joined = circumstances.wiring.networks
             if circumstances.wiring.domain(0) is not None:
-                from gpubench.profiles import domain_of
+                from gpubench.profiles import find_domain
 
-                profile = domain_of(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
+                profile = find_domain(sorted({rank.gpu for rank in ranks if rank.gpu})) or profile
         network = _host_network(ranks, asked_profile) if joined is None else joined[1]
         sources = ExpectedTimes(collective=collective, profile=profile, nccl=version, network=network, unlike=unlike)
         if past is not None:
@@ -197,10 +197,10 @@ def _turns_on_cpus(cpus: Iterable[tuple[int, Collection[int]]]) -> str:
 
     `cpus` has the node of each rank, and the CPUs that it may run on.
     """
-    for ranks in grouped((each for each in cpus if each[1]), lambda each: each[0]).values():
+    for ranks in group_by((each for each in cpus if each[1]), lambda each: each[0]).values():
         shared = {cpu for _, own in ranks for cpu in own}
         if len(ranks) > _MOST_RANKS_PER_CPU * len(shared):
-            return f"{len(ranks)} {SHARE} {counted(len(shared), 'CPU')}"
+            return f"{len(ranks)} {SHARE} {plural(len(shared), 'CPU')}"
     return ""
 
 
@@ -218,7 +218,7 @@ def judge_of_model(
     collective: Collective, times: "CollectiveTimes", nodes: Sequence["Topology"], per_node: int, profile: "Profile"
 ) -> SpeedJudge:
     """Return the judge of a simulated machine: by its profile, or on several nodes by the same model without faults."""
-    from gpubench.model.facts.health import split_by_mig
+    from gpubench.model.facts.health import describe_mig_split
 
     def healthy_time(row: CollectiveRow) -> ExpectedTime | None:
         if row.nodes == 1 or profile.match.generic is not None:
@@ -230,7 +230,7 @@ def judge_of_model(
     # Its figures stand for those of the NCCL that the profile's were measured with.
     versions = {each.nccl for each in profile.all_expected if each.quantity.startswith(f"{collective.name}.")}
     nccl = next(iter(sorted(filter(None, versions))), None)
-    unlike = split_by_mig(gpu for node in nodes for gpu in node.gpus)
+    unlike = describe_mig_split(gpu for node in nodes for gpu in node.gpus)
     sources = ExpectedTimes(collective=collective, profile=profile, nccl=nccl, past=healthy_time, unlike=unlike)
     return SpeedJudge(sources, [node.snapshot.host for node in nodes])
 
@@ -259,6 +259,6 @@ def profile_of_ranks(ranks: Sequence[RankIdentity], node: "Topology | None", ask
     counts = set(Counter(rank.node for rank in ranks).values())
     if None in models or len(counts) != 1:
         return None
-    from gpubench.profiles import profile_of_gpus
+    from gpubench.profiles import find_gpu_profile
 
-    return profile_of_gpus(sorted(filter(None, models)), counts.pop(), node, os.environ, asked)
+    return find_gpu_profile(sorted(filter(None, models)), counts.pop(), node, os.environ, asked)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gpubench.errors import UsageError, advising
+from gpubench.errors import UsageError, add_advice
 from gpubench.jobs.options import NCCL, option, plan_from
-from gpubench.model.facts.environment import launched_by
+from gpubench.model.facts.environment import detect_launcher
 from gpubench.model.terms.units import MOST_SIZES, parse_size
 
 _STEP = 2**20
@@ -77,7 +77,7 @@ class NcclTestsOptions:
                 reason="nccl-tests would take 32M for the missing one",
                 next_step=f"-b {self.smallest or 8} -e {self.largest or '4G'} -f {self.factor or 2}",
             )
-        with advising(next_step="-b 8 -e 4G -f 2"):
+        with add_advice(next_step="-b 8 -e 4G -f 2"):
             first, last = parse_size(self.smallest), parse_size(self.largest)
         how = self.factor if self.step is None else f"+{self.step}"
         if how is None and first < last:
@@ -98,7 +98,7 @@ class NcclTestsOptions:
         """The number of ranks; `own` is the value of --np. Raises UsageError for several GPUs per rank."""
         if self.gpus is None:
             return own
-        launch = launched_by(os.environ)
+        launch = detect_launcher(os.environ)
         if launch is not None and self.gpus > 1:
             raise UsageError(
                 f"-g {self.gpus} under {launch.launcher}",

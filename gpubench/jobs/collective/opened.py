@@ -15,10 +15,10 @@ from gpubench.jobs.rank import agree
 from gpubench.jobs.sources import SECONDS_TO_READ_A_NODE, gathered, own_process
 from gpubench.measure.collective.sweep import ReadCondition
 from gpubench.model.facts.process import MpiSupport
-from gpubench.model.terms.operation import HOST, MPI, gated
+from gpubench.model.terms.operation import HOST, MPI, gated_backends
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.verdict import overall
+from gpubench.model.terms.verdict import worst_verdict
 from gpubench.ports.backend import AbortableBackend, MultiGroupBackend
 from gpubench.ports.group import Group
 from gpubench.ranks.watchdog.rank import RankProgress
@@ -94,7 +94,7 @@ def open_kind(
         library=library,
         allocator=plan.buffer_allocator,
         local_rank=rank.identity.local_rank,
-        gated=bool(gated((kind.name, *plan.backends), one_by_one=one_by_one, graph=graph)),
+        gated=bool(gated_backends((kind.name, *plan.backends), one_by_one=one_by_one, graph=graph)),
     )
     if not kind.refusals:
         return kind.open(setup)
@@ -157,17 +157,17 @@ def add_machine_findings(report: "Report", nodes: Sequence["Topology"], plan: Co
     from gpubench.conditions.checks import fact_findings, machine_findings
     from gpubench.conditions.circumstances import Facts
     from gpubench.conditions.folding import fold
-    from gpubench.model.paths.nodes import group
-    from gpubench.profiles import profiles_for
+    from gpubench.model.paths.nodes import group_nodes
+    from gpubench.profiles import match_nodes
 
     asked = plan.profile is not None
-    matches = profiles_for(nodes, os.environ, plan.profile)
+    matches = match_nodes(nodes, os.environ, plan.profile)
     profiles = [None if match is None else match.profile for match in matches]
-    facts = Facts(nodes, group(nodes), profiles=profiles, asked=asked)
+    facts = Facts(nodes, group_nodes(nodes), profiles=profiles, asked=asked)
     found = machine_findings(facts)
     known = {(finding.id, finding.subjects) for finding in report.findings}
     more = [each for each in found if (each.id, each.subjects) not in known]
-    verdict = overall([report.verdict, *(each.severity for each in more)])
+    verdict = worst_verdict([report.verdict, *(each.severity for each in more)])
     findings = fold((*report.findings, *more), nodes, fact_findings(facts), ends=_ends(report, nodes))
     return replace(report, verdict=verdict, findings=findings)
 
@@ -195,5 +195,5 @@ def add_gpu_count_finding(report: "Report", gpus: Mapping[str, int], plan: Colle
     from gpubench.conditions.checks import gpu_count_findings
 
     found = gpu_count_findings(gpus, plan.expected_gpus)
-    verdict = overall([report.verdict, *(each.severity for each in found)])
+    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))

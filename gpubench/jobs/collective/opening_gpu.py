@@ -28,7 +28,7 @@ from gpubench.measure.collective.sweep import ObservationSources, PathObserver
 from gpubench.measure.paths import IdleWindow, first_cause
 from gpubench.model.facts.process import MpiSupport, RankFacts
 from gpubench.model.facts.snapshot import Snapshot
-from gpubench.model.facts.traffic import holders
+from gpubench.model.facts.traffic import describe_holders
 from gpubench.model.paths.nccl_log import RemarkKind
 from gpubench.model.paths.nodes import rename_duplicates
 from gpubench.model.paths.topology import Topology
@@ -73,7 +73,9 @@ def open_on_gpu(
     stack.callback(condition.close)
 
     def memory_holders() -> str:
-        return "" if use is None else holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
+        return (
+            "" if use is None else describe_holders(use.read(str(identity.gpu_bus_id), {identity.pid}), format_memory)
+        )
 
     stack.enter_context(naming_holders(memory_holders))
     library = agree(group, lambda: _load(kinds, plan, driver), place=str(identity))

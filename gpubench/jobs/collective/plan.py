@@ -32,8 +32,8 @@ from gpubench.jobs.options import (
 )
 from gpubench.jobs.sources import Recording, Simulation, SimulationOptions, Source, source_of
 from gpubench.model.paths.transport import EvidenceUse
+from gpubench.model.terms.operation import HIERARCHICAL_OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.operation import HOST, Allocator, DataType, Placement, ReduceOp
-from gpubench.model.terms.operation import OPTION as HIERARCHICAL_OPTION
 from gpubench.model.terms.ranks import LEAST_SECONDS_TO_START, SPLITS, TIMES_TO_START
 from gpubench.model.terms.settings import (
     ALGORITHM_VARIABLE,
@@ -50,8 +50,8 @@ from gpubench.model.terms.settings import (
     NcclSetting,
     Protocol,
     Registration,
-    every_combination,
-    parse_sets,
+    combine_values,
+    parse_set_options,
 )
 from gpubench.model.terms.statistics import AUTO, DEFAULT_ITERATIONS, INTERVAL, Mode, Sampling
 from gpubench.model.terms.units import parse_sizes
@@ -181,7 +181,7 @@ class Variants:
         "Also measure with this variable of NCCL's set to each value, in jobs of its own. Repeatable; every "
         "combination, also with --algo and --proto.",
         name=SET_OPTION,
-        read=lambda texts: tuple(parse_sets(texts).items()),
+        read=lambda texts: tuple(parse_set_options(texts).items()),
         several=True,
         without=(),
     )
@@ -204,7 +204,7 @@ class Variants:
                 raise exclusive((f"{SET_OPTION} {variable}", name), "one of them: both set one variable")
         chosen: dict[str, Sequence[str]] = {variable: values for variable, (_, values) in by_option.items()}
         chosen |= {REGISTER: self.register, CTA_POLICY: self.cta_policy, MAX_CTAS: self.max_ctas, **dict(self.sets)}
-        return tuple(every_combination({name: values for name, values in chosen.items() if values}))
+        return tuple(combine_values({name: values for name, values in chosen.items() if values}))
 
 
 def _parse_backends(text: str) -> tuple[str, ...]:

@@ -45,9 +45,9 @@ from gpubench.measure.collective.sweep import Observers, check_root, fitting_all
 from gpubench.measure.collective.variants import GroupRows, InStep, Soak, SweepVariant, measure_variants
 from gpubench.model.results.report import CollectiveRow, Metadata, Report
 from gpubench.model.terms.operation import KERNELS, NCCL_ALONE
-from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, groups_of
+from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity, split_ranks
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Origin, overall
+from gpubench.model.terms.verdict import Origin, worst_verdict
 from gpubench.ports.group import Group, Listener
 from gpubench.ranks.channel import ChannelSender
 from gpubench.ranks.watchdog.rank import RankProgress
@@ -127,7 +127,7 @@ class CollectiveRankJob:
 
     def _join_group(self, split: str) -> None:
         identities = self._group.gather(self.identity)
-        self._parts = agree(self._group, lambda: groups_of(split, identities))
+        self._parts = agree(self._group, lambda: split_ranks(split, identities))
         color = next(number for number, part in enumerate(self._parts) if self._group.rank in part.ranks)
         self._own, self._part = self._group.split(color, self._group.rank), self._parts[color]
 
@@ -328,7 +328,7 @@ def _add_unverified(report: Report, names: Sequence[str]) -> Report:
     from gpubench.backends.nccl.library import unverified
 
     found = unverified(names)
-    verdict = overall([report.verdict, *(each.severity for each in found)])
+    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     return replace(report, verdict=verdict, findings=(*report.findings, *found))
 
 

@@ -18,9 +18,9 @@ from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import OF_THE_PAST, ExpectedTime, between_nodes, judged
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, grouped
-from gpubench.model.terms.verdict import Verdict, overall
-from gpubench.profiles import profile_of_gpus
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, group_by
+from gpubench.model.terms.verdict import Verdict, worst_verdict
+from gpubench.profiles import find_gpu_profile
 from gpubench.simulated.machine import SimulatedMachine
 from gpubench.simulated.times import CollectiveTimes
 
@@ -36,7 +36,7 @@ def judged_again(
 ) -> tuple[CollectiveRow, ...]:
     """Return the rows with new verdicts by the profile `asked`, otherwise by the machine's; grouped by collective."""
     found = []
-    for name, of_it in grouped(rows, lambda row: row.collective).items():
+    for name, of_it in group_by(rows, lambda row: row.collective).items():
         collective = collective_named(name)
         bare = [_unjudged(row, collective) for row in of_it]
         judge = _judge_of(collective, bare[0], nodes, facts, ranks, asked)
@@ -77,7 +77,7 @@ def _judge_of(
 ) -> SpeedJudge:
     per_node, rest = divmod(row.ranks, row.nodes)
     models = sorted({gpu.name for gpu in nodes[0].gpus if gpu.name})
-    profile = None if rest else profile_of_gpus(models, per_node, nodes[0], os.environ, asked)
+    profile = None if rest else find_gpu_profile(models, per_node, nodes[0], os.environ, asked)
     if row.backend == SIMULATED_BACKEND and profile is not None:
         times = CollectiveTimes(SimulatedMachine(profile, row.nodes))
         return judge_of_model(collective, times, nodes, per_node, profile)
@@ -97,5 +97,5 @@ def _judged(recorded: CollectiveRow, bare: CollectiveRow, judge: SpeedJudge, ask
         tolerance = OF_THE_PAST if bare.nodes == 1 else between_nodes(bare.size_bytes)
         row = judged(bare, ExpectedTime(recorded.expected_us, recorded.expected_source or "recorded", tolerance))
     if asked is None and recorded.verdict is not None and row.verdict is not None:
-        row = replace(row, verdict=overall([Verdict(recorded.verdict), Verdict(row.verdict)]))
+        row = replace(row, verdict=worst_verdict([Verdict(recorded.verdict), Verdict(row.verdict)]))
     return row

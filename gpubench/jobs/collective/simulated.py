@@ -58,14 +58,14 @@ from gpubench.measure.path_outcome import PathOutcome
 from gpubench.model.facts.process import RankFacts
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.facts.traffic import IdleGpu
-from gpubench.model.paths.nodes import topologies
+from gpubench.model.paths.nodes import build_topologies
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.paths.wiring import Wiring
 from gpubench.model.profiles.fault import COLLECTIVES, Fault, Subject
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report
-from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, groups_of
+from gpubench.model.terms.ranks import Phase, Progress, RankGroup, RankIdentity, split_ranks
 from gpubench.model.terms.settings import MAX_CTAS, NcclSetting
 from gpubench.model.terms.verdict import Origin
 from gpubench.ports.group import Group, Listener
@@ -327,7 +327,7 @@ class ModelledCollective(Struct, frozen=True, kw_only=True):
             number = row + attempt * MOST_SIMULATED_ROWS
             return times.seconds(name, case.size_bytes, row=number, ranks_per_node=self.per_node)
 
-        nodes = topologies(self.nodes)
+        nodes = build_topologies(self.nodes)
         paths = simulated(self.staged, self.identities, nodes.__getitem__, self.processes)
         judged_by = self.simulation.machine.profile if plan.profile is None else find(plan.profile, os.environ)
         collective = self.request.collective
@@ -367,7 +367,7 @@ def modelled(plan: CollectivePlan, source: Simulated) -> ModelledCollective:
     dropped = drop_empty_sizes(request, request.sizes, len(identities))
     request = replace(request, sizes=sizes_left(request.sizes, dropped))
     times.seconds(request.collective.name, max(request.sizes), row=0, ranks_per_node=per_node)
-    parts = () if plan.split is None else groups_of(plan.split, identities)
+    parts = () if plan.split is None else split_ranks(plan.split, identities)
     settings = simulated_settings(plan, simulation, request, per_node)
     staged, corrupted = times.staged_pairs(per_node), times.corrupted(request.collective.name, per_node)
     simulation.note_effects(COLLECTIVES)

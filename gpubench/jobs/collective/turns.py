@@ -20,12 +20,12 @@ from gpubench.measure.collective.variants import add_winners
 from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Metadata, Report, Row
 from gpubench.model.terms.settings import AGAIN, NcclSetting, repeated_name
-from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, overall
+from gpubench.model.terms.verdict import WRONG_DATA, Finding, Verdict, worst_verdict
 
 if TYPE_CHECKING:
     from gpubench.formats.presenter import Presenter
     from gpubench.jobs.collective.job import RankStart
-    from gpubench.model.facts.environment import LaunchedBy
+    from gpubench.model.facts.environment import LaunchedRank
 
 
 _LOG = "NCCL_DEBUG"
@@ -66,7 +66,7 @@ class TurnedSweep(Struct):
     def report(self) -> Report:
         """The report on NCCL's own choice, with the winners of all jobs, and wrong data from any job."""
         own = self.own or Report(verdict=Verdict.ERROR, complete=False)
-        verdict = overall([own.verdict, *(each.severity for each in self.wrong)])
+        verdict = worst_verdict([own.verdict, *(each.severity for each in self.wrong)])
         own = replace(own, verdict=verdict, findings=(*self.wrong, *own.findings))
         return add_winners(own, self.rows, self.refused)
 
@@ -199,7 +199,7 @@ def _measure(sweep: TurnedSweep, turn: Turn, number: int, start: "RankStart", ta
     return ""
 
 
-def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "LaunchedBy") -> None:
+def refuse_turns_under_launcher(settings: Sequence[NcclSetting], launch: "LaunchedRank") -> None:
     """Raise UsageError if a launcher started the ranks: settings that need jobs of their own cannot be measured."""
     first = settings[0].values[0]
     raise UsageError(

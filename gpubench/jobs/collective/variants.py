@@ -14,7 +14,7 @@ from gpubench.machine.environment import environment_set
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.collective.sweep import Issue
 from gpubench.measure.collective.variants import NamedBackend, SweepVariant
-from gpubench.model.terms.operation import KERNELS, TwoLevels, kernel_of
+from gpubench.model.terms.operation import KERNELS, TwoLevels, choose_kernel
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.model.terms.settings import HIERARCHICAL, NcclSetting, Registration
 from gpubench.ports.backend import MultiGroupBackend, SeveralKernels
@@ -48,7 +48,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _takes_another(backend: str, kernel: str, case: Case) -> bool:
-    return kernel_of(backend, case.size_bytes) != kernel
+    return choose_kernel(backend, case.size_bytes) != kernel
 
 
 class VariantMaker(Struct, frozen=True):

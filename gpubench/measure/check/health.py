@@ -14,9 +14,9 @@ from gpubench.conditions.folding import fold
 from gpubench.conditions.registry import CONDITIONS
 from gpubench.measure.check.unread import not_looked_at, unread_facts
 from gpubench.measure.topo import prospect_findings, prospects, survey
-from gpubench.model.facts.health import split_by_mig
+from gpubench.model.facts.health import describe_mig_split
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.copies import CopyJudge, judged_pattern
+from gpubench.model.profiles.copies import CopyJudge, judge_pattern
 from gpubench.model.results import report
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.fallback import PATH_DISPUTED, PATH_UNKNOWN
@@ -25,7 +25,7 @@ from gpubench.model.results.figures import FailedOnNode, Measurements, Need, is_
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.plain import from_plain
 from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, DevicePlace, RankIdentity
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import (
     HOST_STAGED,
     SLOW_UNEXPLAINED,
@@ -33,8 +33,8 @@ from gpubench.model.terms.verdict import (
     WRONG_DATA,
     Finding,
     Verdict,
-    doubt_in,
-    overall,
+    parse_doubt,
+    worst_verdict,
 )
 
 R = TypeVar("R", bound=report.Record)
@@ -224,7 +224,7 @@ def judge(facts: Facts, *, checks: Sequence[Check] = CHECKS) -> report.Report:
     check_rows = tuple(_check_row(facts, outcome, origin) for outcome in outcomes)
     passed = any(row.verdict is Verdict.PASS for row in check_rows if row.check != "measured")
     at_best = Verdict.PASS if passed else Verdict.SKIP
-    verdict = overall([at_best, *(finding.severity for finding in found)])
+    verdict = worst_verdict([at_best, *(finding.severity for finding in found)])
     ids = {each.id for each in found}
     own = [each for each in every if each.id not in _OF_ALL_RANKS or each.id in ids]
     verdict_rows = tuple(_verdict_rows(facts, own))
@@ -248,14 +248,14 @@ def _judge_copies(facts: Facts) -> Measurements:
     measured = facts.measurements
     rows: dict[int, report.PairRow] = dict(enumerate(measured.pairs))
     profiles = chain(facts.profiles, repeat(None))
-    by_host = grouped(rows, lambda number: rows[number].source_node)
+    by_host = group_by(rows, lambda number: rows[number].source_node)
     for node, profile in zip(facts.nodes, profiles, strict=False):
         host = node.snapshot.host
         own = by_host.get(host, [])
         copies = CopyJudge(profile, {host: node})
         judged = copies.judged(copies.unjudge_busy(rows[number] for number in own))
         rows |= zip(own, judged, strict=True)
-    return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judged_pattern, measured.patterns)))
+    return replace(measured, pairs=tuple(rows.values()), patterns=tuple(map(judge_pattern, measured.patterns)))
 
 
 def _shown(facts: Facts, found: Sequence[Finding]) -> list[Topology]:
@@ -276,7 +276,7 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
     failed = facts.measurements.failed.get(check.needs)
     in_error = _nodes_in_error(facts, check)
     if outcome.findings:
-        verdict, note = overall(finding.severity for finding in outcome.findings), None
+        verdict, note = worst_verdict(finding.severity for finding in outcome.findings), None
     elif failed is not None:
         verdict, note = Verdict.ERROR, failed
     elif missing is not None:
@@ -305,12 +305,12 @@ def _check_row(facts: Facts, outcome: _Outcome, origin: str) -> report.CheckRow:
 def _why_not_judged(facts: Facts, check: Check) -> str:
     rows = facts.measurements.collectives
     measured = rows if check.name == "collective_bandwidth" else facts.measurements.pairs
-    doubted = next(filter(None, (doubt_in(row.note) for row in measured)), "")
+    doubted = next(filter(None, (parse_doubt(row.note) for row in measured)), "")
     if doubted:
         return doubted
     if check.name == "collective_bandwidth" and rows and all((row.ranks_per_gpu or 1) > 1 for row in rows):
         return RANKS_SHARE_A_GPU
-    split = split_by_mig(gpu for node in facts.nodes for gpu in node.gpus)
+    split = describe_mig_split(gpu for node in facts.nodes for gpu in node.gpus)
     known = [profile.name for profile in facts.profiles if profile is not None]
     own = f"profile {joined(known)} has no value for it" if known else "no profile"
     return split or f"{own}, no past results, and no limit that is known"
@@ -405,7 +405,7 @@ def _slow_links(facts: Facts, number: int, node: Topology) -> dict[str, tuple[Ve
             name = named(number, one, other)
             ends[name] = named(number, one), named(number, other)
             fare.setdefault(name, []).append(Verdict(row.verdict))
-    found = {name: overall(own) for name, own in fare.items()}
+    found = {name: worst_verdict(own) for name, own in fare.items()}
     return {name: (verdict, ends[name]) for name, verdict in found.items() if verdict is not Verdict.PASS}
 
 
@@ -433,7 +433,7 @@ def _row(
         scope=scope,
         node=node.snapshot.host,
         subject=subject,
-        verdict=overall([figures, *(finding.severity for finding in findings)]),
+        verdict=worst_verdict([figures, *(finding.severity for finding in findings)]),
         findings=tuple(dict.fromkeys(finding.id for finding in findings)),
         origin=node.snapshot.origin,
     )

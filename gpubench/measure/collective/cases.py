@@ -13,9 +13,17 @@ from gpubench.model.facts.process import GpuCondition
 from gpubench.model.paths.transport import EvidenceUse
 from gpubench.model.results.report import CollectiveRow, RankTimeRow, Section, Table, Verified, made_of
 from gpubench.model.results.speed import ONE_RANK
-from gpubench.model.terms.operation import DataType, Layout, Placement, ReduceOp, algbw_gb_s, composed, kernel_of
+from gpubench.model.terms.operation import (
+    DataType,
+    Layout,
+    Placement,
+    ReduceOp,
+    algbw_gb_s,
+    choose_kernel,
+    describe_composition,
+)
 from gpubench.model.terms.plain import Within
-from gpubench.model.terms.ranks import RankGroup, RankIdentity, hosts_of_nccl, ranks_per_gpu
+from gpubench.model.terms.ranks import RankGroup, RankIdentity, count_nccl_hosts, ranks_per_gpu
 from gpubench.model.terms.statistics import (
     FIRST_BATCHES,
     INTERVAL,
@@ -30,11 +38,11 @@ from gpubench.model.terms.statistics import (
     Sampling,
     Spread,
     Straggler,
-    common_clock,
-    operations_a_batch,
-    straggler,
+    convert_to_rank0_clock,
+    find_straggler,
+    operations_per_batch,
 )
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_size, spans
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, DroppedSize, compress_names, format_ranges, format_size
 from gpubench.model.terms.verdict import STRAGGLER, Cure, Finding, Origin, Verdict
 from gpubench.ports.backend import IssueClock, Launch, LaunchTimer
 from gpubench.ports.group import Group
@@ -74,7 +82,7 @@ class JobFacts(Struct, frozen=True):
     @classmethod
     def of(cls, backend: str, origin: Origin, ranks: Sequence[RankIdentity]) -> "JobFacts":
         """Return the facts of ranks that measure together. Nodes are counted by NCCL's names of hosts."""
-        return cls(backend, origin, len(ranks), hosts_of_nccl(ranks), ranks_per_gpu(ranks))
+        return cls(backend, origin, len(ranks), count_nccl_hosts(ranks), ranks_per_gpu(ranks))
 
 
 def cases(request: SweepRequest, ranks: int) -> Iterator[Case]:
@@ -111,8 +119,8 @@ def describe(request: SweepRequest, case: Case, job: JobFacts, times: RowTimes, 
     else:
         verified = Verified.REPEAT if case.placement is Placement.IN_PLACE else Verified.LAST
     batches, percentiles = times.batches, times.percentiles
-    kernel = kernel_of(job.backend, case.size_bytes, case.setting)
-    made_of = composed(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
+    kernel = choose_kernel(job.backend, case.size_bytes, case.setting)
+    made_of = describe_composition(job.backend, collective.name, case.dtype, case.op, case.placement, kernel)
     return CollectiveRow(
         collective=collective.row_name or collective.name,
         backend=job.backend,
@@ -260,7 +268,7 @@ class Timer(Struct, frozen=True):
             return self._alone(launches)
         if self._run_batches:
             clean()
-            return self._batches(launches, operations_a_batch(seconds_each))
+            return self._batches(launches, operations_per_batch(seconds_each))
         return self._run_one_loop(launches, self.sampling.least_iterations, clean)
 
     def _run_one_loop(self, launches: Sequence[Launch], iterations: int, clean: Callable[[], None]) -> OwnTimes:
@@ -347,7 +355,7 @@ class Timer(Struct, frozen=True):
     def _entries(self, entered: Sequence[float], before: ClockOffset, start: float) -> EntryTimes:
         """Return when this rank entered operations relative to others. Clocks were compared `before`, at `start`."""
         end, after = perf_counter(), self.group.clock_offset()
-        own = common_clock(entered, before, after, start, end)
+        own = convert_to_rank0_clock(entered, before, after, start, end)
         last = self.group.largest(own)
         first = [-each for each in self.group.largest([-each for each in own])]
         return EntryTimes.of(own, first, last, max(before.uncertainty, after.uncertainty))
@@ -404,7 +412,7 @@ class RankTimings:
             entries = [each for _, each in parts if each is not None]
             if len(entries) == len(self._identities):
                 known.append((entries, row.time_us / MICROSECONDS_PER_SECOND))
-        found = straggler(known, [identity.node for identity in self._identities])
+        found = find_straggler(known, [identity.node for identity in self._identities])
         return () if found is None else (self._finding(found),)
 
     def _lines(self) -> Iterator[RankTimeRow]:
@@ -425,7 +433,7 @@ class RankTimings:
         subject = str(late[0])
         if len(late) > 1:
             hosts = compress_names(sorted({each.host for each in late}))
-            subject = f"ranks {spans([each.rank for each in late])} on {hosts}"
+            subject = f"ranks {format_ranges([each.rank for each in late])} on {hosts}"
         usual = len(late) / len(self._identities)
         return Finding(
             id=STRAGGLER,

@@ -12,13 +12,13 @@ from gpubench.measure.collective.paths import limited
 from gpubench.measure.collective.report import SpeedJudge, wrong_data
 from gpubench.measure.path_outcome import unwatched
 from gpubench.model.paths.topology import Limit
-from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, network_limit
+from gpubench.model.paths.wiring import Wiring, assumed_limit, busbw_limit, internode_limit
 from gpubench.model.results.report import CollectiveRow, Report
 from gpubench.model.results.result_file import CPU_TIME, ResultFile, left_out_remark
 from gpubench.model.terms import verdict
 from gpubench.model.terms.operation import algbw_gb_s
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, plural
 from gpubench.ports.group import Listener
 
 INCOMPLETE = "incomplete-result"
@@ -116,7 +116,7 @@ def judge_rows(
     found += left_out_findings(file) or ([] if found else list(_unfinished(file)))
     found = [wrong_data(wrong, ranks), *found] if wrong else [*_wrong_in_all(file, rows, ranks), *found]
     report = Report(
-        verdict=verdict.overall([verdict.overall_of_rows(verdicts), *(each.severity for each in found)]),
+        verdict=verdict.worst_verdict([verdict.worst_row_verdict(verdicts), *(each.severity for each in found)]),
         complete=True,
         findings=tuple(found),
     )
@@ -139,7 +139,7 @@ def limits(collective: Collective, wiring: Wiring) -> LimitOf:
     def limit_of(algorithm: str | None) -> Limit:
         joined = wiring.networks
         if joined is not None and joined[0].nodes > 1:
-            return network_limit(algorithm, collective, joined[0])
+            return internode_limit(algorithm, collective, joined[0])
         if algorithm is None or collective.point_to_point:
             return assumed_limit(collective, wiring)
         return busbw_limit(algorithm, list(permutations(range(len(wiring.gpus)), 2)), wiring)
@@ -165,7 +165,7 @@ def _staging_finding(
     yield verdict.Finding(
         id=verdict.HOST_STAGED,
         severity=verdict.Verdict.FAIL,
-        subject=counted(len(ranks), "rank"),
+        subject=plural(len(ranks), "rank"),
         seen=f"through host memory ({row.transport})",
         expected="GPUDirect RDMA between nodes, peer access inside one",
         cause=f"data go through host memory ({row.transport})",
@@ -183,7 +183,7 @@ def _wrong_in_all(
     yield verdict.Finding(
         id=verdict.WRONG_DATA,
         severity=verdict.Verdict.FAIL,
-        subject=counted(len(ranks), "rank"),
+        subject=plural(len(ranks), "rank"),
         seen=f"Out of bounds values: {wrong}, in the last lines of the run",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",
@@ -233,7 +233,7 @@ def absent_gpus(subject: str, present: int, visible: int, command: str = "") -> 
             id=INCOMPLETE,
             severity=verdict.Verdict.WARN,
             subject=subject,
-            seen=f"{present} of the {counted(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
+            seen=f"{present} of the {plural(visible, 'GPU')}{' of each node' if '*' in subject else ''}",
             expected="every GPU of the machine",
             cause="a GPU is lost or hidden, the text is cut, or only these took part",
             cure=verdict.Cure.of(command or "nvidia-smi -L"),

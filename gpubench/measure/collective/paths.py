@@ -13,10 +13,10 @@ from gpubench.conditions.ranking import UNKNOWN
 from gpubench.measure.collective.cases import Case
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import CounterReading, Explained, Meter, NcclLogListener
-from gpubench.model.facts.health import split_by_mig
+from gpubench.model.facts.health import describe_mig_split
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.traffic import IdleGpu, both
-from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, Carried, Flow, Speed, measured, most_share
+from gpubench.model.facts.traffic import IdleGpu, combine_idle_gpus
+from gpubench.model.paths.p2p import AS_SLOW_AS_STAGED, Carried, Flow, Speed, flow_evidence, most_share
 from gpubench.model.paths.topology import Limit, Topology
 from gpubench.model.paths.transport import (
     Conclusion,
@@ -30,16 +30,24 @@ from gpubench.model.paths.transport import (
     Used,
     drop_idle_pairs,
     is_staged,
-    names,
+    join_names,
 )
-from gpubench.model.paths.wiring import NVLS_ASSUMED, Located, Wiring, Work, busbw_limit, exchange_limit, network_limit
+from gpubench.model.paths.wiring import (
+    NVLS_ASSUMED,
+    GpuLocation,
+    Wiring,
+    Work,
+    busbw_limit,
+    exchange_limit,
+    internode_limit,
+)
 from gpubench.model.results.backends import took_another
 from gpubench.model.results.fallback import End, Explanation, KnownPath, fallback_rows
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.results.speed import ONE_RANK
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.settings import AGAIN, taken_name
+from gpubench.model.terms.settings import AGAIN, format_choice
 from gpubench.model.terms.verdict import Cure, Origin
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.copies import LinkCounters
@@ -213,7 +221,7 @@ class PathObservations(Struct, frozen=True, kw_only=True):
     by_design: str = ""
 
     def with_idle(self, later: Sequence[IdleGpu]) -> "PathObservations":
-        return replace(self, idle=both(self.idle, later))
+        return replace(self, idle=combine_idle_gpus(self.idle, later))
 
     @property
     def beyond(self) -> dict[int, float]:
@@ -281,7 +289,7 @@ def conclude(observed: PathObservations, rows: RowObservations, *, origin: Origi
 
 def simulated(
     staged: Sequence[Pair],
-    gpus: Sequence[Located],
+    gpus: Sequence[GpuLocation],
     node: Callable[[int], Topology],
     facts: Sequence[RankFacts] = (),
 ) -> PathOutcome:
@@ -301,7 +309,7 @@ def simulated(
             evidence=PathEvidence(
                 capability=wiring.capability(pair),
                 selection=Evidence(State.CONTRADICTING, "the model goes through host memory"),
-                by_design=split_by_mig(map(wiring.gpu, pair)),
+                by_design=describe_mig_split(map(wiring.gpu, pair)),
                 in_doubt=wiring.is_refused_in_doubt(pair),
             ),
             path_class=wiring.path(pair),
@@ -410,7 +418,7 @@ class _Paths:
             limit_gb_s=self._wiring.limit(pair).gb_s,
             through_host_gb_s=self._wiring.through_host_gb_s(pair),
         )
-        return measured(flow)
+        return flow_evidence(flow)
 
     def _kind(self, pair: Pair) -> _Kind:
         wiring = self._wiring
@@ -457,13 +465,13 @@ def _selection(transports: Sequence[Transport], own_way: str) -> Evidence:
         return Evidence(State.CONTRADICTING, own_way)
     if not transports:
         return Evidence(seen="NCCL named no connection")
-    staged, said = is_staged(transports), f"NCCL chose {names(transports)}"
+    staged, said = is_staged(transports), f"NCCL chose {join_names(transports)}"
     if staged is None:
         return Evidence(seen=f"{said}, of which gpubench does not know what it means")
     return Evidence(State.CONTRADICTING if staged else State.PRESENT, said)
 
 
-def _end(rank: int, gpu: Located) -> End:
+def _end(rank: int, gpu: GpuLocation) -> End:
     device = gpu.place.device if isinstance(gpu, RankIdentity) else None
     return End(f"rank {rank}", str(rank), gpu.host, gpu.gpu_bus_id, device)
 
@@ -516,7 +524,7 @@ class PathJudge:
             return Limit(None, f"no limit: {why}")
         joined = wiring.networks
         if joined is not None and joined[0].nodes > 1:
-            return network_limit(algorithm, collective, joined[0])
+            return internode_limit(algorithm, collective, joined[0])
         if collective.point_to_point:
             work = Work(collective.busbw_factor(len(expected_bytes)), expected_bytes)
             return exchange_limit(work, used.pairs, wiring)
@@ -540,7 +548,7 @@ def _remarked(row: CollectiveRow) -> CollectiveRow:
     """Add a note to a row if NCCL did not follow the setting."""
     if not took_another(row):
         return row
-    taken = taken_name(row.algorithm, row.protocol)
+    taken = format_choice(row.algorithm, row.protocol)
     return replace(row, note="; ".join(filter(None, (f"asked for {row.setting}, NCCL took {taken}", row.note))))
 
 

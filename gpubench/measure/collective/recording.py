@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpubench.collectives.record import Asked, Collective, SweepRequest
 from gpubench.conditions.circumstances import Circumstances
-from gpubench.errors import UsageError, advising
+from gpubench.errors import UsageError, add_advice
 from gpubench.measure.collective import paths
 from gpubench.measure.collective.cases import (
     RECORDING_VERSION,
@@ -31,8 +31,8 @@ from gpubench.model.terms.plain import to_plain
 from gpubench.model.terms.ranks import UNWATCHED, RankGroup, RankIdentity, check_hosts
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import RankTimes, RowTimes
-from gpubench.model.terms.units import MOST_SIZES, counted
-from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, overall, overall_of_rows
+from gpubench.model.terms.units import MOST_SIZES, plural
+from gpubench.model.terms.verdict import Cure, Finding, Origin, Verdict, worst_row_verdict, worst_verdict
 from gpubench.ports.backend import LibraryLog
 from gpubench.ports.group import Listener
 from gpubench.readers.documents import check_version, leaves, read_json_line
@@ -424,9 +424,9 @@ def simulate(
     findings = outcome.findings if speed is None else speed.findings(outcome.findings, outcome.explained)
     wrong = [(row, wrong_by_rank(number, every_case[number])) for number, row in enumerate(rows) if row.wrong]
     findings = (wrong_data(wrong, identities), *findings) if wrong else findings
-    judged = overall_of_rows(Verdict(row.verdict) for row in rows if row.verdict is not None)
+    judged = worst_row_verdict(Verdict(row.verdict) for row in rows if row.verdict is not None)
     report = Report(
-        verdict=overall([judged, *(finding.severity for finding in findings)]),
+        verdict=worst_verdict([judged, *(finding.severity for finding in findings)]),
         complete=True,
         findings=findings,
         sections=dict(outcome.sections),
@@ -453,7 +453,7 @@ class RecordedRows(Struct, frozen=True):
 def read_recorded(lines: _Lines, collective: Collective, name: str) -> tuple[RecordedCollective, RecordedRows]:
     """Read a recording from its lines, each with its place. Raises UsageError."""
     command = f"record it again: gpubench {collective.name} --record DIR"
-    with advising(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
+    with add_advice(reason="the recording was edited by hand, or is of a newer gpubench", next_step=command):
         if not lines:
             file = file_of(collective.name)
             raise UsageError(f"{name}, {file}: empty", expected=f"a recorded run of {collective.name}")
@@ -586,10 +586,10 @@ def _cut_short(report: Report, rows: Sequence[RecordedRow], collective: Collecti
         id=CUT_SHORT,
         severity=Verdict.ERROR,
         subject="the recording",
-        seen=f"{counted(len(rows), 'row')}, {last}, without a final line",
+        seen=f"{plural(len(rows), 'row')}, {last}, without a final line",
         expected="a finished run",
         cause="the run ended early (a rank failed or hung, or Ctrl-C), or the copy of the recording is incomplete",
         cure=Cure(comment=f"Record it again with `gpubench {collective.name} --record`."),
     )
-    verdict = overall([report.verdict, Verdict.ERROR])
+    verdict = worst_verdict([report.verdict, Verdict.ERROR])
     return replace(report, verdict=verdict, complete=False, findings=(*report.findings, finding))

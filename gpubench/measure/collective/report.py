@@ -25,11 +25,11 @@ from gpubench.model.results.speed import (
     refused_above_limit,
     times_limit,
 )
-from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, composed
+from gpubench.model.terms.operation import TORCH_NCCL, DataType, Placement, ReduceOp, describe_composition
 from gpubench.model.terms.plain import Count, MeasuredSeconds, Seconds
 from gpubench.model.terms.ranks import GPUS_ARE_SPLIT, DevicePlace, Phase, Progress, RankIdentity
 from gpubench.model.terms.statistics import EntryTimes
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, some_of
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, plural, shorten
 from gpubench.model.terms.verdict import (
     HOST_STAGED,
     SLOW_UNEXPLAINED,
@@ -38,8 +38,8 @@ from gpubench.model.terms.verdict import (
     Cure,
     Finding,
     Verdict,
-    overall,
-    overall_of_rows,
+    worst_row_verdict,
+    worst_verdict,
 )
 from gpubench.ports.group import Listener
 
@@ -122,7 +122,7 @@ class ExpectedTimes(Struct, frozen=True, kw_only=True):
 def _is_one_call_of_nccl(row: CollectiveRow) -> bool:
     """True if a framework passes the operation to NCCL as one call."""
     op = None if row.op is None else ReduceOp(row.op)
-    parts = composed(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
+    parts = describe_composition(row.backend, row.collective, DataType(row.dtype), op, Placement(row.placement))
     return row.backend == TORCH_NCCL and not parts
 
 
@@ -207,7 +207,7 @@ class SpeedJudge(Struct):
 
     def _slow_findings(self, slowness: Slowness, explained: "Explained | None") -> tuple[Finding, ...]:
         """Return the findings on the cause of slow rows, or on the rows if the cause is unknown."""
-        where = self.hosts[0] if len(self.hosts) == 1 else counted(len(self.hosts), "host")
+        where = self.hosts[0] if len(self.hosts) == 1 else plural(len(self.hosts), "host")
         why = _NOT_LOOKED_AT if explained is None else _not_explained(explained)
         places = tuple(map(DevicePlace, self.hosts))
         slow = replace(slow_unexplained(slowness, where, why), subjects=tuple(self.hosts), places=places)
@@ -223,7 +223,7 @@ def _cause_findings(cause: "Named", slow: Finding, slowness: Slowness) -> tuple[
         replace(finding, expected=slow.expected) if finding.expected == NONE_EXPECTED else finding
         for finding in cause.findings()
     )
-    severity = overall((slow.severity, first.severity))
+    severity = worst_verdict((slow.severity, first.severity))
     return (replace(first, severity=severity, consequences=(str(slowness),)), *others)
 
 
@@ -393,11 +393,11 @@ class RowCollector:
             else self._judge.outcome([] if self._speed is None else self._speed.slow)
         )
         found = paths.findings if self._speed is None else self._speed.findings(paths.findings, paths.explained)
-        verdict = overall([overall_of_rows(self._verdicts), *(finding.severity for finding in found)])
+        verdict = worst_verdict([worst_row_verdict(self._verdicts), *(finding.severity for finding in found)])
         is_named = any(finding.id == STRAGGLER for finding in found)
         late = () if is_named else self._rank_timings.findings()
         return Report(
-            verdict=overall([verdict, *(finding.severity for finding in late)]),
+            verdict=worst_verdict([verdict, *(finding.severity for finding in late)]),
             complete=True,
             findings=(*wrong, *above, *found, *late),
             sections={**paths.sections, **self._rank_timings.sections()},
@@ -410,12 +410,12 @@ def wrong_data(failures: Sequence[tuple[CollectiveRow, Sequence[int]]], identiti
     having = [identities[rank] for rank, wrong in enumerate(wrong_by_rank) if wrong]
     ranks = list(map(str, having))
     total = sum(failure.wrong or 0 for failure, _ in failures)
-    wrong, first = counted(total, "wrong element"), counted(row.wrong or 0, "wrong element")
+    wrong, first = plural(total, "wrong element"), plural(row.wrong or 0, "wrong element")
     return Finding(
         id=WRONG_DATA,
         severity=Verdict.FAIL,
-        subject=some_of(ranks) or counted(len(identities), "rank"),
-        seen=f"{wrong} in {counted(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
+        subject=shorten(ranks) or plural(len(identities), "rank"),
+        seen=f"{wrong} in {plural(len(failures), 'row')}, first in {row.dtype} {format_size(row.size_bytes)} "
         f"{row.placement}: {first}",
         expected="every element correct",
         cause="data corrupted by a GPU, a link, ACS or an IOMMU between peers, or a bug in the library",

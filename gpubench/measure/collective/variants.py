@@ -17,8 +17,8 @@ from gpubench.model.results.report import CollectiveRow, RankTimeRow, Report, Ta
 from gpubench.model.results.speed import AMONG_SIBLINGS, ExpectedTime, Slowness, is_lost_in_noise, is_slow, judged
 from gpubench.model.terms.ranks import Phase, RankGroup, RankIdentity
 from gpubench.model.terms.settings import AGAIN
-from gpubench.model.terms.units import counted
-from gpubench.model.terms.verdict import Finding, Verdict, overall
+from gpubench.model.terms.units import plural
+from gpubench.model.terms.verdict import Finding, Verdict, worst_verdict
 from gpubench.ports.backend import Backend, SharedMemory
 from gpubench.ports.group import Group, Listener
 
@@ -72,8 +72,8 @@ class Soak(Struct):
         """'soak: 3 min, 120 cycles, 1440 rows, 0 wrong elements; slowest since the last line: ...'."""
         minutes = (self.clock() - (self._began or 0.0)) / 60
         slowest = "" if self._slowest is None else f"; slowest since the last line: {self._slowest[1]}"
-        wrong = counted(self.wrong, "wrong element")
-        done = f"{counted(self.cycle - 1, 'cycle')}, {counted(self.rows, 'row')}"
+        wrong = plural(self.wrong, "wrong element")
+        done = f"{plural(self.cycle - 1, 'cycle')}, {plural(self.rows, 'row')}"
         return f"soak: {minutes:.0f} min, {done}, {wrong}{slowest}"
 
     def _count(self, row: CollectiveRow) -> None:
@@ -408,7 +408,7 @@ def add_winners(report: Report, rows: Sequence[CollectiveRow], refused: "Sequenc
     if beside or any(each.backend == each.setting for each in refused):
         sections |= Table.group_by_section({BackendRow: beside})
     found = (*staged_beside(beside), *framework_slower(beside), *find_ignored_requests(rows))
-    verdict = overall([report.verdict, *(each.severity for each in found)])
+    verdict = worst_verdict([report.verdict, *(each.severity for each in found)])
     findings = (*report.findings, *found)
     return replace(report, verdict=verdict, findings=findings, sections={**sections, **report.sections})
 
@@ -445,7 +445,7 @@ def together(parts: Sequence[PartReport]) -> Report:
     """Merge the reports of all groups."""
     rank_times = [line for part in parts for line in part.rank_times]
     return Report(
-        verdict=overall(part.verdict for part in parts),
+        verdict=worst_verdict(part.verdict for part in parts),
         complete=True,
         findings=tuple(finding for part in parts for finding in part.findings),
         sections=Table.group_by_section({RankTimeRow: rank_times}),
@@ -473,7 +473,9 @@ class SiblingJudge:
         if not self._slow:
             return report
         found = slow_unexplained(Slowness.of(self._slow), f"group {self._slow[0].group}")
-        return replace(report, verdict=overall([report.verdict, found.severity]), findings=(*report.findings, found))
+        return replace(
+            report, verdict=worst_verdict([report.verdict, found.severity]), findings=(*report.findings, found)
+        )
 
 
 class NamedRows:

@@ -17,7 +17,7 @@ from gpubench.model.results.report import EvidenceRow, RowsByColumn, cells_of
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms import verdict
-from gpubench.model.terms.units import counted, format_size, grouped, some_of
+from gpubench.model.terms.units import format_size, group_by, plural, shorten
 
 TOPOLOGY = "topology"
 
@@ -400,10 +400,10 @@ def _row_findings(
                 own.sort(key=lambda item: -(item[0].slower_percent or 0))
             names = tuple(row.name for row, _ in own)
             texts = list(dict.fromkeys(reason.text for _, reason in own))
-            subject = f"{counted(len(names), 'row')}: {some_of(names, _MOST_NAMED)}"
+            subject = f"{plural(len(names), 'row')}: {shorten(names, _MOST_NAMED)}"
             seen = texts[0] + (" (first row)" if len(texts) > 1 else "")
             more = folded.get(finding, [])
-            severity = verdict.overall(reason.verdict for reason in (*(reason for _, reason in own), *more))
+            severity = verdict.worst_verdict(reason.verdict for reason in (*(reason for _, reason in own), *more))
             consequences = _consequences(more)
             yield verdict.Finding(finding, severity, subject, seen, *advice, subjects=names, consequences=consequences)
 
@@ -421,8 +421,8 @@ _FOLLOWS = {
 
 def _consequences(reasons: Sequence[judge.Reason]) -> tuple[str, ...]:
     """Return '10 rows slower: 90.2 % slower (noise 2.0 %: …)' for each kind of finding."""
-    kinds = grouped(reasons, lambda reason: reason.finding)
-    return tuple(f"{counted(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
+    kinds = group_by(reasons, lambda reason: reason.finding)
+    return tuple(f"{plural(len(own), 'row')} {_FOLLOWS[kind]}: {own[0].text}" for kind, own in kinds.items())
 
 
 def _evidence_findings(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iterator[verdict.Finding]:
@@ -463,7 +463,7 @@ def _unseen_path_findings(base: Sequence[ResultFile], new: Sequence[ResultFile])
         yield verdict.Finding(
             id="path-not-seen",
             severity=verdict.Verdict.WARN,
-            subject=some_of(paths, _MOST_NAMED),
+            subject=shorten(paths, _MOST_NAMED),
             seen="direct by all evidence before; no evidence of the path now",
             expected="evidence of the path, as before",
             cause="evidence that was switched off, or a different library",

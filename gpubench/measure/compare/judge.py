@@ -31,7 +31,7 @@ from gpubench.model.results.report import RowsByColumn
 from gpubench.model.results.speed import ABOVE_LIMIT
 from gpubench.model.terms.statistics import Noise
 from gpubench.model.terms.units import format_size
-from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, worst_verdict
 
 WRONG, STAGED, SLOWER, WORSE, NARROWER, LOST, UNSURE, PATH, UNVERIFIED = (
     *("wrong-data", "now-staged", "slower", "worse-verdict", "lower-limit", "not-measured"),
@@ -132,7 +132,7 @@ def judge(key: compare.RowKey, base: Runs, new: Runs, noise: ChangeNoise, rules:
 
 
 def _verdict_of(reasons: Sequence[Reason], quiet: Verdict = Verdict.PASS) -> Verdict:
-    return overall([quiet, *(reason.verdict for reason in reasons)]) if reasons else quiet
+    return worst_verdict([quiet, *(reason.verdict for reason in reasons)]) if reasons else quiet
 
 
 _BUT_TIME = attrgetter("transport", "host_staged", "path_class", "limit_gb_s", "verdict", "verified")

@@ -49,9 +49,9 @@ from gpubench.model.results.compare import (
 from gpubench.model.results.history import CUT_SHORT, DatedName, ResultHead
 from gpubench.model.results.report import FINDINGS_SECTION, PairRow, Report, Table, VerdictRow
 from gpubench.model.results.result_file import ResultFile
-from gpubench.model.terms.commands import command_of
-from gpubench.model.terms.units import grouped, some_of
-from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, overall
+from gpubench.model.terms.commands import find_command
+from gpubench.model.terms.units import group_by, shorten
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, gravity, worst_verdict
 from gpubench.readers.registry import read_results
 from gpubench.readers.results.history import Kept, read_head
 
@@ -135,7 +135,7 @@ def _curves(files: Sequence[ResultFile]) -> dict[str, MachineCurve]:
     ]
     gpus = len({(node, end) for row in pairs for node, end in _ends(row)})
     nodes = len({node for row in pairs for node, _ in _ends(row)})
-    for key, own in grouped(pairs, lambda row: (row.direction, row.engine, row.peer)).items():
+    for key, own in group_by(pairs, lambda row: (row.direction, row.engine, row.peer)).items():
         direction, engine, peer = key
         name = f"copies {direction} {engine}" + (" peer off" if peer == "off" else "")
         gb_s = [(row.size_bytes, row.bandwidth_gb_s) for row in own]
@@ -151,7 +151,7 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
     def case(key: RowKey) -> RowKey:
         return key._replace(ranks=None, nodes=None, size_bytes=None)
 
-    cases = grouped(rows, lambda row: case(collective_key(row)))
+    cases = group_by(rows, lambda row: case(collective_key(row)))
     for key, own in cases.items():
         if key.placement == _IN_PLACE and key._replace(placement="out_of_place") in cases:
             continue
@@ -171,7 +171,7 @@ def _collectives(files: Sequence[ResultFile]) -> Iterator[tuple[str, MachineCurv
 
 def _medians(points: Sequence[tuple[int | None, float | None]]) -> dict[int, float]:
     known = [(size, value) for size, value in points if size is not None and value]
-    return {size: median(value for _, value in own) for size, own in grouped(known, lambda point: point[0]).items()}
+    return {size: median(value for _, value in own) for size, own in group_by(known, lambda point: point[0]).items()}
 
 
 def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -179,7 +179,7 @@ def _ends(row: PairRow) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def _nothing_in_common(before: Mapping[str, MachineCurve], after: Mapping[str, MachineCurve]) -> Finding:
-    listed = [some_of(list(side)) if side else "no figures" for side in (after, before)]
+    listed = [shorten(list(side)) if side else "no figures" for side in (after, before)]
     return Finding(
         id="nothing-compared",
         severity=Verdict.ERROR,
@@ -291,7 +291,7 @@ def _devices_gone(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Iter
         yield Finding(
             id=GONE,
             severity=Verdict.FAIL,
-            subject=some_of(gone),
+            subject=shorten(gone),
             seen="missing from the new results",
             expected="every GPU and NIC of the old results",
             cause="a device fell off the bus (Xid 79), is hidden from this process, or was removed",
@@ -318,7 +318,7 @@ def _lost_checks(base: Sequence[ResultFile], new: Sequence[ResultFile]) -> Itera
         yield Finding(
             id=NOT_LOOKED_AT,
             severity=Verdict.WARN,
-            subject=some_of(lost),
+            subject=shorten(lost),
             seen="checked before, but not now; their old findings may still hold",
             expected="every check of the old results",
             cause="--quick, another launcher, or a measurement that is no longer possible",
@@ -363,7 +363,7 @@ def compare(
         verdict = Verdict.ERROR
     else:
         verdicts = {row.verdict for row in judged} - {Verdict.SKIP}
-        verdict = overall([Verdict.PASS, *verdicts, *(finding.severity for finding in findings)])
+        verdict = worst_verdict([Verdict.PASS, *verdicts, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({ComparisonRow: rows, FindingChangeRow: changes, CircumstanceRow: circumstances})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=ComparisonRow.section)
 
@@ -452,7 +452,7 @@ def _kinds(folder: _Folder) -> list[Kind]:
     """Return comparable results by kind. The kind with the newest result comes first."""
     kinds: dict[object, Kind] = {}
     for number, name in enumerate(folder.kept.names):
-        if not command_of(name.command).measures:
+        if not find_command(name.command).measures:
             folder.leave_out(name, f"{name.command} measures nothing")
         elif number >= MOST_LOOKED_AT:
             folder.leave_out(name, f"older than the newest {MOST_LOOKED_AT}, and not opened")
@@ -582,7 +582,7 @@ def compare_history(chosen: HistorySelection, folder: Path, rules: Rules) -> Rep
     if not reports:
         findings.append(_nothing(chosen, folder))
     return Report(
-        verdict=overall(
+        verdict=worst_verdict(
             [*(report.verdict for report in reports.values()), *(finding.severity for finding in findings)]
         ),
         complete=True,

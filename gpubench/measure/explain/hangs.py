@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpubench.model.paths.hang import Hang, HangReason, ProcessStack, RankRecord, RasCommunicator, RasRank, RecordedCall
 from gpubench.model.paths.nccl_log import InspectedOperation, LogFacts
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 
 _ANY_SIZE = ("gather", "scatter", "alltoall", "all_to_all")
 """Prefixes of operations whose sizes may differ between ranks."""
@@ -473,7 +473,7 @@ class RasCourse:
         return Hang(
             group=largest.id,
             reason=HangReason.IDLE,
-            ranks=(counted(len(largest.ranks), "rank"),),
+            ranks=(plural(len(largest.ranks), "rank"),),
             waiting=0,
             operation="",
             theirs=f"all wait in the last one ({last or 'none yet'}), or compute, are idle or replay CUDA graphs",

@@ -14,7 +14,7 @@ from gpubench.conditions.registry import CAUSES
 from gpubench.model.paths import nccl_log
 from gpubench.model.paths.transport import Route, TransportKind
 from gpubench.model.results.fallback import Explanation, TransportRow
-from gpubench.model.terms.verdict import Cure, Verdict, joined_cures
+from gpubench.model.terms.verdict import Cure, Verdict, merge_cures
 
 UNKNOWN = "unknown"
 
@@ -269,7 +269,7 @@ def _anywhere(staged: Staged) -> Explanation | None:
     if across is None or across.by_design or across.in_doubt:
         return None
     evidence = " and ".join(dict.fromkeys((inside.evidence, across.evidence)))
-    return replace(inside, evidence=evidence, cure=joined_cures((inside.cure, across.cure)))
+    return replace(inside, evidence=evidence, cure=merge_cures((inside.cure, across.cure)))
 
 
 def _interfaces(remarks: Iterable[nccl_log.Remark]) -> tuple[str, ...]:

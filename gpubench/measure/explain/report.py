@@ -19,13 +19,21 @@ from gpubench.measure.explain.pairs import (
     summarise,
 )
 from gpubench.model.paths.hang import Hang
-from gpubench.model.paths.nccl_log import SIGNS_OF_RDMA, Communicator, LogFacts, Member, Note, RemarkKind, by_size
+from gpubench.model.paths.nccl_log import (
+    SIGNS_OF_RDMA,
+    Communicator,
+    LogFacts,
+    Member,
+    Note,
+    RemarkKind,
+    summarize_by_size,
+)
 from gpubench.model.paths.transport import MULTICAST, Confidence
 from gpubench.model.results import fallback
 from gpubench.model.results.ending import EXCERPT, NOTHING_TO_CONNECT
 from gpubench.model.results.report import FINDINGS_SECTION, CauseRow, Effect, Report, Table, made_of
-from gpubench.model.terms.units import compress_names, counted, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, overall
+from gpubench.model.terms.units import compress_names, plural, shorten
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict, gravity, worst_verdict
 from gpubench.readers.registry import OtherText
 
 
@@ -156,7 +164,7 @@ def _staged(summary: JobSummary, explanation: fallback.Explanation, staged: Stag
     return Finding(
         id=explanation.id if is_direct else HOST_STAGED,
         severity=staged.verdict,
-        subject=some_of(subjects),
+        subject=shorten(subjects),
         seen=f"{way} ({_listed(list(staged.transports))}) on {compress_names(sorted(staged.hosts))}",
         expected=_expected(explanation, staged),
         cause=f"{explanation.id}: {explanation.evidence}",
@@ -171,7 +179,7 @@ def _expected(explanation: fallback.Explanation, staged: StagedPaths) -> str:
     effects = next((cause.effects for cause in CAUSES if cause.id == explanation.id), ())
     scopes = [Scope.INSIDE] if Effect.NETWORK_INSIDE in effects else list(staged.scopes)
     unless = ", unless this is by design" if staged.verdict is Verdict.WARN else ""
-    return some_of([_DIRECT_BY_SCOPE[scope] for scope in scopes]) + unless
+    return shorten([_DIRECT_BY_SCOPE[scope] for scope in scopes]) + unless
 
 
 def _not_known(
@@ -198,7 +206,7 @@ def _not_known(
         yield _doubt(
             "lines-unreadable",
             _listed(logs),
-            f"{counted(facts.unreadable, 'line')} of connections, truncated or garbled",
+            f"{plural(facts.unreadable, 'line')} of connections, truncated or garbled",
             "complete lines",
             "several processes writing to one file, or a truncated log",
             _LOGS_OF_ALL,
@@ -207,7 +215,7 @@ def _not_known(
         yield _doubt(
             "lines-left-out",
             _listed(logs),
-            f"Ray left out {counted(facts.left_out, 'line')} as repetitions, including lines of other ranks",
+            f"Ray left out {plural(facts.left_out, 'line')} as repetitions, including lines of other ranks",
             "every rank's lines",
             "Ray's log collector shows only one of several lines that differ only by numbers",
             Cure.of("export RAY_DEDUP_LOGS=0", comment="Set it for the Ray driver and run the job again."),
@@ -229,7 +237,7 @@ def _other_text_finding(facts: LogFacts, others: Sequence[OtherText]) -> Finding
     return _error(
         NO_CONNECTIONS,
         _listed([other.name for other in others]),
-        f"{first.what} in {counted(facts.lines, 'line')}, without NCCL lines",
+        f"{first.what} in {plural(facts.lines, 'line')}, without NCCL lines",
         "NCCL's log, with lines of connections: ... via P2P/CUMEM",
         "the output of another program, or of a benchmark without NCCL_DEBUG=INFO",
         first.cure,
@@ -238,22 +246,22 @@ def _other_text_finding(facts: LogFacts, others: Sequence[OtherText]) -> Finding
 
 def _no_connections(facts: LogFacts, logs: Sequence[str]) -> Finding:
     if not facts.nccl_lines:
-        seen, cause = f"{counted(facts.lines, 'line')}, none from NCCL", "NCCL logs only if NCCL_DEBUG is set"
+        seen, cause = f"{plural(facts.lines, 'line')}, none from NCCL", "NCCL logs only if NCCL_DEBUG is set"
     elif not facts.communicators:
-        seen = f"{counted(facts.nccl_lines, 'NCCL line')}, none of a connection"
+        seen = f"{plural(facts.nccl_lines, 'NCCL line')}, none of a connection"
         cause = "NCCL_DEBUG is VERSION or WARN, NCCL_DEBUG_SUBSYS does not include INIT, or the job ended too early"
     elif all(communicator.size == 1 for communicator in facts.communicators):
         return Finding(
             id=NOTHING_TO_CONNECT,
             severity=Verdict.SKIP,
             subject=_listed(logs),
-            seen=f"{counted(len(facts.communicators), 'communicator')} of one rank each",
+            seen=f"{plural(len(facts.communicators), 'communicator')} of one rank each",
             expected="two or more ranks",
             cause="a single rank has no connections",
             cure=Cure.of("gpubench allreduce", comment="It measures all GPUs of a node."),
         )
     else:
-        seen = f"{counted(len(facts.communicators), 'communicator')}, none of them connected"
+        seen = f"{plural(len(facts.communicators), 'communicator')}, none of them connected"
         cause = "NCCL connects ranks when they first communicate; the job, or this log, ended before that"
     return _error(
         NO_CONNECTIONS, _listed(logs), seen, "lines of connections: ... via P2P/CUMEM", cause, _CONNECTIONS_TOO
@@ -268,7 +276,7 @@ def _unknown_transports(parts: Sequence[Part]) -> Iterator[Finding]:
         ]
         yield _doubt(
             PATH_UNKNOWN,
-            some_of(subjects),
+            shorten(subjects),
             f"unknown transport {name!r}",
             "a transport of NCCL 2.10 to 2.32",
             "a newer NCCL, or a damaged line",
@@ -340,7 +348,7 @@ def _connects_at_once(versions: Sequence[str]) -> bool:
 
 def _ambiguous_findings(parts: Sequence[Part]) -> Iterator[Finding]:
     fit = {
-        name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks that may belong to each of these"
+        name_of(part.communicator): f"{plural(part.pairs, 'pair')} of ranks that may belong to each of these"
         for part in parts
         if part.pairs and part.communicator.candidates
     }
@@ -354,7 +362,7 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
     ]
     if not nameless:
         return
-    seen = {name_of(part.communicator): f"{counted(part.pairs, 'pair')} of ranks" for part in nameless}
+    seen = {name_of(part.communicator): f"{plural(part.pairs, 'pair')} of ranks" for part in nameless}
     if len(nameless) == len(parts) and has_beginning:
         yield from _merged_finding(
             "nccl-init-unfinished",
@@ -366,7 +374,7 @@ def _nameless_findings(parts: Sequence[Part], *, has_beginning: bool) -> Iterato
         yield Finding(
             id=EXCERPT,
             severity=Verdict.SKIP,
-            subject=some_of(list(seen)),
+            subject=shorten(list(seen)),
             seen=f"{'; '.join(dict.fromkeys(seen.values()))}, of an unknown total: the log has no line that begins a "
             "communicator",
             expected="the log from its beginning",
@@ -384,7 +392,7 @@ def _merged_finding(id_: str, seen_by_subject: Mapping[str, str], expected: str,
     for subject, seen in seen_by_subject.items():
         same.setdefault(seen, []).append(subject)
     for seen, subjects in same.items():
-        doubt = _doubt(id_, some_of(subjects), seen, expected, cause, _LOGS_OF_ALL)
+        doubt = _doubt(id_, shorten(subjects), seen, expected, cause, _LOGS_OF_ALL)
         yield replace(doubt, subjects=tuple(subjects))
 
 
@@ -398,7 +406,7 @@ def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
     if waiting:
         yield _doubt(
             "sends-unfinished",
-            some_of(waiting, _MOST_SUBJECTS),
+            shorten(waiting, _MOST_SUBJECTS),
             f"sends or receives that did not end: {sum(record.unfinished_sends for record in facts.records)}",
             "sends and receives that end",
             "a pipeline stage that waits for another one, or a dump of a running job; only collectives are judged here",
@@ -408,7 +416,7 @@ def _not_in_dumps(facts: LogFacts) -> Iterator[Finding]:
     if empty:
         yield _doubt(
             "dumps-empty",
-            some_of(empty, _MOST_SUBJECTS),
+            shorten(empty, _MOST_SUBJECTS),
             "dumps without a collective",
             "the collectives of every rank",
             "the recorder was off, or the rank had called none yet",
@@ -431,17 +439,17 @@ def name_of(communicator: Communicator) -> str:
 
 
 def _pairs(examples: Examples) -> str:
-    return some_of([f"{src} → {dst}" for src, dst in examples.first], _MOST_SUBJECTS, examples.count)
+    return shorten([f"{src} → {dst}" for src, dst in examples.first], _MOST_SUBJECTS, examples.count)
 
 
 def _listed(names: Sequence[str]) -> str:
-    return some_of(names) or "nothing"
+    return shorten(names) or "nothing"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
     """Ranks in ranges: '0, 2-5'."""
     ranges = compress_names([str(number) for number in numbers]).split(", ")
-    return some_of(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
+    return shorten(ranges, _MOST_NUMBERS) + (" ranges" if len(ranges) > _MOST_NUMBERS else "")
 
 
 SECTIONS = ("paths", "causes", "transports", "communicators", "members", "hangs", "operations", "findings")
@@ -466,7 +474,7 @@ def explain(facts: LogFacts, logs: Sequence[str], others: Sequence[OtherText] = 
     )
     was_told = _is_of_no_log(facts) or any(part.pairs for part in summary.parts)
     heard = [Verdict.PASS] if was_told else []
-    verdict = overall([*heard, *(finding.severity for finding in findings)])
+    verdict = worst_verdict([*heard, *(finding.severity for finding in findings)])
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.PathRow.section)
 
 
@@ -477,7 +485,7 @@ def report_on_hangs(hangs: Sequence[Hang], *, is_judged: bool) -> Report:
     """The report on who hangs now; SKIP where nobody does and no progress was seen."""
     facts = LogFacts(hangs=tuple(hangs))
     findings = failures_of(facts)
-    verdict = overall([Verdict.PASS if is_judged else Verdict.SKIP, *(finding.severity for finding in findings)])
+    verdict = worst_verdict([Verdict.PASS if is_judged else Verdict.SKIP, *(finding.severity for finding in findings)])
     sections = Table.group_by_section({fallback.HangRow: lambda: _hang_rows(facts)})
     return Report(verdict=verdict, complete=True, findings=findings, sections=sections, main=fallback.HangRow.section)
 
@@ -488,7 +496,7 @@ def _is_of_no_log(facts: LogFacts) -> bool:
 
 
 def _operation_rows(facts: LogFacts) -> Iterator[fallback.OperationRow]:
-    for each in by_size(facts.inspected):
+    for each in summarize_by_size(facts.inspected):
         yield made_of(fallback.OperationRow, each)
 
 

@@ -23,7 +23,7 @@ from gpubench.measure.p2p.request import (
 )
 from gpubench.measure.paths import CounterReading, IdleWindow, Meter, NcclLogListener
 from gpubench.model.facts.traffic import IdleGpu
-from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, rounds
+from gpubench.model.paths.p2p import LATENCY_BYTES, Carried, Cell, Pair, Series, pairing_rounds
 from gpubench.model.paths.transport import Selection, Transport
 from gpubench.model.terms import operation
 from gpubench.model.terms.ranks import UNWATCHED, Phase, Progress
@@ -231,7 +231,7 @@ class CopyBench(Bench):
             return [self._stream(copy.gpu, operation.Engine.CE, ends, size_bytes)]
         taken: Counter[int] = Counter()
         streams = []
-        for pair in operation.pairs_of(copy.pattern, len(self._copies.gpus)):
+        for pair in operation.pattern_pairs(copy.pattern, len(self._copies.gpus)):
             by, size_bytes = _issuer(copy.direction, pair), self._request.pattern_bytes
             streams.append(self._stream(by, operation.Engine.CE, pair, size_bytes, taken[pair[1]] * size_bytes))
             taken[pair[1]] += 1
@@ -409,7 +409,7 @@ class RankBench(Bench):
 
     def _matrix(self, series: Series, pairs: Sequence[Pair], phase: Phase = Phase.OPERATION) -> dict[Pair, Cell]:
         cells: dict[Pair, Cell] = {}
-        wanted, met = set(pairs), rounds(self.group.size)
+        wanted, met = set(pairs), pairing_rounds(self.group.size)
         for number, met_now in enumerate(met, 1):
             for way in (met_now, tuple((other, one) for one, other in met_now)):
                 active = tuple(pair for pair in way if pair in wanted)

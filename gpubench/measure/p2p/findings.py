@@ -9,7 +9,7 @@ from gpubench.model.paths import p2p
 from gpubench.model.paths.topology import ACROSS_SOCKETS
 from gpubench.model.terms.operation import CopyGpu, Direction, Engine, ManagedWay
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import BYTES_PER_GB, counted, some_of
+from gpubench.model.terms.units import BYTES_PER_GB, plural, shorten
 from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict
 
 _MOST_PAIRS = 4
@@ -69,7 +69,7 @@ def _wrong(
             **_subjects(
                 subjects, [*found, *((gpu,) for gpu, each in enumerate(gpus) if each.device in wrong_with_host)], places
             ),
-            seen=f"wrong data arrived: {counted(most, 'wrong element')}, {where}" if found else "wrong data arrived",
+            seen=f"wrong data arrived: {plural(most, 'wrong element')}, {where}" if found else "wrong data arrived",
             expected="the destination reads exactly what the source sent",
             cause="an IOMMU or ACS between the GPUs, a hypervisor that grants peer access without supporting it, or a "
             "faulty link or memory",
@@ -208,7 +208,7 @@ class _Subjects(TypedDict):
 def _subjects(named: Sequence[str], gpus: Iterable[Collection[int]], places: Sequence[DevicePlace]) -> _Subjects:
     """The names of some copies, and the places of the GPUs that took part in each."""
     at = tuple(dict.fromkeys(places[gpu] for each in gpus for gpu in each)) if places else ()
-    return {"subject": some_of(named, _MOST_PAIRS), "subjects": tuple(named), "places": at}
+    return {"subject": shorten(named, _MOST_PAIRS), "subjects": tuple(named), "places": at}
 
 
 _MOST_SUBJECTS = 4
@@ -335,7 +335,7 @@ class _Observed:
         return Finding(
             id=name,
             severity=Verdict.WARN,
-            subject=some_of(subjects, _MOST_SUBJECTS),
+            subject=shorten(subjects, _MOST_SUBJECTS),
             subjects=tuple(subjects),
             seen=seen,
             expected=expected,

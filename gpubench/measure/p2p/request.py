@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpubench.conditions.circumstances import Facts
 from gpubench.errors import UsageError
 from gpubench.model.facts.process import RankFacts
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.facts.traffic import IdleGpu
 from gpubench.model.paths.p2p import LATENCY_BYTES, Cell, Pair, Series
 from gpubench.model.paths.topology import Limit, Topology
@@ -337,7 +337,7 @@ def machine_of_ranks(
         operation.CopyGpu(
             device=f"rank {rank.rank}",
             index=rank.gpu_index or 0,
-            bus_id=bus_id(rank.gpu_bus_id or ""),
+            bus_id=normalize_bus_id(rank.gpu_bus_id or ""),
             uuid=rank.gpu_uuid or "",
             name=rank.gpu or "",
         )

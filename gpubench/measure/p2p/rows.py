@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from gpubench.conditions.circumstances import Together
 from gpubench.measure.p2p.request import PROCESS, CopyMachine, HostCopy, ManagedCopy, P2pRequest, PatternCopy
 from gpubench.model.paths.p2p import Cell, Pair, Series, is_large_copy
-from gpubench.model.paths.topology import ACROSS_SOCKETS, rounded
-from gpubench.model.paths.transport import is_staged, names
-from gpubench.model.profiles.copies import WRONG, judged_pattern
+from gpubench.model.paths.topology import ACROSS_SOCKETS, round_gb_s
+from gpubench.model.paths.transport import is_staged, join_names
+from gpubench.model.profiles.copies import WRONG, judge_pattern
 from gpubench.model.results.report import PairRow, PatternRow
 from gpubench.model.results.speed import copies_times_limit, refused_above_limit
-from gpubench.model.terms.operation import Direction, Engine, HostMemory, pairs_of
+from gpubench.model.terms.operation import Direction, Engine, HostMemory, pattern_pairs
 from gpubench.model.terms.statistics import Spread
 from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, percent
 from gpubench.model.terms.verdict import Verdict
@@ -63,7 +63,7 @@ def pattern_row(
     machine: CopyMachine, request: P2pRequest, copy: PatternCopy, cell: Cell, matrices: Sequence[CopyMatrix]
 ) -> PatternRow:
     """A pattern in one direction, judged by what the same pairs reach alone."""
-    pairs = pairs_of(copy.pattern, len(machine.gpus))
+    pairs = pattern_pairs(copy.pattern, len(machine.gpus))
     total = _total_gb_s(request, cell, len(pairs))
     wanted = Series(Engine.CE, copy.direction, peer=True, size_bytes=request.pattern_bytes)
     alone = next((matrix.gb_s for matrix in matrices if matrix.series == wanted), {})
@@ -85,7 +85,7 @@ def pattern_row(
     )
     if not is_known or not pairs or machine.users(*range(len(machine.gpus))):
         return row
-    return judged_pattern(replace(row, expected_gb_s=_together_gb_s(machine, pairs, alone)))
+    return judge_pattern(replace(row, expected_gb_s=_together_gb_s(machine, pairs, alone)))
 
 
 def _together_gb_s(machine: CopyMachine, pairs: Sequence[Pair], alone: Mapping[Pair, float]) -> float:
@@ -118,7 +118,7 @@ def measured_both_ways(request: P2pRequest, measured: PatternCells, gpus: int) -
     """The patterns that were both written and read."""
     found = []
     for pattern in request.patterns:
-        pairs = pairs_of(pattern, gpus)
+        pairs = pattern_pairs(pattern, gpus)
         cells = [measured[PatternCopy(pattern, way)] for way in (Direction.WRITE, Direction.READ)]
         write, read = (_total_gb_s(request, cell, len(pairs)) for cell in cells)
         if write is not None and read is not None:
@@ -155,12 +155,12 @@ def pair_row(machine: CopyMachine, series: Series, pair: Pair, cell: Cell, judge
         size_bytes=series.size_bytes,
         bandwidth_gb_s=bandwidth,
         latency_us=_microseconds(cell),
-        limit_gb_s=rounded(limit),
+        limit_gb_s=round_gb_s(limit),
         limit_percent=percent(bandwidth, limit),
         nvlink_bytes=cell.carried.nvlink_bytes,
         pcie_bytes=cell.carried.pcie_bytes,
         path_class=machine.wiring.path(pair),
-        transport=names(cell.transports),
+        transport=join_names(cell.transports),
         host_staged=_is_staged(series, cell),
         verified=_verified(cell),
         verdict=verdict,
@@ -193,7 +193,7 @@ def host_row(machine: CopyMachine, copy: HostCopy, cell: Cell, size_bytes: int) 
         size_bytes=size_bytes,
         bandwidth_gb_s=bandwidth,
         latency_us=_microseconds(cell),
-        limit_gb_s=rounded(limit),
+        limit_gb_s=round_gb_s(limit),
         limit_percent=percent(bandwidth, limit),
         pcie_bytes=cell.carried.pcie_bytes,
         path_class=None,
@@ -254,7 +254,7 @@ def managed_row(machine: CopyMachine, copy: ManagedCopy, cell: Cell, size_bytes:
         size_bytes=size_bytes,
         bandwidth_gb_s=bandwidth,
         latency_us=_microseconds(cell),
-        limit_gb_s=rounded(limit),
+        limit_gb_s=round_gb_s(limit),
         limit_percent=percent(bandwidth, limit),
         nvlink_bytes=cell.carried.nvlink_bytes,
         pcie_bytes=cell.carried.pcie_bytes,

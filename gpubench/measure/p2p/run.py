@@ -37,16 +37,16 @@ from gpubench.measure.p2p.rows import (
 )
 from gpubench.measure.path_outcome import PathOutcome, report_on
 from gpubench.measure.paths import Explained
-from gpubench.model.facts.traffic import FOREIGN_SHARE, both
+from gpubench.model.facts.traffic import FOREIGN_SHARE, combine_idle_gpus
 from gpubench.model.paths import p2p
-from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, names
-from gpubench.model.profiles.copies import CopyJudge, is_slow_copy, is_with_host, reason_of
+from gpubench.model.paths.transport import Conclusion, Evidence, PathEvidence, State, Transport, is_staged, join_names
+from gpubench.model.profiles.copies import CopyJudge, describe_slowness, is_slow_copy, is_with_host
 from gpubench.model.results import report
 from gpubench.model.results.fallback import End, KnownPath, fallback_rows
 from gpubench.model.results.topo import TreeRow, tree_rows
 from gpubench.model.terms.operation import Direction, Engine, ManagedWay
-from gpubench.model.terms.units import format_size, grouped
-from gpubench.model.terms.verdict import Verdict, overall
+from gpubench.model.terms.units import format_size, group_by
+from gpubench.model.terms.verdict import Verdict, worst_verdict
 from gpubench.ports.group import Listener
 
 _REFUSED_HERE = "CUDA refuses it to this process"
@@ -136,7 +136,7 @@ class _PairObservations:
         transports = self._transports(pair)
         if not transports:
             return Evidence(seen="what NCCL took between these nodes was not heard")
-        staged, seen = is_staged(transports), f"NCCL chose {names(transports)}"
+        staged, seen = is_staged(transports), f"NCCL chose {join_names(transports)}"
         if staged is None:
             return Evidence(seen=seen)
         return Evidence(State.CONTRADICTING if staged else State.PRESENT, seen)
@@ -192,7 +192,7 @@ class _PairObservations:
             return Evidence(State.PRESENT, f"{best:.3g} GB/s, {most}")
         for series, cell in on:
             other = off.get(replace(series, peer=False))
-            if other is not None and p2p.is_sooner(cell, other):
+            if other is not None and p2p.is_direct_latency(cell, other):
                 times = other.typical_seconds / cell.typical_seconds
                 return Evidence(State.PRESENT, f"{times:.3g} times as fast as with peer access off")
         return None
@@ -288,7 +288,7 @@ class P2pRun:
                     break
                 cell = self._bench.measure_again(copy, cell)
             self._patterns[copy] = cell
-        idle = both(before, self._bench.look_while_idle())
+        idle = combine_idle_gpus(before, self._bench.look_while_idle())
         self._machine = replace(self._machine, idle_gpus=dict(enumerate(idle)))
         return self._report()
 
@@ -300,7 +300,7 @@ class P2pRun:
         size_bytes = self._request.host_bytes or 0
         copies = list(self._request.host_copies(len(self._machine.gpus)))
         measured = self._bench.measure(copies)
-        for alike in grouped(copies, lambda copy: (copy.memory, copy.to_gpu)).values():
+        for alike in group_by(copies, lambda copy: (copy.memory, copy.to_gpu)).values():
             cells: dict[HostCopy, p2p.Cell] = {}
             for copy in alike:
                 self._tell(f"{copy.label} {self._machine.gpus[copy.gpu].device}")
@@ -409,7 +409,7 @@ class P2pRun:
         findings += paths.findings
         findings = fold(findings, machine.nodes, fact_findings(facts))
         measured = [Verdict.PASS] if machine.gpus else [Verdict.SKIP]
-        verdict = overall([*measured, *(finding.severity for finding in findings)])
+        verdict = worst_verdict([*measured, *(finding.severity for finding in findings)])
         sections: dict[str, report.Section] = {
             "matrices": report.Matrix({_title(matrix.series): self._named(matrix.gb_s) for matrix in self._matrices}),
             "ratios": report.Matrix(self._named(_ratios(self._matrices))),
@@ -450,7 +450,7 @@ def _explained(row: report.PairRow) -> report.PairRow:
         return replace(row, note="nothing to compare with")
     if not is_slow_copy(row) and row.verdict != Verdict.INCONCLUSIVE:
         return row
-    words = (row.note, reason_of(row)) if is_with_host(row) else (reason_of(row), row.note)
+    words = (row.note, describe_slowness(row)) if is_with_host(row) else (describe_slowness(row), row.note)
     return replace(row, note="; ".join(filter(None, words)))
 
 

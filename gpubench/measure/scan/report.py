@@ -17,8 +17,8 @@ from gpubench.measure.scan.rounds import CollectiveOfNodes, ScanCourse
 from gpubench.model.results import scan
 from gpubench.model.results.report import Report, Table
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, counted, percent, some_of, spans
-from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, hosts_in_trouble, overall
+from gpubench.model.terms.units import compress_names, format_ranges, percent, plural, shorten
+from gpubench.model.terms.verdict import WRONG_DATA, Cure, Finding, Verdict, failing_hosts, worst_verdict
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,9})", re.ASCII | re.DOTALL)
 
@@ -53,7 +53,7 @@ def slurm_hostlist(hosts: Sequence[str]) -> str:
 def _bracketed(stem: str, padded: int, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{stem}{numbers[0]:0{padded}d}" if padded else f"{stem}{numbers[0]}"
-    listed = spans(numbers)
+    listed = format_ranges(numbers)
     if padded:
         listed = re.sub(r"\d+", lambda found: found[0].zfill(padded), listed)
     return f"{stem}[{listed}]"
@@ -241,8 +241,8 @@ def _doubt_findings(
         yield Finding(
             "suspects-not-confirmed",
             Verdict.WARN,
-            some_of(names, _MOST_NAMES),
-            f"{counted(len(names), 'suspect')}: slower than others in three rounds",
+            shorten(names, _MOST_NAMES),
+            f"{plural(len(names), 'suspect')}: slower than others in three rounds",
             "confirmation in five rounds with healthy nodes",
             why,
             Cure.of("gpubench scan", comment="" if course.is_quick else "Run it with more healthy nodes."),
@@ -254,8 +254,8 @@ def _doubt_findings(
         yield Finding(
             "cells-not-measured",
             Verdict.ERROR,
-            some_of(names, _MOST_NAMES),
-            f"{counted(len(names), 'rail')} without any measurement",
+            shorten(names, _MOST_NAMES),
+            f"{plural(len(names), 'rail')} without any measurement",
             "at least one measured round for every rail",
             "the job ended too early, or all partners of the rail were gone",
             Cure.of("gpubench scan"),
@@ -280,7 +280,7 @@ def _doubtful_leaf_findings(fabric: scan.ScanFabric, cells: Mapping[scan.NodeRai
             "leaf-or-nodes",
             Verdict.INCONCLUSIVE,
             f"{leaf} on {verdicts.rail_names(rails, fabric.rails)}",
-            f"{counted(len(own), 'rail')} of {some_of(nodes, _MOST_NAMES)} slower than others, and so may be the leaf: "
+            f"{plural(len(own), 'rail')} of {shorten(nodes, _MOST_NAMES)} slower than others, and so may be the leaf: "
             f"{min(level.share for level in own.values()):.0%} of the other leaves' bandwidth",
             "a difference that is larger than the noise of a leaf's level",
             "the leaf switch, or these nodes: the loss is too small for so few nodes to tell",
@@ -402,7 +402,7 @@ def _reached(group: CollectiveOfNodes) -> str:
 
 def _hosts(fabric: scan.ScanFabric, group: CollectiveOfNodes) -> str:
     names = compress_names([fabric.hosts[node] for node in group.nodes]).split(", ")
-    return some_of(names, _MOST_NAMES)
+    return shorten(names, _MOST_NAMES)
 
 
 def _names(fabric: scan.ScanFabric, cells: Sequence[scan.NodeRail]) -> list[str]:
@@ -516,7 +516,7 @@ def report_of(result: ScanResult, ranks_per_node: int) -> Report:
     ]
     parts = [*(_part_row(result, part) for part in result.parts), *_suspect_rows(result, suspects)]
     cells = list(_cell_rows(result, set(suspects)))
-    verdict = overall([*(finding.severity for finding in findings), *(Verdict(cell.verdict) for cell in cells)])
+    verdict = worst_verdict([*(finding.severity for finding in findings), *(Verdict(cell.verdict) for cell in cells)])
     return Report(
         verdict=verdict,
         complete=True,
@@ -671,11 +671,11 @@ def _exclusion_rows(
     hosts = result.course.fabric.hosts
     if not ranks_per_node:
         return
-    drained = hosts_in_trouble(filter(drains, result.other_findings), hosts)
+    drained = failing_hosts(filter(drains, result.other_findings), hosts)
     named = (part for part in result.parts if severity_of(result.course, part) is Verdict.FAIL)
     bad = {node for part in named if part.kind in scan.OF_ONE_NODE for node in part.nodes}
     bad |= {node for node, host in enumerate(hosts) if host in drained}
     doubtful = {row.node for row in cells if row.verdict not in (Verdict.PASS, Verdict.FAIL)}
-    doubtful |= hosts_in_trouble(result.other_findings, hosts)
+    doubtful |= failing_hosts(result.other_findings, hosts)
     good = [host for node, host in enumerate(hosts) if node not in bad and host not in doubtful]
     yield from exclusions([hosts[node] for node in sorted(bad)], good, ranks_per_node)

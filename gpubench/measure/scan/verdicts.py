@@ -16,7 +16,7 @@ from gpubench.model.results.scan import BOTH_WAYS, OF_ONE_NODE, LocalFigure, Nod
 from gpubench.model.results.scan import PartKind as PartKind
 from gpubench.model.results.speed import ABOVE_LIMIT, MOST_PERCENT
 from gpubench.model.terms.statistics import robust_deviation
-from gpubench.model.terms.units import compress_names, counted, some_of
+from gpubench.model.terms.units import compress_names, plural, shorten
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 
 _ACTIVE = "active"
@@ -187,14 +187,14 @@ def level_findings(course: ScanCourse, named: Set[int], *, explained: bool = Fal
         yield _leaves_differ(course.fabric, slow_leaves)
     nodes = {} if explained or cells or slow_leaves else faster_nodes(course)
     if nodes:
-        names = some_of([hosts[node] for node in sorted(nodes)], _MOST_NAMES)
+        names = shorten([hosts[node] for node in sorted(nodes)], _MOST_NAMES)
         yield _finding("all rails", f"{names} with each other", max(nodes.values()))
     for rail in sorted({cell.rail for cell in cells}):
         own = {cell.node: score for cell, score in cells.items() if cell.rail == rail}
-        yield _finding(f"rail {rail}", some_of([hosts[node] for node in sorted(own)], _MOST_NAMES), max(own.values()))
+        yield _finding(f"rail {rail}", shorten([hosts[node] for node in sorted(own)], _MOST_NAMES), max(own.values()))
     rails = {} if named else faster_rails(course)
     if rails:
-        yield _finding("rails", some_of([f"rail {rail}" for rail in sorted(rails)], _MOST_NAMES), max(rails.values()))
+        yield _finding("rails", shorten([f"rail {rail}" for rail in sorted(rails)], _MOST_NAMES), max(rails.values()))
 
 
 def _finding(subject: str, faster: str, share: float) -> Finding:
@@ -216,8 +216,8 @@ def _leaves_differ(fabric: ScanFabric, slow: Sequence[LeafLevel]) -> Finding:
     return Finding(
         "no-usual-level",
         Verdict.INCONCLUSIVE,
-        some_of(leaves, _MOST_NAMES),
-        f"{min(each.share for each in slow):.0%} of the bandwidth of {some_of(others, _MOST_NAMES)}, "
+        shorten(leaves, _MOST_NAMES),
+        f"{min(each.share for each in slow):.0%} of the bandwidth of {shorten(others, _MOST_NAMES)}, "
         f"on {rail_names(rails, fabric.rails)}",
         "the same bandwidth on most leaves, or on all of them a known share of the NICs' rate",
         "slow leaf switches, or faster ones on the other leaves: neither are most of all",
@@ -530,7 +530,7 @@ def _inside(left: _Cells) -> None:
         ends = "" if figure.partner is None else f" between GPU{figure.gpu} and GPU{figure.partner}"
         more = len(part.figures) - 1
         seen = f"{figure.quantity.value}{ends}: {figure.failure or f'{figure.gb_s:.4g} GB/s'}"
-        seen += f" and {counted(more, 'more figure')}" if more else ""
+        seen += f" and {plural(more, 'more figure')}" if more else ""
         left.explain(
             FaultyPart(
                 kind,
@@ -644,7 +644,7 @@ def leaf_pair_findings(course: ScanCourse, parts: Sequence[FaultyPart]) -> Itera
         yield Finding(
             "leaf-pairs-differ",
             Verdict.FAIL,
-            f"between {some_of(pairs, _MOST_LEAF_NAMES)}",
+            f"between {shorten(pairs, _MOST_LEAF_NAMES)}",
             f"{min(slow.values()) / most[0]:.0%} of the bandwidth between {best[0]} and {best[1]}",
             f"at least {_BETWEEN_SHARE:.0%} between any two leaves",
             f"slow uplinks of {' or '.join(sorted(common)) if common else 'one leaf'}, or fewer uplinks by design",

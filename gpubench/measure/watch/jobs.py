@@ -12,11 +12,11 @@ from gpubench.model.facts.process import GpuProcess
 from gpubench.model.facts.traffic import GpuRates, NodeRates, NodeReading, TaskFacts
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.transport import Pair, Transport, parse_transport
-from gpubench.model.paths.wiring import GpuPlace, Located, Wiring
+from gpubench.model.paths.wiring import GpuLocation, GpuPlace, Wiring
 from gpubench.model.results.fallback import Explanation
 from gpubench.model.results.watch import Way
 from gpubench.model.terms.ranks import RankIdentity
-from gpubench.model.terms.units import spans
+from gpubench.model.terms.units import format_ranges
 from gpubench.model.terms.verdict import Cure
 
 _SERVICES = ("nvidia-cuda-mps-server", "Xorg", "Xwayland", "gnome-shell")
@@ -37,7 +37,7 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     @property
     def devices(self) -> str:
         """The GPUs of the job as text, for example 'GPU0-3'."""
-        return f"GPU{spans(sorted(gpu.index for gpu in self.gpus))}"
+        return f"GPU{format_ranges(sorted(gpu.index for gpu in self.gpus))}"
 
     @property
     def by_nccl(self) -> bool:
@@ -265,7 +265,7 @@ def _pairs(job: RunningJob, way: Way, ends: Ends) -> Mapping[Pair, Sequence[Tran
 
 
 def _circumstances(job: RunningJob, node: Topology) -> Circumstances:
-    places: list[Located] = []
+    places: list[GpuLocation] = []
     facts = []
     host = node.snapshot.host
     owners = [_owner(job, position) for position in range(len(job.gpus))]

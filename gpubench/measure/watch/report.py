@@ -10,14 +10,14 @@ from gpubench.measure.watch.jobs import RunningJob, explain, running_jobs
 from gpubench.measure.watch.jobs import WatchedJobs as WatchedJobs
 from gpubench.measure.watch.signals import QUIET_GB_S, Joined, Members, Pcie, Signals, decide, signals
 from gpubench.model.facts.process import GpuProcess
-from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, rates
+from gpubench.model.facts.traffic import GpuRates, NicRates, NodeRates, NodeReading, TaskFacts, compute_rates
 from gpubench.model.paths.topology import BITS_PER_BYTE, Topology
 from gpubench.model.results.fallback import PATH_UNKNOWN, Explanation, cure_columns
 from gpubench.model.results.report import FINDINGS_SECTION, TRAFFIC_SECTION, Report, Table
 from gpubench.model.results.watch import DeviceKind, JobRow, TrafficRow, Way
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import compress_names, counted, grouped, percent, some_of
-from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict, overall
+from gpubench.model.terms.units import compress_names, group_by, percent, plural, shorten
+from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict, worst_verdict
 from gpubench.ports.traffic import TrafficReader
 
 STEADY_INTERVALS: Mapping[Way, int] = {Way.STAGED: 2, Way.SOCKETS: 2, Way.UNBALANCED: 3, Way.WAITING: 3}
@@ -253,7 +253,7 @@ class NodeWatch:
             return None
         if all(task.communicators for task in reading.tasks):
             return None
-        pids = needs_closer_look(observe(rates(self._before, self._selection.of(reading)), self._joined))
+        pids = needs_closer_look(observe(compute_rates(self._before, self._selection.of(reading)), self._joined))
         return self._reader.look_closely(pids) if pids else None
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ class Intervals:
             began = self._began.setdefault(reading.host, reading.seconds)
             before = self._before.get(reading.host)
             if before is not None:
-                between = rates(before, reading)
+                between = compute_rates(before, reading)
                 now = max(now, reading.seconds - began)
                 observed = () if reading.driver_silent is not None else self.course.observe(between)
                 nodes.append((between, observed))
@@ -410,7 +410,7 @@ def report_on(course: Course, origin: Origin, *, missing: str = "") -> Report:
     jobs = [row for job in course.jobs.values() for row in _job_rows(job, origin)]
     findings = (*([_not_found(missing)] if missing else []), *_findings(course))
     judged = [job.verdict for job in course.jobs.values()]
-    verdict = overall((*judged, *(finding.severity for finding in findings)))
+    verdict = worst_verdict((*judged, *(finding.severity for finding in findings)))
     if verdict is Verdict.PASS and any(job.main.way is Way.NOT_TOLD for job in course.jobs.values()):
         verdict = Verdict.SKIP
     sections = Table.group_by_section({JobRow: jobs})
@@ -494,18 +494,18 @@ def _findings(course: Course) -> Iterator[Finding]:
                 cause = f"on {direct[each.name]} the same job is direct"
                 found = replace(found, severity=Verdict.WARN, cause=cause, cure=_LOOK_CLOSER)
             made.append((each, found))
-    for alike in grouped(made, _reason).values():
+    for alike in group_by(made, _reason).values():
         _, first = alike[0]
         if len(alike) == 1:
             yield first
             continue
         nodes = list(dict.fromkeys(each.node for each, _ in alike))
         subjects = nodes if len(nodes) > 1 else dict.fromkeys(name for _, each in alike for name in each.subjects)
-        others = f"on {counted(len(nodes) - 1, 'more node')}"
+        others = f"on {plural(len(nodes) - 1, 'more node')}"
         if len(nodes) < len(alike):
-            others = f"for {counted(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
+            others = f"for {plural(len(alike) - 1, 'more job')} on {compress_names(nodes)}"
         seen = f"on {nodes[0]}, {first.seen}; the same {others}"
-        together = some_of(_together(alike), _MOST_JOBS)
+        together = shorten(_together(alike), _MOST_JOBS)
         places = tuple(dict.fromkeys(place for _, each in alike for place in each.places))
         yield replace(first, subject=together, subjects=tuple(subjects), seen=seen, places=places)
     for (host, device), reason in course.lost.items():

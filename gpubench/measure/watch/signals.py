@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpubench.measure.watch.jobs import RunningJob
-from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, total
+from gpubench.model.facts.traffic import FOREIGN_GB_S, LOOPBACK, GpuRates, NicRates, sum_rates
 from gpubench.model.results.watch import Way
 
 BUSY_GB_S = FOREIGN_GB_S  # A PCIe link or NIC with this rate carries data. A job's launches and polling stay below it
@@ -111,8 +111,8 @@ Joined = Callable[[str, str], bool | None]  # Whether NVLinks connect two GPUs, 
 
 def signals(job: RunningJob, nics: Sequence[NicRates], joined: Joined) -> Signals:
     """Classify the rates of a job."""
-    sent, received = (total([getattr(gpu, f"pcie_{way}") for gpu in job.gpus]) for way in ("sent", "received"))
-    nvlink = total([_greater(gpu.nvlink_sent, gpu.nvlink_received) for gpu in job.gpus])
+    sent, received = (sum_rates([getattr(gpu, f"pcie_{way}") for gpu in job.gpus]) for way in ("sent", "received"))
+    nvlink = sum_rates([_greater(gpu.nvlink_sent, gpu.nvlink_received) for gpu in job.gpus])
     pcie = _pcie(job, sent, received)
     network, network_gb_s = _network(job, nics)
     nvlinks = _nvlinks(job, nvlink, sent, joined)
@@ -310,7 +310,7 @@ def _network(job: RunningJob, nics: Sequence[NicRates]) -> tuple[NetworkUse, flo
     """Return the network that the processes use (sockets only with NCCL), and the GB/s that all NICs send."""
     rdma = [nic for nic in nics if nic.rdma and nic.active is not False]
     others = [nic for nic in nics if not nic.rdma]
-    sent = total([nic.sent for nic in (*rdma, *others)])
+    sent = sum_rates([nic.sent for nic in (*rdma, *others)])
     busy_rdma = any(_is_busy(nic) for nic in rdma)
     busy_others = [nic.name for nic in others if _is_busy(nic)]
     by_nccl = any(task.communicators is not False for task in job.tasks)

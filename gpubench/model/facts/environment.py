@@ -7,7 +7,7 @@ from msgspec import Struct
 from gpubench.errors import UsageError
 
 MPS = "MPS"
-MPS_SETTINGS = "CUDA_MPS_"  # What the names of MPS's variables begin with
+MPS_PREFIX = "CUDA_MPS_"  # What the names of MPS's variables begin with
 CHANNEL_VARIABLE = "GPUBENCH_CHANNEL"  # Set by a gpubench that relaunched itself: its ranks' socket
 PLAN_VARIABLE = "GPUBENCH_PLAN"  # Values of all options as JSON, for these ranks
 DEFAULTS_VARIABLE = "GPUBENCH_DEFAULTS"
@@ -33,13 +33,13 @@ _OF_RANKS = (
 _SETTINGS = ("PMIX_MCA_",)
 
 TORCHRUN = "torchrun"
-OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process. Kubernetes operators set some of them for a whole pod, but not
 LOCAL_RANK, because no ranks have started yet.
 """
 
 
-class LaunchedBy(Struct, frozen=True):
+class LaunchedRank(Struct, frozen=True):
     """A launcher found in the environment, with this process's rank and the number of processes."""
 
     launcher: str
@@ -53,7 +53,7 @@ class LaunchedBy(Struct, frozen=True):
         return "the same without the launcher" + (shell if self.launcher == TORCHRUN else "")
 
 
-def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
+def detect_launcher(environment: Mapping[str, str]) -> LaunchedRank | None:
     """Return the launcher if this process is a rank. None alone or in a shell of `srun --pty`. Raises UsageError."""
     claims = (
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -68,20 +68,20 @@ def launched_by(environment: Mapping[str, str]) -> LaunchedBy | None:
             continue
         if launcher == "srun" and (_number(environment, "SLURM_STEP_ID") or 0) >= _SLURM_INTERACTIVE_STEP:
             continue
-        return LaunchedBy(launcher, rank, size)
-    return _read_torchrun(environment) if all(environment.get(name) for name in OF_TORCHRUN) else None
+        return LaunchedRank(launcher, rank, size)
+    return _read_torchrun(environment) if all(environment.get(name) for name in TORCHRUN_VARIABLES) else None
 
 
-def _read_torchrun(environment: Mapping[str, str]) -> LaunchedBy:
-    found = {name: _number(environment, name) for name in OF_TORCHRUN if name != "MASTER_ADDR"}
+def _read_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
+    found = {name: _number(environment, name) for name in TORCHRUN_VARIABLES if name != "MASTER_ADDR"}
     for name in (each for each, number in found.items() if number is None or (each == "WORLD_SIZE" and number == 0)):
         raise UsageError(
-            f"{name}={environment[name]} beside {', '.join(each for each in OF_TORCHRUN if each != name)}",
+            f"{name}={environment[name]} beside {', '.join(each for each in TORCHRUN_VARIABLES if each != name)}",
             expected="numbers, as torchrun sets them for each of its processes",
             reason="the variables were set by hand, or by a script",
-            next_step=f"torchrun --nproc-per-node N -m gpubench ...; alone: unset {' '.join(OF_TORCHRUN[:3])}",
+            next_step=f"torchrun --nproc-per-node N -m gpubench ...; alone: unset {' '.join(TORCHRUN_VARIABLES[:3])}",
         )
-    return LaunchedBy(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)
+    return LaunchedRank(TORCHRUN, found["RANK"] or 0, found["WORLD_SIZE"] or 0)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
@@ -94,7 +94,7 @@ def strip_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in OF_TORCHRUN)
+        if name.startswith(_SETTINGS) or not (name.startswith(_OF_RANKS) or name in TORCHRUN_VARIABLES)
     }
 
 
@@ -129,7 +129,7 @@ def logs_every_operation(level: str, subsystems: str) -> bool:
     return bool(((_LOGGED_UNASKED | _OF_EVERY_OPERATION) - named if inverted else named) & _OF_EVERY_OPERATION)
 
 
-def bearing_on_performance(environment: Mapping[str, str]) -> dict[str, str]:
+def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that can change the speed of transfers, in order, and NCCL's log if it costs time."""
     logged = logs_every_operation(environment.get(_DEBUG, ""), environment.get(_SUBSYSTEMS, ""))
     return {

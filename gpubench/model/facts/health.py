@@ -233,7 +233,7 @@ def mean_load(readings: Sequence[GpuLoad]) -> GpuLoad:
     )
 
 
-def load_of_ranks(loads: Sequence[GpuLoad]) -> GpuLoad:
+def job_load(loads: Sequence[GpuLoad]) -> GpuLoad:
     """Combine the GPUs of a job: the slowest clock, the mean power, and every throttle reason."""
     clocks = [load.clock_mhz for load in loads if load.clock_mhz is not None]
     together = mean_load(loads)
@@ -260,7 +260,7 @@ def drop_hidden(node: Snapshot, processes: Sequence[RankFacts]) -> Snapshot:
     )
 
 
-def are_named(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
+def name_every_gpu(node: Snapshot, processes: Sequence[RankFacts]) -> bool:
     """True if every entry of each process's setting names a GPU of the node, so the number was intended."""
     settings = [process.visible_devices for process in processes]
     return bool(settings) and all(
@@ -289,6 +289,6 @@ def _is_named(gpu: GpuFacts, entry: str) -> bool:
     return entry.isdecimal() and int(entry) == gpu.index
 
 
-def split_by_mig(gpus: Iterable[GpuFacts | None]) -> str:
+def describe_mig_split(gpus: Iterable[GpuFacts | None]) -> str:
     """Return why GPUs are not compared with whole GPUs, if MIG splits any of them, or ''."""
     return GPUS_ARE_SPLIT if any(gpu is not None and gpu.mig for gpu in gpus) else ""

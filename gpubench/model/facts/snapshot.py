@@ -203,7 +203,7 @@ SNAPSHOT_VERSION = 1
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.?([0-7])?", re.ASCII)
 
 
-def bus_id(text: str) -> str:
+def normalize_bus_id(text: str) -> str:
     """Normalize a PCI address as in sysfs: '00000000:1B:00.0' → '0000:1b:00.0'. Other text is only lowercased."""
     match = _BUS_ID.fullmatch(text.strip().lower())
     if match is None:
@@ -405,7 +405,7 @@ _MOST_DISPLAY_BYTES = 9 * 10**9  # T400, T1000 and GT 1030 have 2 to 8 GB
 _VIRTUAL_GPU = re.compile(r"-\d+[ABCQ](?:ME)?$")  # 'NVIDIA L40S-24Q', 'NVIDIA H100XM-80C', 'NVIDIA A100-1-5CME'
 
 
-def display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
+def find_display_cards(gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
     """Return small cards next to cards with more than twice their memory. They drive a display and do not compute."""
     most = max((gpu.memory_bytes or 0 for gpu in gpus), default=0)
     limit = min(_MOST_DISPLAY_BYTES, most / 2)

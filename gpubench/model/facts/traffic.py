@@ -76,19 +76,19 @@ class IdleGpu(Struct, frozen=True, kw_only=True):
         )
 
 
-def both(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:
+def combine_idle_gpus(earlier: Sequence[IdleGpu], later: Sequence[IdleGpu]) -> tuple[IdleGpu, ...]:
     """Combine a job's GPUs over two moments, or return the only known one."""
     if not earlier or not later:
         return tuple(earlier or later)
     return tuple(one.together(other) for one, other in zip(earlier, later, strict=True))
 
 
-def is_foreign(gb_s: float | None) -> bool:
+def exceeds_idle(gb_s: float | None) -> bool:
     """True if a rate is above that of an idle link."""
     return gb_s is not None and gb_s >= FOREIGN_GB_S
 
 
-def holders(use: GpuUse, words: Callable[[int], str]) -> str:
+def describe_holders(use: GpuUse, words: Callable[[int], str]) -> str:
     """Describe who holds memory of a GPU, or ''. `words` formats a number of bytes."""
     if use.held_bytes is not None and any(user.memory_bytes is None for user in use.users):
         return f"{', '.join(user.label for user in use.users)}: {words(use.held_bytes)}"
@@ -239,7 +239,7 @@ class NodeRates(Struct, frozen=True, kw_only=True):
     driver_silent: str | None = None
 
 
-def rates(before: NodeReading, after: NodeReading) -> NodeRates:
+def compute_rates(before: NodeReading, after: NodeReading) -> NodeRates:
     """Compute the rates between two readings of one node. Values in only one of them are unknown."""
     seconds = after.seconds - before.seconds
     gpus = {each.bus_id: each for each in before.gpus}
@@ -277,7 +277,7 @@ def _gpu(before: GpuReading | None, after: GpuReading, seconds: float) -> GpuRat
         kernels_percent=after.kernels_percent,
         clock_mhz=after.clock_mhz,
         throttle_reasons=after.throttle_reasons,
-        errors_grown=grown({} if before is None else before.errors, after.errors),
+        errors_grown=count_growth({} if before is None else before.errors, after.errors),
         processes=after.processes,
         lost=after.lost,
         unknown=unknown,
@@ -307,7 +307,7 @@ def _nic(before: NicReading | None, after: NicReading, seconds: float) -> NicRat
         rdma=after.rdma,
         active=after.active,
         **found,
-        errors_grown=grown({} if before is None else before.errors, after.errors),
+        errors_grown=count_growth({} if before is None else before.errors, after.errors),
         unknown=unknown,
     )
 
@@ -341,12 +341,12 @@ def _rate(
     return rate
 
 
-def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+def count_growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return the growth of error counters. A counter that restarted counts as unchanged."""
     return {name: count - before[name] for name, count in after.items() if count > before.get(name, count)}
 
 
-def total(values: Sequence[float | None]) -> float | None:
+def sum_rates(values: Sequence[float | None]) -> float | None:
     """Return the sum of rates. None if any is unknown, because it might be the largest."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

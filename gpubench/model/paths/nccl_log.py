@@ -413,7 +413,7 @@ class InspectedSize(Struct, frozen=True):
         return None if self.ranks == 1 else self.algbw_gb_s * _FACTORS[self.collective](self.ranks)
 
 
-def by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
+def summarize_by_size(operations: Iterable[InspectedOperation]) -> Iterator[InspectedSize]:
     """Group operations by collective, ranks, nodes and size."""
     found: dict[tuple[str, int, int, int], list[float]] = {}
     for operation in operations:

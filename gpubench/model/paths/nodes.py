@@ -39,7 +39,7 @@ _PLACES: Mapping[str, Callable[[object], Place]] = {
 """What a higher value means by trait, without its device. No model or product is better than another."""
 
 
-def points(one: Traits, other: Traits) -> int:
+def compare_traits(one: Traits, other: Traits) -> int:
     """Return how many more traits of a healthy machine one node has than the other, negative if fewer."""
     counts = [_compared(name, one, other) for name in _COUNTS]
     return next(filter(None, counts), 0) or sum(_compared(name, one, other) for name in one.keys() & other.keys())
@@ -92,7 +92,7 @@ class MachineKind(Struct, frozen=True):
         return self.alike[0]
 
 
-def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
+def group_nodes(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     """Group nodes into kinds, largest first. Nodes with equal traits form a variant.
 
     A kind is the largest variant of each set of GPU models, or one with a quarter of those nodes. Other nodes are odd
@@ -111,7 +111,7 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     by_models: dict[Models, list[list[int]]] = {}
 
     def smaller(one: list[int], other: list[int]) -> int:
-        return len(other) - len(one) or points(traits_of[other[0]], traits_of[one[0]])
+        return len(other) - len(one) or compare_traits(traits_of[other[0]], traits_of[one[0]])
 
     for members in sorted(variants.values(), key=cmp_to_key(smaller)):
         by_models.setdefault(models[members[0]], []).append(members)
@@ -123,7 +123,7 @@ def group(nodes: Sequence[Topology]) -> tuple[MachineKind, ...]:
     for number, (alike, odd) in enumerate(groups):
         first = kinds.get(models[alike[0]])
         usual = traits_of[alike[0]]
-        rivals = tuple(node for node in odd if len(alike) == 1 and not points(traits_of[node], usual))
+        rivals = tuple(node for node in odd if len(alike) == 1 and not compare_traits(traits_of[node], usual))
         kind = MachineKind(_letter(number), tuple(alike), odd, rivals=rivals)
         if first is not None:
             found = differences(usual, traits_of[first.representative])
@@ -196,7 +196,7 @@ _HOST_FACTS = _all_but(HostFacts, "boot_id")
 _NODE_FACTS = _all_but(Snapshot, "host", "taken_at", "machine", "gpus")
 
 
-def topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
+def build_topologies(snapshots: Sequence[Snapshot]) -> list[Topology]:
     """Return one Topology per snapshot. Consecutive nodes with equal facts share the first one's."""
     found: list[Topology] = []
     facts: list[tuple[object, ...]] = []
@@ -280,7 +280,7 @@ def _devices(traits: Traits) -> str:
     return compress_names([name.removesuffix(_IN_EVERY_DEVICE) for name in traits if name.endswith(_IN_EVERY_DEVICE)])
 
 
-def condense(found: Sequence[Difference], others: str = "others") -> list[str]:
+def describe_differences(found: Sequence[Difference], others: str = "others") -> list[str]:
     """Describe differences, with equal ones of several devices together: 'GPU0-7 ECC False (others True)'."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for difference in found:

@@ -135,7 +135,7 @@ class Cell(Struct, frozen=True):
         return replace(more, seconds=(*self.seconds, *more.seconds), wrong=wrong, transports=self.transports)
 
 
-def usual(figures: Sequence[float]) -> float:
+def upper_quartile(figures: Sequence[float]) -> float:
     """Return the upper quartile, which healthy values reach: one bad GPU of four affects half of all pairs."""
     return sorted(figures, reverse=True)[len(figures) // 4]
 
@@ -156,10 +156,10 @@ def looks_staged(on: Cell, off: Cell, latency_on: Cell | None, latency_off: Cell
         return False
     if latency_on is None or latency_off is None or not (latency_on.seconds and latency_off.seconds):
         return outruns_host
-    return not is_sooner(latency_on, latency_off)
+    return not is_direct_latency(latency_on, latency_off)
 
 
-def is_sooner(on: Cell, off: Cell) -> bool:
+def is_direct_latency(on: Cell, off: Cell) -> bool:
     """True if a copy with peer access takes so much less time than without that it must be direct."""
     return on.typical_seconds <= off.typical_seconds / _STAGED_LATENCY_GAIN
 
@@ -173,7 +173,9 @@ class Oddity(Struct, frozen=True):
     usual: float
 
 
-def odd_ones(figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None) -> tuple[Oddity, ...]:
+def find_oddities(
+    figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str] | None = None
+) -> tuple[Oddity, ...]:
     """Find the GPUs and pairs that make a matrix uneven: a GPU with a slow row, column or both, or a single slow
     pair.
 
@@ -185,7 +187,7 @@ def odd_ones(figures: Mapping[Pair, float], gpus: int, paths: Mapping[Pair, str]
     by_path: dict[str, list[float]] = {}
     for pair, figure in figures.items():
         by_path.setdefault((paths or {}).get(pair, ""), []).append(figure)
-    common = {pair: usual(by_path[(paths or {}).get(pair, "")]) for pair in figures}
+    common = {pair: upper_quartile(by_path[(paths or {}).get(pair, "")]) for pair in figures}
     slow = {pair for pair, figure in figures.items() if figure < SLOW_SHARE * common[pair]}
     sending = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[0] == gpu}, slow)]
     receiving = [gpu for gpu in range(gpus) if _mostly({pair for pair in figures if pair[1] == gpu}, slow)]
@@ -204,7 +206,7 @@ def _mostly(cells: set[Pair], slow: set[Pair]) -> bool:
     return len(cells) > 1 and 2 * len(cells & slow) > len(cells)
 
 
-def rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
+def pairing_rounds(ranks: int) -> tuple[tuple[Pair, ...], ...]:
     """Return all unordered pairs in as few rounds of disjoint pairs as possible, by the circle method."""
     seats: list[int | None] = [*range(ranks), *([None] if ranks % 2 else [])]
     played = []
@@ -269,7 +271,7 @@ def most_share(expected: float) -> float:
     return _MOST_COPIES * _MOST_FRAMED / expected if expected else inf
 
 
-def measured(flow: Flow) -> Evidence:
+def flow_evidence(flow: Flow) -> Evidence:
     """Return the evidence of counters, or else of bandwidth."""
     if not flow.has_nvlinks:
         return Evidence(seen="without NVLinks, counters and bandwidth do not tell direct from staged")

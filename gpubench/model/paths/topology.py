@@ -22,7 +22,7 @@ from gpubench.model.facts.snapshot import (
     PcieLink,
     PciPlace,
     Snapshot,
-    display_cards,
+    find_display_cards,
     is_virtual_gpu,
 )
 from gpubench.model.paths.nvlink_matrix import pairs_with_lost_links
@@ -68,21 +68,21 @@ _STATES_AT_WORK = 2  # P0 to P2: at P5 and P8 the driver trains links down, also
 _LOWEST_GENERATION = 1
 
 
-def rests(gpu: GpuFacts) -> bool:
+def may_save_power(gpu: GpuFacts) -> bool:
     """True if a GPU may have lowered its PCIe generation to save power, because nothing shows that it works."""
     if gpu.performance_state is not None:
         return gpu.performance_state > _STATES_AT_WORK
     return gpu.idle is not False or gpu.pcie.generation == _LOWEST_GENERATION
 
 
-def loaded_link(device: GpuFacts | NicFacts) -> PcieLink:
+def link_under_load(device: GpuFacts | NicFacts) -> PcieLink:
     """Return a device's link as under load: an idle GPU lowers only its generation, and raises it again."""
     link = device.pcie
-    rises = isinstance(device, GpuFacts) and rests(device)
+    rises = isinstance(device, GpuFacts) and may_save_power(device)
     return replace(link, generation=link.max_generation or link.generation) if rises else link
 
 
-def pcie_text(link: PcieLink, *, idle: bool | None = None) -> str | None:
+def describe_pcie(link: PcieLink, *, idle: bool | None = None) -> str | None:
     """Describe a link, and its maximum if it differs: '4 x16', '1 x16 (idle; 5 x16)', '5 x8 of 5 x16', 'at most 5
     x16'.
     """
@@ -373,11 +373,11 @@ class Topology:
 
     def pcie_total(self, device: Device) -> Limit:
         """Return GB/s per direction of the narrowest link on a device's PCIe path to the CPU."""
-        return self._narrowest({device.device: loaded_link(device)} | self._above(device.place, 0), device)
+        return self._narrowest({device.device: link_under_load(device)} | self._above(device.place, 0), device)
 
     def own_link_gb_s(self, gpu: GpuFacts) -> float | None:
         """Return GB/s per direction that leave a GPU towards the CPU, or towards a NIC behind the same switch."""
-        known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(loaded_link(gpu)))
+        known = (self.pcie_total(gpu).gb_s, pcie_ceiling_gb_s(link_under_load(gpu)))
         return max((gb_s for gb_s in known if gb_s is not None), default=None)
 
     def nic_limit(self, nic: NicFacts, gpu: GpuFacts | None = None) -> Limit:
@@ -458,8 +458,8 @@ class Topology:
 
     def _pcie_limit(self, source: Device, destination: Device) -> Limit:
         shared = _shared_switches(source.place, destination.place)
-        hops = {source.device: loaded_link(source)} | self._above(source.place, shared)
-        hops |= self._above(destination.place, shared) | {destination.device: loaded_link(destination)}
+        hops = {source.device: link_under_load(source)} | self._above(source.place, shared)
+        hops |= self._above(destination.place, shared) | {destination.device: link_under_load(destination)}
         return self._narrowest(hops, source, destination)
 
     def _above(self, place: PciPlace, shared: int) -> dict[str, PcieLink]:
@@ -504,7 +504,7 @@ def pcie_path_class(one: PciPlace, other: PciPlace, numa_nodes: int) -> str | No
     return "PIX" if len(one.switches) == len(other.switches) == shared else "PXB"
 
 
-def rounded(gb_s: float | None) -> float | None:
+def round_gb_s(gb_s: float | None) -> float | None:
     """Round to three decimals, because PCIe bandwidths are fractions of 130ths."""
     return None if gb_s is None else round(gb_s, 3)
 
@@ -542,7 +542,7 @@ DEFAULT_LEVEL = "PXB"
 _MOST_GPUS_ON_AMD = 2
 
 
-def level(setting: str) -> str | None:
+def parse_level(setting: str) -> str | None:
     """Return the path type in a value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL."""
     name = _NUMBERED.get(setting, setting.upper())
     return name if name in _LEVELS else None
@@ -558,16 +558,16 @@ def is_nvlink(path: str | None) -> bool:
     return path in ("NVL", "NVB", "C2C")
 
 
-def nccl_type(path_class: str) -> str | None:
+def nccl_path_type(path_class: str) -> str | None:
     """Return NCCL's type of a path class, or None. NCCL does not distinguish host bridges of one NUMA node."""
     if path_class.startswith("NV"):
         return "NVL"
     return {"NODE": "PHB"}.get(path_class, path_class if path_class in _LEVELS else None)
 
 
-def allows(setting: str, path_class: str) -> bool:
+def level_allows(setting: str, path_class: str) -> bool:
     """True if this value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL allows a path class."""
-    limit, path = level(setting), nccl_type(path_class)
+    limit, path = parse_level(setting), nccl_path_type(path_class)
     return limit is not None and path is not None and is_within(path, limit)
 
 
@@ -619,7 +619,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
         return P2P_STATUS.get(self.status, self.status) or "CUDA refuses peer access"
 
 
-def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
+def find_refusal(node: Topology, source: GpuFacts, destination: GpuFacts, access: PeerAccess) -> Refusal:
     """Return the kind of refusal of a pair without peer access."""
     return Refusal(
         status=access.nvml or "",
@@ -630,7 +630,7 @@ def refusal_of(node: Topology, source: GpuFacts, destination: GpuFacts, access: 
         and not lost_links_between(node, source, destination),
         mig=bool(source.mig or destination.mig),
         odd=access.nvml == "GNS" and _is_granted_alike(node, source, destination),
-        apart=any(is_virtual_gpu(gpu) or gpu in display_cards(node.gpus) for gpu in (source, destination)),
+        apart=any(is_virtual_gpu(gpu) or gpu in find_display_cards(node.gpus) for gpu in (source, destination)),
     )
 
 
@@ -645,7 +645,7 @@ def _has_peers(gpu: GpuFacts) -> bool:
 
 def is_beyond_policy(node: Topology, path_class: str) -> bool:
     """True if NCCL avoids peer access over a path class by default (ncclTopoCheckP2p in src/graph/paths.cc)."""
-    path = nccl_type(path_class)
+    path = nccl_path_type(path_class)
     on_amd = "AMD" in (node.snapshot.machine.cpu or "")
     return path is not None and not is_within(path) and not (on_amd and amd_takes_all(len(node.gpus)))
 
@@ -653,7 +653,7 @@ def is_beyond_policy(node: Topology, path_class: str) -> bool:
 def nccl_keeps_off(node: Topology, source: GpuFacts, destination: GpuFacts) -> str:
     """Return why NCCL avoids a pair's peer access by default, or '' if it uses it or NVLinks are lost."""
     path = node.path(source, destination)
-    if not is_beyond_policy(node, path) or any(lost_its_switches(node, gpu) for gpu in (source, destination)):
+    if not is_beyond_policy(node, path) or any(lost_switch_links(node, gpu) for gpu in (source, destination)):
         return ""
     if lost_links_between(node, source, destination):
         return ""
@@ -666,11 +666,11 @@ def is_policy_known(node: Topology, source: GpuFacts, destination: GpuFacts) -> 
     NVLinks or a PCIe switch between other GPUs show that the machine may do better. Topology files may lack NVLinks.
     """
     on_known = node.snapshot.machine.cpu is not None or not amd_takes_all(len(node.gpus))
-    is_far = not any(kind is not None and is_within(kind) for kind in map(nccl_type, node.gpu_paths))
+    is_far = not any(kind is not None and is_within(kind) for kind in map(nccl_path_type, node.gpu_paths))
     return on_known and is_far and node.states_path(source, destination)
 
 
-def lost_its_switches(node: Topology, gpu: GpuFacts) -> bool:
+def lost_switch_links(node: Topology, gpu: GpuFacts) -> bool:
     """True if a GPU has NVLinks to NVSwitches but none is active, unless it is the only GPU of its node."""
     has_others = len(node.gpus) > 1 or (gpu.fabric is not None and gpu.fabric.spans_nodes)
     return has_others and is_switched(node, gpu) and bool(gpu.nvlinks) and active_links(gpu) == 0

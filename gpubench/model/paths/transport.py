@@ -101,7 +101,7 @@ def parse_transport(via: str) -> Transport:
     return Transport(text, TransportKind.UNKNOWN)
 
 
-def begins_a_transport(via: str) -> bool:
+def may_begin_transport(via: str) -> bool:
     """True if a text is the start of a transport's name, from a truncated line."""
     if any(whole.startswith(via) for whole in _WHOLE):
         return True
@@ -183,7 +183,7 @@ class Path(Route, frozen=True):
     dst: int
 
 
-def join(edges: Iterable[Edge]) -> tuple[Path, ...]:
+def join_edges(edges: Iterable[Edge]) -> tuple[Path, ...]:
     """Return the routes of all pairs of ranks, by source, destination and first appearance."""
     pairs: dict[tuple[int, int], list[LoggedChannels]] = {}
     for src, dst, logged in edges:
@@ -261,7 +261,7 @@ class Used(Struct, frozen=True):
     @property
     def transport(self) -> str | None:
         """The names of all transports, worst first: 'NET/Socket/0+P2P/CUMEM'."""
-        return names(transport for transports in self.pairs.values() for transport in transports)
+        return join_names(transport for transports in self.pairs.values() for transport in transports)
 
     @property
     def host_staged(self) -> bool | None:
@@ -272,7 +272,7 @@ class Used(Struct, frozen=True):
         return None if self.unconnected or None in staged or not staged else False
 
 
-def names(transports: Iterable[Transport]) -> str | None:
+def join_names(transports: Iterable[Transport]) -> str | None:
     """Join distinct transport names by '+', worst first. None if there are none."""
     return "+".join(dict.fromkeys(transport.name for transport in sorted(transports, key=_badness))) or None
 
@@ -301,7 +301,7 @@ class Selection:
 
     def __init__(self, ranks: Sequence[RankSelection], nodes: Sequence[int]) -> None:
         self._nodes = nodes
-        self._paths = join(edge for rank in ranks for edge in rank.edges)
+        self._paths = join_edges(edge for rank in ranks for edge in rank.edges)
         self._ring = frozenset[Pair]().union(*(rank.ring for rank in ranks))
         self._tree = frozenset[Pair]().union(*(rank.tree for rank in ranks))
         self.no_log = next((f"rank {number}: {rank.no_log}" for number, rank in enumerate(ranks) if rank.no_log), "")

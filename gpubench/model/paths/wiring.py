@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpubench.model.facts.snapshot import GpuFacts, NicFacts, bus_id
+from gpubench.model.facts.snapshot import GpuFacts, NicFacts, normalize_bus_id
 from gpubench.model.paths import topology
 from gpubench.model.paths.p2p import ABOVE_HOST, LIMIT_WARN_SHARE
 from gpubench.model.paths.transport import RING, Evidence, Pair, State
@@ -31,13 +31,15 @@ class GpuPlace(Struct, frozen=True):
     gpu_bus_id: str | None
 
 
-Located = RankIdentity | GpuPlace  # A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own
+GpuLocation = (
+    RankIdentity | GpuPlace
+)  # A GPU of a run by where it is: a rank with its GPU, or a GPU that is no rank's own
 
 
 class Wiring(Struct, frozen=True, dict=True):
     """The GPUs of a run by position (the rank, if each rank has one), and their known nodes by number."""
 
-    gpus: Sequence[Located]
+    gpus: Sequence[GpuLocation]
     nodes: Mapping[int, topology.Topology]
 
     @cached_property
@@ -153,7 +155,7 @@ class Wiring(Struct, frozen=True, dict=True):
         facts, access = self._facts(pair), self.peer_access(pair)
         if facts is None or access.possible is not False:
             return None
-        return topology.refusal_of(self._node(pair), *facts, access)
+        return topology.find_refusal(self._node(pair), *facts, access)
 
     def refused_by_design(self, pair: Pair) -> str:
         """Return why a pair on one node has no peer access if that is no fault, or ''."""
@@ -281,9 +283,10 @@ class Wiring(Struct, frozen=True, dict=True):
     @cached_property
     def _found(self) -> list[GpuFacts | None]:
         by_id = {
-            number: {gpu.bus_id or bus_id(gpu.device): gpu for gpu in node.gpus} for number, node in self.nodes.items()
+            number: {gpu.bus_id or normalize_bus_id(gpu.device): gpu for gpu in node.gpus}
+            for number, node in self.nodes.items()
         }
-        return [by_id.get(gpu.node, {}).get(bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
+        return [by_id.get(gpu.node, {}).get(normalize_bus_id(gpu.gpu_bus_id or "")) for gpu in self.gpus]
 
     @cached_property
     def _domains(self) -> list[tuple[str, int | None] | None]:
@@ -432,7 +435,7 @@ def network_limits(node: topology.Topology) -> tuple[list[topology.Limit], float
     return [wiring.to_network(position) for position in range(len(places))], None if carried is None else carried[0]
 
 
-def network_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
+def internode_limit(algorithm: str | None, collective: BusbwFactor, network: NodeNetwork) -> topology.Limit:
     """Return the limit of busbw between nodes in GB/s, set by the busiest node's NICs. A note names the algorithm."""
     factor = collective.busbw_factor(network.ranks)
     exchanged = network.exchanged(collective)
@@ -482,7 +485,7 @@ class ReachedRow(Protocol):
         """Bus bandwidth: algbw times the collective's factor."""
 
 
-def joined_by_nics(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetwork | None:
+def find_network(wiring: Wiring, nodes: Collection[int], ranks: int) -> NodeNetwork | None:
     """Return the weakest network between some nodes of a run without NVLinks between them. None if unknown."""
     by_node = [[place for place, gpu in enumerate(wiring.gpus) if gpu.node == number] for number in nodes]
     carried = [found for each in by_node if (found := _node_gb_s(wiring, each)) is not None]

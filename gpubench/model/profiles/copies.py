@@ -9,14 +9,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpubench.model.paths import p2p
-from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, loaded_link, pcie_ceiling_gb_s
+from gpubench.model.paths.topology import ACROSS_SOCKETS, Topology, link_under_load, pcie_ceiling_gb_s
 from gpubench.model.profiles.profile import SHARE, Profile
 from gpubench.model.results.figures import is_busy
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.results.speed import is_lost_in_noise
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
-from gpubench.model.terms.verdict import DOUBTED_TIMES, Verdict, doubt, gravity
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
+from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, gravity
 
 _MEASURED_ENGINES = (Engine.CE, Engine.SM, "nccl")  # What managed memory reaches depends on where its pages are
 NOISY_PERCENT = 10.0  # A mean that is less certain cannot clear a copy that looks slow
@@ -101,7 +101,7 @@ class CopyJudge(Struct, frozen=True):
         found = dict(enumerate(rows))
         written = {_ends(row): row.bandwidth_gb_s or 0.0 for row in (*before, *rows) if _is_large_write(row)}
         numbers = [number for number, row in found.items() if _is_judged(row)]
-        for same in grouped(numbers, lambda number: kind_of(rows[number])).values():
+        for same in group_by(numbers, lambda number: comparison_key(rows[number])).values():
             siblings = self._siblings([rows[number] for number in same])
             for number in same:
                 found[number] = self._row(rows[number], siblings, written)
@@ -128,12 +128,12 @@ class CopyJudge(Struct, frozen=True):
             verdict = Verdict.FAIL
         if verdict is Verdict.PASS and (doubted := _doubt(row, bounds[0])):
             return replace(row, verdict=Verdict.SKIP, note="; ".join(filter(None, (row.note, doubted))))
-        return compared(replace(row, verdict=verdict), deciding)
+        return add_expectation(replace(row, verdict=verdict), deciding)
 
     def _staged(self, row: PairRow) -> PairRow:
         """A copy through host memory that only compares: with what its profile expects of one, and no verdict."""
         compares = row.peer == "off" and row.verdict is None and row.bandwidth_gb_s is not None
-        return compared(row, bounds[0]) if compares and (bounds := self._modelled(row)) else row
+        return add_expectation(row, bounds[0]) if compares and (bounds := self._modelled(row)) else row
 
     def _siblings(self, rows: Sequence[PairRow]) -> dict[str, float]:
         """What copies over a path reach, of those with enough of them; a GPU's path to host memory is its NUMA node."""
@@ -141,7 +141,7 @@ class CopyJudge(Struct, frozen=True):
         for row in rows:
             alike.setdefault(self._path(row), []).append(row.bandwidth_gb_s or 0.0)
         least = 3 if _is_large(rows[0]) and not is_with_host(rows[0]) else 2
-        return {path: p2p.usual(own) for path, own in alike.items() if len(own) >= least}
+        return {path: p2p.upper_quartile(own) for path, own in alike.items() if len(own) >= least}
 
     def _path(self, row: PairRow) -> str:
         if not is_with_host(row):
@@ -188,7 +188,7 @@ class CopyJudge(Struct, frozen=True):
         node, profile = self.nodes.get(row.source_node), self.profile
         if node is None or profile is None or is_over_nvlink(row) or profile.gpu.c2c_gb_s:
             return 1.0
-        links = [pcie_ceiling_gb_s(loaded_link(gpu)) for gpu in node.gpus]
+        links = [pcie_ceiling_gb_s(link_under_load(gpu)) for gpu in node.gpus]
         best = max((link for link in links if link is not None), default=0.0)
         return min(1.0, best / profile.gpu.pcie_gb_s) if best and profile.gpu.pcie_gb_s else 1.0
 
@@ -226,17 +226,17 @@ class CopyJudge(Struct, frozen=True):
 def _doubt(row: PairRow, expected: Bound) -> str:
     """In words that no expectation fits a large copy that passes: far above a profile's, or far below; else ''."""
     share = expected.share(row)
-    is_fast = share > DOUBTED_TIMES and expected.source.startswith("profile ")
-    if not _is_large(row) or not (is_fast or share * DOUBTED_TIMES < 1):
+    is_fast = share > DOUBTED_FACTOR and expected.source.startswith("profile ")
+    if not _is_large(row) or not (is_fast or share * DOUBTED_FACTOR < 1):
         return ""
-    return f"speed not judged: {doubt(share, expected.source)}"
+    return f"speed not judged: {describe_doubt(share, expected.source)}"
 
 
 PATTERN_SHARES = 0.85, 0.6
 """Of what links carry one copy after another, for NVLinks, and a lower bound for PCIe. Kind: derived."""
 
 
-def judged_pattern(row: PatternRow) -> PatternRow:
+def judge_pattern(row: PatternRow) -> PatternRow:
     """The row of several pairs at once with the verdict on its speed."""
     if row.total_gb_s is None or row.expected_gb_s is None or row.wrong:
         return row
@@ -253,7 +253,7 @@ def _small_copy_gb_s(moved_bytes: int, latency_us: float, gb_s: float) -> float:
     return moved_bytes / BYTES_PER_GB / (latency_us / MICROSECONDS_PER_SECOND + moved_bytes / (gb_s * BYTES_PER_GB))
 
 
-def compared(row: PairRow, bound: Bound) -> PairRow:
+def add_expectation(row: PairRow, bound: Bound) -> PairRow:
     """The row with what is expected of it."""
     return replace(
         row,
@@ -264,7 +264,7 @@ def compared(row: PairRow, bound: Bound) -> PairRow:
     )
 
 
-def kind_of(row: PairRow) -> tuple[object, ...]:
+def comparison_key(row: PairRow) -> tuple[object, ...]:
     """What copies have in common that are compared with each other; one process measures its own node alone."""
     node = row.source_node if row.scope in (None, "process") else ""
     memory = HostMemory.parse_note(row.note) if is_with_host(row) else None
@@ -286,21 +286,21 @@ def is_slow_copy(row: PairRow) -> bool:
     return row.verdict in (Verdict.FAIL, Verdict.WARN) and WRONG not in (row.note or "")
 
 
-def reason_of(row: PairRow) -> str:
+def describe_slowness(row: PairRow) -> str:
     """What was seen of a slow row, with its scatter where that is more than 1 %, and what was expected."""
     if row.host_staged and row.peer == "on":
         return "the bytes did not go over NVLink: staged through host memory"
     if is_lost_in_noise(row.ci95_percent) or row.verdict == Verdict.INCONCLUSIVE:
-        return f"samples differ too much to judge it{scatter(row)}"
+        return f"samples differ too much to judge it{describe_scatter(row)}"
     if not _is_large(row):
-        times = f"{row.latency_us or 0:.3g} µs{scatter(row)}, {row.expected_us or 0:.3g} are expected"
+        times = f"{row.latency_us or 0:.3g} µs{describe_scatter(row)}, {row.expected_us or 0:.3g} are expected"
         return f"{times} ({row.expected_source})"
-    reached = f"{row.bandwidth_gb_s or 0:.4g} GB/s{scatter(row)}"
+    reached = f"{row.bandwidth_gb_s or 0:.4g} GB/s{describe_scatter(row)}"
     seen = f"{reached}, {row.expected_percent or 0:.0f}% of {row.expected_gb_s or 0:.4g}"
     return f"{seen} ({row.expected_source})"
 
 
-def scatter(row: PairRow) -> str:
+def describe_scatter(row: PairRow) -> str:
     """Half the 95 % interval of its time in words; empty below 1 %."""
     return f" (±{row.ci95_percent:.0f}%)" if (row.ci95_percent or 0.0) >= 1 else ""
 

@@ -111,7 +111,7 @@ class FaultKey(Struct, frozen=True):
         return form.fullmatch(value) is not None and (most is None or 0 < float(value) <= most)
 
 
-def keys_of_parts(command: str) -> Iterator[tuple[str, str]]:
+def list_fault_keys(command: str) -> Iterator[tuple[str, str]]:
     """Every part that a command can break, as --fault names it, with its keys and their values."""
     for subject, part in FAULT_PARTS.items():
         keys = [each for each in FAULT_KEYS if each.subject is subject and each.command in ("", command)]
@@ -373,7 +373,7 @@ def parse_faults(text: str, nodes: int) -> tuple[Fault, ...]:
     return tuple(Fault(Subject.NODE, settings, node) for node in range(nodes))
 
 
-def fault_words(incomplete: str) -> list[str]:
+def complete_fault(incomplete: str) -> list[str]:
     """What continues an incomplete fault: the parts, or after a part's colon its keys with their values."""
     part, colon, settings = incomplete.partition(":")
     match = _SUBJECT.fullmatch(part)

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gpubench.model.paths.p2p import FAILED_SHARE, JUDGED_FROM_BYTES, LATENCY_BYTES, LIMIT_FAIL_SHARE, SLOW_SHARE, usual
+from gpubench.model.paths.p2p import (
+    FAILED_SHARE,
+    JUDGED_FROM_BYTES,
+    LATENCY_BYTES,
+    LIMIT_FAIL_SHARE,
+    SLOW_SHARE,
+    upper_quartile,
+)
 from gpubench.model.profiles.profile import BUSBW, TIME, Expected, ExpectedKind
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.speed import LARGE_BYTES
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -44,11 +51,11 @@ def judge_bandwidth(
     return None
 
 
-def odd_among(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
+def find_slow_values(figures: Mapping[str, float]) -> dict[str, tuple[Verdict, float, float]]:
     """Those of several figures that are far below the usual one: verdict, share of the usual, the usual figure."""
     if len(figures) < 2:
         return {}
-    common = usual(list(figures.values()))
+    common = upper_quartile(list(figures.values()))
     return {
         name: (Verdict.FAIL if figure < FAILED_SHARE * common else Verdict.WARN, figure / common, common)
         for name, figure in figures.items()
@@ -101,7 +108,7 @@ def learn(samples: Iterable[LearningSample], source: str) -> Learned:
         outliers += odd
         values = [sample.value for sample in kept]
         files = len({sample.file for sample in kept})
-        note = f"the median of {counted(len(values), 'value')} of {counted(files, 'result')}"
+        note = f"the median of {plural(len(values), 'value')} of {plural(files, 'result')}"
         if len(values) > 1:
             note += f", {min(values):.{_DIGITS}g} to {max(values):.{_DIGITS}g}"
         expected.append(
@@ -125,7 +132,7 @@ def split_outliers(samples: Sequence[LearningSample]) -> tuple[list[LearningSamp
     return kept, [sample for sample in samples if abs(sample.value - middle) > most]
 
 
-def samples_of(result: "ResultFile") -> list[LearningSample]:
+def collect_samples(result: "ResultFile") -> list[LearningSample]:
     """The values of a result: of its rows of collectives, and of its pairs."""
     nccl = result.circumstances.libraries.get("NCCL", "").split(" ")[0] or None
     several = len({row.path_class for row in result.pairs if _is_between_gpus(row)}) > 1
@@ -188,7 +195,7 @@ def _is_between_gpus(row: PairRow) -> bool:
 _SURROGATE = re.compile("[\ud800-\udfff]")  # Half a character, which TOML cannot hold
 
 
-def toml_text(plain: Mapping[str, Any]) -> str:
+def format_toml(plain: Mapping[str, Any]) -> str:
     """A document: values first, then tables, then lists of tables; what is None is left out."""
     return "\n".join(_table(plain, "")).strip("\n") + "\n"
 

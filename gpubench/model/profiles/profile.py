@@ -16,7 +16,7 @@ from gpubench.errors import UsageError
 from gpubench.model.facts.snapshot import NicKind, NvLink, NvlinkPeer
 from gpubench.model.paths.topology import nvlink_gb_s, pcie_gb_s
 from gpubench.model.results.speed import LARGE_BYTES
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, counted
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, plural
 
 PROFILE_SCHEMA = 1
 SHARE = "_share"
@@ -569,7 +569,7 @@ def check_expected(profile: Profile, expected: Expected, where: str) -> None:
         raise UsageError(f"{where}.value is {expected.value}", expected="a number above 0")
     if not 1 <= profile.gpus_of(expected) <= profile.match.visible or expected.nodes < 1:
         raise UsageError(
-            f"{where} is for {counted(profile.gpus_of(expected), 'GPU')} of {counted(expected.nodes, 'node')}",
+            f"{where} is for {plural(profile.gpus_of(expected), 'GPU')} of {plural(expected.nodes, 'node')}",
             expected=f"1 to {profile.match.visible} GPUs of at least one node",
         )
     if of_collective:

@@ -14,7 +14,7 @@ from gpubench.model.results.report import BACKENDS, SIGNED, CollectiveRow, Recor
 from gpubench.model.terms import settings
 from gpubench.model.terms.operation import KERNELS, NCCL, TORCH_NCCL, DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode, Noise, robust_deviation
-from gpubench.model.terms.units import counted, format_size, grouped
+from gpubench.model.terms.units import format_size, group_by, plural
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Origin, Verdict
 
 
@@ -71,7 +71,7 @@ def trial_rows(support: MpiSupport) -> list[MpiTrialRow]:
 def against_first(rows: Sequence[CollectiveRow]) -> list[BackendRow]:
     """Every right row of another backend held against the first row's backend at the same size."""
     found: list[BackendRow] = []
-    for here in grouped(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
+    for here in group_by(rows, lambda row: (row.dtype, row.op, row.placement, row.size_bytes)).values():
         own = [
             row
             for row in here
@@ -109,7 +109,7 @@ _SLOWER_PERCENT = 95.0  # Of the slower of the library's own two times; on two H
 def staged_beside(rows: Sequence[BackendRow]) -> tuple[Finding, ...]:
     """The findings on backends that go through host memory, by their own log, where the first goes another way."""
     found = []
-    for backend, here in grouped(rows, lambda row: row.backend).items():
+    for backend, here in group_by(rows, lambda row: row.backend).items():
         staged = [row for row in here if row.host_staged and row.transport != row.first_transport]
         if staged:
             worst = min(staged, key=lambda row: row.speed_percent)
@@ -176,7 +176,7 @@ def speed_words(rows: Sequence[BackendRow], *, composed: bool = True) -> str:
 
 
 def _series_words(subject: str, rows: Sequence[BackendRow]) -> str:
-    by_size = [here for _, here in sorted(grouped(rows, lambda row: row.size_bytes).items())]
+    by_size = [here for _, here in sorted(group_by(rows, lambda row: row.size_bytes).items())]
     first, where = rows[0].first, _placements(rows)
     alike = list(takewhile(lambda here: all(map(_is_as_fast, here)), reversed(by_size)))
     if alike:
@@ -348,8 +348,8 @@ def winners(rows: Sequence[CollectiveRow]) -> list[WinnerRow]:
     """The fastest right row of each size of a sweep over settings; the first without one is the library's choice."""
     several = len({row.backend for row in rows}) > 1
     found: list[WinnerRow] = []
-    for alike in grouped(rows, lambda row: (row.dtype, row.op)).values():
-        series = [_places(same, several=several) for same in grouped(alike, lambda row: row.placement).values()]
+    for alike in group_by(rows, lambda row: (row.dtype, row.op)).values():
+        series = [_places(same, several=several) for same in group_by(alike, lambda row: row.placement).values()]
         known = [
             _Drift(place.own.size_bytes, *drift)
             for places in series
@@ -369,16 +369,16 @@ def took_another(row: CollectiveRow) -> bool:
 def _places(rows: Iterable[CollectiveRow], *, several: bool) -> list[_Place]:
     """By size, own choices and others that ran right; what the own choice took is no way of its own if known."""
     found = []
-    for here in grouped(rows, lambda row: row.size_bytes).values():
+    for here in group_by(rows, lambda row: row.size_bytes).values():
         own = next((row for row in here if row.setting is None), here[0])
         others = [row for row in here if row is not own]
         repeated = next((row for row in others if row.setting == settings.AGAIN and not row.wrong), None)
         true = [row for row in others if not row.wrong and not took_another(row)]
-        right = [row for row in true if row.setting == settings.first_time(row.setting)]
+        right = [row for row in true if row.setting == settings.original_name(row.setting)]
         twice = {
-            settings.first_time(row.setting): row
+            settings.original_name(row.setting): row
             for row in true
-            if row.setting not in (settings.AGAIN, settings.first_time(row.setting))
+            if row.setting not in (settings.AGAIN, settings.original_name(row.setting))
         }
         if right and own.setting is None and not own.wrong:
             chosen = next((row for row in right if _took_the_same(row, own)), None)
@@ -398,9 +398,11 @@ def _took_the_same(row: CollectiveRow, own: CollectiveRow) -> bool:
     """True of a setting of nothing but the algorithm and the protocol that NCCL took by itself."""
     if dict(settings.NcclSetting.of(row.setting).values).keys() - settings.PER_COMMUNICATOR:
         return False
-    taken = settings.taken_name(own.algorithm, own.protocol)
+    taken = settings.format_choice(own.algorithm, own.protocol)
     return (
-        row.backend == own.backend and taken is not None and taken == settings.taken_name(row.algorithm, row.protocol)
+        row.backend == own.backend
+        and taken is not None
+        and taken == settings.format_choice(row.algorithm, row.protocol)
     )
 
 
@@ -478,7 +480,7 @@ def _noise_of_jobs(drifts: Sequence[_Drift]) -> Noise:
 
     It is the root mean square of as many values as there are ways.
     """
-    shared = [median(each.part for each in here) for here in grouped(drifts, lambda each: each.way).values()]
+    shared = [median(each.part for each in here) for here in group_by(drifts, lambda each: each.way).values()]
     return Noise(math.sqrt(fmean(part**2 for part in shared)), len(shared))
 
 
@@ -542,7 +544,7 @@ def find_ignored_requests(rows: Sequence[CollectiveRow]) -> tuple[Finding, ...]:
     if not any(row.algorithm or row.transport for row in own):
         return ()
     found = []
-    for name, way in grouped(rows, lambda row: settings.first_time(row.setting)).items():
+    for name, way in group_by(rows, lambda row: settings.original_name(row.setting)).items():
         for request, reason in _ineffective_requests(settings.NcclSetting.of(name), own, usual, way):
             found.append(
                 Finding(
@@ -586,14 +588,14 @@ def _ineffective_requests(
         if most is not None and most <= int(asked[settings.MAX_CTAS]):
             yield (
                 f"{settings.MAX_CTAS} {asked[settings.MAX_CTAS]}",
-                f"NCCL uses {counted(most, 'channel')} at most by its own choice",
+                f"NCCL uses {plural(most, 'channel')} at most by its own choice",
             )
 
 
 def _is_faster(way: Sequence[CollectiveRow], usual: Sequence[CollectiveRow]) -> bool:
     """True where the largest size gains: sends between windows skip a copy, and NCCL's log names no kernel for them."""
     largest = max((row.size_bytes for row in way), default=0)
-    times = grouped([row for row in usual if row.size_bytes == largest], lambda row: row.placement)
+    times = group_by([row for row in usual if row.size_bytes == largest], lambda row: row.placement)
     at_most = {placement: _GAIN * min(row.time_us for row in rows) for placement, rows in times.items()}
     return any(row.size_bytes == largest and row.time_us < at_most.get(row.placement, 0) for row in way)
 
@@ -628,5 +630,5 @@ def _why_not_efficient(collective: str, own: Sequence[CollectiveRow], asked: Map
 
 def _taken(rows: Sequence[CollectiveRow]) -> str:
     """'ring/ll and ring/simple', the names of its log in the order of sizes."""
-    names = dict.fromkeys(settings.taken_name(row.algorithm, row.protocol) or "none that it names" for row in rows)
+    names = dict.fromkeys(settings.format_choice(row.algorithm, row.protocol) or "none that it names" for row in rows)
     return " and ".join(names)

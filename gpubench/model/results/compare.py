@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpubench.model.results import report
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import counted, format_size, grouped
+from gpubench.model.terms.units import format_size, group_by, plural
 from gpubench.model.terms.verdict import Verdict
 
 
@@ -286,7 +286,7 @@ _NOTHING_REDUCED = (None,) * (RowKey._fields.index("setting") - RowKey._fields.i
 
 def siblings(keys: Iterable[RowKey]) -> Iterator[list[RowKey]]:
     """Keys that differ in size and placement alone, or of pairs in the pair alone: those with noise in common."""
-    yield from grouped(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
+    yield from group_by(keys, lambda key: (_BUT_PAIR if key.collective is None else _BUT_SIZE)(key)).values()
 
 
 _BUT_SIZE, _BUT_PAIR = (
@@ -326,7 +326,7 @@ def _figure(number: int, row: report.CollectiveRow, rows: Sequence[report.Collec
         own = [row] if not row.wrong else []
         return _of(min((*own, *others), key=_time), 1, "the faster of two groups of this run")
     middle = sorted(others, key=_time)[(len(others) - 1) // 2]
-    return _of(middle, len(others), f"{counted(len(others), 'other group')} of this run")
+    return _of(middle, len(others), f"{plural(len(others), 'other group')} of this run")
 
 
 def _of(row: report.CollectiveRow, others: int, source: str) -> SiblingFigure:
@@ -390,9 +390,9 @@ def charts(rows: Sequence[report.Row]) -> list[Chart]:
     collectives = [row for row in rows if isinstance(row, report.CollectiveRow)]
     pairs = [row for row in rows if isinstance(row, report.PairRow) and HOST not in (row.source, row.destination)]
     found: list[Chart] = []
-    for members in grouped(collectives, _series).values():
+    for members in group_by(collectives, _series).values():
         found += _collective(members)
-    for copies in grouped(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
+    for copies in group_by(pairs, lambda row: (row.engine, row.direction, row.peer)).values():
         found += _pairs(copies)
     return [chart for chart in found if any(len(line.points) >= _FEWEST_SIZES for line in chart.lines)]
 
@@ -401,7 +401,7 @@ def compared_charts(rows: Sequence[ComparisonRow]) -> list[Chart]:
     """A chart for everything that was compared in three sizes or more: both sides in one; of many pairs the slowest."""
     both = [row for row in rows if row.status == Status.COMPARED and row.size_bytes is not None]
     found = []
-    for name, members in grouped(both, _series_name).items():
+    for name, members in group_by(both, _series_name).items():
         lines = tuple(
             CurveLine(side, _lowest((row.size_bytes or 0, getattr(row, field)) for row in members))
             for side, field in (("before", "base_gb_s"), ("after", "new_gb_s"))
@@ -471,7 +471,7 @@ def _pair_lines(
     rows: Sequence[report.PairRow], value: Callable[[report.PairRow], float | None]
 ) -> tuple[CurveLine, ...]:
     """A line a pair; of many pairs the highest and the lowest value of all."""
-    by_pair = grouped(rows, lambda row: (row.source, row.destination)).values()
+    by_pair = group_by(rows, lambda row: (row.source, row.destination)).values()
     if len(by_pair) <= _MOST_LINES:
         return tuple(
             CurveLine(

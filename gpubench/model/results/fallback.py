@@ -14,12 +14,12 @@ from gpubench.model.paths.transport import (
     PathEvidence,
     Transport,
     decide,
+    join_names,
     judge,
-    names,
 )
 from gpubench.model.results import report
 from gpubench.model.terms.ranks import DevicePlace
-from gpubench.model.terms.units import grouped, some_of
+from gpubench.model.terms.units import group_by, shorten
 from gpubench.model.terms.verdict import HOST_STAGED, Cure, Finding, Verdict
 
 
@@ -117,7 +117,7 @@ def _evidence_row(path: KnownPath, origin: str) -> report.EvidenceRow:
         source_bus_id=path.source.bus_id,
         destination_bus_id=path.destination.bus_id,
         origin=origin,
-        transport=names(path.transports),
+        transport=join_names(path.transports),
         host_staged=staged,
         **{kind: getattr(evidence, kind).state for kind in _KINDS},
         **{f"{kind}_seen": getattr(evidence, kind).seen for kind in _KINDS},
@@ -138,7 +138,7 @@ def fallback_rows(
     `cause_of` finds the first cause of staged paths; `not_observed` why transports are unknown; `without_paths` are
     ends that must have paths.
     """
-    rows = [_row(members, origin, cause_of, not_observed) for members in grouped(paths, _fare_and_travel).values()]
+    rows = [_row(members, origin, cause_of, not_observed) for members in group_by(paths, _fare_and_travel).values()]
     if without_paths:
         rows.append(unknown_row(origin, "nothing named their connections", [f"{end} → ?" for end in without_paths]))
     if not_observed and not paths:
@@ -149,7 +149,7 @@ def fallback_rows(
 def _fare_and_travel(path: KnownPath) -> tuple[Conclusion, Verdict, str | None, float | None, str]:
     """Conclusion, verdict, transport, limit and cause: the same for all paths of one line."""
     judgement = path.judgement
-    return judgement.conclusion, judgement.verdict, names(path.transports), path.limit_gb_s, path.cause
+    return judgement.conclusion, judgement.verdict, join_names(path.transports), path.limit_gb_s, path.cause
 
 
 def _row(
@@ -166,7 +166,7 @@ def _row(
         origin=origin,
         count=len(members),
         pairs=tuple(path.pair for path in members[:_MOST_NAMED]),
-        transport=names(first.transports),
+        transport=join_names(first.transports),
         bandwidth_gb_s=slowest,
         limit_gb_s=limit,
         times_slower=limit / slowest if limit and slowest else None,
@@ -202,14 +202,14 @@ def findings(rows: Sequence[report.FallbackRow], paths: Sequence[KnownPath] = ()
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, of which those that say the same of other paths are one: lines differ by limits, too."""
-    alike = grouped(found, lambda each: replace(each, subject="", subjects=(), places=()))
+    alike = group_by(found, lambda each: replace(each, subject="", subjects=(), places=()))
     return tuple(each[0] if len(each) == 1 else _merge_equal(each) for each in alike.values())
 
 
 def _merge_equal(same: Sequence[Finding]) -> Finding:
     pairs = tuple(chain.from_iterable(each.subjects for each in same))
     places = tuple(dict.fromkeys(chain.from_iterable(each.places for each in same)))
-    return replace(same[0], subject=_lead(pairs) + some_of(pairs), subjects=pairs, places=places)
+    return replace(same[0], subject=_lead(pairs) + shorten(pairs), subjects=pairs, places=places)
 
 
 def _findings_of(row: report.FallbackRow) -> tuple[Finding, ...]:
@@ -263,7 +263,7 @@ def slowdown(row: report.FallbackRow) -> str:
 
 def shown(row: report.FallbackRow, most: int = _MOST_PAIRS) -> str:
     """The first pairs of a line in words: 'GPU0 → GPU1', 'ranks 0 → 1, 1 → 0 and 10 more'."""
-    return _lead(row.pairs) + some_of(row.pairs, most, row.count)
+    return _lead(row.pairs) + shorten(row.pairs, most, row.count)
 
 
 def _lead(pairs: Sequence[str]) -> str:

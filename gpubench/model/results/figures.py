@@ -15,8 +15,8 @@ from gpubench.model.results.report import CollectiveRow, EvidenceRow, PairRow, P
 from gpubench.model.results.speed import LARGE_BYTES, is_judged
 from gpubench.model.terms.operation import Direction, Engine, HostMemory
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
-from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, grouped, percent
-from gpubench.model.terms.verdict import Finding, Origin, Verdict, doubt_in
+from gpubench.model.terms.units import BYTES_PER_GB, MICROSECONDS_PER_SECOND, group_by, percent
+from gpubench.model.terms.verdict import Finding, Origin, Verdict, parse_doubt
 
 PEER_COPIES, HOST_COPIES = "p2p", "host copies"
 COLLECTIVE_NAMES = {
@@ -124,7 +124,7 @@ class SpeedFigures(Struct):
             time_us=row.time_us,
             expected_us=row.expected_us,
             shares_gpus=(row.ranks_per_gpu or 1) > 1,
-            doubt=doubt_in(row.note),
+            doubt=parse_doubt(row.note),
         )
         self._note_slow(figure, row.verdict)
         largest = self._largest.get(figure.what)
@@ -154,7 +154,7 @@ class SpeedFigures(Struct):
             size_bytes=row.size_bytes or 0,
             time_us=row.latency_us,
             expected_us=row.expected_us,
-            doubt=doubt_in(row.note),
+            doubt=parse_doubt(row.note),
             ends=(
                 DevicePlace(row.source_node, row.source, row.source_bus_id),
                 DevicePlace(row.destination_node, row.destination, row.destination_bus_id),
@@ -267,7 +267,7 @@ class Measurements(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _pairs_by_node(self) -> Mapping[str, Sequence[PairRow]]:
-        return grouped(self.pairs, lambda row: row.source_node)
+        return group_by(self.pairs, lambda row: row.source_node)
 
     @cached_property
     def staged(self) -> frozenset[tuple[str, str | None, str | None]]:

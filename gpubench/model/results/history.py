@@ -18,7 +18,7 @@ from gpubench.model.results.report import CollectiveRow, Metadata, PairRow, Row
 from gpubench.model.results.result_file import SHOWN_BY_ROWS
 from gpubench.model.terms.operation import HostMemory
 from gpubench.model.terms.statistics import MEDIAN_EFFICIENCY, Noise, robust_deviation
-from gpubench.model.terms.units import counted, grouped, some_of
+from gpubench.model.terms.units import group_by, plural, shorten
 from gpubench.model.terms.verdict import Verdict
 
 _NAME = re.compile(
@@ -214,7 +214,7 @@ def shortened(text: str) -> str:
 
 
 def _hosts(head: ResultHead) -> str:
-    return some_of(head.hosts, 1) or "none"
+    return shorten(head.hosts, 1) or "none"
 
 
 def _models(head: ResultHead) -> str:
@@ -330,7 +330,7 @@ class PastFigures(Struct, frozen=True):
             return f"this machine's past is not known: {self.problem}"
         if not self.used and not self.left_out:
             return ""
-        text = f"this machine's past: {counted(self.used, 'result')} of {self.folder}"
+        text = f"this machine's past: {plural(self.used, 'result')} of {self.folder}"
         if self.used < LEAST_RESULTS:
             text += f", and {LEAST_RESULTS} are the least that a row is judged by"
         if self.wired_otherwise:
@@ -385,7 +385,7 @@ def _figure(runs: Sequence[_Measured], noise: Noise, folder: str) -> PastFigure:
     """The median of the fastest half: a machine that gets slower from week to week is held against its better days."""
     fastest = sorted(runs, key=lambda each: each.cost)[: (len(runs) + 1) // 2]
     level = fastest[len(fastest) // 2]
-    source = f"this machine's past, {counted(len(runs), 'result')} of {folder}"
+    source = f"this machine's past, {plural(len(runs), 'result')} of {folder}"
     return PastFigure(level.time_us, level.gb_s, noise, len(runs), source)
 
 
@@ -400,7 +400,7 @@ def _measured_rows(result: PastResult) -> dict[RowKey, _Measured]:
         for pair in result.pairs
         if pair.verdict in _WELL
     ]
-    alike = grouped([each for each in found if each[1].cost > 0], lambda each: each[0])
+    alike = group_by([each for each in found if each[1].cost > 0], lambda each: each[0])
     ordered = {key: sorted((each for _, each in rows), key=lambda each: each.cost) for key, rows in alike.items()}
     return {key: rows[len(rows) // 2] for key, rows in ordered.items()}
 

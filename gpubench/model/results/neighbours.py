@@ -9,7 +9,7 @@ from msgspec import Struct
 from gpubench.model.results.report import CollectiveRow
 from gpubench.model.terms.operation import NCCL, TORCH_NCCL
 from gpubench.model.terms.statistics import Mode, robust_deviation
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 from gpubench.model.terms.verdict import Verdict
 
 SHARE = "ranks share"  # Part of the note of a row whose ranks take turns on few CPUs
@@ -43,7 +43,7 @@ def lone_slow_rows(verdicts: Mapping[RowPlace, Verdict]) -> frozenset[RowPlace]:
 
     Neighbours are the next smaller and the next larger size, and the same size in the other placement.
     """
-    by_curve = grouped(verdicts, lambda place: place.curve)
+    by_curve = group_by(verdicts, lambda place: place.curve)
     slow = [place for place, verdict in verdicts.items() if verdict in (Verdict.FAIL, Verdict.WARN)]
     return frozenset(
         place
@@ -93,7 +93,7 @@ def slow_range(rows: Sequence[CollectiveRow]) -> SlowRange | None:
     """
     known = [row for row in rows if row.nodes == 1 and row.backend in _OF_ONE_NODE and row.mode != Mode.LATENCY]
     found = []
-    for rows_alike in grouped(known, lambda row: (_curve_of(row), row.placement)).values():
+    for rows_alike in group_by(known, lambda row: (_curve_of(row), row.placement)).values():
         by_size = {row.size_bytes: row for row in reversed(rows_alike)}
         curve = [by_size[size] for size in sorted(by_size)]
         usual = _usual_times(curve, [row.expected_us if row.backend == _SIMULATED else None for row in curve])
@@ -169,7 +169,7 @@ def late_rank(rows: Sequence[CollectiveRow]) -> LateRank | None:
         if row.size_bytes >= LATE_FROM_BYTES and row.time_us_fastest_rank and (row.ranks_per_gpu or 1) == 1
     ]
     late = [row for row in large if _is_one_late(row)]
-    by_rank = {rank: found for rank, found in grouped(late, lambda row: row.slowest_rank).items() if rank is not None}
+    by_rank = {rank: found for rank, found in group_by(late, lambda row: row.slowest_rank).items() if rank is not None}
     if not by_rank:
         return None
     rank, found = max(by_rank.items(), key=lambda each: len(each[1]))

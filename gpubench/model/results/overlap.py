@@ -15,8 +15,8 @@ from gpubench.model.results.report import (
     Verified,
 )
 from gpubench.model.terms.operation import DataType
-from gpubench.model.terms.overlap import Partner, cap_name
-from gpubench.model.terms.units import format_size, grouped
+from gpubench.model.terms.overlap import Partner, describe_cap
+from gpubench.model.terms.units import format_size, group_by
 from gpubench.model.terms.verdict import Origin, Verdict
 
 SECTIONS = (
@@ -101,7 +101,7 @@ _FEWEST_SIZES = 2
 
 def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
     """Of every partner: the step under each cap over that with NCCL's own CTAs, and both slow-downs with these."""
-    for partner, members in grouped(rows, lambda row: row.partner).items():
+    for partner, members in group_by(rows, lambda row: row.partner).items():
         if len({row.size_bytes for row in members}) < _FEWEST_SIZES:
             continue
         own = {row.size_bytes: row for row in members if row.ctas is None}
@@ -119,8 +119,8 @@ def overlap_charts(rows: Sequence[OverlapRow]) -> Iterator[Chart]:
 
 def _slowdown_curves(rows: Sequence[OverlapRow], own: Mapping[int, OverlapRow]) -> Iterator[CurveLine]:
     both = [row for row in rows if row.size_bytes in own]
-    for ctas, members in grouped(both, lambda row: row.ctas).items():
-        yield _line(cap_name(ctas), members, lambda row: row.step_us / own[row.size_bytes].step_us)
+    for ctas, members in group_by(both, lambda row: row.ctas).items():
+        yield _line(describe_cap(ctas), members, lambda row: row.step_us / own[row.size_bytes].step_us)
 
 
 def _line(name: str, rows: Sequence[OverlapRow], value: Callable[[OverlapRow], float | None]) -> CurveLine:
@@ -151,7 +151,7 @@ def overlap_parts(report: Report) -> Iterator[LinePart]:
         yield part("no cap on CTAs makes a step shorter", importance=SOON)
     else:
         at = f" at {format_size(best.size_bytes)}"
-        yield part(f"{cap_name(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}", importance=SOON)
+        yield part(f"{describe_cap(best.ctas)} make the step {best.gain_percent:.1f} % shorter{at}", importance=SOON)
 
 
 def _more(slowdown: float) -> str:

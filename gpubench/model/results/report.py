@@ -17,7 +17,7 @@ from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
 from gpubench.model.paths.transport import Conclusion, Confidence, State
-from gpubench.model.terms.commands import Command, command_of
+from gpubench.model.terms.commands import Command, find_command
 from gpubench.model.terms.operation import ROW_BACKENDS, DataType, Placement, ReduceOp
 from gpubench.model.terms.overlap import OVERLAP
 from gpubench.model.terms.plain import from_plain
@@ -406,7 +406,7 @@ class Metadata(Struct, frozen=True, kw_only=True):
     @property
     def of_command(self) -> Command:
         """The command that made it."""
-        return command_of(self.subject, self.collective)
+        return find_command(self.subject, self.collective)
 
     @property
     def rows_section(self) -> str:

@@ -30,7 +30,7 @@ from gpubench.model.results.report import (
     VerdictRow,
     cells_of,
 )
-from gpubench.model.terms.units import counted, escaped, some_of
+from gpubench.model.terms.units import escaped, plural, shorten
 from gpubench.model.terms.verdict import Finding
 
 
@@ -102,7 +102,7 @@ class FileCircumstances(Struct, frozen=True, kw_only=True):
 
 def left_out_remark(left_out: Sequence[str]) -> str:
     """Return the sentence that says which rows of a file could not be read."""
-    return f"{counted(len(left_out), 'row')} left out: {some_of(left_out)}"
+    return f"{plural(len(left_out), 'row')} left out: {shorten(left_out)}"
 
 
 class RunPlace(NamedTuple):

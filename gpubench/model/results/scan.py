@@ -17,8 +17,8 @@ from gpubench.model.results.report import (
     Report,
 )
 from gpubench.model.terms.plain import Rate, Seconds, Within
-from gpubench.model.terms.units import counted, some_of
-from gpubench.model.terms.verdict import Finding, Verdict, hosts_in_trouble
+from gpubench.model.terms.units import plural, shorten
+from gpubench.model.terms.verdict import Finding, Verdict, failing_hosts
 
 EXCHANGED_BYTES = 256 * 2**20  # Each way and reduced: on H200 and 400 Gbit/s larger ones are no faster
 BOTH_WAYS = 2  # A figure of a pair is of what passes in both directions at once, together
@@ -462,7 +462,7 @@ def scan_parts(metadata: Metadata, report: Report) -> Iterator[LinePart]:
     nodes = len(metadata.hosts)
     if bad:
         doubtful = {cell.node for cell in report.rows(ScanCellRow) if cell.verdict not in _JUDGED}
-        yield from _bad_parts(bad, nodes, doubtful, hosts_in_trouble(report.findings, metadata.hosts))
+        yield from _bad_parts(bad, nodes, doubtful, failing_hosts(report.findings, metadata.hosts))
         return
     suspects = {node for row in rows for node in row.nodes if row.part_kind in OF_ONE_NODE}
     if rows:
@@ -482,7 +482,7 @@ def _bad_parts(bad: Sequence[ScanPartRow], nodes: int, doubtful: Set[str], faili
     between = [row for row in bad if row.part_kind not in OF_ONE_NODE]
     behind = {node for row in between for node in row.nodes}
     subjects = [f"{len(of_nodes):,} of {nodes:,} nodes"] if of_nodes else []
-    subjects += [counted(len(between), "part") + " of the network"] if between else []
+    subjects += [plural(len(between), "part") + " of the network"] if between else []
     is_one = len(of_nodes) + len(between) == 1
     yield _listed(f"{' and '.join(subjects)} {'is' if is_one else 'are'} bad", bad)
     unsure = len(doubtful - of_nodes - behind)
@@ -502,7 +502,7 @@ def _are(number: int) -> str:
 
 def _listed(lead: str, rows: Sequence[ScanPartRow]) -> LinePart:
     words = [_part_words(row) for row in rows]
-    return part(*(f"{lead}: {some_of(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)
+    return part(*(f"{lead}: {shorten(words, most)}" for most in range(min(len(words), _MOST_PARTS), 0, -1)), lead)
 
 
 def _part_words(row: ScanPartRow) -> str:

@@ -36,9 +36,9 @@ from gpubench.model.results.topo import GpuRow, NodeRow
 from gpubench.model.results.watch import watch_part
 from gpubench.model.terms.operation import NCCL as NCCL_BACKEND
 from gpubench.model.terms.operation import NCCL_ALONE, TORCH, TORCH_NCCL, HostMemory
-from gpubench.model.terms.overlap import cap_name
-from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, by_device, ranks_per_gpu, why_not_judged
-from gpubench.model.terms.units import compress_names, counted, format_bandwidth, format_size, format_time, some_of
+from gpubench.model.terms.overlap import describe_cap
+from gpubench.model.terms.ranks import RANKS_SHARE_A_GPU, group_by_device, ranks_per_gpu, why_not_judged
+from gpubench.model.terms.units import compress_names, format_bandwidth, format_size, format_time, plural, shorten
 from gpubench.model.terms.verdict import FIGURES, HOST_STAGED, WRONG_DATA, Cure, Finding, Verdict, exit_code, gravity
 
 _ID = re.compile(r"^[a-z0-9-]+: ")
@@ -88,7 +88,7 @@ def _said(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator
     else:
         yield from _finding_parts(metadata, report, root, figures)
         others = sum(finding.severity is root.severity for finding in report.findings) - 1
-        yield ending.part(f"and {counted(others, 'more finding')}" if others else "")
+        yield ending.part(f"and {plural(others, 'more finding')}" if others else "")
 
 
 def _healthy(metadata: Metadata, report: Report, figures: SpeedFigures) -> Iterator[ending.LinePart]:
@@ -146,7 +146,7 @@ def _reached_by(metadata: Metadata, slow: SpeedFigure, root: Finding) -> Iterato
         return
     said = _reached(metadata, slow, with_place=False)
     said = f"data go through host memory, {said}" if staged_pairs else said
-    for named in (root.subject, some_of(root.subjects, 1), _shared_gpus(root.subjects)):
+    for named in (root.subject, shorten(root.subjects, 1), _shared_gpus(root.subjects)):
         yield f"{_add_place(metadata, named)}: {said}" if named else ""
 
 
@@ -173,7 +173,7 @@ def _beginning(text: str, most: int) -> str:
 def _seen_of(metadata: Metadata, root: Finding) -> Iterator[ending.LinePart]:
     """Where and what was seen; what is seen beside it is said where there is room."""
     where = _add_place(metadata, root.subject)
-    short = _add_place(metadata, some_of(root.subjects, 1)) if len(root.subjects) > 1 else where
+    short = _add_place(metadata, shorten(root.subjects, 1)) if len(root.subjects) > 1 else where
     first, _, beside = root.seen.partition("; ")
     least = first.partition(": ")[0]
     # What was seen may name a part of a machine, which says more than the ranks of the job.
@@ -228,7 +228,7 @@ def _slower_words(rows: RowsByColumn[ComparisonRow]) -> str:
     noise = "" if worst.noise_percent is None else f"noise {bandwidth_lost(worst.noise_percent):.0f} %"
     seen = ", ".join(filter(None, (f"{place}: {figures}" if figures else place, noise)))
     verb = "is" if len(kinds) == 1 and kinds[0] != "copies" else "are"
-    of_rows = f"{len(slower)} of {counted(len(compared), 'row')}"
+    of_rows = f"{len(slower)} of {plural(len(compared), 'row')}"
     return f"{what} {verb} slower in {of_rows}, by up to {lost:.0f} % ({seen})"
 
 
@@ -276,7 +276,7 @@ def _reached(
 
 
 def _machine(metadata: Metadata, report: Report) -> str:
-    names = [each[0].gpu or "GPU" for each in by_device(metadata.ranks)]
+    names = [each[0].gpu or "GPU" for each in group_by_device(metadata.ranks)]
     names += [rank.gpu for rank in metadata.ranks if rank.gpu and rank.device is None]
     names = names or [row.name or "GPU" for row in report.rows(GpuRow)]
     described = metadata.options.get("gpus")
@@ -293,9 +293,9 @@ def _machine(metadata: Metadata, report: Report) -> str:
     if not names:
         dumps, of_ras = metadata.options.get("dumps"), metadata.options.get("ras")
         if timed := sum(row.operations for row in report.rows(OperationRow)):
-            return f"no rank keeps the others waiting in {counted(timed, 'operation')}"
-        answered = f"no rank is behind in {counted(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
-        return _job(report) or (f"no collective hangs in the dumps of {counted(dumps, 'rank')}" if dumps else answered)
+            return f"no rank keeps the others waiting in {plural(timed, 'operation')}"
+        answered = f"no rank is behind in {plural(of_ras, 'communicator')} of NCCL's RAS" if of_ras else ""
+        return _job(report) or (f"no collective hangs in the dumps of {plural(dumps, 'rank')}" if dumps else answered)
     hidden = metadata.options.get(HIDDEN_GPUS)
     of_all = f" of {len(names) + hidden}" if isinstance(hidden, int) else ""
     gpus = ", ".join(f"{count}{of_all} × {model}" for model, count in Counter(map(_model, names)).items())
@@ -322,10 +322,10 @@ def _job(report: Report) -> str:
     if ending.NOTHING_TO_CONNECT in found:
         return "nothing to connect: one rank"
     if communicators:
-        pairs = counted(sum(communicator.pairs for communicator in communicators), "pair")
+        pairs = plural(sum(communicator.pairs for communicator in communicators), "pair")
         if ending.EXCERPT in found:
             return f"{pairs} in this part of a log, of how many it does not say"
-        return f"{pairs} of {counted(len(communicators), 'communicator')}"
+        return f"{pairs} of {plural(len(communicators), 'communicator')}"
     libraries = [row for row in report.rows(LibraryRow) if row.found]
     if libraries:
         versions = dict.fromkeys(row.version or "?" for row in libraries if row.library == NCCL_LIB)
@@ -341,7 +341,7 @@ def _job(report: Report) -> str:
     least = min((percent for percent in noise if percent is not None), default=0.0)
     coarse = least >= _COARSE_PERCENT
     blind = f", differences below {bandwidth_lost(least):.0f} % are not told apart" if coarse else ""
-    return f"{counted(len(noise), 'row')} compared{blind}"
+    return f"{plural(len(noise), 'row')} compared{blind}"
 
 
 def _well(report: Report, figures: SpeedFigures) -> Iterator[str]:
@@ -496,7 +496,7 @@ def _name(record: Mapping[str, Any]) -> str:
         lambda: _ends(record),
         lambda: format_size(record["size_bytes"]) if record.get("size_bytes") is not None else "",
         lambda: " ".join(str(record[name]) for name in _SIZES_AND_NAMES if record.get(name) is not None),
-        lambda: f"beside {record['partner']}, {cap_name(record['ctas'])}" if record.get("partner") else "",
+        lambda: f"beside {record['partner']}, {describe_cap(record['ctas'])}" if record.get("partner") else "",
         lambda: str(record["engine"]) if record.get("engine") else "",
         lambda: f"peer access {record['peer']}" if record.get("peer") else "",
         lambda: str(record["note"]) if HostMemory.parse_note(record.get("note")) else "",

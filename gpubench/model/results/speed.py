@@ -11,8 +11,8 @@ from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.terms.operation import ManagedWay, algbw_gb_s
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, counted, format_size, format_time
-from gpubench.model.terms.verdict import DOUBTED_TIMES, Verdict, doubt, overall
+from gpubench.model.terms.units import MICROSECONDS_PER_SECOND, format_size, format_time, plural
+from gpubench.model.terms.verdict import DOUBTED_FACTOR, Verdict, describe_doubt, worst_verdict
 
 _NEAR_SHARE = 0.1  # Of the slowest time that is not slow: nearer rows are measured again
 _ALONE_US = 25.0  # Beyond among others, alone by the host's clock: 13 µs on H200, from 5 to 20 on others
@@ -51,7 +51,7 @@ class Tolerance(Struct, frozen=True):
     microseconds: float = 7.0
     warned_from: int = 16 * 2**20
     is_least: bool = False
-    doubted_from: float = DOUBTED_TIMES
+    doubted_from: float = DOUBTED_FACTOR
 
     def of_slower(self, times: float) -> "Tolerance":
         """The same warnings; to fail, a time must be longer than one that is so many times longer may be unwarned."""
@@ -127,11 +127,11 @@ class ExpectedTime(Struct, frozen=True):
     def doubt(self, row: CollectiveRow) -> str:
         """In words that the expectation does not fit: a row is far faster, or large, far slower and passes; else ''."""
         slowest_us = row.time_us * (1 + (row.ci95_percent or 0.0) / 100) + self.tolerance.microseconds
-        is_late = row.size_bytes >= LARGE_BYTES and row.time_us > DOUBTED_TIMES * self.time_us
+        is_late = row.size_bytes >= LARGE_BYTES and row.time_us > DOUBTED_FACTOR * self.time_us
         is_fast = self.time_us > self.tolerance.doubted_from * slowest_us
         if self.tolerance.is_least or not (is_fast or (is_late and self.verdict(row) is Verdict.PASS)):
             return ""
-        return doubt(self.time_us / row.time_us, self.source)
+        return describe_doubt(self.time_us / row.time_us, self.source)
 
     def doubted(self, assumed: str) -> "ExpectedTime":
         """The same where something of it is assumed, and says so: what is slow is a warning, and no failure."""
@@ -203,7 +203,7 @@ def judged(row: CollectiveRow, expected: ExpectedTime) -> CollectiveRow:
         return replace(row, note="; ".join(filter(None, (row.note, doubted))))
     speed = expected.verdict(row)
     before = [] if row.verdict is None else [Verdict(row.verdict)]
-    return replace(compared(row, expected), verdict=overall([*before, speed]))
+    return replace(compared(row, expected), verdict=worst_verdict([*before, speed]))
 
 
 def is_slow(row: CollectiveRow) -> bool:
@@ -226,7 +226,7 @@ class Slowness(Struct, frozen=True):
     @property
     def severity(self) -> Verdict:
         """The gravest of all rows."""
-        return overall(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
+        return worst_verdict(Verdict(row.verdict or Verdict.SKIP) for row in self.rows)
 
     @property
     def percent(self) -> float:
@@ -253,7 +253,7 @@ class Slowness(Struct, frozen=True):
         """What is slow: the sizes, the ranks, and where they are."""
         sizes = sorted({row.size_bytes for row in self.rows})
         span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-        return f"{self.worst.collective} of {span}, {counted(self.worst.ranks, 'rank')} on {where}"
+        return f"{self.worst.collective} of {span}, {plural(self.worst.ranks, 'rank')} on {where}"
 
     def __str__(self) -> str:
         return f"{self.worst.collective}: {self.seen}"
@@ -312,4 +312,4 @@ def refused_above_limit(row: LimitedRow) -> LimitedRow:
     if times_limit(row) is None:
         return row
     verdicts = [Verdict.ERROR, *([] if row.verdict is None else [Verdict(row.verdict)])]
-    return replace(row, verdict=overall(verdicts), note="; ".join(filter(None, (row.note, _NOTE))))
+    return replace(row, verdict=worst_verdict(verdicts), note="; ".join(filter(None, (row.note, _NOTE))))

@@ -19,18 +19,18 @@ from gpubench.model.facts.snapshot import (
     RemappedRows,
     Snapshot,
 )
-from gpubench.model.paths.nodes import MachineKind, condense
+from gpubench.model.paths.nodes import MachineKind, describe_differences
 from gpubench.model.paths.topology import (
     BITS_PER_BYTE,
     PATH_CLASSES,
     Device,
     Topology,
     active_links,
-    loaded_link,
+    describe_pcie,
+    link_under_load,
     nvlink_gb_s,
     pcie_ceiling_gb_s,
-    pcie_text,
-    rounded,
+    round_gb_s,
 )
 from gpubench.model.paths.wiring import network_limits
 from gpubench.model.results import report
@@ -266,13 +266,13 @@ def gpu_rows(node: Topology) -> Iterator[GpuRow]:
             node=node.snapshot.host,
             gpu=gpu.device,
             **_pcie(gpu.pcie),
-            pcie_gb_s=rounded(node.pcie_total(gpu).gb_s),
+            pcie_gb_s=round_gb_s(node.pcie_total(gpu).gb_s),
             numa_node=gpu.place.numa_node,
             nvlinks_active=active_links(gpu),
             nvlinks=None if gpu.nvlinks is None else len(gpu.nvlinks),
             nvlink_version=active[0].version if active else None,
             nvlink_gb_s_per_link=nvlink_gb_s(active[0]) if active else None,
-            nvlink_gb_s=rounded(node.nvlink_total(gpu).gb_s),
+            nvlink_gb_s=round_gb_s(node.nvlink_total(gpu).gb_s),
             nvlink_peers=sorted({_far_end(node, link) for link in active}),
             nvlink_errors=sum(counted) if counted else None,
             **_fabric(gpu.fabric),
@@ -337,7 +337,7 @@ def nic_rows(node: Topology) -> Iterator[NicRow]:
             link_layer=nic.kind,
             rate_gb_s=None if nic.rate_gbit_s is None else nic.rate_gbit_s / BITS_PER_BYTE,
             **_pcie(nic.pcie),
-            pcie_gb_s=rounded(node.pcie_total(nic).gb_s),
+            pcie_gb_s=round_gb_s(node.pcie_total(nic).gb_s),
             numa_node=nic.place.numa_node,
             nearest_gpus=[gpu.device for gpu in nearest],
             nearest_path=node.pcie_path(nearest[0], nic) if nearest else None,
@@ -359,7 +359,7 @@ def node_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             snapshot,
             node=snapshot.host,
             node_kind=kind.name,
-            differences=condense(kind.odd.get(position, ())),
+            differences=describe_differences(kind.odd.get(position, ())),
             gpus=len(snapshot.gpus),
             nics=len(snapshot.nics),
             driver=snapshot.driver.version,
@@ -447,7 +447,7 @@ def pair_rows(node: Topology) -> Iterator[report.PairRow]:
                 source_node=host,
                 destination_node=host,
                 origin=origin,
-                limit_gb_s=rounded(limit.gb_s),
+                limit_gb_s=round_gb_s(limit.gb_s),
                 path_class=node.path(source, destination),
                 note="; ".join(filter(None, (_direct(node, source, destination), limit.note))),
             )
@@ -496,10 +496,10 @@ def limits(node: Topology) -> dict[str, dict[str, float | None]]:
     network, _ = network_limits(node)
     return {
         gpu.device: {
-            **{device.device: rounded(node.limit(gpu, device).gb_s) for device in node.devices if device is not gpu},
-            "nvlink": rounded(node.nvlink_total(gpu).gb_s),
-            "pcie": rounded(node.pcie_total(gpu).gb_s),
-            "network": rounded(towards_nodes.gb_s),
+            **{device.device: round_gb_s(node.limit(gpu, device).gb_s) for device in node.devices if device is not gpu},
+            "nvlink": round_gb_s(node.nvlink_total(gpu).gb_s),
+            "pcie": round_gb_s(node.pcie_total(gpu).gb_s),
+            "network": round_gb_s(towards_nodes.gb_s),
         }
         for gpu, towards_nodes in zip(node.gpus, network, strict=True)
     }
@@ -515,11 +515,11 @@ def kind_rows(nodes: Sequence[Topology], kinds: Sequence[MachineKind]) -> Iterat
             nodes=[nodes[position].snapshot.host for position in kind.alike],
             odd=[nodes[position].snapshot.host for position in kind.odd],
             differs_from=kind.differs_from,
-            differences=condense(kind.differs),
+            differences=describe_differences(kind.differs),
             matrix=node.matrix,
             peer_access=peer_access(node),
             limits=limits(node),
-            network_gb_s=rounded(network_limits(node)[1]),
+            network_gb_s=round_gb_s(network_limits(node)[1]),
         )
 
 
@@ -571,20 +571,22 @@ def _below(node: Topology, devices: Sequence[Placed], level: int) -> Iterator[Tr
         if len(above) > level:
             switches.setdefault(above[level], []).append(device)
         elif isinstance(device, PciDevice):
-            link, gb_s = pcie_text(device.link), pcie_ceiling_gb_s(device.link)
+            link, gb_s = describe_pcie(device.link), pcie_ceiling_gb_s(device.link)
             what = "device of unknown kind"
-            yield TreeRow(node=host, depth=level + 2, element=device.bus_id, what=what, link=link, gb_s=rounded(gb_s))
-        else:
-            link = pcie_text(device.pcie, idle=device.idle if isinstance(device, GpuFacts) else None)
-            gb_s = pcie_ceiling_gb_s(loaded_link(device))
             yield TreeRow(
-                node=host, depth=level + 2, element=device.device, what=_what(device), link=link, gb_s=rounded(gb_s)
+                node=host, depth=level + 2, element=device.bus_id, what=what, link=link, gb_s=round_gb_s(gb_s)
+            )
+        else:
+            link = describe_pcie(device.pcie, idle=device.idle if isinstance(device, GpuFacts) else None)
+            gb_s = pcie_ceiling_gb_s(link_under_load(device))
+            yield TreeRow(
+                node=host, depth=level + 2, element=device.device, what=_what(device), link=link, gb_s=round_gb_s(gb_s)
             )
     uplinks = {switch.bus_id: switch.link for switch in node.snapshot.switches}
     for bus_id, members in switches.items():
         uplink = uplinks.get(bus_id, PcieLink())
-        link, gb_s = pcie_text(uplink), pcie_ceiling_gb_s(uplink)
-        yield TreeRow(node=host, depth=level + 2, element=bus_id, what="PCIe switch", link=link, gb_s=rounded(gb_s))
+        link, gb_s = describe_pcie(uplink), pcie_ceiling_gb_s(uplink)
+        yield TreeRow(node=host, depth=level + 2, element=bus_id, what="PCIe switch", link=link, gb_s=round_gb_s(gb_s))
         yield from _below(node, members, level + 1)
 
 

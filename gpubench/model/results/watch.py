@@ -7,11 +7,11 @@ from typing import Annotated
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.model.facts.traffic import FOREIGN_GB_S, total
+from gpubench.model.facts.traffic import FOREIGN_GB_S, sum_rates
 from gpubench.model.results.ending import LinePart, part
 from gpubench.model.results.fallback import HangRow
 from gpubench.model.results.report import Record, Report
-from gpubench.model.terms.units import compress_names, grouped, some_of
+from gpubench.model.terms.units import compress_names, group_by, shorten
 from gpubench.model.terms.verdict import Origin, Verdict
 
 
@@ -108,10 +108,10 @@ class WatchFrame(Struct, frozen=True, kw_only=True):
     @property
     def kinds(self) -> "list[AlikeNodes]":
         """The nodes by what they do, the largest kind first."""
-        jobs = grouped(self.jobs, lambda row: row.node)
+        jobs = group_by(self.jobs, lambda row: row.node)
         hosts = list(dict.fromkeys((*(row.node for row in self.rows), *jobs, *(host for host, _ in self.silences))))
         silent = dict(self.silences)
-        by_doing = grouped(hosts, lambda host: (silent.get(host), *map(_activity, jobs.get(host, ()))))
+        by_doing = group_by(hosts, lambda host: (silent.get(host), *map(_activity, jobs.get(host, ()))))
         kinds = [AlikeNodes(tuple(members), tuple(together(jobs.get(members[0], ())))) for members in by_doing.values()]
         return sorted(kinds, key=lambda kind: -len(kind.hosts))
 
@@ -125,11 +125,11 @@ class AlikeNodes(Struct, frozen=True):
 
 def together(jobs: Sequence[JobRow]) -> Iterator[JobRow]:
     """The jobs of a node, where more than a few do the same in one line: servers with a process a GPU."""
-    for alike in grouped(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
+    for alike in group_by(jobs, lambda row: (row.way, row.verdict, row.cause)).values():
         if len(alike) <= _MOST_ALIKE:
             yield from alike
             continue
-        rates = {name: total([getattr(row, name) for row in alike]) for name in _RATES}
+        rates = {name: sum_rates([getattr(row, name) for row in alike]) for name in _RATES}
         gpus = [gpu for row in alike for gpu in row.gpus]
         yield replace(alike[0], job=f"{len(alike)} jobs, {alike[0].job} and others", gpus=gpus, **rates)
 
@@ -151,10 +151,10 @@ def watch_part(report: Report) -> LinePart:
     for row in rows:
         main.setdefault((row.node, row.job), row)
     busy = sorted((row for row in main.values() if row.way != Way.IDLE), key=lambda row: -row.seconds)
-    sentences = [_sentence(alike) for alike in grouped(busy, lambda row: (row.job, row.way)).values()]
+    sentences = [_sentence(alike) for alike in group_by(busy, lambda row: (row.job, row.way)).values()]
     if sentences:
         unjudged = "" if report.verdict is Verdict.PASS else "no path between GPUs was seen: "
-        return part(*(unjudged + some_of(sentences, most) for most in range(min(len(sentences), _MOST_JOBS), 0, -1)))
+        return part(*(unjudged + shorten(sentences, most) for most in range(min(len(sentences), _MOST_JOBS), 0, -1)))
     return part("all jobs are idle, no traffic between GPUs was seen" if rows else "no process uses a GPU")
 
 

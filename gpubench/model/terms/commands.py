@@ -156,6 +156,6 @@ AFTER_COLLECTIVES = (OVERLAP, PLAN, PROFILES)  # In the order of --help
 _BY_NAME = {each.name: each for each in (*BEFORE_COLLECTIVES, *AFTER_COLLECTIVES)}
 
 
-def command_of(subject: str, collective: str | None = None) -> Command:
+def find_command(subject: str, collective: str | None = None) -> Command:
     """Return the command that made a report: for any collective COLLECTIVE, for an unknown one TOPO."""
     return _BY_NAME.get(subject, TOPO if collective is None else COLLECTIVE)

@@ -98,7 +98,7 @@ class Segment(Struct, frozen=True):
     source: int | None = None
 
 
-OPTION = "--hierarchical"
+HIERARCHICAL_OPTION = "--hierarchical"
 
 
 class TwoLevels(Struct, frozen=True):
@@ -146,7 +146,7 @@ class TwoLevels(Struct, frozen=True):
         if ReduceOp.AVG in ops and (integers or inexact):
             what = f"of {integers[0]}" if integers else f"over {self.node_count} nodes of {self.ranks_a_node} ranks"
             raise UsageError(
-                f"{OPTION} with --op avg {what}",
+                f"{HIERARCHICAL_OPTION} with --op avg {what}",
                 expected="floats, and powers of two: only there is an average of averages exact",
                 next_step="--op sum",
             )
@@ -154,7 +154,7 @@ class TwoLevels(Struct, frozen=True):
 
 def _cannot(seen: str, next_step: str) -> UsageError:
     return UsageError(
-        f"{OPTION}, but {seen}",
+        f"{HIERARCHICAL_OPTION}, but {seen}",
         expected="two nodes or more, with the same number of ranks, two or more",
         reason="it reduces inside nodes first, then between ranks with the same place in their nodes",
         next_step=next_step,
@@ -230,10 +230,10 @@ class Block(Struct, frozen=True):
 
     def seeds(self) -> tuple[int, ...]:
         """A 32-bit seed per buffer, different for all buffers and rows."""
-        return tuple(seed(self.row, buffer) for buffer in range(self.buffers))
+        return tuple(buffer_seed(self.row, buffer) for buffer in range(self.buffers))
 
 
-def seed(row: int, buffer: int) -> int:
+def buffer_seed(row: int, buffer: int) -> int:
     """Return the 32-bit seed of one buffer of a row."""
     return ((row * ROW_SEED) ^ (buffer * BUFFER_SEED) ^ (row >> 16)) & WORD
 
@@ -316,7 +316,7 @@ class CopyPattern(StrEnum):
     ALL_TO_ALL = "all_to_all"
 
 
-def pairs_of(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
+def pattern_pairs(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int, int], ...]:
     """Return the ordered pairs that copy at once: to the next neighbor, to or from `root`, half to half, or all."""
     everybody = range(gpus)
     if pattern is CopyPattern.RING:
@@ -332,7 +332,7 @@ def pairs_of(pattern: CopyPattern, gpus: int, root: int = 0) -> tuple[tuple[int,
     return tuple((source, destination) for source in everybody for destination in everybody if source != destination)
 
 
-MOST_SHARE = 0.25
+MANAGED_MEMORY_SHARE = 0.25
 """Maximum share of free GPU and host memory for managed memory. Memory that does not fit is evicted page by page,
 which can hang a GPU.
 """
@@ -417,7 +417,7 @@ torch/_inductor/config.py of 2.5 to 2.11.
 """
 
 
-def kernel_of(backend: str, size_bytes: int, setting: str | None = None) -> str | None:
+def choose_kernel(backend: str, size_bytes: int, setting: str | None = None) -> str | None:
     """Return a backend's kernel: the one that is set, or else by size. None for other backends."""
     known = KERNELS.get(backend, ())
     if setting in known:
@@ -429,7 +429,7 @@ _ENQUEUED = (NCCL, TORCH_NCCL, TORCH_SYMM)  # They wait in a stream, so that a g
 GATE = "gate"  # In the metadata, the clock of a table in which operations that can wait behind a gate do so
 
 
-def gated(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
+def gated_backends(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = False) -> tuple[str, ...]:
     """Return the backends that the GPU times from the opening of a gate. The host's clock times the others.
 
     Operations `one_by_one` are timed with their launch, and replays of a `graph` need no host to issue operations.
@@ -439,7 +439,7 @@ def gated(backends: Sequence[str], *, one_by_one: bool = False, graph: bool = Fa
     return tuple(each for each in _ENQUEUED if each in backends)
 
 
-def composed(
+def describe_composition(
     backend: str,
     collective: str,
     dtype: DataType,
@@ -455,11 +455,11 @@ def composed(
             parts.append(f"torch's {name} has one buffer: copied into it first")
     if backend == TORCH_GLOO and collective == "sendrecv":
         parts.append("Gloo sends no CUDA tensors: from GPUs by way of tensors of the host")
-    if op is ReduceOp.AVG and divides(backend, dtype):
+    if op is ReduceOp.AVG and divides_sum(backend, dtype):
         parts.append(f"{backend} has no average of {dtype}: a sum, divided afterwards")
     return "; ".join(parts)
 
 
-def divides(backend: str, dtype: DataType) -> bool:
+def divides_sum(backend: str, dtype: DataType) -> bool:
     """True if an average is a sum divided afterwards: MPI has no average, and Gloo none for integers."""
     return backend == MPI or (backend == TORCH_GLOO and dtype.kind is not NumberKind.FLOAT)

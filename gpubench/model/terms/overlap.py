@@ -44,7 +44,7 @@ def parse_ctas(texts: Sequence[str]) -> tuple[int | None, ...]:
     return tuple(None if cap == OWN_CTAS else int(cap) for cap in words)
 
 
-def cap_name(ctas: int | None) -> str:
+def describe_cap(ctas: int | None) -> str:
     """Return '8 CTAs', or NCCL's own for None."""
     return "NCCL's own" if ctas is None else f"{ctas} CTA{'' if ctas == 1 else 's'}"
 
@@ -66,7 +66,7 @@ def partner_bytes(partner: Partner, gemm_side: int) -> int:
     return 2 * (COPY_BYTES if partner is Partner.COPY else CHAIN_BYTES)
 
 
-def operation_words(partner: Partner, gemm_side: int, dtype: DataType) -> str:
+def describe_operation(partner: Partner, gemm_side: int, dtype: DataType) -> str:
     """Describe one operation: 'GEMM 8192³ bfloat16'."""
     if partner is Partner.GEMM:
         return f"GEMM {gemm_side}³ {gemm_type(dtype)}"
@@ -214,7 +214,7 @@ class ClockedStep(NamedTuple):
     period: float
 
 
-def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
+def clock_steps(batch: Sequence[StepMarks]) -> list[ClockedStep]:
     """Return the steps of a batch without the first, which starts on idle streams."""
     ends = [each.start for each in batch[1:]] + [batch[-1].end]
     return [
@@ -229,7 +229,7 @@ def clocked(batch: Sequence[StepMarks]) -> list[ClockedStep]:
     ]
 
 
-class StepsOfRanks(Struct, frozen=True):
+class RankSteps(Struct, frozen=True):
     """The steps of one phase by rank, equally many per rank."""
 
     by_rank: Sequence[Sequence[ClockedStep]]
@@ -275,11 +275,11 @@ class StepsOfRanks(Struct, frozen=True):
         return Spread.of([max(step.period for step in ranks) for ranks in zip(*self.by_rank, strict=True)])
 
 
-def overlap_times(
-    partner_alone: StepsOfRanks,
-    communication_alone: StepsOfRanks,
-    communication_first: StepsOfRanks | None,
-    together: StepsOfRanks,
+def compute_overlap_times(
+    partner_alone: RankSteps,
+    communication_alone: RankSteps,
+    communication_first: RankSteps | None,
+    together: RankSteps,
 ) -> OverlapTimes:
     """Return the times of a row from its phases. In `together`, computation gets SMs first."""
     undisturbed = communication_alone.communication

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpubench.errors import CouldNotMeasureError, UsageError
-from gpubench.model.terms.units import grouped, spans
+from gpubench.model.terms.units import format_ranges, group_by
 
 RANKS_SHARE_A_GPU = "ranks share a GPU"  # Speed is not judged: nothing is known of divided GPUs
 HOSTS_ARE_SPLIT = "NCCL_HOSTID splits a host"  # NCCL joins ranks of one host over the network then
@@ -60,7 +60,7 @@ class RankIdentity(Struct, frozen=True, kw_only=True):
         return None if self.gpu_uuid is None else (self.node, self.gpu_uuid)
 
 
-def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
+def group_by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
     """Return the ranks of each GPU in order of its first rank, without ranks that have no GPU."""
     found: dict[tuple[int, str], list[RankIdentity]] = {}
     for rank in ranks:
@@ -71,10 +71,10 @@ def by_device(ranks: Sequence[RankIdentity]) -> list[list[RankIdentity]]:
 
 def ranks_per_gpu(ranks: Sequence[RankIdentity]) -> int | None:
     """Return the maximum number of ranks per GPU, or None without GPUs."""
-    return max(map(len, by_device(ranks)), default=None)
+    return max(map(len, group_by_device(ranks)), default=None)
 
 
-def hosts_of_nccl(ranks: Sequence[RankIdentity]) -> int:
+def count_nccl_hosts(ranks: Sequence[RankIdentity]) -> int:
     """Return the number of hosts as NCCL counts them: by NCCL_HOSTID if set, else by node."""
     return len({rank.node if rank.device is None else rank.nccl_host or rank.node for rank in ranks})
 
@@ -126,10 +126,10 @@ def check_split(text: str) -> None:
         )
 
 
-def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
+def split_ranks(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup, ...]:
     """Return the groups of a split by first rank. Raises UsageError if a rank would be alone."""
     key = _KEYS.get(text) or (lambda rank: (rank.rank // int(text), ""))
-    members = grouped(identities, lambda identity: key(identity)[0])
+    members = group_by(identities, lambda identity: key(identity)[0])
     groups = []
     for ranks in members.values():
         numbers = tuple(each.rank for each in ranks)
@@ -140,7 +140,7 @@ def groups_of(text: str, identities: Sequence[RankIdentity]) -> tuple[RankGroup,
                 reason=_WHY_ALONE.get(text, "the number of ranks is no multiple of that of a group"),
                 next_step=f"another number of ranks than {len(identities)}, or another split",
             )
-        groups.append(RankGroup(key(ranks[0])[1] or f"ranks {spans(list(numbers))}", numbers))
+        groups.append(RankGroup(key(ranks[0])[1] or f"ranks {format_ranges(list(numbers))}", numbers))
     return tuple(groups)
 
 
@@ -245,7 +245,7 @@ def hang_error(
     late = {state.rank for state in states if state.rank in missing}
     lines = [f"  missing:  {missing[rank]}" for rank in sorted(missing)[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
-        lines.append(f"            and ranks {spans(sorted(missing)[_MOST_NAMED:])}")
+        lines.append(f"            and ranks {format_ranges(sorted(missing)[_MOST_NAMED:])}")
     lines += [f"  arrived:  {text}" for text in _groups(state for state in states if state.rank not in late)]
     lines += [f"  library:  {state.place}: {state.trouble}" for state in states if state.trouble][:_MOST_NAMED]
     error = CouldNotMeasureError(
@@ -318,7 +318,7 @@ def not_started_error(states: Sequence[RankState], ranks: int, seconds: float) -
     others = [rank for rank in range(ranks) if rank not in here]
     lines = [f"  missing:  {state.place} (pid {state.pid}): its process is stopped" for state in stopped]
     if others:
-        lines.append(f"  missing:  rank {spans(others)}: never started, or on another host")
+        lines.append(f"  missing:  rank {format_ranges(others)}: never started, or on another host")
     lines += [f"  arrived:  {text}" for text in _groups(state for state in states if not state.stopped)]
     place = next((state.label for state in states if state.label), "")
     what, who = "MPI_Init, or what comes before it, did not end", "MPI"
@@ -368,15 +368,19 @@ def _named(state: RankState) -> str:
 
 def _who(missing: Iterable[int]) -> str:
     ranks = sorted(missing)
-    return f"the others wait for rank {spans(ranks)}"
+    return f"the others wait for rank {format_ranges(ranks)}"
 
 
 def _groups(states: Iterable[RankState]) -> list[str]:
-    groups = grouped(states, lambda state: state.where + _stuck(state))
+    groups = group_by(states, lambda state: state.where + _stuck(state))
     lines = []
     for where, members in groups.items():
         named = len(members) <= _MOST_NAMED
-        who = ", ".join(member.place for member in members) if named else f"rank {spans([e.rank for e in members])}"
+        who = (
+            ", ".join(member.place for member in members)
+            if named
+            else f"rank {format_ranges([e.rank for e in members])}"
+        )
         lines.append(f"{who}: in {where}")
     shown = lines[:_MOST_NAMED]
     return shown if len(lines) <= _MOST_NAMED else [*shown, f"and {len(lines) - _MOST_NAMED} groups more"]

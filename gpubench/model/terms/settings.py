@@ -77,7 +77,7 @@ class NcclSetting(Struct, frozen=True):
     @property
     def name(self) -> str:
         """Its name: 'ring/ll128', 'll', 'NCCL_MAX_NCHANNELS=8', 'ring NCCL_MAX_NCHANNELS=8'."""
-        plain = taken_name(self.algorithm, self.protocol)
+        plain = format_choice(self.algorithm, self.protocol)
         known = {ALGORITHM_VARIABLE: self.algorithm, PROTOCOL_VARIABLE: self.protocol}
         in_order = (*self.communicator_part.values, *self.process_part.values)
         others = [f"{name}={value}" for name, value in in_order if not known.get(name)]
@@ -142,14 +142,14 @@ class NcclSetting(Struct, frozen=True):
         return tuple(f"{name}={value} {what}" for name, value in self.values if (what := _changes(name)))
 
 
-def every_combination(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
+def combine_values(asked: Mapping[str, Sequence[str]]) -> Iterator[NcclSetting]:
     """Yield a setting per combination of values, or nothing without values."""
     if asked:
         for values in product(*asked.values()):
             yield NcclSetting(tuple(zip(asked, values, strict=True)))
 
 
-def taken_name(algorithm: str | None, protocol: str | None) -> str | None:
+def format_choice(algorithm: str | None, protocol: str | None) -> str | None:
     """Return the names in NCCL's log as a setting: RING and LL are 'ring/ll'."""
     return "/".join(_plain(each) for each in (algorithm, protocol) if each) or None
 
@@ -159,7 +159,7 @@ def repeated_name(name: str | None) -> str:
     return AGAIN if name is None else f"{name} {AGAIN}"
 
 
-def first_time(name: str | None) -> str | None:
+def original_name(name: str | None) -> str | None:
     """Return the name of the rows that measured the same setting first."""
     return None if name == AGAIN else (name or "").removesuffix(f" {AGAIN}") or None
 
@@ -196,7 +196,7 @@ _OWN = "GPUBENCH_"
 _LOGGING = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
-def parse_sets(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def parse_set_options(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of each variable in texts of the form NAME=a,b; a value in double quotes may have commas in it.
 
     Raises UsageError: no variable, no value, a variable that stands in two texts, or one that gpubench needs itself.

@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from gpubench.model.terms.plain import Count, Seconds, Within
-from gpubench.model.terms.units import grouped
+from gpubench.model.terms.units import group_by
 
 INTERVAL = 0.01  # Half of the 95 % confidence interval that is good enough, as a part of the mean
 BATCH_SECONDS = 1e-3
@@ -54,7 +54,7 @@ class Sampling(Struct, frozen=True):
         return FIRST_BATCHES if self.iterations is None else self.iterations
 
 
-def operations_a_batch(seconds: float) -> int:
+def operations_per_batch(seconds: float) -> int:
     """Return the number of operations per batch, given the seconds of one."""
     return max(1, math.ceil(BATCH_SECONDS / seconds)) if seconds > 0 else MOST_BATCHES
 
@@ -359,12 +359,12 @@ class Straggler(Struct, frozen=True):
     chance: float
 
 
-def straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
+def find_straggler(rows: Sequence[tuple[Sequence[EntryTimes], float]], nodes: Sequence[int]) -> Straggler | None:
     """Find the rank, or all ranks of a node, that is usually late. A row is entry times and seconds per operation."""
     if not rows or len(nodes) < 2:
         return None
     by_rank = [(rank,) for rank in range(len(nodes))]
-    members = grouped(range(len(nodes)), lambda rank: nodes[rank])
+    members = group_by(range(len(nodes)), lambda rank: nodes[rank])
     together = [tuple(ranks) for ranks in members.values() if 1 < len(ranks) < len(nodes)]
     for groups in (by_rank, together):
         found = [each for ranks in groups if (each := _late_group(rows, ranks, len(nodes))) is not None]
@@ -391,13 +391,13 @@ def _late_group(
         late.append(own if own > doubt else 0.0)
         costs.append(seconds)
     late_seconds, operation_seconds = median(late), median(costs)
-    chance = chance_of_at_least(last, operations, len(ranks) / size)
+    chance = bound_chance(last, operations, len(ranks) / size)
     if chance > MOST_CHANCE or late_seconds <= max(LEAST_SECONDS, LEAST_SHARE * operation_seconds):
         return None
     return Straggler(ranks, late_seconds, operation_seconds, last, operations, chance)
 
 
-def chance_of_at_least(successes: int, trials: int, probability: float) -> float:
+def bound_chance(successes: int, trials: int, probability: float) -> float:
     """Return an upper bound on the probability of at least this many successes: Hoeffding's, exp(-n D(k/n || p))."""
     share = successes / trials
     if share <= probability:
@@ -408,7 +408,7 @@ def chance_of_at_least(successes: int, trials: int, probability: float) -> float
     return math.exp(-trials * divergence)
 
 
-def common_clock(
+def convert_to_rank0_clock(
     own: Iterable[float], before: ClockOffset, after: ClockOffset, start: float, end: float
 ) -> list[float]:
     """Convert times of this rank to rank 0's clock, compared at `start` and `end` (drift up to 50 µs per second)."""

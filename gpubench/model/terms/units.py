@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from gpubench.errors import GpubenchError, UsageError, advising
+from gpubench.errors import GpubenchError, UsageError, add_advice
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -93,7 +93,7 @@ def compress_names(names: Sequence[str]) -> str:
     return ", ".join(stem + (first if first == last else f"{first}-{last}") for stem, first, last in runs)
 
 
-def spans(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[int]) -> str:
     """Format ascending numbers as ranges: '0-3,7'."""
     texts: list[str] = []
     start = previous = None
@@ -106,7 +106,7 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(texts)
 
 
-def some_of(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
+def shorten(names: Sequence[str], most: int = 4, count: int | None = None) -> str:
     """Format 'a, b and 3 more': the first names, and the number of the others out of `count`."""
     more = (len(names) if count is None else count) - min(len(names), most)
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
@@ -129,7 +129,7 @@ def format_share(percent: float | None) -> str:
     return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Format '1 GPU', '4 GPUs', '1,024 GPUs'."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
@@ -138,7 +138,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Group items by key, in the order of each key's first item."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
@@ -146,7 +146,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def ranges_of(mask: int) -> str:
+def format_mask(mask: int) -> str:
     """Format the set bits of a mask as ranges: 0b100111 → '0-2,5', '' for none."""
     runs = [(run.start(), run.end() - 1) for run in re.finditer("1+", f"{mask:b}"[::-1])]
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
@@ -179,7 +179,7 @@ def _broken(command: re.Match[str]) -> str:
     return "#\\#" if command["hash"] else f"{command['indent']}\\:"
 
 
-def error_text(error: GpubenchError) -> str:
+def format_error(error: GpubenchError) -> str:
     """Format an error for printing, one line per part."""
     return "gpubench: error: " + "\n".join(map(printable_line, error.lines()))
 
@@ -210,7 +210,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     when a step lands on it. A list keeps its order.
     Raises UsageError for no size, a size of zero, a reversed range, a factor of one or less, or more than 10,000 sizes.
     """
-    with advising(next_step="--sizes 1K:64M"):
+    with add_advice(next_step="--sizes 1K:64M"):
         if not text.strip():
             raise UsageError("--sizes is empty", expected=_FORMS)
         _check_no_dash(text)

@@ -40,16 +40,16 @@ def gravity(verdict: str) -> int:
     return _PLACES[verdict]
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst verdict: FAIL, else ERROR, and so on. SKIP if there is none."""
     seen = set(verdicts)
     return next((verdict for verdict in WORST_FIRST if verdict in seen), Verdict.SKIP)
 
 
-def overall_of_rows(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_row_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst verdict, but let slow rows decide before rows that could not be judged."""
     seen = set(verdicts)
-    return overall(seen - {Verdict.INCONCLUSIVE} if Verdict.WARN in seen else seen)
+    return worst_verdict(seen - {Verdict.INCONCLUSIVE} if Verdict.WARN in seen else seen)
 
 
 def exit_code(verdict: Verdict) -> int:
@@ -113,7 +113,7 @@ class Cure(Struct, frozen=True):
 NO_CURE = Cure()
 
 
-def joined_cures(cures: Iterable[Cure]) -> Cure:
+def merge_cures(cures: Iterable[Cure]) -> Cure:
     """Merge cures without duplicate commands and comments."""
     cures = tuple(cures)
     commands = dict.fromkeys(command for cure in cures for command in cure.commands)
@@ -211,7 +211,7 @@ FINDING_COLUMNS = (
 )
 
 
-def hosts_in_trouble(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
+def failing_hosts(findings: Iterable[Finding], hosts: Collection[str]) -> set[str]:
     """Return the hosts with a FAIL or an ERROR."""
     return {place.node for finding in findings if finding.severity in _GRAVE for place in finding.places} & {*hosts}
 
@@ -221,13 +221,13 @@ def _shortened(lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines if left_out <= 0 else (*lines[:_MOST_CONSEQUENCES], f"and {left_out} more")
 
 
-DOUBTED_TIMES = 1.5  # A speed so many times what is expected, or so many times less and not slow, fits no expectation
+DOUBTED_FACTOR = 1.5  # A speed so many times what is expected, or so many times less and not slow, fits no expectation
 _OF_NICS = " of assumed NICs (--nics tells others)"
 _DOUBT = re.compile(rf"[\d.]+ times what .+? expects?\b(?:{re.escape(_OF_NICS)})?|{GPUS_ARE_SPLIT}")
 _PROFILE = re.compile(r"profile [^\s,;]+")
 
 
-def doubt(times: float, source: str) -> str:
+def describe_doubt(times: float, source: str) -> str:
     """Return why a speed is not judged: '2.6 times what profile hgx-b200-8 expects'."""
     named = _PROFILE.search(source)
     return f"{times:.1f} times what {named[0] if named else source.partition(';')[0]} expects" + _OF_NICS * (
@@ -235,7 +235,7 @@ def doubt(times: float, source: str) -> str:
     )
 
 
-def doubt_in(note: str | None) -> str:
+def parse_doubt(note: str | None) -> str:
     """Return why a row's speed is not judged, from its note, or ''."""
     found = _DOUBT.search(note or "")
     return found[0] if found else ""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from gpubench.errors import GpubenchError
 from gpubench.machine.host import leave_core
 from gpubench.model.terms import ranks
-from gpubench.model.terms.units import error_text, printable_line, spans
+from gpubench.model.terms.units import format_error, format_ranges, printable_line
 from gpubench.ranks.channel import ChannelSender, remove_if_abandoned
 from gpubench.ranks.ras import ask_ras
 from gpubench.ranks.watchdog.peers import Peers, WatchdogAddress, local_name
@@ -302,9 +302,9 @@ class Watchdog:
         timeout_s = self._watched.timeout_s
         late = ranks.limit_seconds(ranks.Phase.LAUNCH, timeout_s)
         self._reporter.note(
-            f"the watchdogs of rank {spans(unreached)} on {where} do not answer that of rank 0: a firewall drops TCP "
-            f"between hosts, or they are dead; a hang is noticed after {late:g} s, not after {timeout_s:g} s. "
-            "Let TCP pass between the addresses of these hosts, at all ports that programs may take"
+            f"the watchdogs of rank {format_ranges(unreached)} on {where} do not answer that of rank 0: a firewall "
+            f"drops TCP between hosts, or they are dead; a hang is noticed after {late:g} s, not after {timeout_s:g} "
+            "s. Let TCP pass between the addresses of these hosts, at all ports that programs may take"
         )
 
 
@@ -362,7 +362,7 @@ class _StderrReporter:
     sees_all_losses = False
 
     def error(self, error: GpubenchError) -> None:
-        write_stderr_line(error_text(error).removeprefix("gpubench: "))
+        write_stderr_line(format_error(error).removeprefix("gpubench: "))
 
     def lost(self, lost: ranks.LostRank) -> None:
         """Print the lost rank, because not every mpirun names it."""

@@ -27,10 +27,10 @@ from gpubench.model.facts.snapshot import (
     PciPlace,
     PciSwitch,
     Snapshot,
-    bus_id,
+    normalize_bus_id,
 )
 from gpubench.model.paths.topology import PCIE_GENERATION_OF_GT_S
-from gpubench.model.terms.units import counted, ranges_of
+from gpubench.model.terms.units import format_mask, plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 
@@ -194,7 +194,7 @@ class _Node:
     def _source(self, cpus: Sequence[Element]) -> str:
         hosts = {cpu.text("host_hash") for cpu in cpus} - {None}
         notes = ["RCCL: nvlinks are AMD xGMI"] if self._xgmi else []
-        notes += [f"{counted(len(self._others), 'device')} without a class: GPUs or NICs"] if self._others else []
+        notes += [f"{plural(len(self._others), 'device')} without a class: GPUs or NICs"] if self._others else []
         notes += [f"{len(hosts)} hosts in one file, shown as one"] if len(hosts) > 1 else []
         return f"NCCL topology {self._root.file}" + (f" ({'; '.join(notes)})" if notes else "")
 
@@ -202,7 +202,9 @@ class _Node:
         return HostFacts(
             cpu=next((model for model in map(_cpu_model, cpus) if model), None),
             cpus=self._all_cpus.bit_count() or None,
-            numa_nodes=tuple(NumaNode(number=node, cpus=ranges_of(self._masks[node])) for node in sorted(self._masks)),
+            numa_nodes=tuple(
+                NumaNode(number=node, cpus=format_mask(self._masks[node])) for node in sorted(self._masks)
+            ),
         )
 
     def _numbered(self) -> tuple[GpuFacts, ...]:
@@ -226,7 +228,7 @@ class _Node:
             self._masks[node] = self._masks.get(node, 0) | mask
         place = PciPlace(host_bridge=bridge, numa_node=node)
         for pci in cpu.named("pci"):
-            self._pci(pci, place, ranges_of(mask) or None)
+            self._pci(pci, place, format_mask(mask) or None)
         if nics := cpu.named("nic"):
             self._nic(cpu, nics, NicFacts(name="", kind=NicKind.ETHERNET, place=place))
 
@@ -234,7 +236,7 @@ class _Node:
         address = pci.text("busid")
         if address is None:
             raise pci.wrong("it has no busid", "the PCI address of every device")
-        address, kind = bus_id(address), (pci.text("class") or "").lower()
+        address, kind = normalize_bus_id(address), (pci.text("class") or "").lower()
         link, why = _pcie(pci)
         most = PcieLink(max_generation=link.generation, max_width=link.width)
         gpus, nics, below = pci.named("gpu"), pci.named("nic"), pci.named("pci")
@@ -316,7 +318,7 @@ def _nvlinks(gpu: Element, own: str | None, sm: int | None) -> tuple[tuple[NvLin
         size = each.integer("count")
         if size is None or not 0 <= size <= _MOST_NVLINKS - len(links):
             raise each.wrong(f"count is {each.text('count')!r}", f"a number of links, at most {_MOST_NVLINKS} a GPU")
-        target, tclass = bus_id(each.text("target") or ""), (each.text("tclass") or "").lower()
+        target, tclass = normalize_bus_id(each.text("target") or ""), (each.text("tclass") or "").lower()
         peer = next((peer for beginning, peer in _PEERS.items() if tclass.startswith(beginning)), None)
         far_end = None if not target or _FAKE_BUS_ID.fullmatch(target) else target
         if target == own:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gpubench.errors import UsageError
 from gpubench.model.facts import snapshot
 from gpubench.model.terms.plain import from_plain
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.documents import unquoted
@@ -133,7 +133,7 @@ def _gpus_in_lines(lines: Sequence[str]) -> dict[int, snapshot.GpuFacts]:
             index = int(found[1])
             before = gpus.get(index) or snapshot.GpuFacts(index=index)
             full_name = None if found[2].endswith("...") else found[2]
-            gpus[index] = replace(before, bus_id=snapshot.bus_id(found[3]), name=before.name or full_name)
+            gpus[index] = replace(before, bus_id=snapshot.normalize_bus_id(found[3]), name=before.name or full_name)
     own = {gpu.bus_id for gpu in gpus.values()} - {None}
     for index, held in links.items():
         facing = (
@@ -149,7 +149,7 @@ def _link(link: snapshot.NvLink, found: "re.Match[str]") -> snapshot.NvLink:
         return replace(link, active=True, raw_gb_s=float(found["rate"]))
     if found["down"]:
         return replace(link, active=False, raw_gb_s=None)
-    peer = snapshot.bus_id(found["peer"])
+    peer = snapshot.normalize_bus_id(found["peer"])
     return replace(link, peer_bus_id=None if _HIDDEN_BUS_ID.fullmatch(peer) else peer)
 
 
@@ -290,8 +290,8 @@ class _Matrix(Struct):
         odd = f", then {words[len(cells)]!r}" if len(words) > len(cells) else ""
         return self.wrong(
             number,
-            f"the row of {device} has {counted(len(cells), 'cell')}{odd}; "
-            f"the header on line {self.line} names {counted(len(self.columns), 'device')}",
+            f"the row of {device} has {plural(len(cells), 'cell')}{odd}; "
+            f"the header on line {self.line} names {plural(len(self.columns), 'device')}",
         )
 
     def complete(self) -> None:
@@ -326,7 +326,7 @@ class _Matrix(Struct):
         if missing:
             raise self.wrong(
                 self.line,
-                f"the header names {counted(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
+                f"the header names {plural(len(self.columns), 'device')}, {self.columns[0]} to {self.columns[-1]}, "
                 f"and there is no row of {', '.join(missing[:8])}",
             )
         for row in () if self.is_path else self.rows.values():

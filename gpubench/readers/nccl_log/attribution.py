@@ -370,7 +370,7 @@ class Attribution:
         """Process a message about a comm's init, shape, or end."""
         line = lines.parse_communicator(message)
         if line is None:
-            ranks = lines.claimed_ranks(message)
+            ranks = lines.parse_claimed_ranks(message)
             if ranks is not None and ranks > limits.MOST_LOG_RANKS:
                 self.reached.pass_over(
                     f"a communicator of {ranks} ranks", f"{limits.MOST_LOG_RANKS} ranks of one communicator"

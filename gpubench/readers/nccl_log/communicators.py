@@ -19,7 +19,7 @@ from gpubench.model.paths.nccl_log import ChannelSet, ChannelSets, Communicator,
 from gpubench.model.paths.transport import MULTICAST, TransportKind, Tuning
 from gpubench.readers import limits
 from gpubench.readers.nccl_log.attribution import AmbiguousChannel, Attribution, Comm, Process
-from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, bus_id
+from gpubench.readers.nccl_log.lines import Connection, ReachedLimits, format_bus_id
 
 _BETWEEN_MACHINES = "P2P/MNNVL"
 """The only peer access between machines, over NVLinks between nodes."""
@@ -437,7 +437,7 @@ def _member(comm: Comm, node: str, machine: str) -> Member:
         rank=comm.rank,
         host=comm.process.host,
         pid=comm.process.pid,
-        bus_id=None if comm.bus is None else bus_id(comm.bus),
+        bus_id=None if comm.bus is None else format_bus_id(comm.bus),
         nvml_index=comm.nvml_index,
         node=node,
         machine=machine,
@@ -458,7 +458,7 @@ def _member_without_init(
         rank=rank,
         host=process.host,
         pid=process.pid,
-        bus_id=bus_id(int(device, 16)) if is_bus_id else None,
+        bus_id=format_bus_id(int(device, 16)) if is_bus_id else None,
         nvml_index=int(device) if device.isdigit() and not is_bus_id else None,
         node=host_ids.get(process.name, machine),
         machine=machine,

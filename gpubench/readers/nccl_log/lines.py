@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpubench.model.paths.nccl_log import MOST_CHANNELS, ReachedLimit
-from gpubench.model.paths.transport import Transport, TransportKind, Tuning, begins_a_transport, parse_transport
+from gpubench.model.paths.transport import Transport, TransportKind, Tuning, may_begin_transport, parse_transport
 from gpubench.readers import limits
 
 
@@ -73,7 +73,7 @@ _ESCAPED = b"-&gt;"  # The arrow of a connection in a log copied from the source
 _CHARACTERS = ((b"&gt;", b">"), (b"&lt;", b"<"), (b"&quot;", b'"'), (b"&#39;", b"'"), (b"&amp;", b"&"))
 
 
-def cleaned(block: bytes) -> bytes:
+def clean_block(block: bytes) -> bytes:
     """Remove carriage returns, colors, timestamps and HTML escapes, and add the level if it was cut off."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -296,7 +296,7 @@ def _transport(via: bytes, *, cut: bool) -> Transport | None:
         return parse_transport(whole[0]) if whole else None
     if transport.kind is not TransportKind.UNKNOWN:
         return transport
-    if begins_a_transport(text) or not text.isprintable() or "\ufffd" in text:
+    if may_begin_transport(text) or not text.isprintable() or "\ufffd" in text:
         return None
     return Transport(text[:_LONGEST_NAME], TransportKind.UNKNOWN)
 
@@ -326,7 +326,7 @@ def parse_communicator(message: bytes) -> CommunicatorLine | None:
     )
 
 
-def claimed_ranks(message: bytes) -> int | None:
+def parse_claimed_ranks(message: bytes) -> int | None:
     """Return the number of ranks that a communicator's line claims, even if it is implausible, or None."""
     found = _CLAIMED_RANKS.search(message)
     return None if found is None else int(found[1])
@@ -365,7 +365,7 @@ def _named(value: bytes | None, names: tuple[str, ...]) -> str | None:
     return names[int(value)] if int(value) < len(names) else None
 
 
-def bus_id(number: int) -> str:
+def format_bus_id(number: int) -> str:
     """Format NCCL's number as a PCI bus id: 0x1a000 → '0000:1a:00.0'."""
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from gpubench.model.paths.nccl_log import Complaint, FailedCall, LoggedSetting, Note, Remark, RemarkKind
 from gpubench.readers import limits, pasted
 from gpubench.readers.nccl_log import endings
-from gpubench.readers.nccl_log.lines import ReachedLimits, bus_id
+from gpubench.readers.nccl_log.lines import ReachedLimits, format_bus_id
 
 _LONGEST = 300
 
@@ -153,8 +153,8 @@ def parse_remark(message: bytes, own: OwnGpu | None = None) -> Note | None:
             groups = tuple(group or "" for group in found.groups())
             if kind in _ABOUT_OWN_GPU:
                 bus = _own_bus_id(groups[0], own)
-                return None if bus is None else Note(kind, (bus_id(bus), groups[1]), text)
-            about = tuple(bus_id(int(group, 16)) for group in groups) if kind in _ABOUT_BUS_IDS else groups
+                return None if bus is None else Note(kind, (format_bus_id(bus), groups[1]), text)
+            about = tuple(format_bus_id(int(group, 16)) for group in groups) if kind in _ABOUT_BUS_IDS else groups
             return Note(kind, about, text)
     return None
 
@@ -221,7 +221,7 @@ def parse_paths(message: bytes) -> dict[tuple[str, str], str]:
 
 
 def _bus(text: bytes) -> str:
-    return bus_id(int(text, 16) & _LOCAL_BITS)
+    return format_bus_id(int(text, 16) & _LOCAL_BITS)
 
 
 Key = TypeVar("Key")

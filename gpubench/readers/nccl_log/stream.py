@@ -18,7 +18,7 @@ from gpubench.readers.nccl_log.lines import (
     INFO,
     NAMELESS,
     ReachedLimits,
-    cleaned,
+    clean_block,
     parse_channel,
     parse_head,
     strip_colors,
@@ -168,7 +168,7 @@ class NcclLogReader:
                 rest, is_endless, without_end = b"", True, 0
                 self.lines += 1
                 self._other_lines += 1
-            parts.add(cleaned(block[:end]))
+            parts.add(clean_block(block[:end]))
         parts.end(rest)
 
     def count_others(self, count: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from msgspec import Struct
 
-from gpubench.errors import UsageError, advising
+from gpubench.errors import UsageError, add_advice
 from gpubench.model.results import result_file
 from gpubench.model.results.overlap import OverlapRow
 from gpubench.model.results.report import (
@@ -35,7 +35,7 @@ from gpubench.model.results.report import (
     VerdictRow,
 )
 from gpubench.model.results.watch import TrafficRow
-from gpubench.model.terms.commands import command_of
+from gpubench.model.terms.commands import find_command
 from gpubench.model.terms.operation import Placement
 from gpubench.model.terms.plain import field_names, from_plain, types_as_is
 from gpubench.model.terms.verdict import Finding, Origin, Verdict, gravity
@@ -327,7 +327,7 @@ def _result_file(document: Mapping[str, Any], kind: str, name: str) -> result_fi
         verdict = from_plain(Verdict, document["verdict"], f"{name}: verdict")
         _check_verdict(verdict, from_plain(str, document.get("sentence", ""), f"{name}: sentence"), findings, name)
     verdicts = _rows_from_json(VerdictRow, document, name, from_plain)
-    command = command_of(str(metadata.get("subject")), metadata.get("collective"))
+    command = find_command(str(metadata.get("subject")), metadata.get("collective"))
     return result_file.ResultFile(
         name=name,
         kind=kind,
@@ -455,7 +455,9 @@ def stored_of(text: str, name: str) -> StoredRun:
     """The run that a text is of, as `read_stored` reads it from a file; `name` is for errors, which are the same."""
     if not text.lstrip().startswith("{"):
         raise _no_result(name, text)
-    with advising(reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"):
+    with add_advice(
+        reason="the file was cut off, or edited by hand", next_step="the same command again, with --output"
+    ):
         document = {} if not _is_lines(text) and '"schema_version"' not in text else document_of(text, name)
         if not isinstance(document.get("metadata"), dict):
             raise _no_result(name, text)

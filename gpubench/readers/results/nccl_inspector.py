@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.model.paths.nccl_log import INSPECTED, InspectedOperation, InspectedSize, by_size
+from gpubench.model.paths.nccl_log import INSPECTED, InspectedOperation, InspectedSize, summarize_by_size
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.operation import DataType, Placement, ReduceOp
 from gpubench.model.terms.statistics import Mode
-from gpubench.model.terms.units import counted
+from gpubench.model.terms.units import plural
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.documents import lines_of
@@ -87,9 +87,9 @@ class InspectorLines:
     def remarks(self) -> Iterable[str]:
         """Return remarks on skipped objects."""
         if self.damaged:
-            yield f"{counted(self.damaged, 'damaged line')} left out"
+            yield f"{plural(self.damaged, 'damaged line')} left out"
         if self.left_out:
-            yield f"{counted(self.left_out, 'line')} left out: sends, operations without a time, or beyond a limit"
+            yield f"{plural(self.left_out, 'line')} left out: sends, operations without a time, or beyond a limit"
 
 
 def read(text: str, name: str) -> ResultFile:
@@ -102,12 +102,12 @@ def read(text: str, name: str) -> ResultFile:
         text = part.text.strip().strip("[],")
         if part.kind is Kind.JSON or text.startswith("{"):
             found.add(text, header)
-    rows = tuple(_row(each) for each in by_size(found.operations()))
+    rows = tuple(_row(each) for each in summarize_by_size(found.operations()))
     if not rows:
         raise UsageError(
             f"{name} has no collective with a time",
             expected="lines with coll_perf",
-            reason=f"{counted(found.damaged, 'line')} damaged, {found.left_out} of something else",
+            reason=f"{plural(found.damaged, 'line')} damaged, {found.left_out} of something else",
             next_step="NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=0 keeps operations that are timed by the CPU",
         )
     return ResultFile(

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import Struct, field
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.compare import HOST
 from gpubench.model.results.report import PairRow, Verified
 from gpubench.model.results.result_file import FileCircumstances, ResultFile, RunPlace, left_out_remark
 from gpubench.model.terms.operation import HostMemory
-from gpubench.model.terms.units import some_of
+from gpubench.model.terms.units import shorten
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers.documents import lines_of, load_json, pieces, unquoted
 
@@ -197,7 +197,7 @@ class _MatrixParser(Struct):
         self._sum_gb_s = matrix.sum_gb_s
         missing = [self._name(gpu) for gpu in matrix.missing_rows()]
         if missing:
-            of = f"of {len(matrix.columns)} rows, without {some_of(missing)}"
+            of = f"of {len(matrix.columns)} rows, without {shorten(missing)}"
             self.unread.append(f"line {matrix.line} ({matrix.test}): {len(matrix.columns) - len(missing)} {of}")
 
     def _check_sum(self, said: float, number: int) -> None:
@@ -208,7 +208,7 @@ class _MatrixParser(Struct):
 
     def device(self, index: int, found: re.Match[str]) -> None:
         bus = found["bus"] or ""
-        whole = bus_id(bus if "." in bus else f"{bus}.0") if bus.count(":") == 2 else None
+        whole = normalize_bus_id(bus if "." in bus else f"{bus}.0") if bus.count(":") == 2 else None
         place = len(self.devices) if found["host"] else index  # processes of several nodes each count from 0
         if place < _MOST_GPUS:
             self.devices[place] = _NamedGpu(found["host"] or self._host, found["name"].strip(), whole)

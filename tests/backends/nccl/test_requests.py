@@ -4,11 +4,11 @@ import pytest
 
 from gpubench.backends.nccl.communicator import check_requests
 from gpubench.errors import UsageError
-from gpubench.model.terms.settings import NcclSetting, every_combination
+from gpubench.model.terms.settings import NcclSetting, combine_values
 
 
 def settings(**asked: str) -> tuple[NcclSetting, ...]:
-    return tuple(every_combination({name.replace("_", "-"): values.split(",") for name, values in asked.items()}))
+    return tuple(combine_values({name.replace("_", "-"): values.split(",") for name, values in asked.items()}))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import TorchDistributed, TorchGroup, torch_refused
 from gpubench.errors import CouldNotMeasureError, UsageError
 from gpubench.jobs import rank as ranks_of_jobs
-from gpubench.model.facts.environment import TORCHRUN, LaunchedBy
+from gpubench.model.facts.environment import TORCHRUN, LaunchedRank
 from gpubench.model.terms.ranks import RankIdentity
 from gpubench.ports.group import NativeBarrier
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
@@ -62,9 +62,9 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(distributed, "find_spec", lambda _name: object())
     for name, value in OF_TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedBy(TORCHRUN, 0, 1), 5.0)
+    rendezvous = ranks_of_jobs.rendezvous_of(LaunchedRank(TORCHRUN, 0, 1), 5.0)
     assert rendezvous.place == "torch.distributed at 127.0.0.1:40321"
-    group = rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
+    group = rendezvous.start(LaunchedRank(TORCHRUN, 0, 1), ())
     identity, nodes = ranks_of_jobs.own_identity(group)
     assert (identity.rank, identity.local_rank, nodes) == (0, 0, [0])
     rendezvous.finish()
@@ -79,11 +79,11 @@ def test_ranks_that_torchrun_started_meet_and_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: True)
     torch.distributed.init_process_group = lambda *_given, **_more: (_ for _ in ()).throw(RuntimeError("no route"))
     with pytest.raises(CouldNotMeasureError, match="cannot begin with gloo: no route"):
-        rendezvous.start(LaunchedBy(TORCHRUN, 0, 1), ())
+        rendezvous.start(LaunchedRank(TORCHRUN, 0, 1), ())
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused_before_it_waits_for_others() -> None:
-    launch = LaunchedBy(TORCHRUN, 5, 2)
+    launch = LaunchedRank(TORCHRUN, 5, 2)
     with pytest.raises(UsageError, match="rank 5 of 2, says torchrun"):
         ranks_of_jobs.run(lambda *_: cast("Any", None), launch, 5.0, {}, (), ranks_of_jobs.rendezvous_of(launch, 5.0))
 
@@ -95,9 +95,9 @@ def test_a_port_in_use_is_told_from_hosts_that_do_not_meet() -> None:
 
 
 def test_what_needs_mpi_is_refused() -> None:
-    assert ranks_of_jobs.rendezvous_of(LaunchedBy("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
+    assert ranks_of_jobs.rendezvous_of(LaunchedRank("Open MPI's mpirun", 0, 2), 5.0) is ranks_of_jobs.BY_MPI
     with pytest.raises(UsageError, match="this command under torchrun") as refused:
-        ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedBy(TORCHRUN, 0, 4), 60, {})
+        ranks_of_jobs.run(lambda _group, _progress: cast("Any", None), LaunchedRank(TORCHRUN, 0, 4), 60, {})
     assert str(refused.value.next_step).startswith("mpirun -n 4 gpubench ...; the same without the launcher")
     assert "env -u LOCAL_RANK" in str(refused.value.next_step)
 
@@ -137,7 +137,7 @@ def test_a_rank_that_lost_a_connection_lets_the_watchdog_of_the_lost_one_speak_f
     )
     rendezvous = ranks_of_jobs.Rendezvous(lambda *_: None, lambda: None, cast("Any", abort))
     with pytest.raises(SystemExit, match="3"):
-        ranks_of_jobs.run(lambda *_: cast("Any", job), LaunchedBy(TORCHRUN, 0, 2), 5.0, {}, (), rendezvous)
+        ranks_of_jobs.run(lambda *_: cast("Any", job), LaunchedRank(TORCHRUN, 0, 2), 5.0, {}, (), rendezvous)
     assert done[: done.index("left")] == waited
     assert len(said) == 1
     assert told in said[0]

@@ -8,7 +8,7 @@ import pytest
 from gpubench.backends.torch import distributed
 from gpubench.backends.torch.distributed import RanksMissingError, lost_connection, meet, why_silent
 from gpubench.errors import CouldNotMeasureError
-from gpubench.model.facts.environment import TORCHRUN, LaunchedBy
+from gpubench.model.facts.environment import TORCHRUN, LaunchedRank
 from tests.fakes.ranks import ThreadGroup, World, run_ranks
 from tests.fakes.torch_on_numpy import Store, Torch
 
@@ -23,7 +23,7 @@ def store_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arrive(rank: int, size: int, seconds: float = 0.3, **more: Any) -> Any:
     distributed = cast("Any", Torch(ThreadGroup(World(size), rank))).distributed
-    return meet(distributed, LaunchedBy(TORCHRUN, rank, size), {**ENVIRONMENT, **more}, seconds)
+    return meet(distributed, LaunchedRank(TORCHRUN, rank, size), {**ENVIRONMENT, **more}, seconds)
 
 
 def test_ranks_that_all_come_have_one_store() -> None:
@@ -80,7 +80,7 @@ def test_a_port_in_use_is_no_missing_rank(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.distributed, "TCPStore", in_use)
     with pytest.raises(CouldNotMeasureError) as used:
-        meet(torch.distributed, LaunchedBy(TORCHRUN, 0, 2), ENVIRONMENT, 0.3)
+        meet(torch.distributed, LaunchedRank(TORCHRUN, 0, 2), ENVIRONMENT, 0.3)
     assert not isinstance(used.value, RanksMissingError)
     assert "MASTER_PORT is another job's" in used.value.reason
 

@@ -17,7 +17,7 @@ from gpubench.jobs.plans import Depth
 from gpubench.jobs.sources import simulation_of
 from gpubench.measure.check.health import judge
 from gpubench.measure.p2p.request import sweep_series
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.report import Report
 from gpubench.model.terms.operation import Engine, HostMemory
@@ -168,7 +168,7 @@ def said(name: str, slower: Slower, seed: int = 1, noise: float | None = None) -
         edited(patch, slower)
         patch.setattr(p2p_job, "measured", measured)
         found = SimulatedMeasurer(simulation_of(name, (), seed), shown, Depth.FULL, noise=noise).copies()
-    return Said.of(reports[0], judge(Facts(shown, group(shown), (), [machine.profile], found)))
+    return Said.of(reports[0], judge(Facts(shown, group_nodes(shown), (), [machine.profile], found)))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_healthy_machines_raise_no_alarm(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.profile_names())
 def test_healthy_machines_raise_no_alarm_whatever_the_noise(name: str) -> None:
     for seed in range(1, 20):
         assert [each.id for each in findings(name, (), seed)] == []

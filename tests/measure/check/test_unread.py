@@ -25,7 +25,7 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.results.figures import QUICK
 from gpubench.model.results.report import CheckRow, Report
@@ -52,7 +52,7 @@ def checked(*gpus: FakeGpu) -> Report:
     facts = read_node(FakeNvml(*gpus), cpus=64)
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=facts.gpus, pairs=facts.pairs)
     nodes = [Topology(node)]
-    return judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
+    return judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
 
 
 @pytest.mark.parametrize("function", sorted(replies("06").keys() - TELL_NO_HEALTH - ASKED_IN_TURN))
@@ -98,7 +98,7 @@ READ_OF_A_GPU: dict[str, dict[str, Any]] = {
 
 def check_row(node: Snapshot, check: str) -> CheckRow:
     nodes = [Topology(node)]
-    report = judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
+    report = judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
     return next(row for row in report.rows(CheckRow) if row.check == check)
 
 
@@ -165,7 +165,7 @@ def test_access_control_that_nobody_may_read_passes_nothing() -> None:
 def test_where_nothing_was_read_nothing_passes() -> None:
     gpus = tuple(GpuFacts(index=index) for index in range(4))
     nodes = [Topology(Snapshot(host="n0", origin=Origin.RECORDED, source="", gpus=gpus))]
-    report = judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
+    report = judge(Facts(nodes, group_nodes(nodes), (), [None], QUICK, False))
     passed = [row.check for row in report.rows(CheckRow) if row.verdict == Verdict.PASS]
     assert (passed, report.verdict) == ([], Verdict.SKIP)
 
@@ -180,7 +180,7 @@ def test_what_one_node_of_several_does_not_tell_is_said() -> None:
 
     def notes(snapshots: list[Snapshot]) -> dict[str, str | None]:
         both = [Topology(each) for each in snapshots]
-        report = judge(Facts(both, group(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
+        report = judge(Facts(both, group_nodes(both), job_of(*snapshots).ranks, [None, None], QUICK, False))
         return {row.check: row.note for row in report.rows(CheckRow)}
 
     found = notes(nodes)
@@ -196,7 +196,7 @@ def refused(reason: str) -> Report:
     gpus = [replace(gpu, mig=None, unknown={"mig": reason}) if gpu.index == 1 else gpu for gpu in facts.gpus]
     node = Snapshot(host="n0", origin=Origin.MEASURED, source="", gpus=tuple(gpus), pairs=facts.pairs)
     nodes = [Topology(node)]
-    return judge(Facts(nodes, group(nodes), job_of(node).ranks, [None], QUICK, False))
+    return judge(Facts(nodes, group_nodes(nodes), job_of(node).ranks, [None], QUICK, False))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_pairs_that_a_recording_lacks_are_an_error(kept: int) -> None:
 
 def judged(node: Snapshot) -> Report:
     nodes = [Topology(node)]
-    return judge(Facts(nodes, group(nodes), (), [None], QUICK, False))
+    return judge(Facts(nodes, group_nodes(nodes), (), [None], QUICK, False))
 
 
 def test_every_fact_that_a_check_reads_has_a_name_for_people() -> None:

@@ -47,7 +47,7 @@ from gpubench.model.results.backends import RefusedRow
 from gpubench.model.results.report import CollectiveRow, Report, Table
 from gpubench.model.terms.operation import DataType, ReduceOp
 from gpubench.model.terms.plain import from_plain, to_plain
-from gpubench.model.terms.ranks import RankGroup, groups_of
+from gpubench.model.terms.ranks import RankGroup, split_ranks
 from gpubench.model.terms.statistics import Mode, Sampling
 from gpubench.model.terms.verdict import Origin, Verdict
 from gpubench.ports.backend import Backend
@@ -330,7 +330,7 @@ def test_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         direct,
         wrap=lambda backend, rank: faults.FaultyBackend(backend, faults.one_bit, timed=3) if rank == 3 else backend,
     )
-    parts = groups_of("2", job.identities)
+    parts = split_ranks("2", job.identities)
     request = request_for(ALLREDUCE)
     recorded = recording(monkeypatch, request, job, in_groups(parts), parts, "--split: of all groups at once")
     assert {row.group for row in recorded.rows} == {"ranks 0-1", "ranks 2-3"}

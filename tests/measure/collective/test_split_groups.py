@@ -8,7 +8,7 @@ from gpubench.measure.collective.cases import RankTimings
 from gpubench.measure.collective.sweep import fitting_all
 from gpubench.measure.collective.variants import GroupRows, InStep
 from gpubench.model.results.report import Report, Table
-from gpubench.model.terms.ranks import RankIdentity, groups_of
+from gpubench.model.terms.ranks import RankIdentity, split_ranks
 from gpubench.model.terms.units import DroppedSize
 from gpubench.model.terms.verdict import Cure, Finding, Verdict
 from tests.fakes.ranks import ThreadGroup, run_ranks
@@ -16,7 +16,7 @@ from tests.formats.sample import ROW
 from tests.measure.collective.test_sweep import ReceivedRows
 
 FIVE = [RankIdentity(rank=rank, host="n", node=0, local_rank=rank, pid=1) for rank in range(5)]
-PARTS = groups_of("3", FIVE)
+PARTS = split_ranks("3", FIVE)
 WRONG = Finding("wrong-data", Verdict.FAIL, "rank 4", "seen", "expected", "cause", Cure.of("next"))
 
 
@@ -77,7 +77,7 @@ def test_sizes_have_to_fit_every_group() -> None:
 
 def test_groups_are_held_against_each_other_where_nothing_else_tells() -> None:
     heard = ReceivedRows()
-    parts = groups_of("2", [replace(each, rank=rank) for rank, each in enumerate(FIVE[:4])])
+    parts = split_ranks("2", [replace(each, rank=rank) for rank, each in enumerate(FIVE[:4])])
 
     def body(group: ThreadGroup) -> Report:
         color = group.rank // 2

@@ -22,7 +22,7 @@ from gpubench.measure.p2p.run import P2pRun
 from gpubench.measure.paths import IdleWindow
 from gpubench.model.facts.snapshot import Snapshot
 from gpubench.model.paths import p2p
-from gpubench.model.paths.p2p import LATENCY_BYTES, Series, rounds
+from gpubench.model.paths.p2p import LATENCY_BYTES, Series, pairing_rounds
 from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.results.report import CauseRow, PairRow, Report
@@ -155,7 +155,7 @@ def run(
 
 @given(st.integers(0, 40))
 def test_rounds_are_disjoint_and_hold_every_pair_once(ranks: int) -> None:
-    met = rounds(ranks)
+    met = pairing_rounds(ranks)
     assert sorted(pair for each in met for pair in each) == list(combinations(range(ranks), 2))
     for each in met:
         in_it = [rank for pair in each for rank in pair]
@@ -317,7 +317,7 @@ def test_in_a_round_that_does_not_end_the_rank_that_all_wait_for_is_behind() -> 
     watched = [FakeProgress(rank) for rank in range(4)]
     with ThreadPoolExecutor(1) as pool:
         outcome = pool.submit(run, Fabric(stuck={(1, 2): let_go}), request(4, WRITE), machine(4, 4), progress=watched)
-        number = next(number for number, pairs in enumerate(rounds(4), 1) if (1, 2) in pairs)
+        number = next(number for number, pairs in enumerate(pairing_rounds(4), 1) if (1, 2) in pairs)
         label = f"round {number} of 3 (ce write 64K; 0 → 3, 1 → 2)"
         deadline = time.monotonic() + 300
         while [(each.state().label, each.state().done) for each in watched] != [

@@ -25,7 +25,7 @@ from gpubench.model.paths.topology import Topology
 from gpubench.model.paths.wiring import GpuPlace, Wiring
 from gpubench.model.profiles.copies import CopyJudge
 from gpubench.model.results.report import Metadata, PairRow, Report, Table
-from gpubench.model.terms.operation import CopyPattern, HostMemory, pairs_of
+from gpubench.model.terms.operation import CopyPattern, HostMemory, pattern_pairs
 from gpubench.model.terms.verdict import Finding, Origin, Verdict
 from gpubench.profiles import ProfileMatch, load
 from gpubench.simulated.machine import parse_machine, snapshots
@@ -300,6 +300,6 @@ def test_a_sample_lasts_as_long_as_it_should() -> None:
     ],
 )
 def test_patterns(pattern: CopyPattern, pairs: tuple[Pair, ...]) -> None:
-    assert pairs_of(pattern, 4) == pairs
-    assert len(pairs_of(CopyPattern.ALL_TO_ALL, 4)) == 12
-    assert pairs_of(CopyPattern.RING, 1) == ()
+    assert pattern_pairs(pattern, 4) == pairs
+    assert len(pattern_pairs(CopyPattern.ALL_TO_ALL, 4)) == 12
+    assert pattern_pairs(CopyPattern.RING, 1) == ()

@@ -3,16 +3,16 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.environment import LaunchedBy, launched_by, strip_launcher
+from gpubench.model.facts.environment import LaunchedRank, detect_launcher, strip_launcher
 
 
 def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
     elastic = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
-    assert launched_by(elastic) == LaunchedBy("torchrun", 3, 8)
+    assert detect_launcher(elastic) == LaunchedRank("torchrun", 3, 8)
     pod = {name: value for name, value in elastic.items() if name != "LOCAL_RANK"}
-    assert launched_by(pod) is None, "an operator's pod: nobody has started ranks yet"
+    assert detect_launcher(pod) is None, "an operator's pod: nobody has started ranks yet"
     of_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    assert launched_by({**elastic, **of_mpi}) == LaunchedBy("Open MPI's mpirun", 1, 2)
+    assert detect_launcher({**elastic, **of_mpi}) == LaunchedRank("Open MPI's mpirun", 1, 2)
     assert strip_launcher({**elastic, "HOME": "/root"}) == {"HOME": "/root"}
 
 
@@ -30,7 +30,7 @@ def test_torchrun_is_known_by_all_that_it_sets_and_mpi_comes_first() -> None:
 def test_torchruns_variables_that_are_no_numbers_are_refused(name: str, value: str) -> None:
     elastic = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
     with pytest.raises(UsageError, match=f"{name}={value} beside ") as refused:
-        launched_by({**elastic, name: value})
+        detect_launcher({**elastic, name: value})
     assert "unset RANK WORLD_SIZE LOCAL_RANK" in refused.value.next_step
     by_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    assert launched_by({**elastic, name: value, **by_mpi}) == LaunchedBy("Open MPI's mpirun", 1, 2)
+    assert detect_launcher({**elastic, name: value, **by_mpi}) == LaunchedRank("Open MPI's mpirun", 1, 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.facts.environment import bearing_on_performance
+from gpubench.model.facts.environment import performance_variables
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gpubench.model.facts.environment import bearing_on_performance
     ],
 )
 def test_settings_that_can_make_transfers_slower(environment: dict[str, str]) -> None:
-    assert bearing_on_performance(environment) == environment
+    assert performance_variables(environment) == environment
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_settings_that_can_make_transfers_slower(environment: dict[str, str]) ->
     ],
 )
 def test_settings_that_do_not(environment: dict[str, str]) -> None:
-    assert bearing_on_performance(environment) == {}
+    assert performance_variables(environment) == {}
 
 
 def test_the_bearing_ones_keep_their_order() -> None:
     environment = {"NCCL_PROTO": "LL", "CUDA_VISIBLE_DEVICES": "0", "NCCL_ALGO": "Ring"}
-    assert list(bearing_on_performance(environment).items()) == [("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Ring")]
+    assert list(performance_variables(environment).items()) == [("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Ring")]

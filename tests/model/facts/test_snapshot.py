@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.facts.snapshot import HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, bus_id
+from gpubench.model.facts.snapshot import HostFacts, KernelSettings, NicFacts, NicKind, Snapshot, normalize_bus_id
 from gpubench.model.terms.verdict import Origin
 
 
@@ -22,7 +22,7 @@ from gpubench.model.terms.verdict import Origin
     ],
 )
 def test_a_bus_id_has_one_spelling(spelling: str, canonical: str) -> None:
-    assert bus_id(spelling) == canonical
+    assert normalize_bus_id(spelling) == canonical
 
 
 @given(
@@ -32,13 +32,13 @@ def test_every_spelling_of_an_address_is_the_same(
     domain: int, bus: int, device: int, function: int, letters: str
 ) -> None:
     spelled = f"{domain:08{letters}}:{bus:02{letters}}:{device:02{letters}}.{function}"
-    assert bus_id(spelled) == f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
-    assert bus_id(bus_id(spelled)) == bus_id(spelled)
+    assert normalize_bus_id(spelled) == f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
+    assert normalize_bus_id(normalize_bus_id(spelled)) == normalize_bus_id(spelled)
 
 
 @given(st.text(max_size=16) | st.from_regex(r"[0-9A-F:. ]{0,16}", fullmatch=True))
 def test_reading_a_bus_id_twice_changes_nothing(text: str) -> None:
-    assert bus_id(bus_id(text)) == bus_id(text)
+    assert normalize_bus_id(normalize_bus_id(text)) == normalize_bus_id(text)
 
 
 @pytest.mark.parametrize(

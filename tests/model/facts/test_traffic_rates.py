@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, rates, total
+from gpubench.model.facts.traffic import GpuReading, NicReading, NodeReading, compute_rates, sum_rates
 from gpubench.model.terms.plain import from_plain, to_plain
 
 GB = 10**9
@@ -21,7 +21,9 @@ def node(seconds: float, *gpus: GpuReading, nics: tuple[NicReading, ...] = (), *
 
 
 def test_bytes_over_seconds_are_a_rate() -> None:
-    found = rates(node(10, gpu(5 * GB, GB)), node(12, gpu(9 * GB, GB, pcie_sent_gb_s=3.0, pcie_received_gb_s=0.0)))
+    found = compute_rates(
+        node(10, gpu(5 * GB, GB)), node(12, gpu(9 * GB, GB, pcie_sent_gb_s=3.0, pcie_received_gb_s=0.0))
+    )
     (one,) = found.gpus
     assert (found.begin, found.end) == (10, 12)
     assert (one.nvlink_sent, one.nvlink_received, one.pcie_sent, one.pcie_received) == (2.0, 0.0, 3.0, 0.0)
@@ -38,25 +40,27 @@ def test_bytes_over_seconds_are_a_rate() -> None:
     ],
 )
 def test_a_counter_that_tells_nothing_is_unknown(before: int | None, after: int | None, reason: str) -> None:
-    (one,) = rates(node(0, gpu(before)), node(1, gpu(after))).gpus
+    (one,) = compute_rates(node(0, gpu(before)), node(1, gpu(after))).gpus
     assert one.nvlink_sent is None
     assert reason in one.unknown["nvlink_sent"]
     assert one.nvlink_received == 0.0
 
 
 def test_a_lost_gpu_is_unknown_in_everything() -> None:
-    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", pcie_sent_gb_s=None))).gpus
+    (one,) = compute_rates(node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", pcie_sent_gb_s=None))).gpus
     assert set(one.unknown.values()) == {"GPU is lost"}
 
 
 def test_a_gpu_that_is_lost_while_it_is_read_has_no_rates() -> None:
-    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", nvlink_sent_gb_s=4.0, pcie_sent_gb_s=0.1))).gpus
+    (one,) = compute_rates(
+        node(0, gpu(1)), node(1, gpu(2, lost="GPU is lost", nvlink_sent_gb_s=4.0, pcie_sent_gb_s=0.1))
+    ).gpus
     assert (one.lost, one.nvlink_sent, one.pcie_sent) == ("GPU is lost", None, None)
 
 
 @pytest.mark.parametrize("rate", [-1.0, 1e9])
 def test_a_rate_that_no_link_carries_is_unknown(rate: float) -> None:
-    (one,) = rates(node(0, gpu(1)), node(1, gpu(2, nvlink_sent_gb_s=rate, pcie_received_gb_s=rate))).gpus
+    (one,) = compute_rates(node(0, gpu(1)), node(1, gpu(2, nvlink_sent_gb_s=rate, pcie_received_gb_s=rate))).gpus
     assert (one.nvlink_sent, one.pcie_received) == (None, None)
     assert one.unknown["nvlink_sent"] == one.unknown["pcie_received"] == "the driver's rate is none that links carry"
 
@@ -67,27 +71,27 @@ def nic(sent: int | None, received: int | None = 0, **more: Any) -> NicReading:
 
 def test_a_counter_with_a_known_end_may_go_around_once() -> None:
     before, after = nic(2**32 - GB, counts_to=2**32), nic(GB, counts_to=2**32)
-    (one,) = rates(node(0, nics=(before,)), node(1, nics=(after,))).nics
+    (one,) = compute_rates(node(0, nics=(before,)), node(1, nics=(after,))).nics
     assert one.sent == pytest.approx(2.0)
 
 
 def test_a_counter_that_went_back_by_too_much_was_reset() -> None:
-    (one,) = rates(node(0, nics=(nic(500 * GB),)), node(1, nics=(nic(0),))).nics
+    (one,) = compute_rates(node(0, nics=(nic(500 * GB),)), node(1, nics=(nic(0),))).nics
     assert one.sent is None
     assert "reset" in one.unknown["sent"]
 
 
 def test_errors_grow_by_what_two_readings_have() -> None:
     before, after = gpu(0, errors={"a": 5, "b": 1}), gpu(0, errors={"a": 7, "b": 1, "c": 9})
-    (one,) = rates(node(0, before), node(1, after)).gpus
+    (one,) = compute_rates(node(0, before), node(1, after)).gpus
     assert one.errors_grown == {"a": 2}
-    assert rates(node(0, after), node(1, before)).gpus[0].errors_grown == {}
+    assert compute_rates(node(0, after), node(1, before)).gpus[0].errors_grown == {}
 
 
 def test_a_sum_with_something_unknown_is_unknown() -> None:
-    assert total([1.0, 2.0]) == 3.0
-    assert total([1.0, None]) is None
-    assert total([]) == 0.0
+    assert sum_rates([1.0, 2.0]) == 3.0
+    assert sum_rates([1.0, None]) is None
+    assert sum_rates([]) == 0.0
 
 
 READING = to_plain(node(1, gpu(GB), nics=(NicReading(name="mlx5_0", rdma=True, sent_bytes=GB, errors={"symbol": 1}),)))
@@ -124,4 +128,4 @@ def test_what_a_driver_says_in_error_is_kept_as_it_said_it() -> None:
     """Its averages may be nonsense: these are unknown in the rates, and a recording of them is read again."""
     said = node(2, gpu(GB, pcie_sent_gb_s=-3.0, pcie_received_gb_s=1e9), nics=(NicReading(name="x", rdma=True),))
     assert from_plain(NodeReading, json.loads(json.dumps(to_plain(said)))) == said
-    assert rates(node(1, gpu(0)), said).gpus[0].pcie_sent is None
+    assert compute_rates(node(1, gpu(0)), said).gpus[0].pcie_sent is None

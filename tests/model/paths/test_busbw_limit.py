@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpubench.collectives.record import exchanges, least_moved
 from gpubench.collectives.registry import COLLECTIVES
 from gpubench.model.paths.transport import Pair, drop_idle_pairs
-from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, network_limit
+from gpubench.model.paths.wiring import NodeNetwork, Wiring, Work, busbw_limit, exchange_limit, internode_limit
 from gpubench.model.terms.operation import DataType
 from tests.model.paths.test_wiring import nodes_of, wiring
 
@@ -117,7 +117,7 @@ def test_between_nodes_the_nics_near_the_ranks_gpus_count() -> None:
 def test_what_goes_straight_from_rank_to_rank_is_bounded_by_the_nics_too(name: str, expected: float) -> None:
     """Of an all-to-all each of 16 ranks sends 8 of 16 blocks over a NIC of 50 GB/s: 50 / 0.5 × 15/16."""
     collective = next(each for each in COLLECTIVES if each.name == name)
-    assert network_limit("RING", collective, NodeNetwork(2, 16, 400.0, 50.0)).gb_s == pytest.approx(expected)
+    assert internode_limit("RING", collective, NodeNetwork(2, 16, 400.0, 50.0)).gb_s == pytest.approx(expected)
 
 
 def test_an_nvlink_domain_counts_as_one_node() -> None:

@@ -12,7 +12,7 @@ from gpubench.model.paths.transport import (
     Route,
     Transport,
     TransportKind,
-    join,
+    join_edges,
     parse_transport,
 )
 
@@ -73,7 +73,7 @@ def test_a_million_pairs_are_kept_as_a_list_of_edges_would_be(edges: list[Edge])
         for dst, pair in by_destination.items()
         for route in pair.routes
     ]
-    assert set(found) == set(join(merged(edges)))
+    assert set(found) == set(join_edges(merged(edges)))
     assert [(path.src, path.dst) for path in found] == sorted((path.src, path.dst) for path in found)
 
 

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from gpubench.model.paths.p2p import Carried, Flow, Speed, measured, most_share
+from gpubench.model.paths.p2p import Carried, Flow, Speed, flow_evidence, most_share
 from gpubench.model.paths.transport import State
 
 OVER_NVLINK = Carried(nvlink_bytes=2**31, nvlink_share=1.5, pcie_bytes=2**15)
@@ -41,7 +41,7 @@ YES, NO, SILENT = State.PRESENT, State.CONTRADICTING, State.ABSENT
     ],
 )
 def test_what_figures_say(ends: tuple[Carried, ...], speed: Speed | None, state: State, said: str) -> None:
-    evidence = measured(replace(FLOW, ends=ends, speed=speed))
+    evidence = flow_evidence(replace(FLOW, ends=ends, speed=speed))
     assert evidence.state is state
     assert said in evidence.seen
 
@@ -62,19 +62,19 @@ def test_counters_that_moved_by_more_than_was_ours_prove_nothing(
 ) -> None:
     """However fast it was: what was timed was contended."""
     for speed in (FAST, SLOW, None):
-        evidence = measured(replace(FLOW, ends=ends, most_shares=most_shares, speed=speed))
+        evidence = flow_evidence(replace(FLOW, ends=ends, most_shares=most_shares, speed=speed))
         assert evidence.state is SILENT
         assert said in evidence.seen
 
 
 def test_the_pcie_counters_of_somebody_else_take_nothing_from_nvlinks_that_moved() -> None:
     busy = replace(OVER_NVLINK, pcie_share=40.0)
-    assert measured(replace(FLOW, ends=(busy, busy), most_shares=(6.6, 6.6))).state is YES
+    assert flow_evidence(replace(FLOW, ends=(busy, busy), most_shares=(6.6, 6.6))).state is YES
 
 
 @pytest.mark.parametrize(("foreign_gb_s", "state"), [(0.02, YES), (40.0, YES), (371.0, SILENT)])
 def test_traffic_of_others_as_large_as_ours_may_be_what_was_counted(foreign_gb_s: float, state: State) -> None:
-    evidence = measured(replace(FLOW, ends=(OVER_NVLINK,), most_shares=(6.6,), foreign_gb_s=foreign_gb_s))
+    evidence = flow_evidence(replace(FLOW, ends=(OVER_NVLINK,), most_shares=(6.6,), foreign_gb_s=foreign_gb_s))
     assert evidence.state is state
     assert ("371 GB/s passed the NVLinks while this job was idle" in evidence.seen) == (state is SILENT)
 
@@ -86,13 +86,13 @@ def test_an_algorithm_sends_three_times_the_buffer_at_most(expected: float, most
 
 
 def test_gpus_without_nvlinks_are_not_told_apart() -> None:
-    evidence = measured(replace(FLOW, ends=(OVER_PCIE, OVER_PCIE), speed=SLOW, has_nvlinks=False))
+    evidence = flow_evidence(replace(FLOW, ends=(OVER_PCIE, OVER_PCIE), speed=SLOW, has_nvlinks=False))
     assert evidence.state is SILENT
 
 
 def test_narrow_nvlinks_are_not_told_by_bandwidth() -> None:
-    assert measured(replace(FLOW, speed=SLOW, limit_gb_s=112.5)).state is SILENT
-    assert measured(replace(FLOW, speed=SLOW, limit_gb_s=None)).state is SILENT
+    assert flow_evidence(replace(FLOW, speed=SLOW, limit_gb_s=112.5)).state is SILENT
+    assert flow_evidence(replace(FLOW, speed=SLOW, limit_gb_s=None)).state is SILENT
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_narrow_nvlinks_are_not_told_by_bandwidth() -> None:
 )
 def test_at_a_threshold_evidence_is_what_the_words_say(flow: Flow, state: State) -> None:
     """Half moved is moved, a tenth is not still, a fifth above the host is not enough, 64 MiB are judged."""
-    assert measured(flow).state is state
+    assert flow_evidence(flow).state is state

@@ -9,10 +9,10 @@ from gpubench.model.paths.topology import (
     NVLINK_GB_S,
     PCIE_GENERATION_OF_GT_S,
     active_links,
+    describe_pcie,
     leads_to_switches,
     nvlink_gb_s,
     pcie_gb_s,
-    pcie_text,
 )
 
 
@@ -134,4 +134,4 @@ def test_every_version_with_a_figure_has_one_speed() -> None:
     ],
 )
 def test_a_link_in_words(link: PcieLink, idle: bool | None, text: str | None) -> None:
-    assert pcie_text(link, idle=idle) == text
+    assert describe_pcie(link, idle=idle) == text

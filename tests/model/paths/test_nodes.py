@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpubench.model.facts.snapshot import DriverFacts, GpuFacts, ProbeFailure, Snapshot
-from gpubench.model.paths.nodes import Difference, MachineKind, condense, group
+from gpubench.model.paths.nodes import Difference, MachineKind, describe_differences, group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.simulated.machine import parse_machine, snapshots
@@ -15,7 +15,7 @@ HEALTHY = snapshots(parse_machine("hgx-h100-8"))[0]
 
 
 def kinds_of(nodes: Sequence[Snapshot]) -> tuple[MachineKind, ...]:
-    return group([Topology(each) for each in nodes])
+    return group_nodes([Topology(each) for each in nodes])
 
 
 def cluster(machine: str, *faults: str) -> tuple[MachineKind, ...]:
@@ -23,7 +23,7 @@ def cluster(machine: str, *faults: str) -> tuple[MachineKind, ...]:
 
 
 def words(kind: MachineKind) -> dict[int, list[str]]:
-    return {position: condense(found) for position, found in kind.odd.items()}
+    return {position: describe_differences(found) for position, found in kind.odd.items()}
 
 
 def driven_by(version: str) -> Snapshot:
@@ -107,7 +107,7 @@ def test_every_node_is_in_one_place(drawn: list[tuple[str | None, list[str | Non
     positions = [position for kind in kinds for position in (*kind.alike, *kind.odd)]
     assert sorted(positions) == list(range(len(nodes)))
     assert all(kind.alike for kind in kinds)
-    assert all(condense(found) for kind in kinds for found in kind.odd.values())
+    assert all(describe_differences(found) for kind in kinds for found in kind.odd.values())
     sizes = [len(kind.alike) + len(kind.odd) for kind in kinds]
     assert sizes == sorted(sizes, reverse=True)
     assert kinds_of(nodes) == kinds

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpubench.model.paths.p2p import Carried, Cell, Pair, Series, looks_staged, odd_ones, parse_pairs, rounds, usual
+from gpubench.model.paths.p2p import (
+    Carried,
+    Cell,
+    Pair,
+    Series,
+    find_oddities,
+    looks_staged,
+    pairing_rounds,
+    parse_pairs,
+    upper_quartile,
+)
 from gpubench.model.terms.operation import Direction, Engine
 
 
@@ -32,7 +42,7 @@ def test_what_counters_say_of_staging(carried: Carried, staged: bool | None) -> 
 
 @given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=56))
 def test_what_is_usual_lies_among_the_figures(figures: list[float]) -> None:
-    assert min(figures) <= usual(figures) <= max(figures)
+    assert min(figures) <= upper_quartile(figures) <= max(figures)
 
 
 @pytest.mark.parametrize("gpus", [3, 4, 8])
@@ -45,13 +55,13 @@ def test_a_bad_gpu_colours_a_row_or_a_column_or_both(gpus: int, role: str) -> No
         for b in range(gpus)
         if a != b and ((a == bad and role != "receiving") or (b == bad and role != "sending"))
     }
-    (oddity,) = odd_ones(matrix(gpus, slow), gpus)
+    (oddity,) = find_oddities(matrix(gpus, slow), gpus)
     assert (oddity.role, oddity.gpus, oddity.figure, oddity.usual) == (role, (bad,), 200, 400)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
 def test_rounds_have_every_pair_once_and_nobody_twice(ranks: int) -> None:
-    played = rounds(ranks)
+    played = pairing_rounds(ranks)
     assert len(played) == ranks - 1 + ranks % 2
     pairs = [pair for each in played for pair in each]
     assert sorted(pairs) == [(one, other) for one in range(ranks) for other in range(one + 1, ranks)]
@@ -62,7 +72,7 @@ def test_rounds_have_every_pair_once_and_nobody_twice(ranks: int) -> None:
 def test_every_slow_cell_is_explained(gpus: int, data: st.DataObject) -> None:
     pairs = list(matrix(gpus, {}))
     chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=len(pairs) // 5))
-    found = odd_ones(matrix(gpus, dict.fromkeys(chosen, 0.5)), gpus)
+    found = find_oddities(matrix(gpus, dict.fromkeys(chosen, 0.5)), gpus)
     for pair in chosen:
         assert any(
             (each.role == "pair" and each.gpus == pair)

@@ -9,7 +9,7 @@ from gpubench.model.paths.transport import (
     TransportKind,
     drop_idle_pairs,
     is_staged,
-    names,
+    join_names,
     parse_transport,
 )
 
@@ -124,10 +124,10 @@ def test_a_rank_that_heard_nothing_is_named() -> None:
 
 
 def test_names_and_states_of_nothing() -> None:
-    assert names([]) is None
+    assert join_names([]) is None
     assert is_staged([]) is None
     assert is_staged([P2P, STRANGE]) is None
-    assert names([P2P, GDR, SHM, P2P]) == "SHM/direct+NET/IB/0/GDRDMA+P2P/CUMEM"
+    assert join_names([P2P, GDR, SHM, P2P]) == "SHM/direct+NET/IB/0/GDRDMA+P2P/CUMEM"
 
 
 def test_nothing_goes_into_the_root_of_a_broadcast_or_out_of_that_of_a_reduction() -> None:

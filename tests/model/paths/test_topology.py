@@ -30,7 +30,7 @@ from gpubench.model.paths.topology import (
     PATH_CLASSES,
     Topology,
     is_policy_known,
-    loaded_link,
+    link_under_load,
     pcie_ceiling_gb_s,
     pcie_gb_s,
     pcie_path_class,
@@ -456,7 +456,7 @@ def test_no_pair_is_above_what_either_end_can_do(topology: Topology) -> None:
             assert isinstance(destination, GpuFacts)
             assert limit.gb_s <= least(topology.nvlink_total(source).gb_s, topology.nvlink_total(destination).gb_s)
             continue
-        assert limit.gb_s <= least(*(pcie_ceiling_gb_s(loaded_link(end)) for end in (source, destination)))
+        assert limit.gb_s <= least(*(pcie_ceiling_gb_s(link_under_load(end)) for end in (source, destination)))
         if source.place.host_bridge != destination.place.host_bridge:
             assert limit.gb_s <= least(topology.pcie_total(source).gb_s, topology.pcie_total(destination).gb_s)
         for end in (source, destination):

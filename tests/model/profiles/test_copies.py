@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpubench.model.paths.topology import Topology
-from gpubench.model.profiles.copies import WRONG, CopyJudge, is_slow_copy, judged_pattern, reason_of
+from gpubench.model.profiles.copies import WRONG, CopyJudge, describe_slowness, is_slow_copy, judge_pattern
 from gpubench.model.profiles.profile import Profile
 from gpubench.model.results.report import SIBLINGS, PairRow, PatternRow
 from gpubench.model.terms.operation import CopyPattern
@@ -177,7 +177,7 @@ def test_a_figure_within_its_scatter_is_no_alarm(share: float, ci: float, verdic
     judged = CopyJudge().judged([slow, *rows(396.0)[1:]])[0]
     assert judged.verdict == verdict
     if verdict == "FAIL":
-        assert reason_of(judged) == f"198 GB/s (±10%), 50% of 396 ({SIBLINGS})"
+        assert describe_slowness(judged) == f"198 GB/s (±10%), 50% of 396 ({SIBLINGS})"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_pattern_is_compared_with_its_pairs_alone(
         expected_gb_s=3000.0,
         ci95_percent=ci,
     )
-    assert judged_pattern(row).verdict == verdict
+    assert judge_pattern(row).verdict == verdict
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.profiles.learning import Expectation, judge_bandwidth, odd_among
+from gpubench.model.profiles.learning import Expectation, find_slow_values, judge_bandwidth
 from gpubench.model.terms.verdict import Verdict
 
 EXPECTED = Expectation(400.0, whose="ours")
@@ -42,7 +42,7 @@ def test_a_verdict_says_what_was_seen_and_what_is_expected() -> None:
 def test_figures_that_fall_behind_the_usual_one() -> None:
     """Of five figures the second largest is the usual one."""
     figures = {"a": 128.0, "b": 100.0, "c": 90.0, "d": 87.5, "e": 62.5}
-    assert odd_among(figures) == {"d": (Verdict.WARN, 0.875, 100.0), "e": (Verdict.FAIL, 0.625, 100.0)}
-    assert odd_among(figures | {"e": 75.0})["e"][0] is Verdict.WARN
-    assert odd_among({"a": 100.0, "b": 50.0}) == {"b": (Verdict.FAIL, 0.5, 100.0)}
-    assert odd_among({"a": 1.0}) == odd_among({}) == {}
+    assert find_slow_values(figures) == {"d": (Verdict.WARN, 0.875, 100.0), "e": (Verdict.FAIL, 0.625, 100.0)}
+    assert find_slow_values(figures | {"e": 75.0})["e"][0] is Verdict.WARN
+    assert find_slow_values({"a": 100.0, "b": 50.0}) == {"b": (Verdict.FAIL, 0.5, 100.0)}
+    assert find_slow_values({"a": 1.0}) == find_slow_values({}) == {}

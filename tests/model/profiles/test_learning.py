@@ -10,7 +10,14 @@ from gpubench import profiles
 from gpubench.errors import UsageError
 from gpubench.jobs.compare import learned
 from gpubench.model.paths.p2p import JUDGED_FROM_BYTES
-from gpubench.model.profiles.learning import LearningKey, LearningSample, learn, samples_of, split_outliers, toml_text
+from gpubench.model.profiles.learning import (
+    LearningKey,
+    LearningSample,
+    collect_samples,
+    format_toml,
+    learn,
+    split_outliers,
+)
 from gpubench.model.results.report import CollectiveRow, PairRow
 from gpubench.model.results.result_file import FileCircumstances, ResultFile
 from gpubench.model.terms.plain import to_plain
@@ -46,14 +53,14 @@ PLAIN = st.recursive(
 
 @given(st.dictionaries(st.text("abc-_ ", min_size=1), PLAIN, max_size=4))
 def test_what_is_written_is_what_is_read(plain: dict[str, Any]) -> None:
-    assert tomllib.loads(toml_text(plain)) == plain
+    assert tomllib.loads(format_toml(plain)) == plain
 
 
-@pytest.mark.parametrize("name", profiles.names())
+@pytest.mark.parametrize("name", profiles.profile_names())
 def test_every_profile_can_be_written_again(name: str) -> None:
     profile = profiles.load(name)
     plain = {key: value for key, value in to_plain(profile).items() if key != "sha256"}
-    again = profiles.read_profile(toml_text(plain).encode(), name)
+    again = profiles.read_profile(format_toml(plain).encode(), name)
     assert again.all_expected == profile.all_expected
     assert again.gpu == profile.gpu
 
@@ -146,13 +153,15 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_copy_without_peer_access_is_another_quantity() -> None:
     pairs = (pair(HEALTHY, 0, 1, 395.0), pair(HEALTHY, 1, 0, 37.0, peer="off"))
-    found = samples_of(ResultFile(name="a.json", kind="made", circumstances=FileCircumstances(tool=""), pairs=pairs))
+    found = collect_samples(
+        ResultFile(name="a.json", kind="made", circumstances=FileCircumstances(tool=""), pairs=pairs)
+    )
     assert [(each.key.quantity, each.value) for each in found] == [("p2p.write_gb_s", 395.0), ("p2p.staged_gb_s", 37.0)]
 
 
 def quantities(*rows: PairRow | CollectiveRow) -> list[tuple[str, float, str | None]]:
     """The quantity, value and path of every sample of a result with these rows."""
-    found = samples_of(
+    found = collect_samples(
         ResultFile(
             name="a.json",
             kind="made",

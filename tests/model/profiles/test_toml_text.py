@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpubench.model.profiles.learning import toml_text
+from gpubench.model.profiles.learning import format_toml
 from tests.formats.hostile import line_problems
 
 
@@ -14,11 +14,11 @@ from tests.formats.hostile import line_problems
 @example("##[error]")
 @example("\x7f\u202e::x")
 def test_text_is_read_back_and_does_nothing(text: str) -> None:
-    document = toml_text({"title": text, "x": [{f"key {text}": text}]})
+    document = format_toml({"title": text, "x": [{f"key {text}": text}]})
     assert list(line_problems(document)) == []
     assert tomllib.loads(document) == {"title": text, "x": [{f"key {text}": text}]}
 
 
 @pytest.mark.parametrize("character", ["\x7f", "\u202e", "\U000e0041"])
 def test_what_cannot_be_printed_is_escaped(character: str) -> None:
-    assert toml_text({"title": character}) == f'title = "\\U{ord(character):08x}"\n'
+    assert format_toml({"title": character}) == f'title = "\\U{ord(character):08x}"\n'

@@ -15,7 +15,14 @@ from gpubench.model.results.backends import (
     staged_beside,
 )
 from gpubench.model.results.report import CollectiveRow
-from gpubench.model.terms.operation import DataType, Placement, ReduceOp, composed, gated, kernel_of
+from gpubench.model.terms.operation import (
+    DataType,
+    Placement,
+    ReduceOp,
+    choose_kernel,
+    describe_composition,
+    gated_backends,
+)
 from gpubench.model.terms.settings import AGAIN
 from gpubench.model.terms.units import parse_size
 from gpubench.model.terms.verdict import Finding
@@ -196,25 +203,25 @@ def test_a_framework_that_goes_through_host_memory_beside_a_direct_library_fails
 def test_what_is_composed_is_said(
     backend: str, collective: str, dtype: DataType, op: ReduceOp | None, placement: Placement, said: str
 ) -> None:
-    text = composed(backend, collective, dtype, op, placement)
+    text = describe_composition(backend, collective, dtype, op, placement)
     assert text.startswith(said)
     assert bool(text) == bool(said)
 
 
 def test_what_can_wait_behind_a_gate_does_so_where_one_of_a_table_has_to() -> None:
     four = ("nccl", "torch:nccl", "torch:gloo", "host")
-    assert gated(four) == ("nccl", "torch:nccl")
-    assert gated(("torch:nccl",)) == ("torch:nccl",)
-    assert gated(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
-    assert gated(("nccl",)) == ()
-    assert gated(four, one_by_one=True) == (), "operations alone are timed with their launch"
-    assert gated(four, graph=True) == (), "a graph is replayed without a host that issues operations"
-    assert gated(("nccl", "torch:symm", "host")) == ("nccl", "torch:symm")
+    assert gated_backends(four) == ("nccl", "torch:nccl")
+    assert gated_backends(("torch:nccl",)) == ("torch:nccl",)
+    assert gated_backends(("nccl", "host")) == (), "nccl-tests' clock, which both can be timed by"
+    assert gated_backends(("nccl",)) == ()
+    assert gated_backends(four, one_by_one=True) == (), "operations alone are timed with their launch"
+    assert gated_backends(four, graph=True) == (), "a graph is replayed without a host that issues operations"
+    assert gated_backends(("nccl", "torch:symm", "host")) == ("nccl", "torch:symm")
 
 
 def test_pytorchs_compiler_takes_the_one_shot_kernel_up_to_128_kib() -> None:
-    assert kernel_of("torch:symm", 2**17) == "one-shot"
-    assert kernel_of("torch:symm", 2**17 + 4) == "two-shot"
-    assert kernel_of("torch:symm", 2**17, "two-shot") == "two-shot"
-    assert kernel_of("torch:symm", 2**17, "again") == "one-shot"
-    assert kernel_of("torch:nccl", 2**17) is None
+    assert choose_kernel("torch:symm", 2**17) == "one-shot"
+    assert choose_kernel("torch:symm", 2**17 + 4) == "two-shot"
+    assert choose_kernel("torch:symm", 2**17, "two-shot") == "two-shot"
+    assert choose_kernel("torch:symm", 2**17, "again") == "one-shot"
+    assert choose_kernel("torch:nccl", 2**17) is None

@@ -14,7 +14,7 @@ from gpubench.model.results.fallback import (
     fallback_rows,
     findings,
 )
-from gpubench.model.terms.verdict import Cure, Verdict, overall
+from gpubench.model.terms.verdict import Cure, Verdict, worst_verdict
 
 P2P, SHM = parse_transport("P2P/CUMEM"), parse_transport("SHM/direct/direct")
 CAUSE = Explanation("environment", "NCCL_P2P_DISABLE=1 in the environment", Cure.of("unset NCCL_P2P_DISABLE"))
@@ -57,7 +57,7 @@ def test_what_is_staged_by_design_fails_nobody() -> None:
     fault, design = fallback_rows(paths, "measured", cause_of)
     assert (fault.verdict, design.verdict) == ("FAIL", "SKIP")
     assert [each.severity for each in findings([design])] == [Verdict.SKIP]
-    assert overall([Verdict.PASS, Verdict.SKIP]) is Verdict.PASS
+    assert worst_verdict([Verdict.PASS, Verdict.SKIP]) is Verdict.PASS
 
 
 def test_unknown_paths_are_doubts() -> None:

@@ -5,7 +5,7 @@ import pytest
 from gpubench.model.results.report import COLLECTIVE_COLUMNS, Metadata, Report
 from gpubench.model.terms.ranks import DevicePlace, RankIdentity
 from gpubench.model.terms.units import DroppedSize
-from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, overall
+from gpubench.model.terms.verdict import Cure, Finding, Verdict, exit_code, worst_verdict
 
 DESIGN_COLUMNS = """
 collective backend origin group ranks nodes size_bytes count dtype op root placement mode graph iterations time_us
@@ -31,7 +31,7 @@ def test_the_columns_are_the_documented_ones_in_order() -> None:
     ],
 )
 def test_the_worst_verdict_decides(verdicts: list[Verdict], whole: Verdict, code: int) -> None:
-    assert overall(verdicts) is whole
+    assert worst_verdict(verdicts) is whole
     assert exit_code(whole) == code
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpubench.cli.process import COMMANDS
 from gpubench.model.results.result_file import TABLES
-from gpubench.model.terms.commands import COLLECTIVE, TOPO, Command, command_of
+from gpubench.model.terms.commands import COLLECTIVE, TOPO, Command, find_command
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, COLLECTIVE], ids=lambda command: command.name or "collective")
@@ -21,6 +21,6 @@ def test_modules_and_sections_of_a_command_exist(command: Command) -> None:
 def test_a_report_knows_its_command_by_subject_and_collective() -> None:
     for each in COMMANDS:
         is_collective = each.module == "collective"
-        found = command_of(each.name, each.name if is_collective else None)
+        found = find_command(each.name, each.name if is_collective else None)
         assert found == (COLLECTIVE if is_collective else each)
-    assert command_of("of another version") is TOPO
+    assert find_command("of another version") is TOPO

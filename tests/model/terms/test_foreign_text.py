@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpubench.errors import CouldNotMeasureError, GpubenchError
-from gpubench.model.terms.units import error_text, printable_line
+from gpubench.model.terms.units import format_error, printable_line
 from tests.formats.hostile import HOSTILE, line_problems
 
 
@@ -46,7 +46,7 @@ def test_a_line_shows_what_is_in_it(text: str, line: str) -> None:
 def test_an_error_has_as_many_lines_as_it_says_things(text: str) -> None:
     error = CouldNotMeasureError(text, expected=text, reason=text, next_step=text, where=text)
     error.details = (f"  missing:  {text}", f"  NCCL RAS: {text}")
-    told = error_text(GpubenchError.from_record(error.to_record()))
+    told = format_error(GpubenchError.from_record(error.to_record()))
     assert told.count("\n") == 5
     assert told.startswith("gpubench: error: ")
     assert list(line_problems(told)) == []

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as s
 
-from gpubench.model.terms.statistics import ClockOffset, EntryTimes, chance_of_at_least, common_clock, straggler
+from gpubench.model.terms.statistics import (
+    ClockOffset,
+    EntryTimes,
+    bound_chance,
+    convert_to_rank0_clock,
+    find_straggler,
+)
 
 OPERATION = 100e-6
 OPERATIONS = 200
@@ -38,7 +44,7 @@ def rows_of(
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) -> None:
-    found = straggler(rows_of({1: 50e-6}, ranks), [0] * ranks)
+    found = find_straggler(rows_of({1: 50e-6}, ranks), [0] * ranks)
     assert found is not None
     assert found.ranks == (1,)
     assert found.late_seconds == pytest.approx(50e-6, abs=6e-6)
@@ -48,28 +54,28 @@ def test_a_rank_that_is_held_up_is_named_with_how_late_and_how_sure(ranks: int) 
 
 @pytest.mark.parametrize(("ranks", "seed"), [*product([2, 3, 8], range(20))])
 def test_ranks_that_come_as_they_come_are_not_named(ranks: int, seed: int) -> None:
-    assert straggler(rows_of({}, ranks, seed=seed), [rank // 2 for rank in range(ranks)]) is None
+    assert find_straggler(rows_of({}, ranks, seed=seed), [rank // 2 for rank in range(ranks)]) is None
 
 
 def test_who_is_late_now_and_then_is_not_late_as_a_rule() -> None:
-    assert straggler(rows_of({1: 50e-6}, 4, every=3), [0] * 4) is None
+    assert find_straggler(rows_of({1: 50e-6}, 4, every=3), [0] * 4) is None
 
 
 def test_a_node_is_named_where_all_its_ranks_are_late_together() -> None:
-    found = straggler(rows_of({4: 60e-6, 5: 60e-6, 6: 60e-6, 7: 60e-6}, 12), [0] * 4 + [1] * 4 + [2] * 4)
+    found = find_straggler(rows_of({4: 60e-6, 5: 60e-6, 6: 60e-6, 7: 60e-6}, 12), [0] * 4 + [1] * 4 + [2] * 4)
     assert found is not None
     assert found.ranks == (4, 5, 6, 7)
     assert found.late_seconds == pytest.approx(60e-6, abs=6e-6)
 
 
 def test_a_rank_that_is_the_latest_of_its_node_is_named_alone() -> None:
-    found = straggler(rows_of({4: 60e-6, 5: 120e-6}, 8), [0] * 4 + [1] * 4)
+    found = find_straggler(rows_of({4: 60e-6, 5: 120e-6}, 8), [0] * 4 + [1] * 4)
     assert found is not None
     assert found.ranks == (5,)
 
 
 def test_less_than_a_barrier_leaves_between_ranks_is_nobodys_fault() -> None:
-    assert straggler(rows_of({1: 15e-6}, 4), [0] * 4) is None
+    assert find_straggler(rows_of({1: 15e-6}, 4), [0] * 4) is None
 
 
 def test_less_than_clocks_may_be_wrong_is_not_known() -> None:
@@ -77,19 +83,19 @@ def test_less_than_clocks_may_be_wrong_is_not_known() -> None:
         ([EntryTimes(each.operations, each.last, each.late_seconds, 80e-6) for each in entries], seconds)
         for entries, seconds in rows_of({1: 50e-6}, 4)
     ]
-    assert straggler(rows, [0] * 4) is None
+    assert find_straggler(rows, [0] * 4) is None
 
 
 def test_what_costs_little_is_not_worth_naming() -> None:
     rows = [(entries, 2e-3) for entries, _ in rows_of({1: 50e-6}, 4)]
-    assert straggler(rows, [0] * 4) is None
+    assert find_straggler(rows, [0] * 4) is None
 
 
 def test_few_operations_or_a_single_rank_say_nothing() -> None:
     few = [EntryTimes(9, 0, 0.0, 0.0), EntryTimes(9, 9, 1.0, 0.0)]
-    assert straggler([(few, 1.0)], [0, 0]) is None
-    assert straggler([], [0, 0]) is None
-    assert straggler([([EntryTimes(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
+    assert find_straggler([(few, 1.0)], [0, 0]) is None
+    assert find_straggler([], [0, 0]) is None
+    assert find_straggler([([EntryTimes(99, 99, 0.0, 0.0)], 1.0)], [0]) is None
 
 
 @given(s.integers(1, 400), s.data(), s.floats(0.01, 0.99))
@@ -99,8 +105,8 @@ def test_the_chance_is_no_smaller_than_it_is(trials: int, data: s.DataObject, pr
         math.comb(trials, each) * probability**each * (1 - probability) ** (trials - each)
         for each in range(successes, trials + 1)
     )
-    assert chance_of_at_least(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
-    assert chance_of_at_least(successes, trials, probability) <= 1
+    assert bound_chance(successes, trials, probability) >= exact * (1 - 1e-9) - 1e-12
+    assert bound_chance(successes, trials, probability) <= 1
 
 
 @given(s.floats(-1e5, 1e5), s.floats(-1e-4, 1e-4))
@@ -113,12 +119,14 @@ def test_clocks_that_differ_and_drift_are_made_comparable(offset: float, drift: 
     def compared(at: float) -> ClockOffset:
         return ClockOffset(at - own(at), 1e-6)
 
-    found = common_clock([own(at) for at in true], compared(true[0]), compared(true[-1]), own(true[0]), own(true[-1]))
+    found = convert_to_rank0_clock(
+        [own(at) for at in true], compared(true[0]), compared(true[-1]), own(true[0]), own(true[-1])
+    )
     assert found == pytest.approx(true, abs=1e-7 + 1e-9 * abs(offset))
 
 
 def test_clocks_compared_at_one_moment() -> None:
-    assert common_clock([5.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [6.0]
+    assert convert_to_rank0_clock([5.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [6.0]
 
 
 def counted(last: int, operations: int, late: float = 50e-6) -> list[EntryTimes]:
@@ -136,13 +144,13 @@ def test_entries_are_counted_and_delays_are_medians() -> None:
     ("last", "operations", "is_named"), [(30, 30, True), (29, 29, False), (101, 200, True), (100, 200, False)]
 )
 def test_a_straggler_is_last_in_more_than_half_of_enough_operations(last: int, operations: int, is_named: bool) -> None:
-    assert (straggler([(counted(last, operations), OPERATION)], [0] * 8) is not None) == is_named
+    assert (find_straggler([(counted(last, operations), OPERATION)], [0] * 8) is not None) == is_named
 
 
 @pytest.mark.parametrize(("late", "is_named"), [(51e-6, True), (50e-6, False)])
 def test_a_delay_counts_from_a_twentieth_of_the_operation_on(late: float, is_named: bool) -> None:
-    assert (straggler([(counted(200, 200, late), 1e-3)], [0] * 8) is not None) == is_named
+    assert (find_straggler([(counted(200, 200, late), 1e-3)], [0] * 8) is not None) == is_named
 
 
 def test_a_clock_that_was_compared_once_has_no_drift() -> None:
-    assert common_clock([7.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [8.0]
+    assert convert_to_rank0_clock([7.0], ClockOffset(1.0, 0.0), ClockOffset(1.0, 0.0), 5.0, 5.0) == [8.0]

@@ -3,7 +3,7 @@
 import pytest
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.overlap import OverlapTimes, cap_name, parse_ctas, partner_operations
+from gpubench.model.terms.overlap import OverlapTimes, describe_cap, parse_ctas, partner_operations
 
 
 def times(**changed: float | None) -> OverlapTimes:
@@ -62,7 +62,7 @@ def test_a_step_computes_twice_as_long_as_it_communicates_and_an_operation_more(
 
 def test_caps_are_numbers_and_nccl_s_own() -> None:
     assert parse_ctas(["own,16", "8,16"]) == (None, 16, 8)
-    assert [cap_name(each) for each in (None, 1, 8)] == ["NCCL's own", "1 CTA", "8 CTAs"]
+    assert [describe_cap(each) for each in (None, 1, 8)] == ["NCCL's own", "1 CTA", "8 CTAs"]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "65", "eight", "", "1.5", "²"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.model.terms.overlap import StepMarks, StepsOfRanks, TimeSpan, clocked, overlap_times
+from gpubench.model.terms.overlap import RankSteps, StepMarks, TimeSpan, clock_steps, compute_overlap_times
 
 
 def step(start: float, computed: float, begins: float, communicated: float) -> StepMarks:
@@ -16,7 +16,7 @@ def batch(*, slower: float = 1.0) -> list[StepMarks]:
 
 
 def test_the_first_step_of_a_batch_does_not_count() -> None:
-    found = clocked(batch())
+    found = clock_steps(batch())
     assert [each.partner for each in found] == [3.0, 3.0, 3.0]
     assert [each.communication for each in found] == [2.0, 2.0, 2.0]
     assert [each.period for each in found] == [4.0, 4.0, 3.0], "the last one ends with what it does"
@@ -31,9 +31,9 @@ def test_in_flight_is_computation_beside_a_collective_that_is_not_done() -> None
 
 
 def test_a_collective_takes_what_the_last_rank_sees_of_it() -> None:
-    early = clocked([step(0.0, 3.0, 0.0, 2.5)] * 2)
-    late = clocked([step(0.0, 3.6, 0.0, 2.0)] * 2)
-    found = StepsOfRanks([early, late])
+    early = clock_steps([step(0.0, 3.0, 0.0, 2.5)] * 2)
+    late = clock_steps([step(0.0, 3.6, 0.0, 2.0)] * 2)
+    found = RankSteps([early, late])
     assert found.communication == 2.0
     assert found.partner == pytest.approx(3.3)
     assert found.together == pytest.approx(3.6)
@@ -42,10 +42,10 @@ def test_a_collective_takes_what_the_last_rank_sees_of_it() -> None:
 
 
 def test_a_row_has_its_times_from_its_phases() -> None:
-    alone = StepsOfRanks([clocked([StepMarks(TimeSpan(0.0, 2.6))] * 3)])
-    communication = StepsOfRanks([clocked([StepMarks(None, TimeSpan(0.0, 1.0))] * 3)])
-    first = StepsOfRanks([clocked([step(0.1, 3.0, -0.1, 1.2)] * 3)])
-    times = overlap_times(alone, communication, first, StepsOfRanks([clocked(batch())]))
+    alone = RankSteps([clock_steps([StepMarks(TimeSpan(0.0, 2.6))] * 3)])
+    communication = RankSteps([clock_steps([StepMarks(None, TimeSpan(0.0, 1.0))] * 3)])
+    first = RankSteps([clock_steps([step(0.1, 3.0, -0.1, 1.2)] * 3)])
+    times = compute_overlap_times(alone, communication, first, RankSteps([clock_steps(batch())]))
     assert (times.partner_alone, times.communication_alone) == (2.6, 1.0)
     assert times.communication_first == pytest.approx(1.3)
     assert (times.partner_together, times.communication_together, times.together) == (3.0, 2.0, 3.0)
@@ -54,6 +54,6 @@ def test_a_row_has_its_times_from_its_phases() -> None:
 
 
 def test_what_is_over_before_computation_begins_tells_no_parts() -> None:
-    short = StepsOfRanks([clocked([StepMarks(None, TimeSpan(0.0, 50e-6))] * 3)])
-    alone = StepsOfRanks([clocked([StepMarks(TimeSpan(0.0, 2.6))] * 3)])
-    assert overlap_times(alone, short, short, StepsOfRanks([clocked(batch())])).communication_first is None
+    short = RankSteps([clock_steps([StepMarks(None, TimeSpan(0.0, 50e-6))] * 3)])
+    alone = RankSteps([clock_steps([StepMarks(TimeSpan(0.0, 2.6))] * 3)])
+    assert compute_overlap_times(alone, short, short, RankSteps([clock_steps(batch())])).communication_first is None

@@ -6,7 +6,7 @@ from gpubench.model.terms.ranks import (
     HOSTS_ARE_SPLIT,
     RANKS_SHARE_A_GPU,
     RankIdentity,
-    hosts_of_nccl,
+    count_nccl_hosts,
     ranks_per_gpu,
     why_not_judged,
 )
@@ -41,4 +41,4 @@ def rank(number: int, gpu: str | None, node: int = 0, nccl_host: str | None = No
 def test_ranks_are_counted_by_gpu_and_by_ncclss_host(
     ranks: list[RankIdentity], per_gpu: int | None, hosts: int, why: str
 ) -> None:
-    assert (ranks_per_gpu(ranks), hosts_of_nccl(ranks), why_not_judged(ranks)) == (per_gpu, hosts, why)
+    assert (ranks_per_gpu(ranks), count_nccl_hosts(ranks), why_not_judged(ranks)) == (per_gpu, hosts, why)

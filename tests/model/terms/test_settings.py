@@ -11,11 +11,11 @@ from gpubench.model.terms.settings import (
     Algorithm,
     NcclSetting,
     Protocol,
-    every_combination,
-    first_time,
-    parse_sets,
+    combine_values,
+    format_choice,
+    original_name,
+    parse_set_options,
     repeated_name,
-    taken_name,
 )
 
 ALGORITHMS, PROTOCOLS = [each.value for each in Algorithm], [each.value for each in Protocol]
@@ -46,24 +46,24 @@ def test_other_rows_ask_for_nothing(name: str | None) -> None:
 
 @given(st.none() | SETTINGS.filter(lambda each: bool(each.values)).map(lambda each: each.name))
 def test_the_second_time_of_a_way_is_told_from_the_first(name: str | None) -> None:
-    assert first_time(repeated_name(name)) == name == first_time(name)
+    assert original_name(repeated_name(name)) == name == original_name(name)
     assert repeated_name(name) != name
 
 
 def test_every_combination_once() -> None:
-    both = every_combination({"NCCL_ALGO": ("ring", "tree"), "NCCL_PROTO": ("ll", "simple")})
+    both = combine_values({"NCCL_ALGO": ("ring", "tree"), "NCCL_PROTO": ("ll", "simple")})
     assert [each.name for each in both] == ["ring/ll", "ring/simple", "tree/ll", "tree/simple"]
-    mixed = every_combination({"NCCL_MAX_NCHANNELS": ("4", "8"), "NCCL_ALGO": ("ring",), "NCCL_PXN_DISABLE": ("1",)})
+    mixed = combine_values({"NCCL_MAX_NCHANNELS": ("4", "8"), "NCCL_ALGO": ("ring",), "NCCL_PXN_DISABLE": ("1",)})
     assert [each.name for each in mixed] == [
         "ring NCCL_MAX_NCHANNELS=4 NCCL_PXN_DISABLE=1",
         "ring NCCL_MAX_NCHANNELS=8 NCCL_PXN_DISABLE=1",
     ]
-    assert list(every_combination({})) == []
+    assert list(combine_values({})) == []
 
 
 def test_names_of_the_log_are_those_of_the_options() -> None:
-    assert taken_name("COLLNET_DIRECT", "LL128") == "collnetdirect/ll128"
-    assert taken_name(None, None) is None
+    assert format_choice("COLLNET_DIRECT", "LL128") == "collnetdirect/ll128"
+    assert format_choice(None, None) is None
     assert not NcclSetting.of("nvlstree/simple").differs("NVLS_TREE", "SIMPLE")
     assert NcclSetting.of("tree").differs("RING", "LL")
     assert NcclSetting.of("ll NCCL_MAX_CTAS=4").differs("RING", "LL128")
@@ -71,7 +71,7 @@ def test_names_of_the_log_are_those_of_the_options() -> None:
 
 
 def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
-    found = parse_sets(["NCCL_MAX_NCHANNELS=4,8,4", 'NCCL_IB_HCA="mlx5_0,mlx5_1",mlx5_0', "NCCL_ALGO=^tree"])
+    found = parse_set_options(["NCCL_MAX_NCHANNELS=4,8,4", 'NCCL_IB_HCA="mlx5_0,mlx5_1",mlx5_0', "NCCL_ALGO=^tree"])
     assert found == {
         "NCCL_MAX_NCHANNELS": ("4", "8"),
         "NCCL_IB_HCA": ("mlx5_0,mlx5_1", "mlx5_0"),
@@ -95,14 +95,14 @@ def test_values_are_between_commas_and_those_with_commas_in_quotes() -> None:
 )
 def test_what_is_no_variable_with_values_is_refused(texts: list[str], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse_sets(texts)
+        parse_set_options(texts)
     assert str(refused.value).splitlines()[0] == said
     assert refused.value.expected
 
 
 def test_a_variable_given_twice_is_advised_as_one() -> None:
     with pytest.raises(UsageError) as refused:
-        parse_sets(["NCCL_NET=IB", "NCCL_NET=Socket"])
+        parse_set_options(["NCCL_NET=IB", "NCCL_NET=Socket"])
     assert refused.value.next_step == "--set NCCL_NET=IB,Socket"
 
 

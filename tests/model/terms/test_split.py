@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as s
 
 from gpubench.errors import UsageError
-from gpubench.model.terms.ranks import SPLITS, RankIdentity, check_split, groups_of
+from gpubench.model.terms.ranks import SPLITS, RankIdentity, check_split, split_ranks
 
 
 def ranks_on(nodes: int, per_node: int) -> list[RankIdentity]:
@@ -16,7 +16,7 @@ def ranks_on(nodes: int, per_node: int) -> list[RankIdentity]:
 
 
 def named(text: str, identities: list[RankIdentity]) -> dict[str, tuple[int, ...]]:
-    return {group.name: group.ranks for group in groups_of(text, identities)}
+    return {group.name: group.ranks for group in split_ranks(text, identities)}
 
 
 def test_two_nodes_of_four() -> None:
@@ -36,7 +36,7 @@ def test_a_split_that_means_something_is_taken(text: str) -> None:
 @pytest.mark.parametrize(("text", "nodes", "per_node"), [("node", 4, 1), ("rail", 1, 4), ("pairs", 1, 5), ("3", 1, 4)])
 def test_nobody_is_left_alone(text: str, nodes: int, per_node: int) -> None:
     with pytest.raises(UsageError, match=f"--split {text} leaves rank . on n. alone") as raised:
-        groups_of(text, ranks_on(nodes, per_node))
+        split_ranks(text, ranks_on(nodes, per_node))
     reasons = {"node": "one rank on its node", "rail": "several nodes", "pairs": "is odd", "3": "no multiple"}
     assert reasons[text] in raised.value.reason
 
@@ -45,7 +45,7 @@ def test_nobody_is_left_alone(text: str, nodes: int, per_node: int) -> None:
 def test_every_rank_is_in_one_group(nodes: int, per_node: int, text: str) -> None:
     identities = ranks_on(nodes, per_node)
     try:
-        groups = groups_of(text, identities)
+        groups = split_ranks(text, identities)
     except UsageError:
         return
     assert sorted(rank for group in groups for rank in group.ranks) == list(range(len(identities)))

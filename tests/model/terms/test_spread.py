@@ -20,7 +20,7 @@ from gpubench.model.terms.statistics import (
     Percentiles,
     Sampling,
     Spread,
-    operations_a_batch,
+    operations_per_batch,
     percentile,
     student_quantile,
 )
@@ -116,13 +116,13 @@ def test_the_interval_of_the_mean_over_ranks_is_no_narrower_than_it_is() -> None
 
 @given(SECONDS)
 def test_a_batch_is_long_enough_for_an_event(seconds: float) -> None:
-    operations = operations_a_batch(seconds)
+    operations = operations_per_batch(seconds)
     assert operations * seconds >= BATCH_SECONDS * 0.999
     assert (operations - 1) * seconds < BATCH_SECONDS
 
 
 def test_what_takes_no_time_at_all_still_has_batches() -> None:
-    assert operations_a_batch(0.0) == MOST_BATCHES
+    assert operations_per_batch(0.0) == MOST_BATCHES
 
 
 @given(s.integers(3, 10**5), SECONDS, s.floats(0, 1), s.floats(0, 100), s.floats(0, 100))

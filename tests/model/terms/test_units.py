@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from gpubench.errors import UsageError
 from gpubench.model.terms.units import (
     compress_names,
-    counted,
     format_memory,
     format_percent,
+    format_ranges,
     format_size,
     parse_size,
     percent,
-    some_of,
-    spans,
+    plural,
+    shorten,
 )
 
 
@@ -136,7 +136,7 @@ def test_a_long_name_is_read_at_once() -> None:
     ],
 )
 def test_of_many_names_the_first_few_are_told(names: list[str], most: int, count: int | None, text: str) -> None:
-    assert some_of(names, most, count) == text
+    assert shorten(names, most, count) == text
 
 
 def test_percent_of_what_is_unknown_is_unknown() -> None:
@@ -161,6 +161,6 @@ def test_amounts_and_counts_in_words() -> None:
         "1.5 KiB",
         "1.0 MiB",
     ]
-    assert [counted(number, "GPU") for number in (0, 1, 4)] == ["0 GPUs", "1 GPU", "4 GPUs"]
-    assert [spans(numbers) for numbers in ([], [5], [0, 1, 2, 3, 7], [1, 3])] == ["", "5", "0-3,7", "1,3"]
-    assert some_of(list("abcde")) == "a, b, c, d and 1 more"
+    assert [plural(number, "GPU") for number in (0, 1, 4)] == ["0 GPUs", "1 GPU", "4 GPUs"]
+    assert [format_ranges(numbers) for numbers in ([], [5], [0, 1, 2, 3, 7], [1, 3])] == ["", "5", "0-3,7", "1,3"]
+    assert shorten(list("abcde")) == "a, b, c, d and 1 more"

@@ -1,14 +1,14 @@
 """Verdicts: the worst of several, and exit codes."""
 
-from gpubench.model.terms.verdict import Verdict, exit_code, gravity, overall
+from gpubench.model.terms.verdict import Verdict, exit_code, gravity, worst_verdict
 
 
 def test_the_worst_verdict_is_that_of_the_whole() -> None:
     worst_first = ["FAIL", "ERROR", "INCONCLUSIVE", "WARN", "PASS", "SKIP"]
     assert sorted(Verdict, key=gravity) == worst_first
     for number, verdict in enumerate(worst_first):
-        assert overall(map(Verdict, reversed(worst_first[number:]))) == verdict
-    assert overall([]) is Verdict.SKIP
+        assert worst_verdict(map(Verdict, reversed(worst_first[number:]))) == verdict
+    assert worst_verdict([]) is Verdict.SKIP
 
 
 def test_exit_codes() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.errors import CouldNotMeasureError
-from gpubench.model.facts.environment import LaunchedBy, launched_by
+from gpubench.model.facts.environment import LaunchedRank, detect_launcher
 from gpubench.ranks import launch
 from gpubench.ranks.channel import RankWatch
 from gpubench.ranks.launch import Flavour, Launcher, find_launcher
@@ -39,7 +39,7 @@ from tests.cli.running import MPI_ENVIRONMENT, ROOT, mpirun_command
     ],
 )
 def test_launchers_are_recognised(environment: dict[str, str], expected: tuple[str, int, int] | None) -> None:
-    assert launched_by(environment) == (LaunchedBy(*expected) if expected else None)
+    assert detect_launcher(environment) == (LaunchedRank(*expected) if expected else None)
 
 
 def fake_mpirun(directory: Path, answer: str) -> Path:
@@ -230,9 +230,9 @@ def test_a_rank_may_start_ranks_of_its_own_without_the_launchers_variables() -> 
     """With the setting that the user gave to the outer mpirun."""
     script = (
         "import os, subprocess, sys\n"
-        "from gpubench.model.facts.environment import launched_by, strip_launcher\n"
+        "from gpubench.model.facts.environment import detect_launcher, strip_launcher\n"
         "inner = strip_launcher(os.environ)\n"
-        "assert launched_by(os.environ) and not launched_by(inner), sorted(inner)\n"
+        "assert detect_launcher(os.environ) and not detect_launcher(inner), sorted(inner)\n"
         'show = \'import os; print(os.environ["OMPI_COMM_WORLD_SIZE"], os.environ["OMPI_MCA_coll"])\'\n'
         "sys.exit(subprocess.call([sys.argv[1], '-n', '2', sys.executable, '-c', show], env=inner))\n"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubench.errors import UsageError
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers.documents import load_json
@@ -123,7 +123,7 @@ def _run(document: Mapping[str, Any], *, complete: bool) -> NcclTestsRun:
 
 def _device(plain: Mapping[str, Any]) -> table.Device:
     bus, group = str(plain["device_hex"]), int(plain["group"])
-    whole = bus_id(f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
+    whole = normalize_bus_id(f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
     host, name = str(plain["hostname"]), str(plain["device_info"]).strip()
     return table.Device(int(plain["rank"]), group, int(plain["pid"]), host, int(plain["device"]), whole, name)
 

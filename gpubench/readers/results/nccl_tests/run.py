@@ -8,8 +8,8 @@ from typing import NoReturn
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpubench.errors import NotSaidError, UsageError
-from gpubench.model.paths.transport import Transport, is_staged, names, parse_transport
+from gpubench.errors import IncompleteResultError, UsageError
+from gpubench.model.paths.transport import Transport, is_staged, join_names, parse_transport
 from gpubench.model.results.report import CollectiveRow, Verified
 from gpubench.model.results.result_file import (
     CPU_TIME,
@@ -20,7 +20,7 @@ from gpubench.model.results.result_file import (
     UserFacts,
     left_out_remark,
 )
-from gpubench.model.terms.units import counted, some_of
+from gpubench.model.terms.units import plural, shorten
 from gpubench.model.terms.verdict import Origin
 from gpubench.readers import limits
 from gpubench.readers.results.nccl_tests import table
@@ -88,8 +88,8 @@ class NcclTestsRun(Struct, kw_only=True):
     def rows(self, where: str, user_facts: UserFacts = NO_USER_FACTS) -> list[CollectiveRow]:
         """Return one row per line and placement. `user_facts` supplies what the run does not contain.
 
-        Raises NotSaidError if ranks or collective are unknown, and UsageError if values contradict each other or
-        `user_facts`. `where` names the file.
+        Raises IncompleteResultError if ranks or collective are unknown, and UsageError if values contradict each other
+        or `user_facts`. `where` names the file.
         """
         lines = self.measured
         if not (lines or self.cut):
@@ -124,7 +124,7 @@ class NcclTestsRun(Struct, kw_only=True):
         likely = table.likely_ranks(large, self.collective) if large and tells and self.collective else None
         if likely not in (None, ranks):
             raise UsageError(
-                f"{where}, line {self.first_line}: the list of devices names {counted(ranks, 'rank')}, and its rows "
+                f"{where}, line {self.first_line}: the list of devices names {plural(ranks, 'rank')}, and its rows "
                 f"are those of {likely}",
                 expected="one run, with the devices that it ran on",
                 reason="devices were left out, or two runs were pasted into one",
@@ -144,8 +144,8 @@ class NcclTestsRun(Struct, kw_only=True):
                 next_step=f"--machine NAME/{a_node} is that part of each node" if not rest and a_node else "",
             )
 
-    def _not_said(self, where: str, collectives: list[str]) -> NotSaidError:
-        error = NotSaidError(
+    def _not_said(self, where: str, collectives: list[str]) -> IncompleteResultError:
+        error = IncompleteResultError(
             f"{where}: rows without the lines that say how many ranks there were and of how many iterations",
             expected="the lines '# nThread ...' and '#  Rank  0 ...' above them",
             reason="the beginning of the output is missing",
@@ -285,7 +285,7 @@ class NcclTestsRun(Struct, kw_only=True):
             p50_us=each.p50_us,
             p95_us=each.p95_us,
             p99_us=each.p99_us,
-            transport=names(self._paths),
+            transport=join_names(self._paths),
             host_staged=is_staged(self._paths),
             verdict=None,
             note=self._note(by, placed),
@@ -335,8 +335,8 @@ def result_file(
 ) -> ResultFile:
     """Return the rows of all runs, with the circumstances of the first run that has rows. `kind` is text or JSON.
 
-    `user_facts` supplies what runs do not contain. Raises UsageError if nothing was measured, and NotSaidError if ranks
-    or collective of rows are unknown.
+    `user_facts` supplies what runs do not contain. Raises UsageError if nothing was measured, and IncompleteResultError
+    if ranks or collective of rows are unknown.
     """
     measured = [run for run in runs if run.measured or run.cut]
     left_out = tuple(fault for run in runs for fault in run.left_out.values())
@@ -347,14 +347,14 @@ def result_file(
     unended = f"{unfinished} of {len(measured)} runs" if measured[1:] else "the run"
     more = [f"{unended} did not end: its last lines are missing"] if unfinished else []
     empty = sum(not run.lines and bool(run.settings) for run in runs) - sum(max(0, run.ends - 1) for run in measured)
-    more += [f"{counted(empty, 'run')} without a row"] if empty > 0 else []
+    more += [f"{plural(empty, 'run')} without a row"] if empty > 0 else []
     zero = sum(len(run.lines) - len(run.measured) for run in runs)
-    more += [f"{counted(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
+    more += [f"{plural(zero, 'row')} of size 0 left out: nothing moved"] if zero else []
     more += ["columns were cut: what they leave out follows from the rest"] if any(run.cut for run in runs) else []
     more += ["its rows have one half, taken for out of place"] if any(run.is_halved for run in runs) else []
     more += ["devices were left out: taken to be like the others"] if any(run.is_elided for run in measured) else []
     places = tuple(_place(run, rows[0]) for run, rows in zip(measured, by_run, strict=True) if rows)
-    more += [f"{len(places)} runs, from {some_of([f'line {place.line}' for place in places])}"] if places[1:] else []
+    more += [f"{len(places)} runs, from {shorten([f'line {place.line}' for place in places])}"] if places[1:] else []
     return ResultFile(
         name=name,
         kind=f"{measured[0].program} {kind}",
@@ -374,7 +374,7 @@ def _place(run: NcclTestsRun, row: CollectiveRow) -> RunPlace:
 def _refuse(runs: Sequence[NcclTestsRun], name: str, left_out: Sequence[str]) -> NoReturn:
     seen, reason = f"{name} has nothing that was measured", "the run ended before its first size"
     if left_out:
-        seen = f"{name} has no whole row: {counted(len(left_out), 'row')} damaged, the first on {left_out[0]}"
+        seen = f"{name} has no whole row: {plural(len(left_out), 'row')} damaged, the first on {left_out[0]}"
         reason = "values are missing, or other output stands among them"
     elif any(run.lines for run in runs):
         seen, reason = f"{name} has rows of size 0 alone", "with many ranks small sizes are rounded down to nothing"

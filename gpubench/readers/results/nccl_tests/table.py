@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from gpubench.errors import NotSaidError, UsageError
+from gpubench.errors import IncompleteResultError, UsageError
 from gpubench.model.terms.operation import ring_allreduce_factor
 
 COLLECTIVE_NAMES = {
@@ -135,7 +135,7 @@ def collective_of(lines: Sequence[OutputLine], ranks: int, named: str | None, wh
     if named is None and len(possible) == 1:
         return possible[0]
     if named is None:
-        error = NotSaidError(
+        error = IncompleteResultError(
             f"{where}: nothing says which collective this is",
             expected="a line such as '# Collective test starting: all_gather_perf', the command, or --collective",
             reason=f"nccl-tests before 2.17 does not say it, and rows like these are of {', '.join(possible)}",

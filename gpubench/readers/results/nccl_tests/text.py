@@ -13,7 +13,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpubench.model.facts.snapshot import bus_id
+from gpubench.model.facts.snapshot import normalize_bus_id
 from gpubench.model.results.result_file import NO_USER_FACTS, ResultFile, UserFacts
 from gpubench.model.terms.operation import Placement, nccl_version
 from gpubench.readers import limits
@@ -461,6 +461,6 @@ class _Parser:
 
 def _device(found: re.Match[str]) -> table.Device:
     bus = found["bus"]
-    whole = bus_id(bus if "." in bus else f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
+    whole = normalize_bus_id(bus if "." in bus else f"{bus}.0") if _WHOLE_BUS_ID.fullmatch(bus) else None
     pid, group, name = int(found["pid"] or 0), int(found["group"] or 0), found["name"].strip()
     return table.Device(int(found["rank"]), group, pid, found["host"], int(found["index"]), whole, name)

@@ -21,7 +21,7 @@ from gpubench.model.facts.snapshot import (
     ProbeFailure,
     Snapshot,
 )
-from gpubench.model.paths.nodes import group
+from gpubench.model.paths.nodes import group_nodes
 from gpubench.model.paths.topology import Topology
 from gpubench.model.profiles.fault import parse_fault
 from gpubench.model.results.report import Record
@@ -94,14 +94,14 @@ def test_who_uses_a_gpu() -> None:
 
 def test_a_row_a_node_in_the_order_of_the_job() -> None:
     nodes = cluster("hgx-h100-8*4", "node2.gpu5:ecc=off")
-    rows = list(node_rows(nodes, group(nodes)))
+    rows = list(node_rows(nodes, group_nodes(nodes)))
     assert [row.node for row in rows] == ["node0", "node1", "node2", "node3"]
     assert [row.differences for row in rows] == [[], [], ["GPU5 ECC off (others on)"], []]
     assert {row.node_kind for row in rows} == {"A"}
     assert len({row.topology for row in rows}) == 1
     assert (rows[0].gpus, rows[0].peermem, rows[0].nvswitches) == (8, True, len(HEALTHY.nvswitches))
     broken = node(failures=(ProbeFailure(stage="nvml", error="no answer", timed_out=True),))
-    (row,) = node_rows([broken], group([broken]))
+    (row,) = node_rows([broken], group_nodes([broken]))
     assert row.failures == ["nvml: no answer"]
 
 
@@ -162,7 +162,7 @@ def test_a_nic_s_pair_says_what_gpudirect_makes_of_it(facts: GpuDirectFacts, not
 
 def test_a_row_a_kind_by_its_first_node() -> None:
     nodes = cluster("hgx-h100-8*4", "node0.gpu5:nvlink=9")
-    (row,) = kind_rows(nodes, group(nodes))
+    (row,) = kind_rows(nodes, group_nodes(nodes))
     assert (row.node_kind, row.node, row.nodes, row.odd) == ("A", "node1", ["node1", "node2", "node3"], ["node0"])
     assert row.matrix == nodes[1].matrix
     assert row.limits["GPU5"]["nvlink"] == 450.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpubench.errors import NotSaidError, UsageError
+from gpubench.errors import IncompleteResultError, UsageError
 from gpubench.readers.results.nccl_tests.table import OutputLine, Placed, collective_of
 from gpubench.readers.results.nccl_tests.text import read
 from tests.fakes.old_nccl_tests import old_output
@@ -89,7 +89,7 @@ def test_a_table_without_its_devices_has_the_ranks_of_its_only_process(
     text = f"# {settings} minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1\n"
     text += f"{2**26} {2**24} float sum -1 3262.0 20.57 {busbw} 0 3262.0 20.57 {busbw} 0\n"
     if expected is None:
-        with pytest.raises(NotSaidError):
+        with pytest.raises(IncompleteResultError):
             read(text, "pasted.txt")
     else:
         rows = read(text, "pasted.txt").rows
